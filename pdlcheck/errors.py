@@ -1,0 +1,97 @@
+"""Every exception that pdlcheck raises on purpose, each with the data that its message was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = [
+    "CollectiveMismatch",
+    "Deadlock",
+    "Inconclusive",
+    "PdlcheckError",
+    "PeerFailed",
+    "RankDied",
+    "RankFailed",
+    "RankTimeout",
+    "Unsupported",
+    "WorldUnavailable",
+]
+
+
+class PdlcheckError(Exception):
+    """Base of all errors of this package; ``fields`` survive pickling between processes."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.fields = fields
+
+    def __getattr__(self, name: str) -> Any:
+        fields: dict[str, Any] = self.__dict__.get("fields", {})
+        try:
+            return fields[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no field {name!r}") from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), self.fields)
+
+
+def _rebuild(cls: type[PdlcheckError], message: str, fields: dict[str, Any]) -> PdlcheckError:
+    return cls(message, **fields)
+
+
+class Deadlock(PdlcheckError):
+    """No rank can go on. Fields: ``ranks``, one line for each rank; ``cycle``, the ranks that wait for one another."""
+
+    ranks: Sequence[str]
+    cycle: Sequence[int]
+
+
+class CollectiveMismatch(PdlcheckError):
+    """Ranks met in one collective with different arguments. Fields: ``ranks``, one line for each; ``what`` differs."""
+
+    ranks: Sequence[str]
+    what: str
+
+
+class PeerFailed(PdlcheckError):
+    """Raised inside a rank whose peers are gone, so that it stops waiting; never the first cause."""
+
+
+class RankFailed(PdlcheckError):
+    """A rank raised an exception that cannot travel between processes. Fields: ``rank``, ``traceback``."""
+
+    rank: int
+    traceback: str
+
+
+class RankDied(PdlcheckError):
+    """A rank's process ended without a result. Fields: ``rank``, ``exitcode`` (negative: minus the signal), ``stderr``."""
+
+    rank: int
+    exitcode: int | None
+    stderr: str
+
+
+class RankTimeout(PdlcheckError):
+    """The ranks did not finish in time. Fields: ``timeout_s``, ``ranks``, one line for each; ``stacks``."""
+
+    timeout_s: float
+    ranks: Sequence[str]
+    stacks: Sequence[str]
+
+
+class Inconclusive(PdlcheckError):
+    """A check could not decide; it never passes by default."""
+
+
+class Unsupported(PdlcheckError):
+    """The simulated world does not offer this operation; the message says what does."""
+
+
+class WorldUnavailable(PdlcheckError):
+    """This machine lacks what a world needs. Fields: ``world``; ``cure``, the command that brings what is missing."""
+
+    world: str
+    cure: str

@@ -1,0 +1,44 @@
+"""The worlds by name. A new world is one module and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pdlcheck.worlds.protocol import World
+
+__all__ = ["WORLDS", "get_world"]
+
+
+def _sim(**options: Any) -> World:
+    from pdlcheck.worlds.simulated import SimulatedWorld
+
+    return SimulatedWorld(**options)
+
+
+def _gloo(**options: Any) -> World:
+    from pdlcheck.worlds.processes import ProcessWorld
+
+    return ProcessWorld(backend="gloo", **options)
+
+
+WORLDS: dict[str, Callable[..., World]] = {"gloo": _gloo, "sim": _sim}
+
+
+def get_world(name: str, **options: Any) -> World:
+    """Return a new world.
+
+    Args:
+        name: ``sim`` (simulated ranks in this process) or ``gloo`` (local processes).
+        options: what the world takes: ``seed`` for ``sim``; ``watch``, ``timeout_s``, ``threads_per_rank`` for ``gloo``.
+
+    Raises:
+        ValueError: there is no world of that name.
+
+    Example:
+        >>> get_world("sim").run(lambda: 7, world_size=2)
+        [7, 7]
+    """
+    if name not in WORLDS:
+        raise ValueError(f"world must be one of {', '.join(sorted(WORLDS))}; got {name!r}")
+    return WORLDS[name](**options)

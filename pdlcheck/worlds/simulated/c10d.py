@@ -1,0 +1,107 @@
+"""Gives each rank thread its own view of ``torch.distributed``.
+
+``torch.distributed`` keeps its groups in one module-level ``_world`` object, and its source names replacing that state
+as the way to run several ranks in one process. The object's class is exchanged for one that answers with the groups
+of the simulated rank that asks, and with the process's own to every other thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+import torch.distributed.nn.functional  # it captures the default group when it is imported: do that now
+from torch._C import _distributed_c10d as _c10d
+
+from pdlcheck.errors import Unsupported
+from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
+from pdlcheck.worlds.simulated.store import SimulatedStore
+from pdlcheck.worlds.watch import WatchedGroup
+
+__all__ = ["join_group", "rank_local_torch_distributed"]
+
+BACKEND = "sim"
+_FIELDS: dict[str, Callable[[], Any]] = {
+    "comms": list,
+    "default_pg": lambda: None,
+    "group_count": int,
+    "pg_backend_config": dict,
+    "pg_coalesce_state": dict,
+    "pg_group_ranks": dict,
+    "pg_map": dict,
+    "pg_names": dict,
+    "pg_to_tag": dict,
+    "tags_to_pg": dict,
+}
+
+
+def _self_test() -> None:
+    """Fail with a reason on a torch that lacks a name this module is built on."""
+    needed = [(c10d, "_world"), (c10d, "_World"), (_c10d, "_set_thread_isolation_mode")]
+    missing = [f"{where.__name__}.{name}" for where, name in needed if not hasattr(where, name)]
+    missing += [f"_World.{name}" for name in ("default_pg", "pg_map", "pg_names") if not hasattr(c10d._World, name)]
+    if missing:
+        import torch
+
+        raise Unsupported(
+            f"the simulated world does not know torch {torch.__version__}: it lacks {', '.join(missing)}; "
+            "use --world gloo, or a torch from the tested range"
+        )
+
+
+_self_test()
+
+
+def _rank_local(name: str) -> property:
+    original = getattr(c10d._World, name)
+
+    def get(self: Any) -> Any:
+        rank = current_rank()
+        return original.fget(self) if rank is None else rank.c10d[name]
+
+    def set(self: Any, value: Any) -> None:
+        rank = current_rank()
+        if rank is None:
+            original.fset(self, value)
+        else:
+            rank.c10d[name] = value
+
+    return property(get, set)
+
+
+_RankLocalWorld = type(
+    "_RankLocalWorld", (c10d._World,), {n: _rank_local(n) for n in _FIELDS if hasattr(c10d._World, n)}
+)
+
+
+@contextmanager
+def rank_local_torch_distributed(ranks: list[RankThread]) -> Iterator[None]:
+    """While the block runs, each rank thread has process groups of its own."""
+    for rank in ranks:
+        rank.c10d = {name: make() for name, make in _FIELDS.items()}
+    if type(c10d._world) is not _RankLocalWorld:
+        c10d._world.__class__ = _RankLocalWorld
+    _c10d._set_thread_isolation_mode(True)
+    try:
+        yield
+    finally:
+        _c10d._set_thread_isolation_mode(False)
+
+
+def join_group(rank: int, world_size: int, store: SimulatedStore) -> None:
+    """Initialise the default process group of the running rank."""
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)
+
+
+def _create(options: Any, backend_options: Any) -> WatchedGroup:
+    me = current_rank()
+    if me is None:
+        raise Unsupported('backend "sim" exists inside a simulated world: pdlcheck.worlds.get_world("sim").run(...)')
+    members = list(options.global_ranks_in_group) or list(range(options.group_size))
+    return WatchedGroup(str(options.group_id), options.group_rank, members, me.network, BACKEND)
+
+
+dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])

@@ -1,0 +1,74 @@
+"""What belongs to a rank although torch and Python keep it for the whole process.
+
+Swapped at every switch: the torch and Python random streams, the default dtype, the launcher's environment variables.
+Grad mode, autocast, inference mode and the default device are per thread in torch already. Module globals of the
+user's code are shared by the simulated ranks; a run on processes shows whether a test depends on that.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["RankState", "isolated_controller"]
+
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+
+class RankState:
+    """The process-wide state of one rank, while another rank runs."""
+
+    def __init__(self, rank: int, world_size: int, seed: int) -> None:
+        self._rank = rank
+        self._seed = seed * 10_007 + rank  # ranks start with different streams
+        self._environment = dict(
+            zip(_RANK_VARIABLES, map(str, (rank, rank, world_size, world_size)), strict=True)
+        )
+
+    def enter(self) -> None:
+        """The rank starts."""
+        torch.default_generator.manual_seed(self._seed)
+        random.seed(self._seed)
+        torch.set_default_dtype(torch.float32)
+        os.environ.update(self._environment)
+
+    def save(self) -> None:
+        """The rank gives up its turn."""
+        self._torch = torch.default_generator.get_state()
+        self._python = random.getstate()
+        self._dtype = torch.get_default_dtype()
+
+    def restore(self) -> None:
+        """The rank has its turn again."""
+        torch.default_generator.set_state(self._torch)
+        random.setstate(self._python)
+        torch.set_default_dtype(self._dtype)
+        os.environ.update(self._environment)
+
+    def leave(self) -> None:
+        """The rank ends."""
+
+
+@contextmanager
+def isolated_controller() -> Iterator[None]:
+    """Give the controller back what the ranks change."""
+    torch_state, python_state = torch.default_generator.get_state(), random.getstate()
+    dtype, hook = torch.get_default_dtype(), sys.excepthook
+    environment = {name: os.environ.get(name) for name in _RANK_VARIABLES}
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(torch_state)
+        random.setstate(python_state)
+        torch.set_default_dtype(dtype)
+        sys.excepthook = hook  # init_process_group puts its own in front, once for each rank
+        for name, value in environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

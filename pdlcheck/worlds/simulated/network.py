@@ -1,0 +1,131 @@
+"""The engine of the simulated world: pairs the operations of the ranks and moves their data.
+
+Sends are rendezvous, as gloo's are: a send is complete when its receive has been posted and the data has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pdlcheck.errors import CollectiveMismatch, PdlcheckError
+from pdlcheck.worlds.simulated.collectives import execute
+from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
+from pdlcheck.worlds.watch import Matcher, Operation, deadlock
+
+__all__ = ["Network"]
+
+
+class Network:
+    """Links the ranks of one simulated run; an ``Engine`` for their process groups."""
+
+    def __init__(self, world_size: int, seed: int) -> None:
+        self.scheduler = Scheduler(world_size, seed=seed, stuck=self._stuck)
+        self._matcher = Matcher()
+        self._posted: dict[int, tuple[Operation, SimulatedWork]] = {}
+
+    def post(self, operation: Operation) -> SimulatedWork:
+        """Take an operation of the running rank; it completes when its partners are there."""
+        self.scheduler.switch()
+        work = SimulatedWork(self.scheduler, operation)
+        key = id(work)
+        self._posted[key] = (operation, work)
+        try:
+            match = self._matcher.post(operation.signature, key)
+        except CollectiveMismatch as error:
+            self.scheduler.fail(error)
+            raise
+        if match is not None:
+            operations, works = zip(*(self._posted.pop(k) for k in match.keys), strict=True)  # type: ignore[call-overload]
+            execute(operations)
+            for done, source in zip(works, reversed(match.signatures), strict=False):
+                done.complete(source.rank)
+        return work
+
+    def _stuck(self, waiting: Sequence[RankThread], ranks: Sequence[RankThread]) -> PdlcheckError:
+        return deadlock(
+            waiting={rank.rank: rank.waits_for for rank in waiting},
+            ended={rank.rank: "has returned" for rank in ranks if rank.outcome is not None},
+            missing={
+                rank.rank: self._matcher.missing(rank.waits_for)
+                for rank in waiting
+                if not isinstance(rank.waits_for, str)
+            },
+        )
+
+
+class SimulatedWork(dist.Work):
+    """The handle of an operation; waiting for it gives other ranks their turn."""
+
+    def __init__(self, scheduler: Scheduler, operation: Operation) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+        self._operation = operation
+        self._owner: RankThread | None = current_rank()
+        self._done = False
+        self._source = -1
+        self._future: _Future | None = None
+
+    def complete(self, source: int) -> None:
+        """Called by the rank that brought the last missing part."""
+        self._done = True
+        self._source = source
+        if self._future is not None and self._owner is not None:
+            # callbacks of the future belong in the thread of the rank that owns it
+            self._owner.on_resume.append(self._resolve)
+
+    def _resolve(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(self.result())
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._scheduler.wait_until(lambda: self._done, self._operation.signature)
+        self._resolve()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        self._scheduler.switch()
+        return self._done
+
+    def is_success(self) -> bool:
+        return self._done
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return [tensor for part in self._operation.parts for tensor in part.outputs]
+
+    def source_rank(self) -> int:
+        return self._source
+
+    def _source_rank(self) -> int:
+        return self._source
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        if self._future is None:
+            self._future = _Future(self)
+            if self._done:
+                self._resolve()
+            elif torch._C._current_graph_task_id() != -1:
+                # DDP's reducer will block on this future in C++, where no scheduler sees it: wait here first.
+                torch.autograd.Variable._execution_engine.queue_callback(self.wait)
+        return self._future
+
+
+class _Future(torch.futures.Future[Any]):
+    """A future whose ``wait`` gives other ranks their turn."""
+
+    def __init__(self, work: SimulatedWork) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self) -> Any:
+        self._work.wait()
+        return super().wait()

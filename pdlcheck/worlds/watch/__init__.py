@@ -1,0 +1,20 @@
+"""What every world can observe: what each rank posts, from which line, and whether the ranks fit together."""
+
+from pdlcheck.worlds.watch.callsite import user_line
+from pdlcheck.worlds.watch.deadlock import deadlock
+from pdlcheck.worlds.watch.group import Engine, WatchedGroup
+from pdlcheck.worlds.watch.matcher import Match, Matcher
+from pdlcheck.worlds.watch.operation import Operation, Part
+from pdlcheck.worlds.watch.signature import Signature
+
+__all__ = [
+    "Engine",
+    "Match",
+    "Matcher",
+    "Operation",
+    "Part",
+    "Signature",
+    "WatchedGroup",
+    "deadlock",
+    "user_line",
+]

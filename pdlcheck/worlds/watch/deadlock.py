@@ -1,0 +1,59 @@
+"""The report of ranks that all wait: a line for each, and the cycle if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pdlcheck.errors import Deadlock
+from pdlcheck.worlds.watch.signature import Signature
+
+__all__ = ["deadlock"]
+
+
+def deadlock(
+    waiting: Mapping[int, Signature | str], ended: Mapping[int, str], missing: Mapping[int, Sequence[int]]
+) -> Deadlock:
+    """Make the error.
+
+    Args:
+        waiting: rank -> the operation it is blocked in, or words for another kind of wait.
+        ended: rank -> how it ended, for the ranks that no longer run.
+        missing: rank -> the ranks that its operation still needs.
+    """
+    lines = []
+    for rank in sorted({*waiting, *ended}):
+        if rank in ended:
+            lines.append(f"rank {rank}: {ended[rank]}")
+            continue
+        needs = [other for other in missing.get(rank, ()) if other != rank]
+        wanted = f"; waits for {_names(needs)}" if needs else ""
+        lines.append(f"rank {rank}: blocked in {waiting[rank]}{wanted}")
+    cycle = _cycle(missing)
+    head = f"no rank can go on: {len(waiting)} of {len(waiting) + len(ended)} are blocked"
+    tail = [f"wait cycle: {' -> '.join(f'rank {r}' for r in [*cycle, cycle[0]])}"] if cycle else []
+    gone = [r for needs in missing.values() for r in needs if r in ended]
+    if gone and not cycle:
+        tail.append(f"rank {gone[0]} {ended[gone[0]]} and will not take part: fewer steps, or an early return, on that rank")
+    return Deadlock("\n  ".join([head, *lines, *tail]), ranks=lines, cycle=cycle)
+
+
+def _cycle(missing: Mapping[int, Sequence[int]]) -> list[int]:
+    """A shortest cycle of ranks that wait for one another; empty if the wait ends at a rank that has gone."""
+    best: list[int] = []
+    for start in missing:
+        paths = [[start]]
+        seen = {start}
+        while paths and not (best and len(paths[0]) >= len(best)):
+            path = paths.pop(0)
+            for rank in missing.get(path[-1], ()):
+                if rank == start and len(path) > 1 and (not best or len(path) < len(best)):
+                    best = path
+                elif rank in missing and rank not in seen:
+                    seen.add(rank)
+                    paths.append([*path, rank])
+    return best
+
+
+def _names(ranks: Sequence[int]) -> str:
+    word = "rank" if len(ranks) == 1 else "ranks"
+    return f"{word} {', '.join(map(str, ranks))}"

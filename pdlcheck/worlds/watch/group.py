@@ -1,0 +1,296 @@
+"""A process group that turns every c10d call into an :class:`Operation` and hands it to an engine.
+
+The simulated world's engine moves the data itself; the process world's engine first lets the controller compare what
+the ranks announce and then makes the same call on the real group. torch renamed some methods between releases
+(``_allgather_base`` became ``all_gather_single``, ...): both names are defined.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from pdlcheck.worlds.watch.callsite import user_line
+from pdlcheck.worlds.watch.operation import Operation, Part
+from pdlcheck.worlds.watch.signature import Signature
+
+__all__ = ["Engine", "WatchedGroup"]
+
+
+class Engine(Protocol):
+    """What carries operations out."""
+
+    def post(self, operation: Operation) -> dist.Work:
+        """Take an operation; return its handle at once."""
+
+
+def _reduce_name(reduce_op: Any) -> str:
+    return str(reduce_op.__getstate__()[0].name)
+
+
+class WatchedGroup(dist.ProcessGroup):
+    """One rank's end of a process group.
+
+    Args:
+        name: the group's name, equal on its ranks.
+        rank: this rank's number in the group.
+        members: global ranks in group order.
+        engine: takes the operations.
+        backend_name: what ``dist.get_backend`` and messages call this group's backend.
+    """
+
+    def __init__(
+        self, name: str, rank: int, members: Sequence[int], engine: Engine, backend_name: str
+    ) -> None:
+        super().__init__(rank, len(members))
+        self._group_rank = rank
+        self._members = tuple(members)
+        self._engine = engine
+        self._watched_backend = backend_name
+        self._watched_name = name
+        self._calls: Counter[str] = Counter()
+
+    # -- what torch asks a group -------------------------------------------------------------------
+
+    def size(self) -> int:
+        return len(self._members)
+
+    def rank(self) -> int:
+        return self._group_rank
+
+    def getBackendName(self) -> str:
+        return self._watched_backend
+
+    @property
+    def pg_name(self) -> str:
+        return self._watched_name
+
+    @property
+    def group_name(self) -> str:
+        return self._watched_name
+
+    def __repr__(self) -> str:
+        return f"<{self._watched_backend} group {self._watched_name} of ranks {self._members}>"
+
+    # -- one collective ----------------------------------------------------------------------------
+
+    def _post(
+        self,
+        op: str,
+        parts: Sequence[Part],
+        method: str,
+        args: tuple[Any, ...],
+        *,
+        compare: Sequence[Tensor] = (),
+        reduce_op: Any = None,
+        root: int = -1,
+        splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
+    ) -> dist.Work:
+        seq = self._calls["collectives"]
+        self._calls["collectives"] += 1
+        signature = Signature(
+            rank=self._members[self._group_rank],
+            op=op,
+            group=self._watched_name,
+            members=self._members,
+            seq=seq,
+            shapes=tuple(tuple(t.shape) for t in compare),
+            dtypes=tuple(str(t.dtype).removeprefix("torch.") for t in compare),
+            reduce_op=_reduce_name(reduce_op) if reduce_op is not None else "",
+            root=self._members[root] if root >= 0 else -1,
+            splits=splits,
+            where=user_line(),
+        )
+        return self._engine.post(Operation(signature, parts, method, args, reduce_op))
+
+    def _message(
+        self, op: str, tensor: Tensor, peer: int, tag: int, method: str, args: tuple[Any, ...]
+    ) -> dist.Work:
+        signature = Signature(
+            rank=self._members[self._group_rank],
+            op=op,
+            group=self._watched_name,
+            members=self._members,
+            shapes=(tuple(tensor.shape),),
+            dtypes=(str(tensor.dtype).removeprefix("torch."),),
+            peer=self._members[peer] if peer >= 0 else -1,
+            tag=tag,
+            where=user_line(),
+        )
+        part = Part([tensor], []) if op == "send" else Part([], [tensor])
+        return self._engine.post(Operation(signature, [part], method, args))
+
+    # -- the c10d calls ----------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:
+        opts = opts or c10d.AllreduceOptions()
+        return self._in_place("all_reduce", tensors, "allreduce", opts, reduce_op=opts.reduceOp)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
+        opts = opts or c10d.AllreduceCoalescedOptions()
+        return self._in_place("all_reduce", tensors, "allreduce_coalesced", opts, reduce_op=opts.reduceOp)
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> dist.Work:
+        opts = opts or c10d.BroadcastOptions()
+        return self._in_place("broadcast", tensors, "broadcast", opts, root=opts.rootRank)
+
+    def reduce(self, tensors: Any, opts: Any = None) -> dist.Work:
+        opts = opts or c10d.ReduceOptions()
+        return self._in_place("reduce", tensors, "reduce", opts, reduce_op=opts.reduceOp, root=opts.rootRank)
+
+    def _in_place(self, op: str, tensors: Any, method: str, opts: Any, **facts: Any) -> dist.Work:
+        tensors = _as_list(tensors)
+        parts = [Part([t], [t]) for t in tensors]
+        return self._post(op, parts, method, (tensors, opts), compare=tensors, **facts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        inputs, outputs = _as_list(inputs), _as_lists(outputs)
+        parts = [Part([x], out) for x, out in zip(inputs, outputs, strict=True)]
+        args = (outputs, inputs, opts or c10d.AllgatherOptions())
+        return self._post("all_gather", parts, "allgather", args, compare=inputs)
+
+    def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        # one list for each member, holding one tensor for each input
+        parts = [Part([x], [out[i] for out in output_lists]) for i, x in enumerate(inputs)]
+        args = (output_lists, inputs, opts or c10d.AllgatherOptions())
+        return self._post("all_gather", parts, "allgather_coalesced", args, compare=inputs)
+
+    def _gather_flat(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], call: Any) -> dist.Work:
+        parts = [
+            Part([x], list(out.view(self.size(), *x.shape).unbind(0)))
+            for x, out in zip(inputs, outputs, strict=True)
+        ]
+        return self._post("all_gather", parts, *call, compare=inputs)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        opts = opts or c10d.GatherOptions()
+        inputs, outputs = _as_list(inputs), _as_lists(outputs)
+        part = Part(inputs, outputs[0] if outputs else [])
+        args = (outputs, inputs, opts)
+        return self._post("gather", [part], "gather", args, compare=inputs, root=opts.rootRank)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        opts = opts or c10d.ScatterOptions()
+        outputs, inputs = _as_list(outputs), _as_lists(inputs)
+        part = Part(inputs[0] if inputs else [], outputs)
+        args = (outputs, inputs, opts)
+        return self._post("scatter", [part], "scatter", args, compare=outputs, root=opts.rootRank)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        opts = opts or c10d.ReduceScatterOptions()
+        outputs, inputs = _as_list(outputs), _as_lists(inputs)
+        parts = [Part(xs, [out]) for xs, out in zip(inputs, outputs, strict=True)]
+        args = (outputs, inputs, opts)
+        compare = [x for xs in inputs for x in xs]
+        return self._post(
+            "reduce_scatter", parts, "reduce_scatter", args, compare=compare, reduce_op=opts.reduceOp
+        )
+
+    def _scatter_flat(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any, call: Any
+    ) -> dist.Work:
+        parts = [
+            Part([piece.view(out.shape) for piece in x.reshape(self.size(), -1).unbind(0)], [out])
+            for x, out in zip(inputs, outputs, strict=True)
+        ]
+        return self._post("reduce_scatter", parts, *call, compare=inputs, reduce_op=opts.reduceOp)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        part = Part(inputs, outputs)
+        splits = (tuple(x.numel() for x in inputs), tuple(out.numel() for out in outputs))
+        args = (outputs, inputs, opts or c10d.AllToAllOptions())
+        return self._post("all_to_all", [part], "alltoall", args, splits=splits)
+
+    def _all_to_all_flat(
+        self, output: Tensor, input: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], call: Any
+    ) -> dist.Work:
+        pieces_in, pieces_out = self._split(input, in_splits), self._split(output, out_splits)
+        splits = (tuple(x.numel() for x in pieces_in), tuple(x.numel() for x in pieces_out))
+        return self._post("all_to_all", [Part(pieces_in, pieces_out)], *call, splits=splits)
+
+    def _split(self, tensor: Tensor, splits: Sequence[int]) -> list[Tensor]:
+        rows = list(splits) if splits else [tensor.shape[0] // self.size()] * self.size()
+        return list(tensor.split(rows))
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        return self._post("barrier", [], "barrier", (opts or c10d.BarrierOptions(),))
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> dist.Work:
+        tensors = _as_list(tensors)
+        return self._message("send", tensors[0], dst, tag, "send", (tensors, dst, tag))
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> dist.Work:
+        tensors = _as_list(tensors)
+        return self._message("recv", tensors[0], src, tag, "recv", (tensors, src, tag))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
+        tensors = _as_list(tensors)
+        return self._message("recv", tensors[0], -1, tag, "recv_anysource", (tensors, tag))
+
+
+def _as_list(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _as_lists(lists: Any) -> list[list[Tensor]]:
+    lists = list(lists)
+    return [lists] if lists and isinstance(lists[0], Tensor) else [list(tensors) for tensors in lists]
+
+
+def _define_flat_calls() -> None:
+    """Add the calls on one flat tensor under each name that a supported torch gives them."""
+
+    def gather_one(name: str) -> Callable[..., dist.Work]:
+        def call(self: WatchedGroup, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
+            return self._gather_flat([output], [input], (name, (output, input, opts or c10d.AllgatherOptions())))
+
+        return call
+
+    def gather_many(name: str) -> Callable[..., dist.Work]:
+        def call(self: WatchedGroup, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+            return self._gather_flat(outputs, inputs, (name, (outputs, inputs, opts or c10d.AllgatherOptions())))
+
+        return call
+
+    def scatter_one(name: str) -> Callable[..., dist.Work]:
+        def call(self: WatchedGroup, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
+            opts = opts or c10d.ReduceScatterOptions()
+            return self._scatter_flat([output], [input], opts, (name, (output, input, opts)))
+
+        return call
+
+    def scatter_many(name: str) -> Callable[..., dist.Work]:
+        def call(self: WatchedGroup, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+            opts = opts or c10d.ReduceScatterOptions()
+            return self._scatter_flat(outputs, inputs, opts, (name, (outputs, inputs, opts)))
+
+        return call
+
+    def all_to_all(name: str) -> Callable[..., dist.Work]:
+        def call(
+            self: WatchedGroup, output: Tensor, input: Tensor, out_splits: Any, in_splits: Any, opts: Any = None
+        ) -> dist.Work:
+            out_splits, in_splits = out_splits or [], in_splits or []
+            args = (output, input, out_splits, in_splits, opts or c10d.AllToAllOptions())
+            return self._all_to_all_flat(output, input, out_splits, in_splits, (name, args))
+
+        return call
+
+    names = {
+        gather_one: ("all_gather_single", "_allgather_base"),
+        gather_many: ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+        scatter_one: ("reduce_scatter_single", "_reduce_scatter_base"),
+        scatter_many: ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+        all_to_all: ("all_to_all_single", "alltoall_base"),
+    }
+    for make, both in names.items():
+        for name in both:
+            setattr(WatchedGroup, name, make(name))
+
+
+_define_flat_calls()

@@ -1,0 +1,80 @@
+"""Do two ranks that meet in one operation mean the same thing?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdlcheck.errors import CollectiveMismatch
+from pdlcheck.worlds.watch.signature import Signature
+
+__all__ = ["mismatch", "p2p_mismatch"]
+
+_MUST_AGREE = (
+    ("op", "the operation"),
+    ("members", "the ranks of the group"),
+    ("root", "the root"),
+    ("reduce_op", "the reduce-op"),
+    ("dtypes", "the dtype"),
+    ("shapes", "the shape"),
+)
+
+
+def mismatch(
+    there: Signature, arriving: Signature, all_there: Sequence[Signature]
+) -> CollectiveMismatch | None:
+    """Compare two members of one collective; ``all_there`` are the ones that the report lists."""
+    for name, words in _MUST_AGREE:
+        found, expected = getattr(arriving, name), getattr(there, name)
+        if found != expected:
+            return _error(
+                f"ranks {there.rank} and {arriving.rank} met in collective {arriving.seq} of the {arriving.group_text} "
+                f"and differ in {words}: {_text(expected)} and {_text(found)}",
+                words,
+                [*all_there, arriving],
+            )
+    if arriving.op == "all_to_all":
+        return _split_mismatch(there, arriving)
+    return None
+
+
+def _split_mismatch(one: Signature, other: Signature) -> CollectiveMismatch | None:
+    if not (one.splits[0] and other.splits[0]):
+        return None
+    for sender, receiver in ((one, other), (other, one)):
+        sent = sender.splits[0][sender.members.index(receiver.rank)]
+        taken = receiver.splits[1][receiver.members.index(sender.rank)]
+        if sent != taken:
+            return _error(
+                f"rank {sender.rank} sends {sent} elements to rank {receiver.rank} in all_to_all, "
+                f"rank {receiver.rank} has room for {taken}",
+                "the split",
+                [one, other],
+            )
+    return None
+
+
+def p2p_mismatch(send: Signature, recv: Signature) -> CollectiveMismatch | None:
+    """A message fits its buffer when dtype and number of elements agree; the shape may differ."""
+    for words, sent, taken in (
+        ("the dtype", send.dtypes[0], recv.dtypes[0]),
+        ("the number of elements", send.numel, recv.numel),
+    ):
+        if sent != taken:
+            return _error(
+                f"the message from rank {send.rank} to rank {recv.rank} differs in {words}: "
+                f"{sent} sent, {taken} expected",
+                words,
+                [send, recv],
+            )
+    return None
+
+
+def _error(head: str, what: str, signatures: Sequence[Signature]) -> CollectiveMismatch:
+    lines = [f"rank {s.rank}: {s}" for s in sorted(signatures, key=lambda s: s.rank)]
+    return CollectiveMismatch("\n".join([head, *(f"  {line}" for line in lines)]), what=what, ranks=lines)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple) and len(value) == 1:
+        value = value[0]
+    return str(value) if value not in ("", -1) else "none"

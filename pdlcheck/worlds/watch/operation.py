@@ -1,0 +1,37 @@
+"""One c10d call of one rank: what it announces, its tensors, and how to hand it to a real group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from pdlcheck.worlds.watch.signature import Signature
+
+__all__ = ["Operation", "Part"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tensors of one collective; a coalesced call has several parts.
+
+    ``inputs`` and ``outputs`` hold one tensor, or one for each member in group order, or none:
+    all_reduce, broadcast, reduce 1 -> the same 1; all_gather 1 -> W; reduce_scatter W -> 1; gather 1 -> W on the root;
+    scatter W on the root -> 1; all_to_all W -> W; send 1 -> 0; recv 0 -> 1.
+    """
+
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """``method`` and ``args`` are the call as torch made it, so that a real process group can be given the same."""
+
+    signature: Signature
+    parts: Sequence[Part]
+    method: str
+    args: tuple[Any, ...]
+    reduce_op: Any = None

@@ -1,0 +1,92 @@
+"""What one rank announces about one operation, and how a person reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["P2P", "Signature"]
+
+P2P = frozenset({"send", "recv"})
+_DEFAULT_GROUP = "0"  # torch's name for the first group of a process
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One c10d operation of one rank, without its data; small and picklable.
+
+    Args:
+        rank: global rank that posts it.
+        op: the field's name: ``all_reduce``, ``send``, ...
+        group: name of the process group.
+        members: global ranks of the group, in group order.
+        seq: number of this collective in the group, counted on this rank from 0; -1 for send and recv.
+        shapes, dtypes: of the tensors that must agree between the ranks (or of the message).
+        reduce_op: ``SUM``, ``MAX``, ...; empty where nothing is reduced.
+        root: global rank of the source or destination of a rooted collective, -1 without one.
+        peer: global rank at the other end of a send or recv; -1 for a receive from any source.
+        tag: of a send or recv.
+        splits: rows for (to) and from each member, for all_to_all.
+        where: the user's source line, ``file.py:12``.
+    """
+
+    rank: int
+    op: str
+    group: str
+    members: tuple[int, ...]
+    seq: int = -1
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    reduce_op: str = ""
+    root: int = -1
+    peer: int = -1
+    tag: int = 0
+    splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    where: str = ""
+
+    @property
+    def is_p2p(self) -> bool:
+        return self.op in P2P
+
+    @property
+    def numel(self) -> int:
+        total = 0
+        for shape in self.shapes:
+            size = 1
+            for extent in shape:
+                size *= extent
+            total += size
+        return total
+
+    def __str__(self) -> str:
+        """``all_reduce(SUM) of float32 (3,) in group 0 of ranks 0-3, call 2, at train.py:12``."""
+        text = self.op + (f"({self.reduce_op})" if self.reduce_op else "")
+        if self.op == "send":
+            text += f" to rank {self.peer}"
+        elif self.op == "recv":
+            text += f" from rank {self.peer}" if self.peer >= 0 else " from any rank"
+        if self.tag:
+            text += f" tag {self.tag}"
+        if self.root >= 0:
+            text += f" root {self.root}"
+        if self.shapes:
+            text += " of " + self._tensors()
+        text += f", {self.group_text}"
+        if self.seq >= 0:
+            text += f", collective {self.seq}"
+        return text + (f", at {self.where}" if self.where else "")
+
+    @property
+    def group_text(self) -> str:
+        """``the default group``, or the name of another one, with its ranks."""
+        name = "default group" if self.group in ("", _DEFAULT_GROUP) else f"group {self.group}"
+        return f"{name} (ranks {_ranks(self.members)})"
+
+    def _tensors(self) -> str:
+        parts = [f"{dtype} {shape}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
+        return ", ".join(parts) if len(parts) <= 4 else f"{', '.join(parts[:3])} ... {len(parts)} tensors"
+
+
+def _ranks(members: tuple[int, ...]) -> str:
+    if len(members) > 2 and members == tuple(range(members[0], members[-1] + 1)):
+        return f"{members[0]}-{members[-1]}"
+    return ", ".join(map(str, members))
