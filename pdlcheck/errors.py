@@ -34,7 +34,7 @@ class PdlcheckError(Exception):
             raise AttributeError(f"{type(self).__name__} has no field {name!r}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), str(self), self.fields)
+        return _rebuild, (type(self), str(self), self.fields), self.__dict__
 
 
 def _rebuild(cls: type[PdlcheckError], message: str, fields: dict[str, Any]) -> PdlcheckError:

@@ -48,6 +48,7 @@ Outcome = Returned | Raised | Stopped
 
 def results(outcomes: Sequence[Outcome]) -> list[Any]:
     """Return the value of every rank, or raise the first cause with a note about every other rank."""
+    __tracebackhide__ = True
     raised = sorted((o for o in outcomes if isinstance(o, Raised)), key=lambda o: o.order)
     if not raised:
         return [o.value for o in outcomes if isinstance(o, Returned)]

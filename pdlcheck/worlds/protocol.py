@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from pdlcheck.worlds.outcome import Outcome
 
-__all__ = ["World"]
+__all__ = ["Ranks", "World"]
+
+
+class Ranks(Protocol):
+    """Ranks that were started once and are kept for several calls."""
+
+    @property
+    def world_size(self) -> int:
+        """Their number."""
+
+    @property
+    def intact(self) -> bool:
+        """False once a rank is gone, so that nothing further can run on them."""
+
+    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Like :meth:`World.run`, on these ranks."""
+
+    def outcomes(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Outcome]:
+        """Like :meth:`run`, and return how every rank ended instead of raising."""
 
 
 class World(Protocol):
@@ -33,10 +52,8 @@ class World(Protocol):
             The exception of the rank that failed first, with its own type; its notes tell about the others.
         """
 
-    def outcomes(
-        self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any
-    ) -> list[Outcome]:
-        """Like :meth:`run`, and return how every rank ended instead of raising."""
+    def open(self, world_size: int) -> AbstractContextManager[Ranks]:
+        """Start ``world_size`` ranks and keep them, with their process group, for several calls."""
 
     def close(self) -> None:
         """Give back everything that the world holds: threads, processes, memory."""

@@ -1,5 +1,5 @@
 """The simulated cluster."""
 
-from pdlcheck.worlds.simulated.world import SimulatedWorld
+from pdlcheck.worlds.simulated.world import SimulatedRanks, SimulatedWorld
 
-__all__ = ["SimulatedWorld"]
+__all__ = ["SimulatedRanks", "SimulatedWorld"]

@@ -17,7 +17,7 @@ import torch.distributed.nn.functional  # it captures the default group when it 
 from torch._C import _distributed_c10d as _c10d
 
 from pdlcheck.errors import Unsupported
-from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
+from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.simulated.store import SimulatedStore
 from pdlcheck.worlds.watch import WatchedGroup
 
@@ -78,10 +78,8 @@ _RankLocalWorld = type(
 
 
 @contextmanager
-def rank_local_torch_distributed(ranks: list[RankThread]) -> Iterator[None]:
+def rank_local_torch_distributed() -> Iterator[None]:
     """While the block runs, each rank thread has process groups of its own."""
-    for rank in ranks:
-        rank.c10d = {name: make() for name, make in _FIELDS.items()}
     if type(c10d._world) is not _RankLocalWorld:
         c10d._world.__class__ = _RankLocalWorld
     _c10d._set_thread_isolation_mode(True)
@@ -91,9 +89,14 @@ def rank_local_torch_distributed(ranks: list[RankThread]) -> Iterator[None]:
         _c10d._set_thread_isolation_mode(False)
 
 
-def join_group(rank: int, world_size: int, store: SimulatedStore) -> None:
-    """Initialise the default process group of the running rank."""
-    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)
+def join_group(network: Any, store: SimulatedStore, world_size: int) -> None:
+    """Give the running rank a fresh default process group on ``network``."""
+    rank = current_rank()
+    assert rank is not None
+    rank.c10d = {name: make() for name, make in _FIELDS.items()}
+    rank.network = network
+    _c10d._unregister_all_process_groups()
+    dist.init_process_group(BACKEND, store=store, rank=rank.rank, world_size=world_size)
 
 
 def _create(options: Any, backend_options: Any) -> WatchedGroup:

@@ -50,9 +50,6 @@ class RankState:
         torch.set_default_dtype(self._dtype)
         os.environ.update(self._environment)
 
-    def leave(self) -> None:
-        """The rank ends."""
-
 
 @contextmanager
 def isolated_controller() -> Iterator[None]:

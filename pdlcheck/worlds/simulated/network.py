@@ -20,10 +20,14 @@ __all__ = ["Network"]
 
 
 class Network:
-    """Links the ranks of one simulated run; an ``Engine`` for their process groups."""
+    """Links the ranks of a simulated cluster; an ``Engine`` for their process groups."""
 
     def __init__(self, world_size: int, seed: int) -> None:
         self.scheduler = Scheduler(world_size, seed=seed, stuck=self._stuck)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what is under way, after ranks failed in the middle of it."""
         self._matcher = Matcher()
         self._posted: dict[int, tuple[Operation, SimulatedWork]] = {}
 

@@ -32,6 +32,7 @@ class RankThread:
     def __init__(self, rank: int, world_size: int, seed: int) -> None:
         self.rank = rank
         self.state = RankState(rank, world_size, seed)
+        self.body: Callable[[], Any] | None = None
         self.turn = threading.Lock()
         self.turn.acquire()
         self.ready: Callable[[], bool] | None = None  # None: can run; else: blocked until it returns True
@@ -41,16 +42,23 @@ class RankThread:
         self.c10d: dict[str, Any] = {}  # what torch.distributed keeps for this rank
         self.network: Any = None  # the engine of its process groups
 
+    def begin(self, body: Callable[[], Any]) -> None:
+        """Give the rank something to run."""
+        self.body = body
+        self.outcome = self.ready = self.waits_for = None
+
     def is_runnable(self) -> bool:
         return self.outcome is None and (self.ready is None or self.ready())
 
 
 class Scheduler:
-    """Run one function on every rank to the end, or to the point where nobody can go on.
+    """Run functions on every rank to the end, or to the point where nobody can go on.
+
+    The rank threads live from the first run until :meth:`close`, as torch keeps part of a group's state by thread.
 
     Args:
         world_size: number of ranks.
-        seed: chooses the schedule; the same seed gives the same schedule.
+        seed: chooses the schedule; every run starts from it anew, so the same seed gives the same schedule.
         stuck: makes the error for ranks that all wait, from (waiting ranks, all ranks).
     """
 
@@ -62,31 +70,45 @@ class Scheduler:
         stuck: Callable[[Sequence[RankThread], Sequence[RankThread]], PdlcheckError],
     ) -> None:
         self.ranks = [RankThread(rank, world_size, seed) for rank in range(world_size)]
-        self._choices = random.Random(seed)
-        self._stuck = stuck
-        self._failures = 0
-        self._all_done = threading.Event()
         self.error: PdlcheckError | None = None  # a verdict about the whole world; every rank raises it
-        self._stopping = False
+        self._seed = seed
+        self._stuck = stuck
+        self._threads: list[threading.Thread] = []
+        self._all_done = threading.Event()
 
-    def run(self, bodies: Sequence[Callable[[], Any]], name: str = "sim") -> list[Outcome]:
+    def run(self, bodies: Sequence[Callable[[], Any]]) -> list[Outcome]:
         """Call ``bodies[r]()`` as rank r; return how each rank ended."""
-        threads = [
-            threading.Thread(target=self._main, args=(rank, body), name=f"{name} rank {rank.rank}", daemon=True)
-            for rank, body in zip(self.ranks, bodies, strict=True)
-        ]
+        self._choices = random.Random(self._seed)
+        self._failures = 0
+        self._stopping = False
+        self.error = None
+        self._all_done.clear()
+        for rank, body in zip(self.ranks, bodies, strict=True):
+            rank.begin(body)
         with isolated_controller():
-            for thread in threads:
-                thread.start()
-            self._pass_turn(None)
+            if not self._threads:
+                self._start()
+            self._pass_turn()
             try:
                 self._all_done.wait()
             except BaseException:
                 self._stopping = True  # each rank ends at its next switch point
                 raise
-        for thread in threads:
-            thread.join()
         return [rank.outcome for rank in self.ranks if rank.outcome is not None]
+
+    def close(self) -> None:
+        """End the rank threads."""
+        for rank in self.ranks:
+            rank.body = None
+            rank.turn.release()
+        for thread in self._threads:
+            thread.join(timeout=1.0)  # a rank that computes for ever is left behind, as a daemon
+
+    def _start(self) -> None:
+        for rank in self.ranks:
+            thread = threading.Thread(target=self._main, args=(rank,), name=f"rank {rank.rank}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def switch(self) -> None:
         """Let the schedule choose who goes on; called by the running rank."""
@@ -94,6 +116,7 @@ class Scheduler:
 
     def wait_until(self, ready: Callable[[], bool], waits_for: Any) -> None:
         """Block the running rank until ``ready()``; ``waits_for`` is what a report says about it."""
+        __tracebackhide__ = True
         me = _me()
         if ready():
             self._check(me)
@@ -112,25 +135,29 @@ class Scheduler:
 
     # -- turns -------------------------------------------------------------------------------------
 
-    def _main(self, me: RankThread, body: Callable[[], Any]) -> None:
-        me.turn.acquire()
+    def _main(self, me: RankThread) -> None:
         _local.rank = me
+        while True:
+            me.turn.acquire()
+            if me.body is None:
+                return
+            me.outcome = self._call(me, me.body)
+            self._pass_turn()
+
+    def _call(self, me: RankThread, body: Callable[[], Any]) -> Outcome:
+        __tracebackhide__ = True
         me.state.enter()
         try:
             self._check(me)
-            me.outcome = Returned(me.rank, body())
+            return Returned(me.rank, body())
         except PeerFailed:
-            where = f"in {me.waits_for}" if me.waits_for is not None else ""
-            me.outcome = Stopped(me.rank, where)
+            return Stopped(me.rank, f"in {me.waits_for}" if me.waits_for is not None else "")
         except BaseException as error:
             self._failures += 1
-            me.outcome = Raised(me.rank, error, order=self._failures)
-        finally:
-            me.state.leave()
-            _local.rank = None
-            self._pass_turn(me)
+            return Raised(me.rank, error, order=self._failures)
 
     def _yield(self, me: RankThread) -> None:
+        __tracebackhide__ = True
         following = self._choose()
         if following is not me:
             me.state.save()
@@ -139,7 +166,7 @@ class Scheduler:
             me.state.restore()
         self._check(me)
 
-    def _pass_turn(self, me: RankThread | None) -> None:
+    def _pass_turn(self) -> None:
         if all(rank.outcome is not None for rank in self.ranks):
             self._all_done.set()
             return
@@ -158,6 +185,7 @@ class Scheduler:
         return runnable[0] if len(runnable) == 1 else self._choices.choice(runnable)
 
     def _check(self, me: RankThread) -> None:
+        __tracebackhide__ = True
         while me.on_resume:
             me.on_resume.pop(0)()
         if self.error is not None:

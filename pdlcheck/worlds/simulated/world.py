@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
 from pdlcheck.worlds.arguments import check_world_size
-from pdlcheck.worlds.outcome import Outcome, results
+from pdlcheck.worlds.outcome import Outcome, Returned, results
 from pdlcheck.worlds.simulated.c10d import join_group, rank_local_torch_distributed
 from pdlcheck.worlds.simulated.network import Network
 from pdlcheck.worlds.simulated.scheduler import current_rank
@@ -16,7 +17,8 @@ from pdlcheck.worlds.simulated.store import SimulatedStore
 
 __all__ = ["SimulatedWorld"]
 
-_one_run_at_a_time = threading.Lock()
+_one_cluster_at_a_time = threading.RLock()
+_open_clusters: set[int] = set()  # by thread: the lock would let one thread in twice
 
 
 class SimulatedWorld:
@@ -43,39 +45,78 @@ class SimulatedWorld:
 
     def run(self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
         """See :class:`pdlcheck.worlds.protocol.World`."""
-        return results(self.outcomes(fn, *args, world_size=world_size, **kwargs))
+        __tracebackhide__ = True
+        with self.open(world_size) as ranks:
+            return ranks.run(fn, *args, **kwargs)
 
-    def outcomes(
-        self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any
-    ) -> list[Outcome]:
-        """See :class:`pdlcheck.worlds.protocol.World`."""
+    @contextmanager
+    def open(self, world_size: int) -> Iterator[SimulatedRanks]:
+        """Start ``world_size`` ranks and keep them, with their process group, while the block runs."""
         check_world_size(world_size)
+        if current_rank() is not None:
+            raise RuntimeError("world.run was called inside a simulated rank; call it from the controller")
+        me = threading.get_ident()
+        if me in _open_clusters:
+            raise RuntimeError("a simulated cluster is open in this thread already; use that one, or close it first")
+        with _one_cluster_at_a_time, rank_local_torch_distributed():
+            _open_clusters.add(me)
+            ranks = SimulatedRanks(world_size, self.seed)
+            try:
+                yield ranks
+            finally:
+                ranks.close()
+                _open_clusters.discard(me)
+
+    def close(self) -> None:
+        """Nothing is held between runs."""
+
+
+class SimulatedRanks:
+    """Ranks that stay for several runs; after a failure they get a fresh process group."""
+
+    def __init__(self, world_size: int, seed: int) -> None:
+        self.world_size = world_size
+        self._network = Network(world_size, seed)
+        self._store = SimulatedStore(self._network.scheduler)
+        self._joined = False
+
+    intact = True  # a thread cannot be lost
+
+    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """See :class:`pdlcheck.worlds.protocol.Ranks`."""
+        __tracebackhide__ = True
+        return results(self.outcomes(fn, *args, **kwargs))
+
+    def outcomes(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Outcome]:
+        """See :class:`pdlcheck.worlds.protocol.Ranks`."""
 
         def body() -> Any:
+            __tracebackhide__ = True
             own_args, own_kwargs = deepcopy((args, kwargs))  # no rank sees what another does to its arguments
             return fn(*own_args, **own_kwargs)
 
-        return self.run_bodies([body] * world_size)
+        return self.run_bodies([body] * self.world_size)
 
     def run_bodies(self, bodies: Sequence[Callable[[], Any]]) -> list[Outcome]:
-        """Call ``bodies[r]()`` as rank r of ``len(bodies)``."""
-        if current_rank() is not None:
-            raise RuntimeError("world.run was called inside a simulated rank; call it from the controller")
-        world_size = len(bodies)
-        network = Network(world_size, self.seed)
-        store = SimulatedStore(network.scheduler)
-        ranks = network.scheduler.ranks
+        """Call ``bodies[r]()`` as rank r."""
+        join = not self._joined
 
-        def as_rank(rank: int, body: Callable[[], Any]) -> Callable[[], Any]:
+        def as_rank(body: Callable[[], Any]) -> Callable[[], Any]:
             def main() -> Any:
-                ranks[rank].network = network
-                join_group(rank, world_size, store)
+                __tracebackhide__ = True
+                if join:
+                    join_group(self._network, self._store, self.world_size)
                 return body()
 
             return main
 
-        with _one_run_at_a_time, rank_local_torch_distributed(ranks):
-            return network.scheduler.run([as_rank(rank, body) for rank, body in enumerate(bodies)])
+        outcomes = self._network.scheduler.run([as_rank(body) for body in bodies])
+        self._joined = all(isinstance(outcome, Returned) for outcome in outcomes)
+        if not self._joined:
+            self._network.reset()
+            self._store = SimulatedStore(self._network.scheduler)
+        return outcomes
 
     def close(self) -> None:
-        """Nothing is held between runs."""
+        """End the rank threads."""
+        self._network.scheduler.close()

@@ -1,0 +1,1 @@
+"""How a pytest item runs on ranks; what ``pdlcheck.plugin`` calls."""

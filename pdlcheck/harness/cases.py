@@ -1,0 +1,150 @@
+"""Which worlds and world sizes a test runs on, and the worlds that the session has open. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+    from pdlcheck.worlds import World
+
+__all__ = [
+    "Case",
+    "RankContext",
+    "case_of",
+    "check_options",
+    "close_worlds",
+    "open_world",
+    "parametrize",
+    "rank_context",
+    "runs_in_a_rank",
+    "set_rank_context",
+    "world_names",
+]
+
+CASE = "pdlcheck_case"  # the hidden argument by which a test is repeated
+KNOWN_WORLDS = ("gloo", "sim")
+
+_open: pytest.StashKey[dict[str, World]] = pytest.StashKey()
+_context: RankContext | None = None
+IN_RANK = pytest.StashKey[bool]()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One world and one number of ranks."""
+
+    world: str
+    world_size: int
+
+    def __str__(self) -> str:
+        return f"{self.world}-{self.world_size}"
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """What the fixtures ``rank``, ``world_size``, ``device`` and ``group`` return while one rank is being set up."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    group: dist.ProcessGroup
+
+
+def world_names(config: pytest.Config) -> list[str]:
+    """The worlds of ``--world``, in order."""
+    return [name.strip() for name in config.getoption("--world").split(",") if name.strip()]
+
+
+def check_options(config: pytest.Config) -> None:
+    """Stop with a usage error where an option cannot be meant."""
+    names = world_names(config)
+    for name in names or [""]:
+        if name not in KNOWN_WORLDS:
+            raise pytest.UsageError(f"--world must name some of {', '.join(KNOWN_WORLDS)}; got {name!r}")
+    for text in config.getoption("--subject"):
+        name, _, target = text.partition("=")
+        if not (name and target.count(":") == 1):
+            raise pytest.UsageError(f"--subject takes NAME=MODULE:FUNCTION; got {text!r}")
+
+
+def parametrize(metafunc: pytest.Metafunc, world_fixture: Callable[..., Any]) -> None:
+    """Repeat a test for each world, or for each world and world size of its marker."""
+    names = world_names(metafunc.config)
+    marker = metafunc.definition.get_closest_marker("world_size")
+    if marker is not None:
+        cases = [Case(name, size) for name in names for size in _sizes(metafunc.definition.nodeid, marker)]
+        metafunc.fixturenames.append(CASE)
+        metafunc.parametrize(CASE, cases, ids=map(str, cases), indirect=False)
+    elif "world" in metafunc.fixturenames and _is_ours(metafunc, world_fixture):
+        metafunc.parametrize("world", names, indirect=True, scope="session")
+
+
+def _is_ours(metafunc: pytest.Metafunc, world_fixture: Callable[..., Any]) -> bool:
+    definitions = metafunc._arg2fixturedefs.get("world", ())
+    ours = getattr(world_fixture, "__wrapped__", None) or getattr(world_fixture, "_fixture_function", None)
+    return bool(definitions) and definitions[-1].func is ours
+
+
+def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:
+    sizes = list(marker.args[0]) if len(marker.args) == 1 and isinstance(marker.args[0], list | tuple) else [*marker.args]
+    for size in sizes or [None]:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise pytest.UsageError(
+                f"{nodeid}: world_size takes numbers of ranks of at least 1, such as world_size(2, 4); got {size!r}"
+            )
+    return sizes
+
+
+def case_of(item: pytest.Item) -> Case | None:
+    """The world and world size on whose ranks the body of this item runs, if it does."""
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get(CASE)
+
+
+def runs_in_a_rank(config: pytest.Config) -> bool:
+    """True in the pytest session that a rank process keeps."""
+    return config.stash.get(IN_RANK, False)
+
+
+def open_world(config: pytest.Config, name: str | None) -> World:
+    """The session's world of that name, opened on first use; a skip that says what is missing where it cannot be."""
+    from pdlcheck.errors import WorldUnavailable
+    from pdlcheck.worlds import get_world
+
+    name = name or world_names(config)[0]
+    worlds = config.stash.setdefault(_open, {})
+    if name not in worlds:
+        try:
+            worlds[name] = get_world(name, seed=config.getoption("--pdl-seed"))
+        except WorldUnavailable as missing:
+            pytest.skip(str(missing))
+    return worlds[name]
+
+
+def close_worlds(config: pytest.Config) -> None:
+    """Give back what the worlds of the session hold."""
+    for world in config.stash.get(_open, {}).values():
+        world.close()
+
+
+def set_rank_context(context: RankContext | None) -> None:
+    """Say which rank the rank fixtures speak of."""
+    global _context
+    _context = context
+
+
+def rank_context(request: pytest.FixtureRequest, fixture: str) -> RankContext:
+    """What the rank fixtures return now."""
+    if _context is None or case_of(request.node) is None:
+        raise pytest.UsageError(
+            f"fixture {fixture!r} belongs to a rank: mark the test with @pytest.mark.world_size(2), "
+            "or use the fixture 'world' and its run()"
+        )
+    return _context

@@ -1,0 +1,151 @@
+"""The pytest session that a rank process keeps: made on first use, it collects a file when an item of it comes.
+
+The controller sends the phases of an item one by one (``setup``, ``call``, ``teardown``); a failure travels back as
+the exception itself with the report that pytest renders here, where the source and the values are.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from _pytest.config import _prepareconfig, apply_warning_filters
+
+from pdlcheck.harness.cases import IN_RANK, RankContext, set_rank_context
+from pdlcheck.harness.reports import RANK_REPORT
+
+__all__ = ["SessionDescription", "call", "describe", "setup", "teardown"]
+
+_NOT_IN_RANKS = ("cov", "no_cov", "numprocesses", "dist", "tx", "usepdb", "trace", "xmlpath", "lf", "failedfirst", "newfirst")
+
+
+@dataclass(frozen=True)
+class SessionDescription:
+    """What a rank needs to make the same session as the controller's."""
+
+    arguments: tuple[str, ...]
+    options: tuple[tuple[str, Any], ...]
+
+
+def describe(config: pytest.Config) -> SessionDescription:
+    """The controller's session, for the ranks."""
+    arguments = ["-s", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    arguments += ["--rootdir", str(config.rootpath), "-o", "addopts="]
+    if config.inipath is not None:
+        arguments += ["-c", str(config.inipath)]
+    for plugin in config.getoption("plugins") or []:
+        arguments += ["-p", plugin]
+    options = tuple(
+        (name, value)
+        for name, value in sorted(vars(config.option).items())
+        if isinstance(value, str | int | float | bool | None | list) and not name.startswith(_NOT_IN_RANKS)
+    )
+    return SessionDescription(tuple(arguments), options)
+
+
+class _RankSession:
+    """One pytest configuration and session; items by node id."""
+
+    def __init__(self, description: SessionDescription) -> None:
+        os.environ.pop("PYTEST_ADDOPTS", None)
+        self.config = _prepareconfig(list(description.arguments))
+        self.config.stash[IN_RANK] = True
+        own = {"capture", "inifilename", "override_ini", "plugins", "rootdir", "file_or_dir"}
+        for name, value in description.options:
+            if name not in own and hasattr(self.config.option, name):
+                setattr(self.config.option, name, value)
+        self.config._do_configure()
+        self.session = pytest.Session.from_config(self.config)
+        self.config.hook.pytest_sessionstart(session=self.session)
+        self.items: dict[str, pytest.Function] = {}
+
+    def item(self, path: str, nodeid: str) -> pytest.Function:
+        if nodeid not in self.items:
+            self.session.testsfailed = 0
+            for item in self.session.perform_collect([path]):
+                assert isinstance(item, pytest.Function)
+                self.items[item.nodeid] = item
+        if nodeid not in self.items:
+            raise LookupError(f"a rank collected {path} and found no {nodeid}; do test ids differ from run to run?")
+        return self.items[nodeid]
+
+
+_session: _RankSession | None = None
+
+
+def setup(description: SessionDescription, path: str, nodeid: str) -> None:
+    """Collect the item if need be, and set its fixtures up in this rank."""
+    global _session
+    if _session is None:
+        _session = _RankSession(description)
+    item = _session.item(path, nodeid)
+    set_rank_context(
+        RankContext(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), dist.group.WORLD)  # type: ignore[arg-type]
+    )
+    _session.session._setupstate.teardown_exact(item)  # what the item before needed and this one does not
+    if not item._request:
+        item._initrequest()
+    with _reported(item):
+        item.ihook.pytest_runtest_setup(item=item)
+
+
+def call(nodeid: str, drawn: dict[str, Any]) -> None:
+    """Run the item's body in this rank; ``drawn`` are the arguments of one example of a property."""
+    assert _session is not None
+    item = _session.items[nodeid]
+    with _reported(item):
+        if not drawn:
+            item.ihook.pytest_runtest_call(item=item)
+            return
+        body = item.obj.hypothesis.inner_test
+        instance = getattr(item.obj, "__self__", None)
+        fixtures = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+        body(*([] if instance is None else [instance]), **fixtures, **drawn)
+
+
+def teardown(nodeid: str) -> None:
+    """Tear the item's own fixtures down; those of wider scope stay until an item does not need them."""
+    assert _session is not None
+    item = _session.items[nodeid]
+    with _reported(item):
+        item.ihook.pytest_runtest_teardown(item=item, nextitem=_Sibling(item))
+    item._request = False  # type: ignore[assignment]  # as pytest does when an item has ended
+    set_rank_context(None)
+
+
+class _Sibling:
+    """An item in the same place as another, as far as pytest asks."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._chain = item.listchain()[:-1]
+
+    def listchain(self) -> list[Any]:
+        return self._chain
+
+
+@contextmanager
+def _reported(item: pytest.Function) -> Iterator[None]:
+    """Apply the session's warning filters; give a failure the report that pytest renders of it."""
+    output = io.StringIO()
+    try:
+        with warnings.catch_warnings(), redirect_stdout(output), redirect_stderr(output):
+            apply_warning_filters(
+                item.config.getini("filterwarnings"), item.config.known_args_namespace.pythonwarnings or []
+            )
+            yield
+    except (pytest.skip.Exception, pytest.xfail.Exception):
+        raise
+    except BaseException as error:
+        rendered = str(item.repr_failure(pytest.ExceptionInfo.from_exception(error)))
+        if output.getvalue():
+            rendered += f"\n----- captured output of this rank -----\n{output.getvalue()}"
+        setattr(error, RANK_REPORT, rendered)
+        raise

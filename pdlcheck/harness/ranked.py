@@ -1,0 +1,91 @@
+"""Runs a marked item on ranks: its phases are the same on every world, only the ranks' side differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import pytest
+
+from pdlcheck.harness import cases
+from pdlcheck.harness.examples import is_property, ranks_receive_examples
+
+__all__ = ["RankedItem", "call", "prepare"]
+
+_ranked = pytest.StashKey["RankedItem"]()
+
+
+class RankedItem(Protocol):
+    """The ranks' side of one item."""
+
+    def setup(self) -> None:
+        """Set up the fixtures of every rank."""
+
+    def call(self, drawn: dict[str, Any]) -> None:
+        """Run the body on every rank, with these arguments besides the fixtures."""
+
+    def teardown(self) -> None:
+        """Tear the fixtures down and give the ranks back."""
+
+
+def prepare(item: pytest.Item) -> None:
+    """Put the ranks' set-up in the place of the item's own."""
+    assert isinstance(item, pytest.Function)
+    if cases.runs_in_a_rank(item.config):
+        return
+    case = cases.case_of(item)
+    assert case is not None
+    world = cases.open_world(item.config, case.world)
+    if world.shares_process:
+        from pdlcheck.harness.simulated import SimulatedItem
+
+        ranked: RankedItem = SimulatedItem(item, case, world)
+    else:
+        from pdlcheck.harness.processes import ProcessItem
+
+        ranked = ProcessItem(item, case, world)
+    item.stash[_ranked] = ranked
+    item.setup = lambda: _setup(item, ranked)  # type: ignore[method-assign]  # pytest calls it by this name
+
+
+def _setup(item: pytest.Function, ranked: RankedItem) -> None:
+    item.addfinalizer(ranked.teardown)
+    with _plain_skips():
+        ranked.setup()
+
+
+def call(item: pytest.Function) -> None:
+    """Run the item's body on its ranks; for a property, once for each example."""
+    __tracebackhide__ = True
+    ranked = item.stash[_ranked]
+    if not is_property(item):
+        with _plain_skips():
+            ranked.call({})
+        return
+    fixtures = dict.fromkeys(item._fixtureinfo.argnames, _EachRanksOwn())
+
+    def on_ranks(arguments: dict[str, Any]) -> None:
+        __tracebackhide__ = True
+        ranked.call({name: value for name, value in arguments.items() if name not in fixtures})
+
+    with ranks_receive_examples(item, on_ranks):
+        item.obj(**fixtures)
+
+
+@contextmanager
+def _plain_skips() -> Iterator[None]:
+    """A skip gives its reason alone, without the story of the ranks."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except pytest.skip.Exception as skip:
+        getattr(skip, "__notes__", []).clear()
+        raise
+
+
+class _EachRanksOwn:
+    """Stands for a fixture where the controller calls the test: only the ranks have its value."""
+
+    def __repr__(self) -> str:
+        return "<each rank's own>"

@@ -1,0 +1,38 @@
+"""What a failure's report says besides the exception."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from pdlcheck.harness import cases
+
+__all__ = ["RANK_REPORT", "tell"]
+
+RANK_REPORT = "_pdlcheck_report"  # attribute of an exception: the report as the rank rendered it
+
+
+def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
+    """Show the failing rank's own report, and the command that runs this test again."""
+    if call.excinfo is None:
+        return
+    rendered = getattr(call.excinfo.value, RANK_REPORT, None)
+    if rendered is not None:
+        notes = getattr(call.excinfo.value, "__notes__", [])
+        report.longrepr = "\n".join([rendered, "", *notes])
+    world = _world_of(item)
+    if world is not None:
+        command = ["pytest", item.nodeid, "--world", world, f"--pdl-seed={item.config.getoption('--pdl-seed')}"]
+        for subject in item.config.getoption("--subject"):
+            command += ["--subject", subject]
+        report.sections.append(("replay", shlex.join(command)))
+
+
+def _world_of(item: pytest.Item) -> str | None:
+    case = cases.case_of(item)
+    if case is not None:
+        return case.world
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("world")

@@ -1,0 +1,119 @@
+"""A marked item on simulated ranks: all of them in this process, each with function-scoped fixtures of its own.
+
+pytest keeps one value of a fixture at a time. After a rank's fixtures are set up, their values and finalizers are put
+aside and the definitions look unused to the next rank; the finalizers run at the item's teardown, last rank first.
+Fixtures of wider scope are set up once for all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pdlcheck.harness.cases import CASE, Case, RankContext, set_rank_context
+from pdlcheck.worlds.outcome import results
+from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
+
+__all__ = ["SimulatedItem"]
+
+
+@dataclass
+class _RankFixtures:
+    """One rank's share of the item: the body to call, its arguments, and the fixtures that were put aside."""
+
+    body: Callable[..., Any]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    aside: list[tuple[Any, Any, list[Callable[[], object]], Any]] = field(default_factory=list)
+
+
+class SimulatedItem:
+    """Implements ``RankedItem`` for the simulated world."""
+
+    def __init__(self, item: pytest.Function, case: Case, world: SimulatedWorld) -> None:
+        self._item = item
+        self._case = case
+        self._world = world
+        self._ranks: list[_RankFixtures] = []
+        self._stack = ExitStack()
+
+    def setup(self) -> None:
+        self._cluster: SimulatedRanks = self._stack.enter_context(self._world.open(self._case.world_size))
+        for rank in range(self._case.world_size):
+            self._on_rank(rank, partial(self._fill, rank))
+
+    def call(self, drawn: dict[str, Any]) -> None:
+        __tracebackhide__ = True
+        results(self._cluster.run_bodies([partial(self._body, rank, drawn) for rank in self._ranks]))
+
+    def teardown(self) -> None:
+        with self._stack:
+            for rank in reversed(range(len(self._ranks))):
+                self._on_rank(rank, partial(self._finish, self._ranks[rank]))
+
+    def _on_rank(self, rank: int, work: Callable[[], None]) -> None:
+        """Run ``work`` as one rank while the others stand still."""
+
+        def as_rank() -> None:
+            set_rank_context(
+                RankContext(rank, self._case.world_size, torch.device("cpu"), dist.group.WORLD)  # type: ignore[arg-type]
+            )
+            try:
+                work()
+            finally:
+                set_rank_context(None)
+
+        bodies: list[Callable[[], None]] = [_stand_still] * self._case.world_size
+        bodies[rank] = as_rank
+        results(self._cluster.run_bodies(bodies))
+
+    def _body(self, rank: _RankFixtures, drawn: dict[str, Any]) -> None:
+        __tracebackhide__ = True
+        body = rank.body
+        if hasattr(body, "hypothesis"):
+            instance = getattr(body, "__self__", None)
+            body = body.hypothesis.inner_test.__wrapped__
+            body = body if instance is None else partial(body, instance)
+        result = body(**rank.arguments, **deepcopy(drawn))
+        if result is not None:
+            raise TypeError(f"a test must return None, {self._item.nodeid} returned {result!r}")
+
+    def _fill(self, rank: int) -> None:
+        item = self._item
+        item._initrequest()
+        if item.cls is not None:
+            item._instance = item.parent.newinstance()  # type: ignore[union-attr]  # a Class
+            item._obj = getattr(item._instance, item.originalname)
+        mine = _RankFixtures(item.obj)
+        self._ranks.append(mine)
+        item.funcargs[CASE] = self._case
+        try:
+            item._request._fillfixtures()
+        finally:
+            for definition in item._request._fixture_defs.values():
+                if definition.scope == "function" and definition.cached_result is not None:
+                    mine.aside.append(
+                        (definition, definition.cached_result, list(definition._finalizers), item._request)
+                    )
+                    definition.cached_result = None
+                    definition._finalizers.clear()
+        mine.arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+
+    def _finish(self, rank: _RankFixtures) -> None:
+        for definition, cached, finalizers, _ in rank.aside:
+            definition.cached_result = cached
+            definition._finalizers[:] = finalizers
+        with ExitStack() as stack:  # every fixture is finished, also after one of them failed
+            for definition, _, _, request in rank.aside:
+                stack.callback(definition.finish, request)
+
+
+def _stand_still() -> None:
+    """What the other ranks do while one sets up its fixtures."""
