@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.distributed.nn.functional  # it captures the default group when it is imported: do that now
@@ -40,12 +41,16 @@ _FIELDS: dict[str, Callable[[], Any]] = {
 
 def _self_test() -> None:
     """Fail with a reason on a torch that lacks a name this module is built on."""
-    needed = [(c10d, "_world"), (c10d, "_World"), (_c10d, "_set_thread_isolation_mode")]
+    needed: list[tuple[Any, str]] = [
+        (c10d, "_world"),
+        (c10d, "_World"),
+        (_c10d, "_set_thread_isolation_mode"),
+        (_c10d, "_unregister_all_process_groups"),
+        (torch._C.Future, "wait"),
+    ]
     missing = [f"{where.__name__}.{name}" for where, name in needed if not hasattr(where, name)]
     missing += [f"_World.{name}" for name in ("default_pg", "pg_map", "pg_names") if not hasattr(c10d._World, name)]
     if missing:
-        import torch
-
         raise Unsupported(
             f"the simulated world does not know torch {torch.__version__}: it lacks {', '.join(missing)}; "
             "use --world gloo, or a torch from the tested range"
@@ -77,11 +82,27 @@ _RankLocalWorld = type(
 )
 
 
+_wait_in_cpp = torch._C.Future.wait
+
+
+def _wait_for_future(self: torch._C.Future) -> Any:
+    """``Future.wait`` that gives other ranks their turn, also for futures that C++ made (``then``, DDP's join)."""
+    rank = current_rank()
+    if rank is not None and not self.done():
+        rank.network.scheduler.wait_until(self.done, "Future.wait of an asynchronous operation")
+    return _wait_in_cpp(self)
+
+
+def _install() -> None:
+    if type(c10d._world) is not _RankLocalWorld:
+        c10d._world.__class__ = _RankLocalWorld
+        torch._C.Future.wait = _wait_for_future  # type: ignore[method-assign]
+
+
 @contextmanager
 def rank_local_torch_distributed() -> Iterator[None]:
     """While the block runs, each rank thread has process groups of its own."""
-    if type(c10d._world) is not _RankLocalWorld:
-        c10d._world.__class__ = _RankLocalWorld
+    _install()
     _c10d._set_thread_isolation_mode(True)
     try:
         yield

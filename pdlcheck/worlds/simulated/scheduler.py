@@ -48,7 +48,7 @@ class RankThread:
         self.outcome = self.ready = self.waits_for = None
 
     def is_runnable(self) -> bool:
-        return self.outcome is None and (self.ready is None or self.ready())
+        return self.outcome is None and (self.ready is None or bool(self.on_resume) or self.ready())
 
 
 class Scheduler:
@@ -123,7 +123,8 @@ class Scheduler:
             return
         me.ready, me.waits_for = ready, waits_for
         try:
-            self._yield(me)
+            while not ready():
+                self._yield(me)
         finally:
             me.ready = None
         me.waits_for = None  # kept when the wait ends by an error: it is where the rank was stopped
