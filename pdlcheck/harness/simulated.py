@@ -55,7 +55,9 @@ class SimulatedItem:
 
     def teardown(self) -> None:
         with self._stack:
+            notes = dict(self._item.stash._storage)  # tmp_path takes its own away at the first rank's teardown
             for rank in reversed(range(len(self._ranks))):
+                self._item.stash._storage.update(notes)
                 self._on_rank(rank, partial(self._finish, self._ranks[rank]))
 
     def _on_rank(self, rank: int, work: Callable[[], None]) -> None:

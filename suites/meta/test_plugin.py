@@ -1,0 +1,311 @@
+"""The pytest plugin seen from outside: files as a user writes them, run in a pytest of their own on both worlds."""
+
+from __future__ import annotations
+
+import pytest
+
+# the inner runs forget the modules that they import: what keeps state must be there before
+import pdlcheck.harness.gpu
+import pdlcheck.harness.processes
+import pdlcheck.harness.simulated
+import pdlcheck.harness.subjects
+import pdlcheck.primitives.pagerank  # noqa: F401
+
+WORLDS = ["sim", "gloo"]
+
+
+@pytest.fixture(params=WORLDS)
+def run(request, pytester):
+    """Write a test file, run it on one world, return the outcome."""
+
+    def run(source, *options):
+        pytester.makepyfile(source)
+        return pytester.runpytest_inprocess("--world", request.param, "-p", "no:cacheprovider", *options)
+
+    run.world = request.param
+    return run
+
+
+HEAD = """
+import pytest, torch, torch.distributed as dist
+from hypothesis import given, settings, strategies as st
+"""
+
+
+def test_the_body_runs_on_every_rank_once_for_each_world_size(run):
+    result = run(
+        HEAD
+        + """
+@pytest.mark.world_size(2, 3)
+def test_sum(rank, world_size, device, group):
+    assert dist.get_rank() == rank and dist.get_world_size() == world_size
+    assert device == torch.device("cpu") and group.size() == world_size
+    x = torch.tensor([rank + 1.0], device=device)
+    dist.all_reduce(x, group=group)
+    assert x.item() == world_size * (world_size + 1) / 2
+""",
+        "-v",
+    )
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines([f"*::test_sum?{run.world}-2? PASSED*", f"*::test_sum?{run.world}-3? PASSED*"])
+
+
+def test_the_failing_ranks_own_assertion_is_what_the_user_reads(run):
+    result = run(
+        HEAD
+        + """
+@pytest.mark.world_size(2)
+def test_wrong(rank):
+    total = rank + 41
+    dist.barrier()
+    assert total == 41
+"""
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            ">       assert total == 41",
+            "E       assert 42 == 41",
+            "*rank 1 of 2 raised this*",
+            "pytest *test_wrong?*2?' --world " + run.world + " --pdl-seed=0",
+        ]
+    )
+
+
+def test_a_rank_that_raises_does_not_leave_its_peers_waiting(run):
+    result = run(
+        HEAD
+        + """
+@pytest.mark.world_size(2)
+def test_one_raises(rank):
+    if rank == 1:
+        raise AssertionError("rank one is unwell")
+    dist.all_reduce(torch.ones(3))
+
+@pytest.mark.world_size(2)
+def test_after_it(rank):
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == 2
+"""
+    )
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*AssertionError: rank one is unwell*", "*rank 0 was stopped in all_reduce*"])
+
+
+def test_a_property_is_drawn_and_shrunk_in_the_controller(run):
+    result = run(
+        HEAD
+        + """
+@pytest.mark.world_size(2)
+@settings(database=None, derandomize=True, deadline=None, max_examples=60)
+@given(n=st.integers(0, 1000))
+def test_property(rank, n):
+    x = torch.tensor([n])
+    dist.all_reduce(x)
+    assert x.item() == 2 * n
+    assert n < 17 or rank == 0
+"""
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*rank 1 of 2 raised this*", "*n=17*"])
+
+
+def test_the_world_fixture_runs_functions_under_given(run):
+    result = run(
+        HEAD
+        + """
+def total(n):
+    x = torch.tensor([n * dist.get_rank()])
+    dist.all_reduce(x)
+    return x.item()
+
+@settings(database=None, deadline=None, max_examples=10)
+@given(n=st.integers(-5, 5))
+def test_total(world, n):
+    assert world.run(total, n, world_size=3) == [3 * n] * 3
+""",
+        "-v",
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"*::test_total?{run.world}? PASSED*"])
+
+
+def test_every_rank_has_its_own_function_scoped_fixtures(run):
+    result = run(
+        HEAD
+        + """
+made = []
+
+@pytest.fixture
+def ten(rank):
+    made.append(rank)
+    yield 10 * rank
+    assert dist.is_initialized()
+
+@pytest.fixture(scope="module")
+def shared():
+    return 7
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("factor", [1, 2], ids=["one", "two"])
+def test_fixtures(ten, shared, rank, factor, tmp_path, monkeypatch):
+    assert (ten, shared, rank in made) == (10 * rank, 7, True)
+    everywhere = [None, None]
+    dist.all_gather_object(everywhere, ten * factor)
+    assert everywhere == [0, 10 * factor]
+
+@pytest.mark.world_size(2)
+class TestClass:
+    def setup_method(self):
+        self.seen = 0
+
+    def test_method(self, rank):
+        self.seen += rank
+        dist.barrier()
+        assert self.seen == rank
+"""
+    )
+    result.assert_outcomes(passed=3)
+
+
+def test_skip_xfail_and_errors_in_fixtures_are_what_they_are_on_one_rank(run):
+    result = run(
+        HEAD
+        + """
+@pytest.mark.world_size(2)
+def test_skip(rank):
+    pytest.skip("not today")
+
+@pytest.mark.world_size(2)
+@pytest.mark.xfail(strict=True, raises=ZeroDivisionError)
+def test_xfail(rank):
+    1 / 0
+
+@pytest.fixture
+def broken(rank):
+    if rank == 1:
+        raise OSError("no such disk")
+
+@pytest.mark.world_size(2)
+def test_error(broken):
+    pass
+
+@pytest.mark.world_size(2)
+def test_raises_on_one_rank(rank):
+    if rank == 1:
+        with pytest.raises(ValueError):
+            raise ValueError
+    dist.barrier()
+""",
+        "-rs",
+    )
+    result.assert_outcomes(skipped=1, xfailed=1, errors=1, passed=1)
+    result.stdout.fnmatch_lines(["*OSError: no such disk*", "SKIPPED * not today"])
+
+
+def test_a_deadlock_is_a_failure_with_a_line_for_each_rank(run):
+    result = run(
+        HEAD
+        + """
+@pytest.mark.world_size(2)
+def test_ring(rank):
+    dist.send(torch.ones(3), 1 - rank)
+    dist.recv(torch.zeros(3), 1 - rank)
+"""
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*rank 0: blocked in send to rank 1 of float32 (3,), default group (ranks 0, 1), at *.py:6*",
+            "*rank 1: blocked in send to rank 0 of float32 (3,), default group (ranks 0, 1), at *.py:6*",
+            "*wait cycle: rank 0 -> rank 1 -> rank 0*",
+        ]
+    )
+
+
+def test_a_mismatch_is_a_failure_that_shows_both_sides(run):
+    result = run(
+        HEAD
+        + """
+@pytest.mark.world_size(2)
+def test_shapes(rank):
+    dist.all_reduce(torch.ones(3 + rank))
+"""
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*CollectiveMismatch*differ in the shape*", "*rank 0: all_reduce(SUM) of float32 (3,)*", "*(4,)*"]
+    )
+
+
+def test_a_test_without_ranks_is_left_alone(pytester):
+    pytester.makepyfile("def test_plain():\n    assert 1 + 1 == 2\n")
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_loading_the_plugin_does_not_import_torch(pytester):
+    pytester.makepyfile("import sys\ndef test_plain():\n    assert 'torch' not in sys.modules\n")
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:hypothesispytest").assert_outcomes(passed=1)
+
+
+def test_several_worlds_repeat_a_test_with_an_id_for_each(pytester):
+    pytester.makepyfile(
+        HEAD + "@pytest.mark.world_size(2)\ndef test_a(rank):\n    dist.barrier()\n\n"
+        "def test_b(world):\n    assert world.run(dist.get_rank, world_size=2) == [0, 1]\n"
+    )
+    result = pytester.runpytest_inprocess("--world", "sim,gloo", "-v", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=4)
+    for name in ["test_a[sim-2]", "test_a[gloo-2]", "test_b[sim]", "test_b[gloo]"]:
+        assert name in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("options", "source", "message"),
+    [
+        (["--world", "slurm"], "", "*--world must name some of gloo, sim; got 'slurm'*"),
+        (["--subject", "x"], "", "*--subject takes NAME=MODULE:FUNCTION; got 'x'*"),
+        (
+            [],
+            "@pytest.mark.world_size(0)\ndef test_a(rank): pass",
+            "*world_size takes numbers of ranks of at least 1*got 0*",
+        ),
+        ([], "def test_a(rank): pass", "*fixture 'rank' belongs to a rank: mark the test with*"),
+        ([], "@pytest.mark.verifies('nonsense')\ndef test_a(subject): pass", "*there is no such primitive*"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_cure(pytester, options, source, message):
+    pytester.makepyfile(HEAD + source)
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *options)
+    assert result.ret != 0
+    output = result.stdout.str() + result.stderr.str()
+    pytest.LineMatcher(output.splitlines()).fnmatch_lines([message])
+
+
+def test_a_gpu_test_is_skipped_with_a_reason_and_selected_by_its_marker(pytester):
+    pytester.makepyfile(HEAD + "@pytest.mark.gpu\ndef test_g():\n    torch.ones(1, device='cuda')\n\ndef test_c(): pass\n")
+    result = pytester.runpytest_inprocess("-m", "gpu", "-rs", "-p", "no:cacheprovider")
+    assert result.parseoutcomes().get("deselected") == 1
+    import torch
+
+    if not torch.cuda.is_available():
+        result.assert_outcomes(skipped=1, deselected=1)
+        result.stdout.fnmatch_lines(["*needs CUDA: *"])
+
+
+def test_a_suite_runs_on_the_function_that_the_user_names(pytester):
+    pytester.makepyfile(mine="def double(x):\n    return 2 * x\n")
+    pytester.makepyfile(
+        HEAD
+        + """
+@pytest.mark.verifies("double")
+@settings(database=None, deadline=None, max_examples=5)
+@given(x=st.integers())
+def test_double(subject, x):
+    assert subject(x) == x + x
+"""
+    )
+    result = pytester.runpytest_inprocess("--subject", "double=mine:double", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
+
+
