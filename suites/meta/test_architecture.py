@@ -1,0 +1,84 @@
+"""The arrows between the folders, the public names, and what importing the package costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pdlcheck
+
+PACKAGE = Path(pdlcheck.__file__).parent
+MAY_IMPORT = {
+    "errors": set(),
+    "primitives": {"errors"},
+    "worlds": {"errors"},
+    "checks": {"errors"},
+    "bench": {"errors"},
+    "report": {"errors"},
+    "harness": {"errors", "worlds"},
+    "plugin": {"errors", "worlds", "harness"},
+}
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def _imports(source: str) -> set[str]:
+    """The rooms of pdlcheck that a file imports, at any depth, type checking included."""
+    rooms = set()
+    for node in ast.walk(ast.parse(source)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("pdlcheck.")}
+    return rooms
+
+
+def _forbidden(room: str, source: str) -> set[str]:
+    return _imports(source) - MAY_IMPORT[room] - {room, "__version__"}
+
+
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if _room(path) in MAY_IMPORT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_follow_the_arrows(path):
+    wrong = _forbidden(_room(path), path.read_text())
+    assert not wrong, f"{path.name} in {_room(path)}/ must not import {', '.join(sorted(wrong))}"
+
+
+def test_an_arrow_in_the_wrong_direction_is_seen():
+    assert _forbidden("checks", "from pdlcheck.primitives import ring_pass") == {"primitives"}
+    assert _forbidden("worlds", "def f():\n    import pdlcheck.checks.comm") == {"checks"}
+    assert _forbidden("harness", "from pdlcheck.worlds import World") == set()
+
+
+def _public(path: Path) -> list[str] | None:
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return list(ast.literal_eval(node.value))
+    return None
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_public_names_are_declared_and_sorted(path):
+    names = _public(path)
+    if names is None:
+        assert path.stem in {"__init__", "plugin"}, f"{path.name} has no __all__"
+        return
+    constants_first = sorted(names, key=lambda name: (not name.isupper(), not name[:1].isupper(), name))
+    assert names == constants_first, f"{path.name}: __all__ is sorted: constants, classes, functions"
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = "import sys, pdlcheck, pdlcheck.plugin; print([m for m in ('torch', 'numba', 'hypothesis') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
