@@ -67,7 +67,10 @@ class RankFailed(PdlcheckError):
 
 
 class RankDied(PdlcheckError):
-    """A rank's process ended without a result. Fields: ``rank``, ``exitcode`` (negative: minus the signal), ``stderr``."""
+    """A rank's process ended without a result.
+
+    Fields: ``rank``; ``exitcode``, minus the signal where negative; ``stderr``, what it wrote.
+    """
 
     rank: int
     exitcode: int | None

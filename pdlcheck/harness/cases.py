@@ -93,7 +93,9 @@ def _is_ours(metafunc: pytest.Metafunc, world_fixture: Callable[..., Any]) -> bo
 
 
 def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:
-    sizes = list(marker.args[0]) if len(marker.args) == 1 and isinstance(marker.args[0], list | tuple) else [*marker.args]
+    sizes = list(marker.args)
+    if len(sizes) == 1 and isinstance(sizes[0], list | tuple):  # DeepSpeed's way of writing several
+        sizes = list(sizes[0])
     for size in sizes or [None]:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise pytest.UsageError(

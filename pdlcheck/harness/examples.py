@@ -38,7 +38,7 @@ def accept_rank_fixtures(item: pytest.Item) -> None:
     }
     if suspects <= _OURS:
         function = getattr(item.obj, "__func__", item.obj)
-        own = getattr(function, "_hypothesis_internal_use_settings", settings.default)
+        own: settings = getattr(function, "_hypothesis_internal_use_settings", None) or settings()
         function._hypothesis_internal_use_settings = settings(
             parent=own,
             suppress_health_check={HealthCheck.function_scoped_fixture, *own.suppress_health_check},

@@ -20,11 +20,13 @@ import torch.distributed as dist
 from _pytest.config import _prepareconfig, apply_warning_filters
 
 from pdlcheck.harness.cases import IN_RANK, RankContext, set_rank_context
+from pdlcheck.harness.examples import is_property
 from pdlcheck.harness.reports import RANK_REPORT
 
 __all__ = ["SessionDescription", "call", "describe", "setup", "teardown"]
 
-_NOT_IN_RANKS = ("cov", "no_cov", "numprocesses", "dist", "tx", "usepdb", "trace", "xmlpath", "lf", "failedfirst", "newfirst")
+# options of the controller alone: what it distributes, measures, remembers or asks
+_NOT_IN_RANKS = ("cov", "dist", "failedfirst", "lf", "newfirst", "no_cov", "numprocesses", "tx", "usepdb", "xmlpath")
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def setup(description: SessionDescription, path: str, nodeid: str) -> None:
         RankContext(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), dist.group.WORLD)  # type: ignore[arg-type]
     )
     _session.session._setupstate.teardown_exact(item)  # what the item before needed and this one does not
-    if not item._request:
+    if not getattr(item, "_request", None):
         item._initrequest()
     with _reported(item):
         item.ihook.pytest_runtest_setup(item=item)
@@ -102,7 +104,7 @@ def call(nodeid: str, drawn: dict[str, Any]) -> None:
     assert _session is not None
     item = _session.items[nodeid]
     with _reported(item):
-        if not drawn:
+        if not is_property(item):
             item.ihook.pytest_runtest_call(item=item)
             return
         body = item.obj.hypothesis.inner_test

@@ -39,7 +39,9 @@ def prepare(item: pytest.Item) -> None:
     world = cases.open_world(item.config, case.world)
     if world.shares_process:
         from pdlcheck.harness.simulated import SimulatedItem
+        from pdlcheck.worlds.simulated import SimulatedWorld
 
+        assert isinstance(world, SimulatedWorld)
         ranked: RankedItem = SimulatedItem(item, case, world)
     else:
         from pdlcheck.harness.processes import ProcessItem

@@ -30,7 +30,7 @@ def get_world(name: str, **options: Any) -> World:
 
     Args:
         name: ``sim`` (simulated ranks in this process) or ``gloo`` (local processes).
-        options: what the world takes: ``seed`` for ``sim``; ``watch``, ``timeout_s``, ``threads_per_rank`` for ``gloo``.
+        options: what the world takes: ``seed``; for ``gloo`` also ``watch``, ``timeout_s``, ``threads_per_rank``.
 
     Raises:
         ValueError: there is no world of that name.

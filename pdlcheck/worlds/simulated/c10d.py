@@ -58,6 +58,7 @@ def _self_test() -> None:
 
 
 _self_test()
+_set_thread_isolation_mode: Callable[[bool], None] = getattr(_c10d, "_set_thread_isolation_mode")  # noqa: B009 - no stub
 
 
 def _rank_local(name: str) -> property:
@@ -85,7 +86,7 @@ _RankLocalWorld = type(
 _wait_in_cpp = torch._C.Future.wait
 
 
-def _wait_for_future(self: torch._C.Future) -> Any:
+def _wait_for_future(self: torch._C.Future[Any]) -> Any:
     """``Future.wait`` that gives other ranks their turn, also for futures that C++ made (``then``, DDP's join)."""
     rank = current_rank()
     if rank is not None and not self.done():
@@ -103,11 +104,11 @@ def _install() -> None:
 def rank_local_torch_distributed() -> Iterator[None]:
     """While the block runs, each rank thread has process groups of its own."""
     _install()
-    _c10d._set_thread_isolation_mode(True)
+    _set_thread_isolation_mode(True)
     try:
         yield
     finally:
-        _c10d._set_thread_isolation_mode(False)
+        _set_thread_isolation_mode(False)
 
 
 def join_group(network: Any, store: SimulatedStore, world_size: int) -> None:

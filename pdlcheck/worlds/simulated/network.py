@@ -119,7 +119,7 @@ class SimulatedWork(dist.Work):
                 self._resolve()
             elif torch._C._current_graph_task_id() != -1:
                 # DDP's reducer will block on this future in C++, where no scheduler sees it: wait here first.
-                torch.autograd.Variable._execution_engine.queue_callback(self.wait)
+                torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
         return self._future
 
 

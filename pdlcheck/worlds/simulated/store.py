@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from pdlcheck.worlds.simulated.scheduler import Scheduler
 
 __all__ = ["SimulatedStore"]
 
 
-class SimulatedStore(dist.Store):
+class SimulatedStore(Store):
     """``torch.distributed.Store`` in memory; a wait that nobody can fulfil is part of a deadlock's report."""
 
     def __init__(self, scheduler: Scheduler) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 
 import torch
 
@@ -20,7 +20,7 @@ _is_internal: dict[CodeType, bool] = {}
 
 def user_line() -> str:
     """Return ``path:line`` of the innermost frame outside torch and the worlds; empty if there is none."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         internal = _is_internal.get(code)
@@ -28,7 +28,7 @@ def user_line() -> str:
             internal = _is_internal[code] = code.co_filename.startswith(_INTERNAL)
         if not internal:
             return f"{_short(code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]  # typeshed: the outermost f_back is None
+        frame = frame.f_back
     return ""
 
 

@@ -33,7 +33,9 @@ def deadlock(
     tail = [f"wait cycle: {' -> '.join(f'rank {r}' for r in [*cycle, cycle[0]])}"] if cycle else []
     gone = [r for needs in missing.values() for r in needs if r in ended]
     if gone and not cycle:
-        tail.append(f"rank {gone[0]} {ended[gone[0]]} and will not take part: fewer steps, or an early return, on that rank")
+        tail.append(
+            f"rank {gone[0]} {ended[gone[0]]} and will not take part: fewer steps, or an early return, on that rank"
+        )
     return Deadlock("\n  ".join([head, *lines, *tail]), ranks=lines, cycle=cycle)
 
 
