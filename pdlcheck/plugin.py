@@ -66,6 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
     cases.check_options(config)
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    cases.warm_up(session.config)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     cases.close_worlds(config)
 
@@ -108,7 +112,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.failed:
+    if report.failed and not cases.runs_in_a_rank(item.config):
         from pdlcheck.harness.reports import tell
 
         tell(item, call, report)

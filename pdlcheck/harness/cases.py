@@ -25,6 +25,7 @@ __all__ = [
     "rank_context",
     "runs_in_a_rank",
     "set_rank_context",
+    "warm_up",
     "world_names",
 ]
 
@@ -128,6 +129,14 @@ def open_world(config: pytest.Config, name: str | None) -> World:
         except WorldUnavailable as missing:
             pytest.skip(str(missing))
     return worlds[name]
+
+
+def warm_up(config: pytest.Config) -> None:
+    """While tests are collected, let a fork server import what ranks will need."""
+    if "gloo" in world_names(config) and not config.getoption("collectonly"):
+        from pdlcheck.worlds.processes import forkserver
+
+        forkserver.start(preload=("pytest", "hypothesis", "pdlcheck.harness.rank_session"))
 
 
 def close_worlds(config: pytest.Config) -> None:

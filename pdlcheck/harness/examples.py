@@ -31,17 +31,22 @@ def accept_rank_fixtures(item: pytest.Item) -> None:
 
     assert isinstance(item, pytest.Function)
     requested = item._fixtureinfo.name2fixturedefs
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
     suspects = {
         name
         for name in item._fixtureinfo.argnames
-        if name in requested and requested[name][-1].scope == "function"
+        if name in requested and name not in parameters and requested[name][-1].scope == "function"
     }
     if suspects <= _OURS:
         function = getattr(item.obj, "__func__", item.obj)
         own: settings = getattr(function, "_hypothesis_internal_use_settings", None) or settings()
         function._hypothesis_internal_use_settings = settings(
             parent=own,
-            suppress_health_check={HealthCheck.function_scoped_fixture, *own.suppress_health_check},
+            suppress_health_check={
+                HealthCheck.function_scoped_fixture,
+                HealthCheck.differing_executors,  # or Hypothesis would look up the ranks' fixtures in the controller
+                *own.suppress_health_check,
+            },
             phases=[phase for phase in own.phases if phase is not Phase.explain],  # it would explain the harness
         )
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -41,6 +41,8 @@ def describe(config: pytest.Config) -> SessionDescription:
     """The controller's session, for the ranks."""
     arguments = ["-s", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
     arguments += ["--rootdir", str(config.rootpath), "-o", "addopts="]
+    if config.getoption("noconftest"):
+        arguments.append("--noconftest")
     if config.inipath is not None:
         arguments += ["-c", str(config.inipath)]
     for plugin in config.getoption("plugins") or []:
@@ -95,30 +97,29 @@ def setup(description: SessionDescription, path: str, nodeid: str) -> None:
     _session.session._setupstate.teardown_exact(item)  # what the item before needed and this one does not
     if not getattr(item, "_request", None):
         item._initrequest()
-    with _reported(item):
-        item.ihook.pytest_runtest_setup(item=item)
+    _phase(item, "setup", lambda: item.ihook.pytest_runtest_setup(item=item))
 
 
 def call(nodeid: str, drawn: dict[str, Any]) -> None:
     """Run the item's body in this rank; ``drawn`` are the arguments of one example of a property."""
     assert _session is not None
     item = _session.items[nodeid]
-    with _reported(item):
-        if not is_property(item):
-            item.ihook.pytest_runtest_call(item=item)
-            return
-        body = item.obj.hypothesis.inner_test
-        instance = getattr(item.obj, "__self__", None)
-        fixtures = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
-        body(*([] if instance is None else [instance]), **fixtures, **drawn)
+    if not is_property(item):
+        _phase(item, "call", lambda: item.ihook.pytest_runtest_call(item=item))
+        return
+    body = item.obj.hypothesis.inner_test
+    instance = getattr(item.obj, "__self__", None)
+    fixtures = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    _phase(item, "call", lambda: body(*([] if instance is None else [instance]), **fixtures, **drawn))
 
 
 def teardown(nodeid: str) -> None:
     """Tear the item's own fixtures down; those of wider scope stay until an item does not need them."""
     assert _session is not None
     item = _session.items[nodeid]
-    with _reported(item):
-        item.ihook.pytest_runtest_teardown(item=item, nextitem=_Sibling(item))
+    _phase(
+        item, "teardown", lambda: item.ihook.pytest_runtest_teardown(item=item, nextitem=_Sibling(item))
+    )
     item._request = False  # type: ignore[assignment]  # as pytest does when an item has ended
     set_rank_context(None)
 
@@ -133,21 +134,21 @@ class _Sibling:
         return self._chain
 
 
-@contextmanager
-def _reported(item: pytest.Function) -> Iterator[None]:
-    """Apply the session's warning filters; give a failure the report that pytest renders of it."""
+def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], run: Callable[[], object]) -> None:
+    """Run one phase as pytest does: with the session's warning filters, and a report that plugins see."""
     output = io.StringIO()
-    try:
-        with warnings.catch_warnings(), redirect_stdout(output), redirect_stderr(output):
-            apply_warning_filters(
-                item.config.getini("filterwarnings"), item.config.known_args_namespace.pythonwarnings or []
-            )
-            yield
-    except (pytest.skip.Exception, pytest.xfail.Exception):
-        raise
-    except BaseException as error:
-        rendered = str(item.repr_failure(pytest.ExceptionInfo.from_exception(error)))
+    with warnings.catch_warnings(), redirect_stdout(output), redirect_stderr(output):
+        apply_warning_filters(
+            item.config.getini("filterwarnings"), item.config.known_args_namespace.pythonwarnings or []
+        )
+        call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt,))
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+    if call.excinfo is None:
+        return
+    error = call.excinfo.value
+    if not isinstance(error, pytest.skip.Exception | pytest.xfail.Exception):
+        rendered = str(report.longrepr)
         if output.getvalue():
             rendered += f"\n----- captured output of this rank -----\n{output.getvalue()}"
         setattr(error, RANK_REPORT, rendered)
-        raise
+    raise error

@@ -6,6 +6,8 @@ import shlex
 from typing import Any
 
 import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._io import TerminalWriter
 
 from pdlcheck.harness import cases
 
@@ -20,14 +22,27 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
         return
     rendered = getattr(call.excinfo.value, RANK_REPORT, None)
     if rendered is not None:
-        notes = getattr(call.excinfo.value, "__notes__", [])
-        report.longrepr = "\n".join([rendered, "", *notes])
+        report.longrepr = _RankReport(item, call.excinfo.value, rendered)  # type: ignore[assignment]  # pytest asks less
     world = _world_of(item)
     if world is not None:
         command = ["pytest", item.nodeid, "--world", world, f"--pdl-seed={item.config.getoption('--pdl-seed')}"]
         for subject in item.config.getoption("--subject"):
             command += ["--subject", subject]
         report.sections.append(("replay", shlex.join(command)))
+
+
+class _RankReport(TerminalRepr):
+    """A failure as its rank rendered it, with what became of the other ranks."""
+
+    def __init__(self, item: pytest.Item, error: BaseException, rendered: str) -> None:
+        self._text = "\n".join([rendered, "", *getattr(error, "__notes__", [])])
+        head = (str(error).splitlines() or [""])[0]
+        path, line, _ = item.location
+        self.reprcrash = ReprFileLocation(path, (line or 0) + 1, f"{type(error).__name__}: {head}")
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        for line in self._text.splitlines():
+            tw.line(line, red=line.startswith("E  "), bold=line.startswith("E  "))
 
 
 def _world_of(item: pytest.Item) -> str | None:

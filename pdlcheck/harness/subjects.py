@@ -29,8 +29,9 @@ def find(request: pytest.FixtureRequest) -> Callable[..., Any]:
             return _load(*target.split(":"))
     for home in _HOMES:
         module = importlib.import_module(home)
-        if hasattr(module, name):
-            return getattr(module, name)  # type: ignore[no-any-return]  # a module's attribute
+        found = getattr(module, name, None)
+        if callable(found):  # a submodule may carry the name of its main function
+            return found  # type: ignore[no-any-return]  # a module's attribute
     raise pytest.UsageError(f"verifies({name!r}): there is no such primitive in {' or '.join(_HOMES)}")
 
 

@@ -46,7 +46,7 @@ class Network:
             operations, works = zip(*(self._posted.pop(k) for k in match.keys), strict=True)  # type: ignore[call-overload]
             execute(operations)
             for done, source in zip(works, reversed(match.signatures), strict=False):
-                done.complete(source.rank)
+                done.complete(source.members.index(source.rank))  # torch asks for the number in the group
         return work
 
     def _stuck(self, waiting: Sequence[RankThread], ranks: Sequence[RankThread]) -> PdlcheckError:

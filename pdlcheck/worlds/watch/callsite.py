@@ -13,7 +13,7 @@ __all__ = ["user_line"]
 _INTERNAL = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,  # pdlcheck/worlds
-    "<",
+    "<frozen",
 )
 _is_internal: dict[CodeType, bool] = {}
 

@@ -1,0 +1,246 @@
+"""One call from the controller's side: wait for every rank, find the first cause, let nobody hang."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from pdlcheck.errors import PdlcheckError, PeerFailed, RankFailed
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
+from pdlcheck.worlds.processes.member import Died, Member
+from pdlcheck.worlds.processes.messages import (
+    Aftermath,
+    Done,
+    Failed,
+    Halted,
+    Posted,
+    Refuse,
+    Report,
+    Stack,
+    Stop,
+    Unwatch,
+    Waits,
+    WhereAreYou,
+)
+from pdlcheck.worlds.processes.referee import Referee
+from pdlcheck.worlds.processes.story import rank_died, rank_timeout
+
+__all__ = ["Collector"]
+
+_GRACE_S = 0.3  # after a first failure, for the other ranks to report theirs
+_STACKS_S = 0.5
+_CONSEQUENCE = 1_000_000  # "connection closed by peer" is never the first cause if there is another one
+
+Events = Sequence[tuple[Member, Report | Died]]
+
+
+class Collector:
+    """Collects the outcomes of one call.
+
+    Args:
+        members: all ranks.
+        call: the number of the call.
+        wait: blocks until something happens, at most so many seconds; returns what did.
+        referee: None where operations are not watched.
+        timeout_s: for the whole call.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        call: int,
+        wait: Callable[[float], Events],
+        referee: Referee | None,
+        timeout_s: float,
+    ) -> None:
+        self._members = members
+        self._call = call
+        self._wait = wait
+        self._referee = referee
+        self._timeout_s = timeout_s
+        self._pending = {member.rank: member for member in members}
+        self._outcomes: dict[int, Outcome] = {}
+        self._failures = 0
+        self._verdict: PdlcheckError | None = None
+        self._stopping = False
+        self._until = time.monotonic() + timeout_s
+        self._after: dict[int, Aftermath] = {}
+
+    def outcomes(self) -> list[Outcome]:
+        """Wait until every rank has ended the call, in one way or another."""
+        while self._pending:
+            left = self._until - time.monotonic()
+            events = self._wait(max(left, 0.0))
+            if not events and left <= 0:
+                if not self._stopping:
+                    self._time_out()
+                break
+            for member, report in events:
+                self._take(member, report)
+        for rank in list(self._pending):
+            self._end(rank, Stopped(rank, self._waits_in(rank)))
+        if self._verdict is not None:
+            self._pronounce(self._verdict)
+        return [self._outcomes[member.rank] for member in self._members]
+
+    def can_go_on(self) -> bool:
+        """True if, after :meth:`outcomes`, another call can run on the same processes.
+
+        Plain groups may hold half of an operation after a failure; in watched ones every operation that began
+        on one rank began on all.
+        """
+        after = list(self._after.values())
+        return (
+            len(after) == len(self._members)
+            and all(left.default_group for left in after)
+            and len({left.groups_made for left in after}) == 1
+            and (self._referee is not None or not self._stopping)
+        )
+
+    def groups(self) -> int:
+        """Number of process groups that the ranks have, the default group included."""
+        return max((left.groups for left in self._after.values()), default=0)
+
+    def _take(self, member: Member, report: Report | Died) -> None:
+        rank = member.rank
+        if rank not in self._pending or getattr(report, "call", self._call) != self._call:
+            return
+        match report:
+            case Done(payload=payload, after=after):
+                self._after[rank] = after
+                self._returned(rank, payload)
+            case Failed():
+                self._after[rank] = report.after
+                self._failed(rank, report)
+            case Died(exitcode=exitcode):
+                out, err = member.output()
+                last = self._referee.last_operation(rank) if self._referee is not None else ""
+                self._raised(rank, rank_died(rank, exitcode, last, err), output=out)
+            case Halted(where=where, after=after):
+                if after is not None:
+                    self._after[rank] = after
+                self._end(rank, Stopped(rank, self._waits_in(rank) or where))
+            case Posted() | Waits() | Unwatch():
+                self._judge(lambda referee: self._pass_on(referee, rank, report))
+
+    def _pass_on(self, referee: Referee, rank: int, report: Posted | Waits | Unwatch) -> None:
+        match report:
+            case Posted(operation=operation, signature=signature):
+                for other, message in referee.posted(rank, operation, signature):
+                    self._members[other].send(message)
+            case Waits(operation=operation):
+                referee.waits(rank, operation)
+            case Unwatch():
+                referee.unwatch()
+
+    def _returned(self, rank: int, payload: bytes) -> None:
+        try:
+            value = pickle.loads(payload)
+        except Exception as error:  # unpickling runs code of any class
+            trouble = TypeError(
+                f"the result of rank {rank} cannot be read by the controller: "
+                f"{type(error).__name__}: {error}; return tensors, numbers, strings, or containers of these"
+            )
+            self._raised(rank, trouble)
+            return
+        self._end(rank, Returned(rank, value))
+        self._judge(lambda referee: referee.ended(rank))
+
+    def _failed(self, rank: int, report: Failed) -> None:
+        error: BaseException | None = None
+        if report.error is not None:
+            try:
+                error = pickle.loads(report.error)
+            except Exception:  # its class cannot be imported here: the text below tells all
+                error = None
+        if error is None:
+            text = f"rank {rank} raised {report.kind}: {report.text}"
+            error = RankFailed(text, rank=rank, traceback=report.traceback)
+            vars(error).update(report.words)
+        self._raised(rank, error, traceback=report.traceback, consequence=report.consequence)
+
+    def _raised(
+        self,
+        rank: int,
+        error: BaseException,
+        *,
+        traceback: str = "",
+        output: str = "",
+        consequence: bool = False,
+    ) -> None:
+        self._failures += 1
+        order = self._failures + (_CONSEQUENCE if consequence else 0)
+        self._end(rank, Raised(rank, error, traceback, order, output))
+        if not self._stopping:
+            self._stop_others(PeerFailed("another rank failed"))
+
+    def _end(self, rank: int, outcome: Outcome) -> None:
+        self._outcomes[rank] = outcome
+        self._pending.pop(rank, None)
+
+    def _waits_in(self, rank: int) -> str:
+        return self._referee.waits_in(rank) if self._referee is not None else ""
+
+    # -- ends ahead of time ------------------------------------------------------------------------
+
+    def _judge(self, ask: Callable[[Referee], None]) -> None:
+        if self._referee is None or self._stopping:
+            return
+        try:
+            ask(self._referee)
+        except PdlcheckError as verdict:
+            self._verdict = verdict
+            self._stop_others(verdict)  # each raises it from its own line
+
+    def _pronounce(self, verdict: PdlcheckError) -> None:
+        """A verdict stands, also where the ranks swallowed it or could not raise it in time."""
+        if not any(isinstance(o, Raised) and type(o.error) is type(verdict) for o in self._outcomes.values()):
+            rank = self._members[0].rank
+            self._outcomes[rank] = Raised(rank, verdict)
+
+    def _stop_others(self, reason: PdlcheckError) -> None:
+        self._stopping = True
+        self._until = time.monotonic() + _GRACE_S
+        for member in self._pending.values():
+            if self._referee is not None:
+                member.send(Refuse(self._call, reason))
+            member.send(Stop(self._call))
+
+    def _time_out(self) -> None:
+        late = dict(self._pending)
+        places: dict[int, Stack] = {}
+        for member in late.values():
+            member.send(WhereAreYou(self._call))
+        self._listen_for_stacks(places, _STACKS_S)
+        stacks = {rank: place.stack for rank, place in places.items()}
+        silent = [member for rank, member in late.items() if rank in self._pending and rank not in stacks]
+        if silent:  # in C code that does not let Python run: faulthandler needs no Python
+            for member in silent:
+                member.signal(signal.SIGUSR1)
+            self._listen_for_stacks(places, _STACKS_S / 2)
+            stacks |= {member.rank: member.output()[1] for member in silent}
+        states = {rank: self._words(rank, places) for rank in range(len(self._members))}
+        error = rank_timeout(self._timeout_s, states, {rank: stacks.get(rank, "") for rank in late})
+        rank = min(late)
+        self._stopping = True
+        self._end(rank, Raised(rank, error))  # also where it ended a moment later
+
+    def _listen_for_stacks(self, places: dict[int, Stack], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and self._pending.keys() - places.keys():
+            for member, report in self._wait(left):
+                if isinstance(report, Stack) and report.call == self._call:
+                    places[member.rank] = report
+                else:
+                    self._take(member, report)
+
+    def _words(self, rank: int, places: dict[int, Stack]) -> str:
+        match self._outcomes.get(rank):
+            case Returned():
+                return "has returned"
+            case Raised(error=error):
+                return f"raised {type(error).__name__}"
+        where = self._waits_in(rank) or (places[rank].where if rank in places else "")
+        return f"busy {where}".rstrip()

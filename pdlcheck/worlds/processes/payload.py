@@ -1,0 +1,145 @@
+"""Functions, arguments, results and exceptions as bytes; what cannot travel is named."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.util
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+__all__ = ["dump_call", "dump_error", "dump_result", "import_module_of", "load_call", "module_of"]
+
+
+def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """Return the call as bytes; functions of ``__main__``, lambdas and closures travel by value.
+
+    Raises:
+        TypeError: the function or an argument cannot travel; says which.
+    """
+    try:
+        return _dumps((fn, args, kwargs))
+    except Exception as error:  # pickling runs code of any class: find out whose
+        name = getattr(fn, "__qualname__", repr(fn))
+        parts: list[tuple[str, Any]] = [(f"the function {name}", fn)]
+        parts += [(f"argument {i} of {name}", arg) for i, arg in enumerate(args)]
+        parts += [(f"argument {key!r} of {name}", arg) for key, arg in kwargs.items()]
+        for words, part in parts:
+            if (cause := _trouble(part)) is not None:
+                raise TypeError(
+                    f"{words} cannot be sent to the ranks: {_head(cause)}; "
+                    "create it inside the function, or pass what it is made of"
+                ) from cause
+        raise TypeError(f"the call of {name} cannot be sent to the ranks: {_head(error)}") from error
+
+
+def load_call(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The inverse of :func:`dump_call`, in the rank."""
+    try:
+        return pickle.loads(payload)  # type: ignore[no-any-return]
+    except ModuleNotFoundError:  # a file that is newer than the import system's memory of its folder
+        importlib.invalidate_caches()
+        return pickle.loads(payload)  # type: ignore[no-any-return]
+
+
+def dump_result(value: Any, rank: int) -> bytes:
+    """Return what a rank's function returned as bytes.
+
+    Raises:
+        TypeError: it cannot travel.
+    """
+    try:
+        return _dumps(value)
+    except Exception as error:  # pickling runs code of any class
+        raise TypeError(
+            f"rank {rank} returned a {type(value).__name__} that cannot be sent to the controller: "
+            f"{_head(error)}; return tensors, numbers, strings, or containers of these"
+        ) from error
+
+
+def dump_error(error: BaseException) -> bytes | None:
+    """Return an exception as bytes, or None unless it comes back as the same type with the same words."""
+    try:
+        data = _dumps(error)
+        copy = pickle.loads(data)
+        same = type(copy) is type(error) and str(copy) == str(error)
+    except Exception:  # constructors and reducers of users' classes may raise anything
+        return None
+    return data if same else None
+
+
+def module_of(fn: Callable[..., Any]) -> tuple[str, str] | None:
+    """Name and file of the module that ``fn`` is imported from in a rank, where that may need help."""
+    name: Any = getattr(fn, "__module__", None)
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or name == "__main__" or getattr(module, "__package__", ""):
+        return None
+    return name, os.path.abspath(file)
+
+
+def import_module_of(name: str, file: str) -> None:
+    """Make ``name`` the module of that very file: test files share names, and not all are importable."""
+    known = sys.modules.get(name)
+    if known is not None and _is_file(getattr(known, "__file__", None), file):
+        return
+    found = importlib.util.find_spec(name) if known is None else None
+    if found is not None and _is_file(found.origin, file):
+        return  # an ordinary import will do
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+
+
+def _is_file(one: str | None, other: str) -> bool:
+    return one is not None and os.path.realpath(one) == os.path.realpath(other)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Also finds classes that call themselves builtins and are not, as pytest's: a skip stays a skip."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and obj.__module__ == "builtins" and not hasattr(builtins, obj.__name__):
+            home = _home(obj)
+            if home is not None:
+                return getattr, (home, obj.__name__)
+        return super().reducer_override(obj)
+
+
+def _home(cls: type) -> ModuleType | None:
+    """The module whose code defines the class."""
+    maker = cls.__init__  # type: ignore[misc]  # of this class, not of an instance
+    module = sys.modules.get(getattr(maker, "__module__", ""))
+    return module if getattr(module, cls.__name__, None) is cls else None
+
+
+def _dumps(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def _trouble(part: Any) -> Exception | None:
+    try:
+        _dumps(part)
+    except Exception as error:  # it is handed on
+        return error
+    return None
+
+
+def _head(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

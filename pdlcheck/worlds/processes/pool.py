@@ -1,0 +1,192 @@
+"""The processes of one world size, and one call at a time on all of them."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TextIO
+
+from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.outcome import Outcome, Raised
+from pdlcheck.worlds.processes.collect import Collector
+from pdlcheck.worlds.processes.forkserver import ForkServer
+from pdlcheck.worlds.processes.member import Died, Member
+from pdlcheck.worlds.processes.messages import Call, Ready, Report, Start
+from pdlcheck.worlds.processes.referee import Referee
+from pdlcheck.worlds.processes.surroundings import Surroundings
+
+__all__ = ["Pool", "Setup"]
+
+_START_S = 120.0  # a slow disk may take long to import torch, once
+_LEAVE_S = 1.5
+_MAX_GROUPS = 32  # each holds threads and a socket to every peer
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the ranks of a pool have in common."""
+
+    world_size: int
+    backend: str
+    threads: int
+    watch: bool
+
+
+class Pool:
+    """``world_size`` processes with a default group.
+
+    After a failure that may have left something half done ``is_usable`` is False and the processes are gone.
+    """
+
+    def __init__(self, setup: Setup, server: ForkServer) -> None:
+        self._setup = setup
+        self._calls = 0
+        self._surroundings = Surroundings(path=(), directory=None, environment=server.environment)
+        self._selector = selectors.DefaultSelector()
+        self._members: list[Member] = []
+        self.is_usable = True
+        self.is_worn = False  # of groups that nobody destroyed: replace it when nothing runs on it
+        try:
+            with socket.create_server(("127.0.0.1", 0), backlog=setup.world_size) as listening:
+                for rank in range(setup.world_size):
+                    self._members.append(Member(rank, server, listening if rank == 0 else None))
+                self._start(listening.getsockname()[1])
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._setup.world_size
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks, in rank order."""
+        return [member.pid for member in self._members]
+
+    def call(
+        self, payload: bytes, module: tuple[str, str] | None, *, seed: int | None, timeout_s: float
+    ) -> list[Outcome]:
+        """Send a call to every rank; return how each ended it. See :class:`Call` for the arguments."""
+        self._calls += 1
+        changes, self._surroundings = self._surroundings.changes()
+        message = Call(self._calls, payload, module, seed, changes)
+        referee = Referee(self._setup.world_size) if self._setup.watch else None
+        try:
+            for member in self._members:
+                member.send(message)
+            collector = Collector(self._members, self._calls, self._wait, referee, timeout_s)
+            outcomes = self._with_output(collector.outcomes())
+        except BaseException:  # Ctrl-C above all
+            self.kill()
+            raise
+        self.is_worn = collector.groups() > _MAX_GROUPS
+        if not collector.can_go_on():
+            self.kill()
+        return outcomes
+
+    def close(self) -> None:
+        """Let idle ranks end by themselves; kill those that do not."""
+        for member in self._members:
+            member.hang_up()
+        until = time.monotonic() + _LEAVE_S
+        for member in self._members:
+            if not member.wait_ended(max(until - time.monotonic(), 0.0)):
+                break
+        self.kill()
+
+    def kill(self) -> None:
+        """End every process at once and give back all descriptors."""
+        self.is_usable = False
+        members, self._members = self._members, []
+        self._selector.close()
+        for member in members:
+            member.signal(signal.SIGKILL)
+        for member in members:
+            member.wait_ended(_LEAVE_S)
+            member.close()
+
+    def abandon(self) -> None:
+        """Give back the descriptors in a fork of the controller; the ranks are not its own."""
+        self.is_usable = False
+        members, self._members = self._members, []
+        self._selector.close()
+        for member in members:
+            member.close()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _start(self, port: int) -> None:
+        setup = self._setup
+        for member in self._members:
+            self._selector.register(member.connection, selectors.EVENT_READ, member)
+            member.send(Start(member.rank, setup.world_size, setup.backend, setup.threads, port, setup.watch))
+        for member in self._members:
+            member.await_start()  # before that, its status pipe does not tell about its end
+            self._selector.register(member.status, selectors.EVENT_READ, member)
+        waiting = {member.rank for member in self._members}
+        until = time.monotonic() + _START_S
+        while waiting:
+            events = self._wait(max(until - time.monotonic(), 0.0))
+            if not events:
+                raise self._unavailable(f"ranks {sorted(waiting)} did not join the group within {_START_S:g} s")
+            for member, report in events:
+                if isinstance(report, Died):
+                    raise self._unavailable(f"rank {member.rank} ended while it joined the group", member)
+                if isinstance(report, Ready):
+                    if report.missing:
+                        text = "; ".join(f"{name} ({why})" for name, why in report.missing.items())
+                        raise self._unavailable(f"the fork server could not import {text}")
+                    waiting.discard(member.rank)
+
+    def _unavailable(self, what: str, member: Member | None = None) -> WorldUnavailable:
+        words = member.output()[1].strip() if member is not None else ""
+        said = f"\n{words}" if words else ""
+        return WorldUnavailable(
+            f"{self._setup.backend} processes cannot start: {what}; see `pdlcheck doctor`{said}",
+            world=self._setup.backend,
+            cure="pdlcheck doctor",
+        )
+
+    def _wait(self, timeout_s: float) -> list[tuple[Member, Report | Died]]:
+        """Block until something happens; return messages and deaths, those of one rank in order."""
+        events: list[tuple[Member, Report | Died]] = []
+        gone: set[int] = set()
+        for key, _ in self._selector.select(timeout_s):
+            member: Member = key.data
+            if member.rank in gone:
+                continue
+            report = member.receive() if key.fileobj is member.connection else None
+            if report is not None:
+                events.append((member, report))
+                continue
+            gone.add(member.rank)
+            self._selector.unregister(member.connection)
+            self._selector.unregister(member.status)
+            events += [(member, word) for word in member.last_words()]
+        return events
+
+    def _with_output(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Attach to failures what their ranks wrote; show what the other ranks wrote."""
+        complete: list[Outcome] = []
+        for outcome, member in zip(outcomes, self._members, strict=True):
+            out, err = member.output()
+            if isinstance(outcome, Raised):
+                complete.append(replace(outcome, output=outcome.output + out + err))
+            else:
+                _show(out, member.rank, lambda: sys.stdout)
+                _show(err, member.rank, lambda: sys.stderr)
+                complete.append(outcome)
+        return complete
+
+
+def _show(text: str, rank: int, stream: Callable[[], TextIO]) -> None:
+    if text:
+        lines = "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
+        stream().write(lines)

@@ -1,0 +1,169 @@
+"""The main program of a rank: join the default group, then call what the controller sends, to its end."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import random
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import TCPStore
+
+from pdlcheck.errors import PeerFailed, RankFailed
+from pdlcheck.worlds.processes.announce import Announcer
+from pdlcheck.worlds.processes.channel import Channel, leave
+from pdlcheck.worlds.processes.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
+from pdlcheck.worlds.processes.payload import dump_error, dump_result, import_module_of, load_call
+from pdlcheck.worlds.processes.position import user_traceback
+from pdlcheck.worlds.processes.watched_gloo import begin_call, watch_gloo
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+_PEER_HAS_GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+)
+_UNSENDABLE = (SystemExit, KeyboardInterrupt, GeneratorExit)  # raised in the controller they would end it
+
+
+def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int) -> NoReturn:
+    """Serve as one rank. ``fds``: the pipe, stdout, stderr and, on rank 0, the store's listening socket."""
+    _die_with(server_pid)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text file in every fork
+    faulthandler.enable(file=2, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+    channel = Channel(Connection(fds[0]))
+    start: Start = channel.receive()
+    announcer = Announcer(channel.send)
+    if start.watch:
+        channel.on_message = announcer.handle
+        channel.look_s = 0.1  # a watched wait ends by itself: only a call of the real group can be blocked
+        watch_gloo(announcer)
+    channel.start()
+    environment = _environment(start)
+    os.environ.update(environment)
+    torch.set_num_threads(start.threads)
+    store = _join(start, fds[3] if start.rank == 0 else None)
+    channel.send(Ready(missing))
+    while (call := channel.next_call()) is not None:
+        announcer.begin(call.call)
+        begin_call()
+        _serve(call, start, environment, channel)
+    del store  # rank 0 hosts it: kept until here
+    leave()
+
+
+def _die_with(server_pid: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server_pid:
+            os._exit(0)
+
+
+def _environment(start: Start) -> dict[str, str]:
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+    return {
+        "GLOO_SOCKET_IFNAME": loopback,
+        "LOCAL_RANK": str(start.rank),
+        "LOCAL_WORLD_SIZE": str(start.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(start.port),
+        "RANK": str(start.rank),
+        "WORLD_SIZE": str(start.world_size),
+    }
+
+
+def _join(start: Start, listening: int | None) -> TCPStore:
+    store = TCPStore(
+        "127.0.0.1",
+        start.port,
+        start.world_size,
+        is_master=start.rank == 0,
+        wait_for_workers=False,
+        master_listen_fd=listening,  # bound to loopback; torch's own would listen everywhere
+    )
+    dist.init_process_group(start.backend, store=store, rank=start.rank, world_size=start.world_size)
+    return store
+
+
+def _serve(call: Call, start: Start, environment: Mapping[str, str], channel: Channel) -> None:
+    default_group = dist.group.WORLD
+    try:
+        _adopt(call.changes, environment)
+        if call.module is not None:
+            import_module_of(*call.module)
+        fn, args, kwargs = load_call(call.payload)
+        if call.seed is not None:
+            _fresh_state(call.seed, start)
+        value = fn(*args, **kwargs)
+        report: Any = Done(call.call, dump_result(value, start.rank), _aftermath(default_group))
+    except PeerFailed as error:
+        report = Halted(call.call, str(error), _aftermath(default_group))
+    except BaseException as error:  # every way to fail is a report, sys.exit and Ctrl-C included
+        report = _failed(call.call, error, start.rank, _aftermath(default_group))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    channel.end(call.call, report)
+
+
+def _adopt(changes: Changes, own: Mapping[str, str]) -> None:
+    if changes.path is not None:
+        sys.path[:] = changes.path
+    if changes.directory is not None:
+        os.chdir(changes.directory)
+    os.environ.update((name, value) for name, value in changes.set.items() if name not in own)
+    for name in changes.unset:
+        if name not in own:
+            os.environ.pop(name, None)
+
+
+def _aftermath(default_group: dist.ProcessGroup | None) -> Aftermath:
+    same = dist.is_initialized() and dist.group.WORLD is default_group
+    return Aftermath(same, c10d._world.group_count, len(c10d._world.pg_map))
+
+
+def _fresh_state(seed: int, start: Start) -> None:
+    """Undo what an earlier call may have left behind; every rank has random streams of its own."""
+    own_seed = seed * 10_007 + start.rank
+    torch.manual_seed(own_seed)
+    random.seed(own_seed)
+    np.random.seed(own_seed % 2**32)
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    torch.use_deterministic_algorithms(False)
+    if torch.get_num_threads() != start.threads:
+        torch.set_num_threads(start.threads)
+
+
+def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Failed:
+    text = user_traceback(error)
+    consequence = isinstance(error, RuntimeError) and any(words in str(error) for words in _PEER_HAS_GONE)
+    if isinstance(error, _UNSENDABLE):
+        what = f"raised {type(error).__name__}"
+        if isinstance(error, SystemExit):
+            what = f"called sys.exit({error.code!r})"
+        cure = "raise an ordinary exception to make the call fail"
+        error = RankFailed(f"rank {rank} {what}; {cure}", rank=rank, traceback=text)
+    return Failed(
+        call,
+        dump_error(error),
+        type(error).__name__,
+        str(error),
+        {name: value for name, value in vars(error).items() if isinstance(value, str)},
+        text,
+        consequence,
+        after,
+    )

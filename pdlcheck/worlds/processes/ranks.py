@@ -1,0 +1,56 @@
+"""Ranks that are kept for several calls, as their user holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pdlcheck.worlds.outcome import Outcome, results
+from pdlcheck.worlds.processes.payload import dump_call, module_of
+from pdlcheck.worlds.processes.pool import Pool
+
+__all__ = ["ProcessRanks"]
+
+
+class ProcessRanks:
+    """The processes of one pool; settings and random streams start afresh with the first call.
+
+    Args:
+        pool: running processes.
+        seed: of the random streams.
+        timeout_s: for each call.
+    """
+
+    def __init__(self, pool: Pool, seed: int, timeout_s: float) -> None:
+        self._pool = pool
+        self._seed: int | None = seed
+        self._timeout_s = timeout_s
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._pool.world_size
+
+    @property
+    def intact(self) -> bool:
+        """False once the processes are gone, as they are after a failure that left something half done."""
+        return self._pool.is_usable
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids, in rank order."""
+        return self._pool.pids
+
+    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """See :class:`pdlcheck.worlds.protocol.Ranks`."""
+        __tracebackhide__ = True
+        return results(self.outcomes(fn, *args, **kwargs))
+
+    def outcomes(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Outcome]:
+        """See :class:`pdlcheck.worlds.protocol.Ranks`."""
+        __tracebackhide__ = True
+        payload = dump_call(fn, args, kwargs)
+        if not self.intact:
+            raise RuntimeError("these ranks are gone, as an earlier call failed on them; open new ones")
+        seed, self._seed = self._seed, None
+        return self._pool.call(payload, module_of(fn), seed=seed, timeout_s=self._timeout_s)

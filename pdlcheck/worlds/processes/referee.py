@@ -1,0 +1,92 @@
+"""The controller's judgement of watched operations: which may go, which do not fit, when nobody can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from pdlcheck.worlds.processes.messages import Grant
+from pdlcheck.worlds.watch import Matcher, Signature, deadlock
+
+__all__ = ["Referee"]
+
+
+class Referee:
+    """Judges one call on ``world_size`` ranks.
+
+    A rank waits when its only thread that communicates does. If every rank that has not ended waits for an
+    operation that is not granted, nothing can ever arrive that grants one: a deadlock, found exactly.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._matcher = Matcher()
+        self._open: dict[tuple[int, int], Signature] = {}  # (rank, operation): announced, not granted
+        self._waiting: dict[int, Signature] = {}
+        self._last: dict[int, Signature] = {}
+        self._ended: set[int] = set()
+        self._unwatched = False
+
+    def posted(self, rank: int, operation: int, signature: Any) -> list[tuple[int, Grant]]:
+        """Take an announcement; return the grants for all ranks that it completes.
+
+        Raises:
+            CollectiveMismatch: the operation does not fit what other ranks have announced.
+        """
+        self._waiting.pop(rank, None)
+        self._last[rank] = signature
+        self._open[rank, operation] = signature
+        match = self._matcher.post(signature, (rank, operation))
+        if match is None:
+            return []
+        source = match.signatures[0].rank if signature.is_p2p else -1
+        grants = []
+        for member, number in cast("Sequence[tuple[int, int]]", match.keys):
+            granted = self._open.pop((member, number))
+            if self._waiting.get(member) is granted:
+                del self._waiting[member]
+            grants.append((member, Grant(number, source)))
+        return grants
+
+    def waits(self, rank: int, operation: int) -> None:
+        """Note that a rank waits.
+
+        Raises:
+            Deadlock: all ranks do.
+        """
+        signature = self._open.get((rank, operation))
+        if signature is not None:  # else the grant is under way
+            self._waiting[rank] = signature
+            self._check()
+
+    def unwatch(self) -> None:
+        """Several threads of a rank communicate: waits prove nothing any more."""
+        self._unwatched = True
+
+    def ended(self, rank: int) -> None:
+        """Note that a rank has returned.
+
+        Raises:
+            Deadlock: all the others wait.
+        """
+        self._ended.add(rank)
+        self._check()
+
+    def waits_in(self, rank: int) -> str:
+        """What a rank waits for; empty if it does not."""
+        signature = self._waiting.get(rank)
+        return f"in {signature}" if signature is not None else ""
+
+    def last_operation(self, rank: int) -> str:
+        """What a rank announced last; empty if nothing."""
+        return str(self._last.get(rank, ""))
+
+    def _check(self) -> None:
+        live = self._world_size - len(self._ended)
+        if self._unwatched or not live or len(self._waiting) < live:
+            return
+        raise deadlock(
+            waiting=self._waiting,
+            ended=dict.fromkeys(self._ended, "has returned"),
+            missing={rank: self._matcher.missing(self._waiting[rank]) for rank in sorted(self._waiting)},
+        )

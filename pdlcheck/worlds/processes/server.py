@@ -1,0 +1,179 @@
+"""The process that forks ranks. It imports, waits, forks and reports who ended; it never computes.
+
+A fork of a process that has used torch's threads hangs at its first parallel operation, so this process must
+only import. ``multiprocessing``'s fork server does the same job but leaves its socket's directory behind when
+the controller is killed, imports the user's ``__main__`` again in every child, hides errors of its preload
+list, and there is one for the whole program; this one is reached through a nameless socket pair and dies with
+its controller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import traceback
+from typing import NoReturn
+
+__all__ = ["FORK", "HEADER", "IMPORT", "SIGNAL", "STATUS", "main"]
+
+HEADER = struct.Struct("!cii")  # request, two numbers
+STATUS = struct.Struct("!i")  # through a rank's status pipe: first its pid, at its end the exit code
+FORK, IMPORT, SIGNAL = b"F", b"I", b"S"
+
+_MAX_FDS = 8
+_EX_SOFTWARE = 70
+
+
+def main(control_fd: int, controller_pid: int) -> NoReturn:
+    """Serve requests until the controller has gone, then kill every rank.
+
+    FORK n 0, with n file descriptors: fork a rank; the first is its status pipe, the others are the rank's.
+    IMPORT n 0, then n bytes of JSON: import these modules, for the ranks forked from now on.
+    SIGNAL pid signal: send a signal to a rank; SIGKILL also to all processes that it started.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
+    control = socket.socket(fileno=control_fd)
+    wake_r, wake_w = socket.socketpair()
+    wake_r.setblocking(False)
+    wake_w.setblocking(False)
+    signal.set_wakeup_fd(wake_w.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    selector = selectors.DefaultSelector()
+    selector.register(control, selectors.EVENT_READ)
+    selector.register(wake_r, selectors.EVENT_READ)
+    own_fds = [control.fileno(), wake_r.fileno(), wake_w.fileno()]
+    controller = _watch_process(controller_pid)
+    if controller is not None:
+        selector.register(controller, selectors.EVENT_READ)
+        own_fds.append(controller)
+    ranks: dict[int, int] = {}  # pid -> status pipe
+    missing: dict[str, str] = {}
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj == controller:
+                _end(ranks)
+            elif key.fileobj is wake_r:
+                _drain(wake_r)
+                _reap(ranks)
+            else:
+                header, fds, _, _ = socket.recv_fds(control, HEADER.size, _MAX_FDS)
+                if len(header) < HEADER.size:
+                    _end(ranks)
+                request, first, second = HEADER.unpack(header)
+                if request == FORK:
+                    _fork(fds, ranks, missing, own_fds)
+                elif request == IMPORT:
+                    missing |= _import(json.loads(_read(control, first)))
+                elif request == SIGNAL and first in ranks:
+                    _signal(first, second)
+
+
+def _watch_process(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends, even if a child of it holds our socket."""
+    if not hasattr(os, "pidfd_open"):
+        return None  # not Linux
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None  # an old kernel, or a sandbox; the end of the socket tells as well
+
+
+def _import(names: list[str]) -> dict[str, str]:
+    failed = {}
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:  # whatever the module does: the controller reports it
+            failed[name] = f"{type(error).__name__}: {error}"
+    return failed
+
+
+def _fork(fds: list[int], ranks: dict[int, int], missing: dict[str, str], own_fds: list[int]) -> None:
+    status, *rank_fds = fds
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.write(status, STATUS.pack(-(error.errno or 1)))
+        for fd in fds:
+            os.close(fd)
+        return
+    if pid == 0:
+        _become_rank(rank_fds, missing, [*own_fds, status, *ranks.values()])
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)  # the child does it too: whoever is first
+    ranks[pid] = status
+    os.write(status, STATUS.pack(pid))
+    for fd in rank_fds:
+        os.close(fd)
+
+
+def _become_rank(rank_fds: list[int], missing: dict[str, str], foreign_fds: list[int]) -> NoReturn:
+    try:
+        server = os.getppid()
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for fd in foreign_fds:
+            os.close(fd)
+        os.dup2(rank_fds[1], 1)
+        os.dup2(rank_fds[2], 2)
+        from pdlcheck.worlds.processes.rank import (
+            main as rank_main,
+        )  # preloaded; here its errors reach stderr
+
+        rank_main(rank_fds, missing, server)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(_EX_SOFTWARE)
+
+
+def _signal(pid: int, signo: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if signo == signal.SIGKILL:
+            os.killpg(pid, signo)
+        else:
+            os.kill(pid, signo)
+
+
+def _reap(ranks: dict[int, int]) -> None:
+    for pid, status in list(ranks.items()):
+        ended, code = os.waitpid(pid, os.WNOHANG)
+        if not ended:
+            continue
+        _signal(pid, signal.SIGKILL)  # what the rank started and left behind
+        del ranks[pid]
+        with contextlib.suppress(OSError):  # the controller no longer listens
+            os.write(status, STATUS.pack(os.waitstatus_to_exitcode(code)))
+        os.close(status)
+
+
+def _end(ranks: dict[int, int]) -> NoReturn:
+    for pid in ranks:
+        _signal(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _drain(sock: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while sock.recv(4096):
+            pass
+
+
+def _read(sock: socket.socket, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        piece = sock.recv(nbytes - len(data))
+        if not piece:
+            os._exit(0)
+        data += piece
+    return data

@@ -1,0 +1,165 @@
+"""Ranks as processes of this machine."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.arguments import check_world_size
+from pdlcheck.worlds.processes import forkserver
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.processes.pool import Pool
+    from pdlcheck.worlds.processes.ranks import ProcessRanks
+
+__all__ = ["ProcessWorld"]
+
+_CURES = {
+    "mpi": "pip install pdlcheck[mpi]",
+    "nccl": "install a CUDA build of torch: https://pytorch.org/get-started/locally",
+}
+
+
+class ProcessWorld:
+    """Runs functions on local processes that are started once for each world size and kept between calls.
+
+    The ranks have a real process group over loopback. They share nothing with the controller: the function,
+    its arguments and its result travel by value (cloudpickle), so lambdas, closures and notebooks work.
+
+    Args:
+        backend: of the default group: ``gloo``, or another one that this torch has.
+        threads_per_rank: of torch's operations; default: the cores, shared out among the ranks.
+        timeout_s: a call in which some rank takes longer fails with ``RankTimeout``.
+        watch: compare what the ranks post before it goes to the real group, so a mismatch or a
+            deadlock is an exception instead of an abort or a hang. False pays nothing for it.
+        seed: the random streams of the ranks start from it, on each rank differently, anew for each call.
+
+    Raises:
+        WorldUnavailable: torch lacks the backend, or the system cannot fork.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> def total():
+        ...     x = torch.tensor([dist.get_rank() + 1.0])
+        ...     dist.all_reduce(x)
+        ...     return x.item()
+        >>> world = ProcessWorld()
+        >>> world.run(total, world_size=2)
+        [3.0, 3.0]
+        >>> world.close()
+    """
+
+    shares_process = False
+
+    def __init__(
+        self,
+        backend: str = "gloo",
+        *,
+        threads_per_rank: int | None = None,
+        timeout_s: float = 60.0,
+        watch: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if threads_per_rank is not None and threads_per_rank < 1:
+            raise ValueError(f"threads_per_rank must be at least 1, got {threads_per_rank}; pass None for the default")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be positive, got {timeout_s}; pass seconds, such as 60.0")
+        self.name = backend
+        self.seed = seed
+        self._threads = threads_per_rank
+        self._timeout_s = timeout_s
+        self._watch = watch
+        self._pools: dict[int, Pool] = {}
+        self._one_at_a_time = threading.RLock()
+        self._is_checked = False
+        _worlds.add(self)
+
+    def run(self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
+        """See :class:`pdlcheck.worlds.protocol.World`."""
+        __tracebackhide__ = True
+        with self.open(world_size) as ranks:
+            return ranks.run(fn, *args, **kwargs)
+
+    @contextmanager
+    def open(self, world_size: int) -> Iterator[ProcessRanks]:
+        """See :class:`pdlcheck.worlds.protocol.World`; processes that are there already are used again."""
+        check_world_size(world_size)
+        with self._one_at_a_time:
+            pool = self._pool(world_size)
+            from pdlcheck.worlds.processes.ranks import ProcessRanks  # it imports torch: see _check_backend
+
+            yield ProcessRanks(pool, self.seed, self._timeout_s)
+
+    def pids(self, world_size: int) -> list[int]:
+        """The process ids of the ranks, in rank order; starts them if need be."""
+        with self.open(world_size) as ranks:
+            return ranks.pids
+
+    def close(self) -> None:
+        """End all processes of this world. It may be used again; it then starts new ones."""
+        with self._one_at_a_time:
+            for pool in self._pools.values():
+                if pool.is_usable:
+                    pool.close()
+            self._pools.clear()
+            forkserver.release(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a world cannot be sent to its ranks; inside the function use torch.distributed")
+
+    def _pool(self, world_size: int) -> Pool:
+        pool = self._pools.get(world_size)
+        if pool is not None and pool.is_worn:
+            pool.close()
+        if pool is None or not pool.is_usable:
+            self._check_backend()
+            from pdlcheck.worlds.processes.pool import Pool, Setup  # it imports torch: see _check_backend
+
+            threads = self._threads or max(1, _cores() // world_size)
+            setup = Setup(world_size, self.name, threads, self._watch and self.name == "gloo")
+            pool = self._pools[world_size] = Pool(setup, forkserver.retain(self))
+        return pool
+
+    def _check_backend(self) -> None:
+        if self._is_checked:
+            return
+        server = forkserver.retain(self)
+        import torch.distributed as dist  # not on top: the server imports it while this process does
+
+        if not (server.alive and dist.is_available() and dist.is_backend_available(self.name)):
+            forkserver.release(self)
+            cure = _CURES.get(self.name, "use backend gloo")
+            raise WorldUnavailable(f"this torch has no backend {self.name!r}; {cure}", world=self.name, cure=cure)
+        self._is_checked = True
+
+    def _abandon(self) -> None:
+        for pool in self._pools.values():
+            pool.abandon()
+        self._pools.clear()
+        self._one_at_a_time = threading.RLock()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _close_all() -> None:
+    for world in list(_worlds):
+        world.close()
+
+
+def _abandon_all() -> None:
+    for world in list(_worlds):
+        world._abandon()
+
+
+_worlds: weakref.WeakSet[ProcessWorld] = weakref.WeakSet()
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)

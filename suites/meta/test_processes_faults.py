@@ -1,0 +1,248 @@
+"""The process world when ranks fail: the first cause is what is raised, nobody hangs, the next call works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pdlcheck.errors import RankDied, RankFailed, RankTimeout
+from pdlcheck.worlds.outcome import Raised, Returned, Stopped
+from pdlcheck.worlds.processes import ProcessWorld, forkserver
+
+LINE = os.path.basename(__file__)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["watched", "plain"])
+def processes(request: pytest.FixtureRequest) -> Iterator[ProcessWorld]:
+    forkserver.start(preload=["pytest"])
+    world = ProcessWorld(timeout_s=20, watch=request.param)
+    yield world
+    world.close()
+
+
+def on_rank_1(action: Callable[[], Any]) -> Callable[[], None]:
+    """What to run on every rank so that ``action`` happens on rank 1 while the others wait for it."""
+
+    def body() -> None:
+        if dist.get_rank() == 1:
+            action()
+        dist.all_reduce(torch.ones(1))
+
+    return body
+
+
+def fail(words: str) -> None:
+    raise AssertionError(words)
+
+
+def assert_heals(world: ProcessWorld) -> None:
+    def total() -> float:
+        x = torch.tensor([dist.get_rank() + 1.0])
+        dist.all_reduce(x)
+        return x.item()
+
+    assert world.run(total, world_size=2) == [3.0, 3.0]
+
+
+def test_the_assertion_of_one_rank_is_raised_while_the_others_wait_for_it(processes):
+    processes.run(dist.get_rank, world_size=2)
+    start = time.monotonic()
+    with pytest.raises(AssertionError, match="my weight is 3") as caught:
+        processes.run(on_rank_1(lambda: fail("my weight is 3")), world_size=2)
+    assert time.monotonic() - start < 2
+    story = "\n".join(caught.value.__notes__)
+    assert "rank 1 of 2 raised this" in story
+    assert "in fail\n    raise AssertionError(words)" in story
+    assert "pdlcheck/worlds" not in story
+    assert "rank 0 was stopped in all_reduce" in story
+    assert f"{LINE}:" in story
+    assert_heals(processes)
+
+
+def test_outcomes_tell_how_every_rank_ended(processes):
+    def body() -> int:
+        if dist.get_rank() == 2:
+            time.sleep(0.1)  # after rank 0 has returned
+            raise KeyError("lr")
+        if dist.get_rank() == 1:
+            dist.recv(torch.empty(1), src=2)
+        return 7
+
+    with processes.open(3) as ranks:
+        first, second, third = ranks.outcomes(body)
+    assert first == Returned(0, 7)
+    assert isinstance(second, Stopped)
+    assert second.where.startswith("in recv")
+    assert isinstance(third, Raised)
+    assert isinstance(third.error, KeyError)
+
+
+def test_a_failure_on_every_rank_is_told_as_the_same(processes):
+    with pytest.raises(ZeroDivisionError) as caught:
+        processes.run(lambda: 1 // 0, world_size=2)
+    assert any(note.endswith("raised the same") for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("action", "words", "exitcode"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 was killed by SIGKILL", -signal.SIGKILL),
+        (lambda: os._exit(3), "rank 1 ended its process with exit code 3", 3),
+        (lambda: os._exit(0), "rank 1 ended its process with exit code 0", 0),
+    ],
+    ids=["SIGKILL", "exit-3", "exit-0"],
+)
+def test_a_rank_that_dies_is_named_at_once(processes, action, words, exitcode):
+    processes.run(dist.get_rank, world_size=2)
+    start = time.monotonic()
+    with pytest.raises(RankDied, match=words) as caught:
+        processes.run(on_rank_1(action), world_size=2)
+    assert time.monotonic() - start < 2
+    assert (caught.value.rank, caught.value.exitcode) == (1, exitcode)
+    assert_heals(processes)
+
+
+def test_what_a_dying_rank_wrote_to_stderr_is_quoted(processes):
+    def crash() -> None:
+        os.write(2, b"from C++: shapes differ\n")
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    with pytest.raises(RankDied, match="SIGSEGV") as caught:
+        processes.run(on_rank_1(crash), world_size=2)
+    assert "from C++: shapes differ" in str(caught.value)
+    assert "in crash" in caught.value.stderr  # the Python stack, by faulthandler
+    assert_heals(processes)
+
+
+def test_sys_exit_of_a_rank_does_not_end_the_controller(processes):
+    with pytest.raises(RankFailed, match=r"rank 1 called sys.exit\(4\)"):
+        processes.run(on_rank_1(lambda: sys.exit(4)), world_size=2)
+    assert_heals(processes)
+
+
+class Odd(Exception):
+    """Cannot be made from its args, as pickle would do."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def test_an_exception_that_cannot_travel_is_quoted(processes):
+    def body() -> None:
+        raise Odd(1, 2)
+
+    with pytest.raises(RankFailed, match="rank 0 raised Odd: 1 and 2") as caught:
+        processes.run(body, world_size=1)
+    assert "raise Odd(1, 2)" in caught.value.traceback
+
+
+def test_a_skip_on_the_ranks_is_a_skip_in_the_controller(processes):
+    with pytest.raises(pytest.skip.Exception, match="needs 4 GPUs"):
+        processes.run(lambda: pytest.skip("needs 4 GPUs"), world_size=2)
+
+
+def test_a_result_that_cannot_travel_is_named(processes):
+    with pytest.raises(TypeError, match="rank 0 returned a generator that cannot be sent to the controller"):
+        processes.run(lambda: (i for i in range(2)), world_size=1)
+
+
+def test_an_argument_that_cannot_travel_is_named_before_anything_runs(processes):
+    with pytest.raises(TypeError, match="argument 1 of print cannot be sent to the ranks"):
+        processes.run(print, 1, threading.Lock(), world_size=2)
+    with pytest.raises(TypeError, match="argument 'end' of print cannot be sent to the ranks"):
+        processes.run(print, end=threading.Lock(), world_size=2)
+    with pytest.raises(TypeError, match="a world cannot be sent to its ranks"):
+        processes.run(lambda: processes.run(print, world_size=2), world_size=2)
+
+
+def test_a_rank_that_takes_too_long_is_shown_with_its_stack():
+    def slow() -> None:
+        if dist.get_rank() == 1:
+            time.sleep(60)
+
+    world = ProcessWorld(timeout_s=0.5)
+    try:
+        world.run(dist.get_rank, world_size=2)
+        start = time.monotonic()
+        with pytest.raises(RankTimeout, match=r"no result within 0.5 s from rank 1 of 2") as caught:
+            world.run(slow, world_size=2)
+        assert time.monotonic() - start < 2
+        assert caught.value.ranks[0] == "rank 0: has returned"
+        assert caught.value.ranks[1].startswith("rank 1: busy at ")
+        assert "time.sleep(60)" in caught.value.stacks[0]
+        assert_heals(world)
+    finally:
+        world.close()
+
+
+def test_a_rank_stuck_where_python_cannot_run_is_shown_with_its_stack():
+    def stuck() -> None:
+        import ctypes
+
+        ctypes.PyDLL(None).sleep(60)  # keeps the interpreter lock
+
+    world = ProcessWorld(timeout_s=0.3)
+    try:
+        world.run(dist.get_rank, world_size=1)
+        with pytest.raises(RankTimeout) as caught:
+            world.run(stuck, world_size=1)
+        assert "in stuck" in caught.value.stacks[0]
+    finally:
+        world.close()
+
+
+def test_ctrl_c_in_the_controller_ends_the_ranks(processes):
+    pids = processes.pids(2)
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):  # pytest's own handler raises it
+        processes.run(lambda: time.sleep(60), world_size=2)
+    timer.join()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert_heals(processes)
+
+
+def test_processes_that_a_rank_has_started_end_with_it(processes):
+    def start() -> int:
+        import subprocess
+
+        return subprocess.Popen(["sleep", "60"]).pid
+
+    (pid,) = processes.run(start, world_size=1)
+    assert os.path.exists(f"/proc/{pid}")
+    with pytest.raises(RankDied):
+        processes.run(lambda: os._exit(1), world_size=1)
+    until = time.monotonic() + 2
+    while is_running(pid) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not is_running(pid)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def test_a_killed_fork_server_takes_the_ranks_along_and_is_replaced():
+    world = ProcessWorld()
+    try:
+        world.run(dist.get_rank, world_size=2)
+        os.kill(forkserver.retain(world).pid, signal.SIGKILL)
+        with pytest.raises(RankDied):
+            world.run(lambda: time.sleep(10), world_size=2)
+        assert_heals(world)
+    finally:
+        world.close()
