@@ -1,0 +1,63 @@
+"""all_reduce by size: the ring of this project against gloo's own, call by call in turn.
+
+A row states the slowest rank's median in the best round; ``algbw = nbytes / seconds``, ``busbw = algbw * 2 (n - 1) / n``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pdlcheck.bench import all_reduce_row, slowest_s
+from pdlcheck.primitives import ring_all_reduce
+from pdlcheck.worlds import Ranks
+
+SUBJECTS: dict[str, Callable[[torch.Tensor], Any]] = {"ring": ring_all_reduce, "gloo": dist.all_reduce}
+QUICK = (2**2, 2**12, 2**16, 2**20, 2**24)
+FULL = (2**22, 2**26)
+
+
+def timed_all_reduces(nbytes: int, calls: int) -> dict[str, list[float]]:
+    """Seconds of every call on this rank; the subjects take turns, so that a busy moment hits both."""
+    tensor = torch.zeros(nbytes // 4)
+    seconds: dict[str, list[float]] = {name: [] for name in SUBJECTS}
+    for call in range(calls + 1):
+        for name, all_reduce in SUBJECTS.items():
+            dist.barrier()
+            start = time.perf_counter()
+            all_reduce(tensor)
+            if call:  # the first one warms up
+                seconds[name].append(time.perf_counter() - start)
+    tensor.fill_(dist.get_rank() + 1)
+    for all_reduce in SUBJECTS.values():
+        all_reduce(tensor)
+    world_size = dist.get_world_size()
+    total = world_size**2 * (world_size + 1) // 2  # two all_reduces of 1 + 2 + ...
+    assert (tensor == total).all(), "a fast wrong answer does not count"
+    return seconds
+
+
+@pytest.mark.benchmark(group="all_reduce")
+@pytest.mark.parametrize("nbytes", QUICK + FULL, ids="{}B".format)
+def test_all_reduce(benchmark: Any, ranks: Ranks, full: bool, nbytes: int) -> None:
+    if nbytes in FULL and not full:
+        pytest.skip("a large tensor; --full runs it")
+    rounds: list[list[dict[str, list[float]]]] = []
+    calls = (50 if full else 10) if nbytes <= 2**20 else 5
+    benchmark.pedantic(lambda: rounds.append(ranks.run(timed_all_reduces, nbytes, calls)), rounds=3)
+    medians = {name: min(slowest_s([rank[name] for rank in everyone]) for everyone in rounds) for name in SUBJECTS}
+    for name, seconds in medians.items():
+        row = all_reduce_row(nbytes, ranks.world_size, seconds=seconds)
+        benchmark.extra_info |= {f"{name}_{column}": value for column, value in row.items()}
+    benchmark.extra_info |= {
+        "nbytes": nbytes,
+        "world_size": ranks.world_size,
+        "threads_per_rank": 1,
+        "calls": calls,
+        "ring_over_gloo": medians["ring"] / medians["gloo"],
+    }

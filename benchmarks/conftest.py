@@ -1,0 +1,65 @@
+"""Options and fixtures of the benchmarks; every result carries the machine that it was made on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pdlcheck.worlds import Ranks, get_world
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="larger inputs, more ranks and more rounds: takes long")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("python_files", "bench_*.py")
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """True where ``--full`` asks for everything."""
+    return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids="{}ranks".format)
+def ranks(request: pytest.FixtureRequest, full: bool) -> Iterator[Ranks]:
+    """Processes with one thread each on gloo, started once and kept for all rounds; nothing watches them."""
+    if request.param > 2 and not full:
+        pytest.skip("more ranks than two; --full runs it")
+    world = get_world("gloo", watch=False, threads_per_rank=1, timeout_s=600)
+    with world.open(request.param) as started:
+        yield started
+    world.close()
+
+
+@pytest.fixture(autouse=True)
+def machine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Record hardware, versions and how busy the machine was, before and after."""
+    if "benchmark" not in request.fixturenames:
+        yield
+        return
+    extra_info: dict[str, Any] = request.getfixturevalue("benchmark").extra_info
+    extra_info["load_before"] = os.getloadavg()[0]
+    yield
+    extra_info |= {
+        "load_after": os.getloadavg()[0],
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,8 @@
+"""``python -m pdlcheck`` is the command ``pdlcheck``."""
+
+import sys
+
+from pdlcheck.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""The formulas of the benchmarks, in seconds, bytes and GB/s (1e9 bytes)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+__all__ = [
+    "algbw_GBps",
+    "all_reduce_busbw_GBps",
+    "all_reduce_row",
+    "epoch_s",
+    "local_sgd_step_s",
+    "slowest_s",
+    "speed_up_pays",
+]
+
+
+def slowest_s(ranks: Sequence[Sequence[float]]) -> float:
+    """The median over calls of the slowest rank's seconds.
+
+    Args:
+        ranks: for each rank, the seconds of every call, in the same order on all of them.
+
+    Example:
+        >>> slowest_s([[1.0, 2.0, 9.0], [3.0, 1.0, 1.0]])
+        3.0
+    """
+    return float(statistics.median(max(call) for call in zip(*ranks, strict=True)))
+
+
+def algbw_GBps(nbytes: int, *, seconds: float) -> float:
+    """``nbytes / seconds``: how fast the caller's data is dealt with.
+
+    Example:
+        >>> algbw_GBps(2_000_000_000, seconds=1.0)
+        2.0
+    """
+    return nbytes / seconds / 1e9
+
+
+def all_reduce_busbw_GBps(nbytes: int, world_size: int, *, seconds: float) -> float | None:
+    """``algbw * 2 (n - 1) / n``: what each link carries, to be set beside the speed of the link.
+
+    None at world_size 1, where no link carries anything.
+
+    Example:
+        >>> all_reduce_busbw_GBps(2_000_000_000, 4, seconds=1.0)
+        3.0
+
+    Source: the bus bandwidth of nccl-tests.
+    """
+    if world_size == 1:
+        return None
+    return algbw_GBps(nbytes, seconds=seconds) * 2 * (world_size - 1) / world_size
+
+
+def all_reduce_row(nbytes: int, world_size: int, *, seconds: float) -> dict[str, float | int | None]:
+    """A row of a table of all_reduce times."""
+    return {
+        "nbytes": nbytes,
+        "world_size": world_size,
+        "seconds": seconds,
+        "algbw_GBps": algbw_GBps(nbytes, seconds=seconds),
+        "busbw_GBps": all_reduce_busbw_GBps(nbytes, world_size, seconds=seconds),
+    }
+
+
+def epoch_s(num_samples: int, world_size: int, local_batch: int, *, compute_s: float, sync_s: float) -> float:
+    """Seconds of an epoch of synchronous SGD: ``N / (R B) * (T_comp + T_sync)``.
+
+    Args:
+        num_samples: N, in the data set.
+        world_size: R.
+        local_batch: B, samples of one rank in a step.
+        compute_s: of one step on one rank.
+        sync_s: of one synchronisation.
+
+    Example:
+        >>> epoch_s(80_000, 4, 1_000, compute_s=0.1, sync_s=0.05)
+        3.0
+
+    Source: "Distributed training with PyTorch and MPI" (2018).
+    """
+    return num_samples / (world_size * local_batch) * (compute_s + sync_s)
+
+
+def speed_up_pays(world_size: int, *, compute_s: float, sync_s: float) -> bool:
+    """R ranks beat one where ``T_sync / T_comp < R - 1``.
+
+    Example:
+        >>> speed_up_pays(2, compute_s=0.1, sync_s=0.2)
+        False
+
+    Source: as :func:`epoch_s`.
+    """
+    return sync_s / compute_s < world_size - 1
+
+
+def local_sgd_step_s(sync_every: int, *, compute_s: float, sync_s: float) -> float:
+    """Mean seconds of a step that synchronises every k-th time: ``T_comp + T_sync / k``.
+
+    Example:
+        >>> local_sgd_step_s(4, compute_s=0.1, sync_s=0.2)
+        0.15000000000000002
+    """
+    return compute_s + sync_s / sync_every

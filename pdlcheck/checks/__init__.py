@@ -1,0 +1,50 @@
+"""What correct means: every check takes the thing to be checked and raises AssertionError where it is wrong.
+
+A check needs no test framework, and builds what it compares with itself.
+"""
+
+from pdlcheck.checks.comm import (
+    check_all_gather,
+    check_all_reduce,
+    check_all_reduce_agrees,
+    check_broadcast,
+    check_reduce_scatter,
+    check_ring_pass,
+)
+from pdlcheck.checks.data import check_digest, check_epochs_differ, check_gathered_digests, check_shards
+from pdlcheck.checks.gradients import check_gradients_equal_single_process
+from pdlcheck.checks.pagerank import (
+    check_error_bound,
+    check_pagerank,
+    check_pagerank_agreement,
+    check_pagerank_relabelling,
+    check_transition_matrix,
+)
+from pdlcheck.checks.replicas import check_replicas_in_sync, check_same_start
+from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters
+from pdlcheck.checks.trajectories import check_same_trajectory, check_world_size_does_not_matter
+
+__all__ = [
+    "check_all_gather",
+    "check_all_reduce",
+    "check_all_reduce_agrees",
+    "check_average_parameters",
+    "check_broadcast",
+    "check_broadcast_parameters",
+    "check_digest",
+    "check_epochs_differ",
+    "check_error_bound",
+    "check_gathered_digests",
+    "check_gradients_equal_single_process",
+    "check_pagerank",
+    "check_pagerank_agreement",
+    "check_pagerank_relabelling",
+    "check_reduce_scatter",
+    "check_replicas_in_sync",
+    "check_ring_pass",
+    "check_same_start",
+    "check_same_trajectory",
+    "check_shards",
+    "check_transition_matrix",
+    "check_world_size_does_not_matter",
+]

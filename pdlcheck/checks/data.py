@@ -1,0 +1,222 @@
+"""Shards are disjoint and cover the data, epochs differ, and digests tell shards apart."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pdlcheck.checks.message import case, failure, name_of
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_digest", "check_epochs_differ", "check_gathered_digests", "check_shards"]
+
+Shards = Callable[..., Any]
+
+# 12! orders: that two epochs draw the same one by chance happens once in 5e8 times.
+ENOUGH_SAMPLES = 12
+
+
+def check_shards(
+    shards: Shards,
+    world: Any,
+    *,
+    num_samples: int,
+    world_size: int,
+    epoch: int = 0,
+    tail: Literal["uneven", "pad", "drop"] = "uneven",
+) -> None:
+    """The ranks' shards must be disjoint, cover all samples, and differ in length as ``tail`` allows.
+
+    Args:
+        shards: called as ``shards(num_samples, rank=rank, world_size=world_size, epoch=epoch)`` on every
+            rank, under different random numbers; returns this rank's indices, a tensor or any sequence of
+            ints.
+        world: where the ranks run.
+        num_samples, world_size, epoch: the case.
+        tail: ``"uneven"``: each sample once, lengths differ by at most 1; ``"pad"``: equal lengths, fewer
+            than ``world_size`` repeats; ``"drop"``: equal lengths, fewer than ``world_size`` samples left
+            out.
+
+    Raises:
+        AssertionError: names the samples and the ranks.
+
+    Example:
+        >>> check_shards(shard_indices, get_world("sim"), num_samples=7, world_size=3)
+    """
+    __tracebackhide__ = True
+    ranks = _draw(shards, world, num_samples, world_size, epoch)
+    subject = name_of(shards)
+    facts = case(world, world_size, num_samples=num_samples, epoch=epoch, tail=tail)
+    owners: dict[int, list[int]] = collections.defaultdict(list)
+    for rank, indices in enumerate(ranks):
+        for index in indices:
+            if not 0 <= index < num_samples:
+                raise failure(
+                    f"{subject}: rank {rank} holds sample {index}, there are samples 0 to {num_samples - 1}",
+                    case=facts,
+                )
+            owners[index].append(rank)
+    lengths = [len(indices) for indices in ranks]
+    allowed = 1 if tail == "uneven" else 0
+    if max(lengths) - min(lengths) > allowed:
+        raise failure(
+            f"{subject}: the shards have {lengths} samples, they may differ by {allowed}",
+            likely_cause="ranks without a batch leave the others waiting at the end of the epoch",
+            case=facts,
+        )
+    repeats = sum(lengths) - len(owners)
+    least = -num_samples % world_size if tail == "pad" else 0
+    if repeats > least:
+        sample, by = next((sample, by) for sample, by in owners.items() if len(by) > 1)
+        everything = all(sorted(indices) == list(range(num_samples)) for indices in ranks)
+        raise failure(
+            f"{subject}: sample {sample} is in the shards of ranks {by}, shards must be disjoint",
+            repeated=f"{repeats} samples more than there are, {least} allowed",
+            likely_cause="every rank has the whole data set: the sampler is missing"
+            if everything and world_size > 1
+            else "ranks draw different orders, or cut the order in overlapping parts",
+            case=facts,
+        )
+    missing = sorted(set(range(num_samples)) - owners.keys())
+    if len(missing) > (num_samples % world_size if tail == "drop" else 0):
+        raise failure(
+            f"{subject}: {_some(missing)} in no shard, the shards must cover all {num_samples}",
+            likely_cause="the tail is dropped"
+            if len(missing) == num_samples % world_size
+            else "ranks draw different orders, or one shard is left out",
+            case=facts,
+        )
+
+
+def check_epochs_differ(shards: Shards, world: Any, *, num_samples: int, world_size: int, epochs: int = 3) -> None:
+    """A shuffled order must be another one in every epoch, and the same one when an epoch is drawn again.
+
+    Args:
+        shards: as in :func:`check_shards`.
+        world: where the ranks run.
+        num_samples: 12 or more for each rank, so that no order comes twice by chance.
+        world_size, epochs: the case.
+
+    Raises:
+        AssertionError: an epoch repeats the one before, or cannot be repeated.
+    """
+    __tracebackhide__ = True
+    if num_samples < ENOUGH_SAMPLES * world_size:
+        raise Inconclusive(f"check_epochs_differ needs {ENOUGH_SAMPLES} samples for each rank, got {num_samples}")
+    orders = [_draw(shards, world, num_samples, world_size, epoch) for epoch in range(epochs)]
+    subject, facts = name_of(shards), case(world, world_size, num_samples=num_samples)
+    for epoch, (before, now) in enumerate(itertools.pairwise(orders), start=1):
+        for rank in range(world_size):
+            if before[rank] == now[rank]:
+                raise failure(
+                    f"{subject}: rank {rank} has {_some(now[rank])} in epochs {epoch - 1} and {epoch}",
+                    likely_cause="the epoch does not reach the sampler: set_epoch was forgotten",
+                    case=facts,
+                )
+    again = _draw(shards, world, num_samples, world_size, 1, stream=epochs)
+    for rank in range(world_size):
+        if again[rank] != orders[1][rank]:
+            raise failure(
+                f"{subject}: rank {rank} has {_some(again[rank])} when epoch 1 is drawn again, "
+                f"it had {_some(orders[1][rank])}",
+                likely_cause="the order depends on more than seed and epoch; training cannot be resumed",
+                case=facts,
+            )
+
+
+def check_digest(digest: Callable[[Tensor], str], data: Tensor, world: Any, *, world_size: int = 2) -> None:
+    """A digest must be the same for the same data on every rank, and another one after any change.
+
+    Args:
+        digest: called with a tensor on every rank.
+        data: a tensor with at least one element; its changes are one element, its dtype, its shape.
+        world: where the ranks run; each process of a process world salts Python's ``hash`` in its own way.
+        world_size: number of ranks.
+    """
+    __tracebackhide__ = True
+    changed = data.clone().view(-1)
+    changed[-1] += 1
+    variants = {
+        "the data": data,
+        "the data with another last element": changed.view(data.shape),
+        "the data as another dtype": data.to(torch.float64 if data.dtype != torch.float64 else torch.float32),
+        "the data in another shape": data.unsqueeze(0),
+        "the data twice": torch.cat([data.view(-1), data.view(-1)]),
+    }
+    facts = case(world, world_size, shape=tuple(data.shape), dtype=data.dtype)
+    ranks = world.run(_digests, digest, variants, world_size=world_size)
+    for rank, digests in enumerate(ranks):
+        for what, found in digests.items():
+            if found != ranks[0][what]:
+                raise failure(
+                    f"{name_of(digest)}: of {what}, rank {rank} says {found}, rank 0 says {ranks[0][what]}",
+                    likely_cause="it depends on the process: on hash(), or on an address",
+                    case=facts,
+                )
+            if what != "the data" and found == digests["the data"]:
+                raise failure(f"{name_of(digest)}: {what} has the digest of the data, {found}", case=facts)
+
+
+def check_gathered_digests(gather: Callable[[Tensor], Sequence[str]], shards: Sequence[Tensor], world: Any) -> None:
+    """Every rank must get the digest of every rank, in rank order; two are equal only if the shards are.
+
+    Args:
+        gather: called with this rank's shard on every rank; returns one digest for each rank.
+        shards: what each rank loaded.
+        world: where the ranks run.
+    """
+    __tracebackhide__ = True
+    ranks = [list(found) for found in world.run(_gather, gather, list(shards), world_size=len(shards))]
+    facts = case(world, len(shards), shards=[tuple(shard.shape) for shard in shards])
+    for rank, found in enumerate(ranks):
+        if len(found) != len(shards) or found != ranks[0]:
+            raise failure(
+                f"{name_of(gather)}: rank {rank} got {found}, rank 0 got {ranks[0]}",
+                expected=f"the same {len(shards)} digests on every rank",
+                case=facts,
+            )
+    alone = [world.run(_gather, gather, [shard], world_size=1)[0][0] for shard in shards]
+    for rank, (found_here, expected) in enumerate(zip(ranks[0], alone, strict=True)):
+        if found_here != expected:
+            raise failure(
+                f"{name_of(gather)}: for rank {rank} it says {found_here}, that shard has {expected}",
+                likely_cause=next(
+                    (f"it is that of rank {r}'s shard" for r, one in enumerate(alone) if one == found_here),
+                    None,
+                ),
+                case=facts,
+            )
+
+
+def _draw(
+    shards: Shards, world: Any, num_samples: int, world_size: int, epoch: int, stream: int | None = None
+) -> list[list[int]]:
+    stream = epoch if stream is None else stream
+    return list(world.run(_indices, shards, num_samples, epoch, stream, world_size=world_size))
+
+
+def _indices(shards: Shards, num_samples: int, epoch: int, stream: int) -> list[int]:
+    """On every rank, under other random numbers for every rank and every ``stream``."""
+    torch.manual_seed(1000 * stream + dist.get_rank())
+    found = shards(num_samples, rank=dist.get_rank(), world_size=dist.get_world_size(), epoch=epoch)
+    return [int(index) for index in found]
+
+
+def _digests(digest: Callable[[Tensor], str], variants: dict[str, Tensor]) -> dict[str, str]:
+    return {what: digest(data) for what, data in variants.items()}
+
+
+def _gather(gather: Callable[[Tensor], Sequence[str]], shards: Sequence[Tensor]) -> list[str]:
+    return list(gather(shards[dist.get_rank()]))
+
+
+def _some(indices: Sequence[int]) -> str:
+    """A few of many samples: ``samples 3, 5, 6, ... (17 in all)``."""
+    shown = ", ".join(map(str, indices[:6]))
+    return f"samples {shown}" if len(indices) <= 6 else f"samples {shown}, ... ({len(indices)} in all)"

@@ -1,0 +1,234 @@
+"""The gradient of R replicas on their shards is the gradient of one process on the union of the shards.
+
+In float64, on the model that every rank is given, so that only the synchronisation can be wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_gradients_equal_single_process"]
+
+Shard = tuple[Tensor, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+Gradients = dict[str, Tensor | None]
+
+# Sums of a few thousand float64 terms, in another order over ranks, agree to about 1e-13 of their terms;
+# the smallest fault, one sample in a thousand with a wrong weight, moves a gradient by 1e-3 of them.
+RELATIVE = 1e-9
+ABSOLUTE = 1e-12
+
+
+def check_gradients_equal_single_process(
+    make: Callable[[], nn.Module],
+    loss: Loss,
+    shards: Sequence[Shard],
+    sync: Callable[[nn.Module, int], object],
+    world: Any,
+    *,
+    seed: int = 0,
+) -> None:
+    """After ``sync``, every rank must hold the gradient of ``loss`` on all samples together.
+
+    A gradient that is None counts as zero. An element may be off by 1e-9 of the largest gradient element of
+    any
+    shard or of the union: round-off of sums in another order is 1e-13, a wrong weight is 1e-3 and more.
+
+    Args:
+        make: makes the model; made once, cast to float64 and copied to every rank.
+        loss: ``loss(model(inputs), targets)``, a mean or a sum over samples.
+        shards: inputs and targets of each rank, first dimension is samples; uneven and empty ones find most
+            faults. A rank without samples has no gradient (None) when it calls ``sync``.
+        sync: called as ``sync(model, num_samples)`` on every rank after backward.
+        world: where the ranks run.
+        seed: of the initial weights.
+
+    Raises:
+        AssertionError: names rank, parameter, index and the likely cause: summed for averaged, never
+            synchronised, rank 0's shard, unweighted mean of uneven shards.
+        Inconclusive: the gradient on the union is zero, or there are no samples.
+
+    Example:
+        >>> def sync(model, num_samples):
+        ...     sync_gradients(model, weight=num_samples)
+        >>> shards = [(torch.randn(n, 2), torch.randn(n, 1)) for n in (3, 1, 0)]
+        >>> world = get_world("sim")
+        >>> check_gradients_equal_single_process(lambda: nn.Linear(2, 1), nn.MSELoss(), shards, sync, world)
+    """
+    __tracebackhide__ = True
+    shards = [(_double(x), _double(y)) for x, y in shards]
+    sizes = [len(x) for x, _ in shards]
+    if not sum(sizes):
+        raise Inconclusive(f"{name_of(sync)}: no rank has a sample, there is no gradient to compare")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = make().double()
+    everyone: list[Gradients] = world.run(_synchronised, model, loss, shards, sync, world_size=len(shards))
+    union = (torch.cat([x for x, _ in shards]), torch.cat([y for _, y in shards]))
+    reference = Reference(
+        union=_gradients(model, loss, union),
+        shards=[_gradients(model, loss, shard) for shard in shards],
+        sizes=sizes,
+        like={name: parameter.detach() for name, parameter in model.named_parameters()},
+    )
+    if not any(grad is not None and grad.any() for grad in reference.union.values()):
+        raise Inconclusive(f"{name_of(sync)}: the gradient on all samples is zero, no fault would show")
+    facts = case(world, len(shards), samples=sizes, seed=seed)
+    for rank, found in enumerate(everyone):
+        wrong = [name for name in reference.union if not reference.accepts(name, found[name])]
+        if not wrong:
+            continue
+        name = wrong[0]
+        expected = reference.of(name)
+        held = _or_zero(found[name], expected)
+        at = first_index(~((held - expected).abs() <= reference.allowed(name)))
+        value = "None" if found[name] is None else show(held[at])
+        raise failure(
+            f"{name_of(sync)}: rank {rank} holds {value} at {at} of the gradient of {name!r}, "
+            f"one process on all samples holds {show(expected[at])}",
+            own_shards=", ".join(_own(shard[name], at, r) for r, shard in enumerate(reference.shards)),
+            wrong_gradients=f"{len(wrong)} of {len(reference.union)} on rank {rank}",
+            best_fit=_fit(torch.cat([_or_zero(found[n], reference.of(n)).flatten() for n in wrong]), reference, wrong),
+            likely_cause=reference.cause(found, wrong, rank),
+            case=facts,
+        )
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Gradients of one process: on the union, and on every shard alone. ``like`` are the parameters."""
+
+    union: Gradients
+    shards: list[Gradients]
+    sizes: list[int]
+    like: dict[str, Tensor]
+
+    def of(self, name: str) -> Tensor:
+        """The gradient on the union; zeros where it is None."""
+        return _or_zero(self.union[name], self.like[name])
+
+    def allowed(self, name: str) -> float:
+        """How far an element may be off."""
+        known = [grads[name] for grads in (self.union, *self.shards)]
+        largest = max((float(g.abs().max()) for g in known if g is not None and g.numel()), default=0.0)
+        return RELATIVE * largest + ABSOLUTE
+
+    def accepts(self, name: str, found: Tensor | None) -> bool:
+        expected = self.of(name)
+        return bool(((_or_zero(found, expected) - expected).abs() <= self.allowed(name)).all())
+
+    def cause(self, found: Gradients, wrong: list[str], rank: int) -> str | None:
+        """The first candidate that explains all wrong gradients of ``rank``."""
+        for text, candidate in self._candidates(rank):
+            if all(self._near(found[name], candidate(name), name) for name in wrong):
+                return text
+        return None
+
+    def _near(self, found: Tensor | None, candidate: Tensor, name: str) -> bool:
+        held = _or_zero(found, candidate)
+        # a candidate may be world_size times larger than any gradient that is allowed for
+        return bool(((held - candidate).abs() <= self.allowed(name) * len(self.sizes)).all())
+
+    def _candidates(self, rank: int) -> Iterator[tuple[str, Callable[[str], Tensor]]]:
+        world_size, total = len(self.sizes), sum(self.sizes)
+
+        def weighted(*weights: float) -> Callable[[str], Tensor]:
+            def mix(name: str) -> Tensor:
+                like = self.of(name)
+                parts = [w * _or_zero(grads[name], like) for w, grads in zip(weights, self.shards, strict=True)]
+                return torch.stack(parts).sum(0)
+
+            return mix
+
+        def one(place: int) -> Callable[[str], Tensor]:
+            return weighted(*(float(place == other) for other in range(world_size)))
+
+        def scaled(factor: float) -> Callable[[str], Tensor]:
+            return lambda name: self.of(name) * factor
+
+        yield "it is zero, or None: gradients were lost", scaled(0.0)
+        yield f"it is world_size = {world_size} times too large: summed, not averaged", scaled(world_size)
+        yield (
+            f"it is world_size = {world_size} times too small: divided once too often",
+            scaled(1 / world_size),
+        )
+        yield "it is the gradient of this rank's own shard: it was never synchronised", one(rank)
+        unweighted = weighted(*[1 / world_size] * world_size)
+        yield "it is the plain mean over ranks: shards are uneven, weight them with their samples", unweighted
+        busy = [1 / sum(n > 0 for n in self.sizes) if n else 0.0 for n in self.sizes]
+        yield (
+            "it is the plain mean over ranks that have samples: weight them with their samples",
+            weighted(*busy),
+        )
+        yield (
+            "it is the plain sum over ranks: of means, where one mean is right",
+            weighted(*[1.0] * world_size),
+        )
+        yield f"it is {total} times too small: divided by the samples again", scaled(1 / total)
+        yield f"it is {total} times too large: not divided by the samples", scaled(total)
+        for other in range(world_size):
+            yield f"it is the gradient of rank {other}'s shard: copied, not averaged", one(other)
+        for other in range(world_size):
+            left = [n if place != other else 0 for place, n in enumerate(self.sizes)]
+            if sum(left):
+                yield f"the shard of rank {other} is missing", weighted(*(n / total for n in left))
+                yield f"the shard of rank {other} is left out", weighted(*(n / sum(left) for n in left))
+
+
+def _synchronised(
+    model: nn.Module, loss: Loss, shards: Sequence[Shard], sync: Callable[[nn.Module, int], object]
+) -> Gradients:
+    """On every rank: backward on its own shard, then ``sync``."""
+    torch.manual_seed(dist.get_rank() + 1)
+    inputs, targets = shards[dist.get_rank()]
+    if len(inputs):
+        _backward(model, loss, (inputs, targets))
+    sync(model, len(inputs))
+    return {name: None if p.grad is None else p.grad.detach().clone() for name, p in model.named_parameters()}
+
+
+def _gradients(model: nn.Module, loss: Loss, shard: Shard) -> Gradients:
+    """Of one process on one shard; None for every parameter where it has no samples."""
+    one = copy.deepcopy(model)
+    one.zero_grad()
+    if len(shard[0]):
+        _backward(one, loss, shard)
+    return {name: p.grad for name, p in one.named_parameters()}
+
+
+def _backward(model: nn.Module, loss: Loss, shard: Shard) -> None:
+    loss(model(shard[0]), shard[1]).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if grad is None else grad.double()
+
+
+def _own(grad: Tensor | None, at: tuple[int, ...], rank: int) -> str:
+    return f"rank {rank}: {'None' if grad is None else show(grad[at])}"
+
+
+def _fit(found: Tensor, reference: Reference, names: list[str]) -> str | None:
+    """The multiple of the reference that comes nearest, and the cosine between the two."""
+    expected = torch.cat([reference.of(name).flatten() for name in names])
+    square = float(expected.dot(expected))
+    product, length = float(found.dot(expected)), float(found.norm())
+    if not square or not length or not math.isfinite(length):
+        return None
+    cosine = product / (length * math.sqrt(square))
+    return f"{product / square:.6g} times the gradient of one process, cosine {cosine:.6f}"

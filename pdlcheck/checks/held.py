@@ -1,0 +1,171 @@
+"""Calls the checked function on every rank of a world and compares what each of them holds afterwards."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pdlcheck.checks.message import case, failure, first_index, likely_cause, name_of, show
+
+__all__ = ["Calls", "Causes", "bits", "group_of", "listed"]
+
+Causes = Callable[[], Iterable[tuple[str, Tensor]]]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a rank holds after the call: the tensor that it gave, and what it got back."""
+
+    given: Tensor
+    got: Any
+
+
+@dataclass(frozen=True)
+class Calls:
+    """One call of ``subject`` on every rank.
+
+    Args:
+        subject: the function to be checked.
+        inputs: the tensor of each rank.
+        world: where the ranks run.
+        ranks: global ranks of a group, in its order; ``None`` is the default group.
+    """
+
+    subject: Callable[..., Any]
+    inputs: Sequence[Tensor]
+    world: Any
+    ranks: Sequence[int] | None
+
+    @property
+    def facts(self) -> str:
+        """The case, for the last line of a message."""
+        shape, dtype = tuple(self.inputs[0].shape), self.inputs[0].dtype
+        group = None if self.ranks is None else list(self.ranks)
+        return case(self.world, len(self.inputs), shape=shape, dtype=dtype, group=group)
+
+    def overwritten(self, **keywords: Any) -> list[Tensor]:
+        """The argument of every rank after the call; a tensor that is returned must hold the same."""
+        __tracebackhide__ = True
+        everyone = self._run(keywords)
+        for rank, held in enumerate(everyone):
+            if isinstance(held.got, Tensor) and not torch.equal(held.got, held.given):
+                raise failure(
+                    f"{name_of(self.subject)}: rank {rank} returned something else than its argument holds",
+                    likely_cause="it works on a copy; write the result into the argument",
+                    case=self.facts,
+                )
+        return [held.given for held in everyone]
+
+    def returned(self, **keywords: Any) -> list[Tensor]:
+        """What every rank got back; its argument must be as it was."""
+        __tracebackhide__ = True
+        everyone = self._run(keywords)
+        results = []
+        for rank, (held, given) in enumerate(zip(everyone, self.inputs, strict=True)):
+            if not torch.equal(held.given, given):
+                at = first_index(held.given != given)
+                raise failure(
+                    f"{name_of(self.subject)}: rank {rank} holds {show(held.given[at])} at {at} "
+                    f"of its argument, {show(given[at])} was there before the call",
+                    likely_cause="it adds into its argument; clone the argument first",
+                    case=self.facts,
+                )
+            got = held.got
+            if isinstance(got, list | tuple) and got and all(isinstance(part, Tensor) for part in got):
+                got = torch.stack(list(got))
+            if not isinstance(got, Tensor):
+                raise failure(
+                    f"{name_of(self.subject)}: rank {rank} returned {type(got).__name__}, expected a tensor",
+                    case=self.facts,
+                )
+            results.append(got)
+        return results
+
+    def require(
+        self,
+        rank: int,
+        found: Tensor,
+        expected: Tensor,
+        what: str,
+        causes: Causes,
+        contributions: Sequence[Tensor] | None = None,
+    ) -> None:
+        """``found`` on ``rank`` must be ``expected``, element by element; ``what`` says what that is."""
+        __tracebackhide__ = True
+        who = f"{name_of(self.subject)}: rank {rank}"
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            raise failure(
+                f"{who} holds shape {tuple(found.shape)} and {found.dtype}, "
+                f"expected shape {tuple(expected.shape)} and {expected.dtype}",
+                case=self.facts,
+            )
+        wrong = found != expected
+        if not wrong.any():
+            return
+        at = first_index(wrong)
+        raise failure(
+            f"{who} holds {show(found[at])} at {at}, {what} {show(expected[at])}",
+            contributions=None if contributions is None else listed(contributions, at),
+            wrong_elements=f"{int(wrong.sum())} of {found.numel()} on rank {rank}",
+            likely_cause=likely_cause(found, wrong, causes()),
+            case=self.facts,
+        )
+
+    def _run(self, keywords: dict[str, Any]) -> list[Held]:
+        if self.ranks is None:
+            seen = self.world.run(_call, self.subject, self.inputs, None, keywords, world_size=len(self.inputs))
+            return list(seen)
+        # one rank more than needed, so that the group is not the whole world
+        everyone = self.world.run(
+            _call, self.subject, self.inputs, self.ranks, keywords, world_size=max(self.ranks) + 2
+        )
+        return [everyone[rank] for rank in self.ranks]
+
+
+def listed(values: Sequence[Tensor], at: tuple[int, ...]) -> str:
+    """What every rank gave at one place: ``rank 0: 1, rank 1: 2``."""
+    return ", ".join(f"rank {rank}: {show(value[at])}" for rank, value in enumerate(values))
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The same memory as integers, so that NaN equals itself and 0.0 differs from -0.0."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.contiguous().view(integers[tensor.dtype.itemsize])
+
+
+def group_of(ranks: Sequence[int] | None) -> dist.ProcessGroup | None:
+    """A group of these global ranks, in this order; ``None`` stays None. To be called on every rank."""
+    if ranks is None:
+        return None
+    keywords: dict[str, Any] = {}
+    if "sort_ranks" in inspect.signature(dist.new_group).parameters:
+        keywords["sort_ranks"] = False  # older releases of torch sort the ranks of a group
+    group: dist.ProcessGroup = dist.new_group(list(ranks), **keywords)
+    return group
+
+
+def _call(
+    subject: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    ranks: Sequence[int] | None,
+    keywords: dict[str, Any],
+) -> Held | None:
+    rank = dist.get_rank()
+    if ranks is None:
+        given = inputs[rank].clone()
+        return Held(given, subject(given, **keywords))
+    group = group_of(ranks)
+    if rank not in ranks:
+        return None
+    given = inputs[dist.get_rank(group)].clone()
+    held = Held(given, subject(given, group=group, **keywords))
+    dist.destroy_process_group(group)
+    return held

@@ -1,0 +1,70 @@
+"""How a failed check speaks: who, what was found, what should be there, and the case."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["case", "failure", "first_index", "likely_cause", "name_of", "show"]
+
+
+def failure(headline: str, /, **details: object) -> AssertionError:
+    """An error with one aligned line for each detail; a detail that is None is left out.
+
+    Example:
+        >>> print(failure("sum: rank 0 holds 1", likely_cause="never reduced", case="world=sim"))
+        sum: rank 0 holds 1
+          likely cause  never reduced
+          case          world=sim
+    """
+    lines = {name.replace("_", " "): text for name, text in details.items() if text is not None}
+    width = max(map(len, lines), default=0)
+    return AssertionError("\n".join([headline, *(f"  {name:{width}}  {text}" for name, text in lines.items())]))
+
+
+def case(world: Any, world_size: int, **more: object) -> str:
+    """What to draw again to see the same: ``world=sim world_size=3 shape=(3,) dtype=torch.float32``."""
+    facts = {"world": world.name, "world_size": world_size, **more}
+    return " ".join(f"{name}={value}" for name, value in facts.items() if value is not None)
+
+
+def name_of(subject: object) -> str:
+    """The name that a person knows the checked function by."""
+    while isinstance(subject, functools.partial):
+        subject = subject.func
+    return getattr(subject, "__name__", type(subject).__name__)
+
+
+def show(value: object) -> str:
+    """A number without the noise of its type: 1 for 1.0, as many digits as its dtype tells apart."""
+    digits = 17
+    if isinstance(value, Tensor):
+        digits = {torch.float32: 9, torch.float16: 5, torch.bfloat16: 4}.get(value.dtype, 17)
+        value = value.item()
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return "-0.0" if value == 0 and math.copysign(1, value) < 0 else str(int(value))
+    return f"{value:.{digits}g}" if isinstance(value, float) and digits < 17 else repr(value)
+
+
+def first_index(wrong: Tensor) -> tuple[int, ...]:
+    """The place of the first True; ``()`` in a tensor without dimensions."""
+    return tuple(int(i) for i in wrong.nonzero()[0])
+
+
+def likely_cause(found: Tensor, wrong: Tensor, causes: Iterable[tuple[str, Tensor]]) -> str | None:
+    """The first cause that explains every wrong element.
+
+    Args:
+        found: what a rank holds.
+        wrong: where that is not what is expected.
+        causes: a text, and the tensor that the rank would hold if the text were true.
+    """
+    for text, candidate in causes:
+        if candidate.shape == found.shape and torch.equal(candidate.double()[wrong], found.double()[wrong]):
+            return text
+    return None

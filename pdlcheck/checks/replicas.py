@@ -1,0 +1,173 @@
+"""Replicas start alike and stay alike, bit for bit.
+
+Every rank starts with other random numbers: what is alike afterwards was made alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pdlcheck.checks.message import case, failure, name_of
+from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_replicas_in_sync", "check_same_start"]
+
+Start = Callable[[], tuple[nn.Module, Callable[[int], object]]]
+
+
+def check_replicas_in_sync(
+    start: Start,
+    world: Any,
+    *,
+    world_size: int = 3,
+    steps: int = 3,
+    sync_every: int = 1,
+    buffers: bool = True,
+    gradients: bool = True,
+    seed: int = 0,
+) -> None:
+    """All ranks must hold the same model, bit for bit, before the first step and after every step.
+
+    Args:
+        start: called on every rank, under different random numbers; returns the model and ``step(i)``, which
+            takes training step i (0, 1, ...) on this rank with everything that belongs to it.
+        world: where the ranks run.
+        world_size: number of replicas, 2 or more.
+        steps: steps to take, 0 compares the start only.
+        sync_every: compare after every k-th step: local SGD lets replicas differ in between.
+        buffers: compare buffers too; False where each rank keeps its own statistics by intention.
+        gradients: compare gradients too; False where they stay local by intention, as in local SGD.
+        seed: rank r draws from ``seed + r``.
+
+    Raises:
+        AssertionError: names the first step, tensor, rank and index that differ, and the likely cause.
+        Inconclusive: no parameter changed in any step, so there was nothing to be seen.
+
+    Example:
+        >>> def start():
+        ...     model = nn.Linear(2, 1)
+        ...     broadcast_parameters(model)
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ...     def step(i):
+        ...         optimizer.zero_grad()
+        ...         model(torch.randn(4, 2)).square().mean().backward()
+        ...         sync_gradients(model)
+        ...         optimizer.step()
+        ...     return model, step
+        >>> check_replicas_in_sync(start, get_world("sim"), world_size=2)
+    """
+    __tracebackhide__ = True
+    if world_size < 2:
+        raise ValueError(f"check_replicas_in_sync compares ranks, it needs world_size 2 or more, got {world_size}")
+    look = Look(steps, sync_every, buffers, gradients)
+    traces = world.run(_trace, start, look, seed, world_size=world_size)
+    facts = case(world, world_size, steps=steps, sync_every=sync_every if sync_every > 1 else None, seed=seed)
+    first: Trace = traces[0]
+    if first.where is None:
+        if steps and not first.moved:
+            raise Inconclusive(f"{name_of(start)}: no parameter changed in {steps} steps, the check saw nothing")
+        return
+    when = "before the first step" if first.where == 0 else f"after step {first.where * sync_every}"
+    _raise_where_replicas_differ(
+        f"{name_of(start)}: replicas differ {when}",
+        [trace.value for trace in traces],
+        first.names,
+        likely_cause=_cause(first.where, first.names, gradients),
+        case=facts,
+    )
+
+
+def check_same_start(make: Callable[[], nn.Module], world: Any, *, world_size: int = 3, seed: int = 0) -> None:
+    """All ranks must make the same model, bit for bit, buffers included, though each draws other random
+    numbers.
+
+    Args:
+        make: called on every rank; returns the model as it is when training starts.
+        world, world_size, seed: as in :func:`check_replicas_in_sync`.
+    """
+    __tracebackhide__ = True
+
+    def start() -> tuple[nn.Module, Callable[[int], object]]:
+        return make(), print
+
+    start.__name__ = name_of(make)
+    check_replicas_in_sync(start, world, world_size=world_size, steps=0, seed=seed)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How often a replica is looked at, and at what."""
+
+    steps: int
+    sync_every: int
+    buffers: bool
+    gradients: bool
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The first look at which ranks differ (None: never), the names that do, this rank's values of them."""
+
+    where: int | None
+    names: list[str]
+    value: State
+    moved: bool
+
+
+def _trace(start: Start, look: Look, seed: int) -> Trace:
+    """On every rank: train, keep what was seen, then compare digests, so that only what differs travels."""
+    torch.manual_seed(seed + dist.get_rank())
+    module, step = start()
+    seen = [state_of(module, buffers=look.buffers, gradients=look.gradients)]
+    for i in range(look.steps):
+        step(i)
+        if (i + 1) % look.sync_every == 0:
+            seen.append(state_of(module, buffers=look.buffers, gradients=look.gradients))
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, [digest(state) for state in seen])
+    for where, states in enumerate(zip(*everyone, strict=True)):
+        names = differing(list(states))
+        if names:
+            return Trace(where, names, {name: seen[where].get(name) for name in names}, moved=True)
+    first, last = digest(seen[0]), digest(seen[-1])
+    moved = any(first[name] != last.get(name) for name in first if name.startswith("parameter"))
+    return Trace(None, [], {}, moved)
+
+
+def _raise_where_replicas_differ(when: str, values: list[State], names: list[str], **details: object) -> None:
+    __tracebackhide__ = True
+    kinds = [kind for kind in ("parameter", "gradient", "buffer") if any(n.startswith(kind) for n in names)]
+    name = next(n for n in names if n.startswith(kinds[0]))
+    counts = ", ".join(f"{sum(n.startswith(kind) for n in names)} {kind}(s)" for kind in kinds)
+    for rank, state in enumerate(values[1:], start=1):
+        require_bits(
+            f"{when}: rank {rank}",
+            name,
+            (state.get(name), values[0].get(name)),
+            "rank 0 holds",
+            tensors=counts,
+            **details,
+        )
+    raise failure(f"{when}: {name} is not there on every rank", tensors=counts, **details)
+
+
+def _cause(where: int, names: list[str], gradients: bool) -> str:
+    kinds = {name.split()[0] for name in names}
+    if kinds == {"buffer"}:
+        if where == 0:
+            return "only buffers differ: the parameters were broadcast, the buffers were not"
+        return "only buffers differ: each rank keeps statistics of its own data (buffers=False accepts that)"
+    if where == 0:
+        return "initial weights were not broadcast, or were changed on some rank after the broadcast"
+    if "gradient" in kinds:
+        return "gradients differ: they were not synchronised on all ranks, or not all of them"
+    if not gradients:
+        return "models were not averaged on all ranks, or not at this step"
+    return "gradients agree: optimizer states or learning rates differ, or weights were changed on some rank"

@@ -1,0 +1,98 @@
+"""What a replica consists of, by name, and how two replicas are compared bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pdlcheck.checks.held import bits
+from pdlcheck.checks.message import failure, first_index, show
+
+__all__ = ["State", "differing", "digest", "require_bits", "scramble", "state_of", "tied_names"]
+
+State = dict[str, Tensor | None]
+
+
+def state_of(module: nn.Module, *, buffers: bool = True, gradients: bool = False) -> State:
+    """Copies of what ``module`` holds, named ``parameter 'a'``, ``gradient of 'a'`` and ``buffer 'b'``."""
+    found: State = {}
+    for name, parameter in module.named_parameters():
+        found[f"parameter {name!r}"] = parameter.detach().cpu().clone()
+        if gradients:
+            grad = parameter.grad
+            found[f"gradient of {name!r}"] = None if grad is None else grad.detach().cpu().clone()
+    if buffers:
+        for name, buffer in module.named_buffers():
+            found[f"buffer {name!r}"] = buffer.detach().cpu().clone()
+    return found
+
+
+def digest(state: Mapping[str, Tensor | None]) -> dict[str, str]:
+    """A digest of every tensor: equal only if dtype, shape and every bit are."""
+    return {name: _digest(tensor) for name, tensor in state.items()}
+
+
+def differing(everyone: list[dict[str, str]]) -> list[str]:
+    """Names whose digests are not the same on every rank, or that some rank does not have."""
+    names = dict.fromkeys(name for one in everyone for name in one)
+    return [name for name in names if len({one.get(name) for one in everyone}) > 1]
+
+
+def scramble(module: nn.Module, *, whole: int = 1) -> None:
+    """Draw every parameter and buffer anew, so that no two ranks hold the same. Integers are multiples of
+    ``whole``.
+
+    A model that was just made hides faults: its buffers start alike on every rank.
+    """
+    with torch.no_grad():
+        for tensor in [*module.parameters(), *module.buffers()]:
+            if tensor.is_floating_point() or tensor.is_complex():
+                tensor.copy_(torch.randn(tensor.shape, dtype=tensor.dtype))
+            elif tensor.dtype == torch.bool:
+                tensor.copy_(torch.rand(tensor.shape) < 0.5)
+            else:
+                tensor.copy_(torch.randint(1, 20, tensor.shape) * whole)
+
+
+def tied_names(module: nn.Module) -> list[list[str]]:
+    """Groups of names that are one tensor, such as tied weights."""
+    groups: dict[int, list[str]] = {}
+    everything = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    for name, tensor in everything:
+        groups.setdefault(id(tensor), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def require_bits(who: str, name: str, pair: tuple[Tensor | None, Tensor | None], what: str, **details: object) -> None:
+    __tracebackhide__ = True
+    found, expected = pair
+    if found is None or expected is None:
+        if found is not expected:
+            texts = ["None" if tensor is None else "values" for tensor in pair]
+            raise failure(f"{who} holds {texts[0]} as {name}, {what} {texts[1]}", **details)
+        return
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        raise failure(
+            f"{who} holds {name} of shape {tuple(found.shape)} and {found.dtype}, "
+            f"{what} shape {tuple(expected.shape)} and {expected.dtype}",
+            **details,
+        )
+    differs = bits(found) != bits(expected)
+    if found.is_complex():
+        differs = differs.any(-1)
+    if differs.any():
+        at = first_index(differs)
+        raise failure(f"{who} holds {show(found[at])} at {at} of {name}, {what} {show(expected[at])}", **details)
+
+
+def _digest(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "None"
+    head = f"{tensor.dtype} {tuple(tensor.shape)} "
+    return head + hashlib.blake2b(bits(tensor.reshape(-1)).numpy().tobytes(), digest_size=16).hexdigest()

@@ -1,0 +1,133 @@
+"""What the suites draw: tensors for ranks, shards for ranks, groups of ranks. Everything shrinks to the
+plain case.
+
+Ranks get different values, shards are uneven and some are empty, because most faults show only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from torch import Tensor
+
+__all__ = [
+    "EXACT_DTYPES",
+    "float_rank_tensors",
+    "group_ranks",
+    "module_makers",
+    "rank_tensors",
+    "sample_shards",
+    "shard_sizes",
+]
+
+# Integers up to 2048 are exact in float16; the sums of rank_tensors stay below.
+EXACT_DTYPES = (
+    *(torch.float32, torch.float64, torch.float16),
+    *(torch.int64, torch.int32, torch.int16),
+)
+
+UP_TO_FIVE = st.integers(1, 5)
+TWO_TO_FOUR = st.integers(2, 4)
+
+Drawn = Callable[[st.SearchStrategy[Any]], Any]
+
+
+@st.composite
+def rank_tensors(
+    draw: Drawn,
+    *,
+    world_sizes: st.SearchStrategy[int] = UP_TO_FIVE,
+    dtypes: Sequence[torch.dtype] = EXACT_DTYPES,
+    min_dims: int = 0,
+    max_dims: int = 3,
+    max_side: int = 5,
+) -> list[Tensor]:
+    """One tensor for each rank, all of one shape and dtype; small integers, so that any order of adding is
+    exact.
+
+    The last digit says where a value comes from: rank r holds ``10 * i + r + 1``, in the plainest case ``r
+    + 1``. Shapes include 0-dimensional ones, empty ones and ones with fewer elements than ranks.
+    """
+    world_size = draw(world_sizes)
+    shape = draw(npst.array_shapes(min_dims=min_dims, max_dims=max_dims, min_side=0, max_side=max_side))
+    tens = draw(npst.arrays(np.int64, (world_size, *shape), elements=st.integers(-20, 20)))
+    dtype = draw(st.sampled_from(dtypes))
+    return [torch.from_numpy(np.asarray(tens[rank] * 10 + rank + 1)).to(dtype) for rank in range(world_size)]
+
+
+@st.composite
+def float_rank_tensors(draw: Drawn, *, max_numel: int = 40) -> list[Tensor]:
+    """One vector of floats for each of 2 to 5 ranks, of any magnitude that cannot overflow in a sum."""
+    world_size = draw(st.integers(2, 5))
+    dtype, width = draw(st.sampled_from([(np.float32, 32), (np.float64, 64)]))
+    elements = st.floats(-(2.0**100), 2.0**100, width=width, allow_subnormal=False)
+    values = draw(npst.arrays(dtype, (world_size, draw(st.integers(1, max_numel))), elements=elements))
+    return [torch.from_numpy(row.copy()) for row in values]
+
+
+@st.composite
+def group_ranks(draw: Drawn, *, world_size: int) -> list[int]:
+    """Global ranks of a group: it may start at any rank, leave some out, and be in any order."""
+    outside = draw(st.integers(0, 2))
+    order: list[int] = draw(st.permutations(range(world_size + outside)))
+    return order[:world_size]
+
+
+def shard_sizes(
+    *, world_sizes: st.SearchStrategy[int] = TWO_TO_FOUR, max_samples: int = 6
+) -> st.SearchStrategy[list[int]]:
+    """How many samples each rank has: uneven, some 0, not all 0; shrinks to one sample on rank 0."""
+    return world_sizes.flatmap(
+        lambda n: st.lists(st.integers(0, max_samples), min_size=n, max_size=n).filter(lambda sizes: sum(sizes) > 0)
+    )
+
+
+@st.composite
+def sample_shards(
+    draw: Drawn, *, sizes: st.SearchStrategy[list[int]] | None = None, features: int = 2
+) -> list[tuple[Tensor, Tensor]]:
+    """Inputs ``(n, features)`` and targets ``(n, 1)`` in float64 for each rank, of small eighths.
+
+    The first feature of no sample is 0, so that a model may branch on its sign.
+    """
+    chosen = draw(shard_sizes() if sizes is None else sizes)
+    total = sum(chosen)
+    values = draw(npst.arrays(np.float64, (total, features + 1), elements=st.integers(-16, 16)))
+    data = torch.from_numpy(values) / 8
+    data[:, 0] += torch.where(data[:, 0] >= 0, 1 / 16, -1 / 16)
+    data[:, -1] += torch.arange(total) / 4  # samples differ, so a sample that counts twice is seen
+    return [(part[:, :features].clone(), part[:, features:].clone()) for part in torch.split(data, chosen)]
+
+
+@dataclass(frozen=True)
+class MakeLayers:
+    """Makes a model of layers of drawn widths, with batch norm (floating and integer buffers) where asked."""
+
+    widths: tuple[int, ...]
+    batch_norm: bool
+    tied: bool
+
+    def __call__(self) -> torch.nn.Module:
+        layers: list[torch.nn.Module] = []
+        for before, after in zip(self.widths, self.widths[1:], strict=False):
+            layers += [torch.nn.Linear(before, after), torch.nn.Tanh()]
+        if self.batch_norm:
+            layers.append(torch.nn.BatchNorm1d(self.widths[-1]))
+        if self.tied:
+            again = torch.nn.Linear(self.widths[0], self.widths[1])
+            again.weight = next(layers[0].parameters())
+            layers += [torch.nn.Linear(self.widths[-1], self.widths[0]), again]
+        return torch.nn.Sequential(*layers)
+
+
+@st.composite
+def module_makers(draw: Drawn) -> Callable[[], torch.nn.Module]:
+    """A function without arguments that makes a small model; every call draws new weights."""
+    widths = draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
+    return MakeLayers(tuple(widths), batch_norm=draw(st.booleans()), tied=draw(st.booleans()))

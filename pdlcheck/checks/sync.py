@@ -1,0 +1,197 @@
+"""Initial weights arrive on every rank, and averages of models are right.
+
+Every rank starts with other random numbers: what is alike afterwards was made alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pdlcheck.checks.held import group_of
+from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.checks.state import State, digest, require_bits, scramble, state_of, tied_names
+
+__all__ = ["check_average_parameters", "check_broadcast_parameters"]
+
+
+def check_broadcast_parameters(
+    broadcast: Callable[..., object],
+    make: Callable[[], nn.Module],
+    world: Any,
+    *,
+    world_size: int = 3,
+    src: int = 0,
+    ranks: Sequence[int] | None = None,
+    seed: int = 0,
+) -> None:
+    """Every rank must end with exactly the parameters and buffers that ``src`` had, shared tensors still
+    shared.
+
+    Args:
+        broadcast: called as ``broadcast(model, src=global_rank)`` on every rank, on models whose parameters
+            and buffers all differ; with ``group=group`` where ``ranks`` is given.
+        make: makes the model.
+        world, world_size, seed: as in :func:`check_replicas_in_sync`.
+        src: the rank that sends; its place in ``ranks`` where that is given.
+        ranks: global ranks of a group, in its order; ``world_size`` is then their number.
+    """
+    __tracebackhide__ = True
+    models = _on_models(broadcast, make, world, world_size, ranks, seed, src=src if ranks is None else ranks[src])
+    expected = models[src].before
+    facts = case(world, len(models), src=src, group=None if ranks is None else list(ranks), seed=seed)
+    for rank, model in enumerate(models):
+        if model.tied_before != model.tied_after:
+            raise failure(
+                f"{name_of(broadcast)}: on rank {rank} the tied tensors are {model.tied_after}, "
+                f"they were {model.tied_before}",
+                likely_cause="a parameter was replaced; copy into it instead",
+                case=facts,
+            )
+        for name, tensor in model.after.items():
+            require_bits(
+                f"{name_of(broadcast)}: rank {rank}",
+                name,
+                (tensor, expected[name]),
+                f"rank {src} had",
+                likely_cause=_broadcast_cause(name, tensor, rank, src, models),
+                case=facts,
+            )
+
+
+def check_average_parameters(
+    average: Callable[..., object],
+    make: Callable[[], nn.Module],
+    world: Any,
+    *,
+    world_size: int = 3,
+    buffers: bool = True,
+    ranks: Sequence[int] | None = None,
+    seed: int = 0,
+) -> None:
+    """Every rank must end with the mean over ranks of every parameter, the same on every rank to the last
+    bit.
+
+    The mean may be off by ``world_size * eps * sum(|x|)``, the bound for ``world_size`` terms in any order.
+    Means of integers exist here, and must be exact.
+
+    Args:
+        average: called as ``average(model)`` on every rank; with ``group=group`` where ``ranks`` is given.
+        make: makes the model, which is then filled with other values on every rank.
+        world, world_size, ranks, seed: as in :func:`check_broadcast_parameters`.
+        buffers: buffers must be averaged too; False does not look at them.
+    """
+    __tracebackhide__ = True
+    models = _on_models(average, make, world, world_size, ranks, seed)
+    facts = case(world, len(models), group=None if ranks is None else list(ranks), seed=seed)
+    for name in models[0].after:
+        if name.startswith("buffer") and not buffers:
+            continue
+        given = torch.stack([_tensor(model.before, name).double() for model in models])
+        mean = given.mean(0)
+        for rank, model in enumerate(models):
+            found = _tensor(model.after, name)
+            exact = not found.is_floating_point()
+            eps = 0.0 if exact else torch.finfo(found.dtype).eps
+            bound = len(models) * eps * given.abs().sum(0)
+            wrong = ~((found.double() - mean).abs() <= bound)
+            if wrong.any():
+                at = first_index(wrong)
+                raise failure(
+                    f"{name_of(average)}: rank {rank} holds {show(found[at])} at {at} of {name}, "
+                    f"the mean over ranks is {show(mean[at])}",
+                    contributions=", ".join(f"rank {r}: {show(row[at])}" for r, row in enumerate(given)),
+                    allowed="an exact mean of integers" if exact else f"{show(bound[at])} off",
+                    likely_cause=_average_cause(found.double()[at], torch.stack([row[at] for row in given]), rank),
+                    case=facts,
+                )
+            require_bits(
+                f"{name_of(average)}: rank {rank}",
+                name,
+                (found, models[0].after[name]),
+                "rank 0 holds",
+                likely_cause="ranks add in different orders",
+                case=facts,
+            )
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model before and after a call on one rank."""
+
+    before: State
+    after: State
+    tied_before: list[list[str]]
+    tied_after: list[list[str]]
+
+
+def _on_models(
+    subject: Callable[..., object],
+    make: Callable[[], nn.Module],
+    world: Any,
+    world_size: int,
+    ranks: Sequence[int] | None,
+    seed: int,
+    **keywords: Any,
+) -> list[Model]:
+    if ranks is None:
+        return list(world.run(_on_model, subject, make, None, seed, keywords, world_size=world_size))
+    everyone = world.run(_on_model, subject, make, ranks, seed, keywords, world_size=max(ranks) + 2)
+    return [everyone[rank] for rank in ranks]
+
+
+def _on_model(
+    subject: Callable[..., object],
+    make: Callable[[], nn.Module],
+    ranks: Sequence[int] | None,
+    seed: int,
+    keywords: dict[str, Any],
+) -> Model | None:
+    torch.manual_seed(seed + dist.get_rank())
+    group = group_of(ranks)
+    if ranks is not None and dist.get_rank() not in ranks:
+        return None
+    module = make()
+    scramble(module, whole=dist.get_world_size(group))
+    before, tied = state_of(module), tied_names(module)
+    subject(module, **keywords, **({} if group is None else {"group": group}))
+    if group is not None:
+        dist.destroy_process_group(group)
+    return Model(before, state_of(module), tied, tied_names(module))
+
+
+def _tensor(state: State, name: str) -> Tensor:
+    found = state[name]
+    assert found is not None  # only gradients can be None
+    return found
+
+
+def _broadcast_cause(name: str, found: Tensor | None, rank: int, src: int, models: list[Model]) -> str | None:
+    for other, model in enumerate(models):
+        given = model.before[name]
+        if other != src and found is not None and given is not None and digest({"": found}) == digest({"": given}):
+            if other == rank:
+                return f"it kept its own {name.split()[0]}: it was left out of the broadcast"
+            return f"it holds what rank {other} had: the wrong rank sent"
+    return None
+
+
+def _average_cause(found: Tensor, given: Tensor, rank: int) -> str | None:
+    world_size = len(given)
+    causes = [
+        ("it kept its own value: it was not averaged", given[rank]),
+        ("it is the sum: it was not divided by world_size", given.sum()),
+        ("it was divided by world_size twice", given.mean() / world_size),
+        ("it is the mean rounded to an integer", given.mean().trunc()),
+        *((f"it is the value of rank {other}", given[other]) for other in range(world_size)),
+        *(
+            (f"the value of rank {other} is missing", (given.sum() - given[other]) / world_size)
+            for other in range(world_size)
+        ),
+    ]
+    return next((text for text, value in causes if torch.isclose(found, value, rtol=1e-6, atol=0)), None)

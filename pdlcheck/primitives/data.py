@@ -1,0 +1,139 @@
+"""Which samples a rank works on, and a digest that shows which ones it did load."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pdlcheck.primitives.arguments import members, require_at_least
+
+__all__ = ["gather_shard_digests", "shard_digest", "shard_indices"]
+
+
+def shard_indices(
+    num_samples: int,
+    *,
+    rank: int,
+    world_size: int,
+    epoch: int = 0,
+    shuffle: bool = True,
+    seed: int = 0,
+    tail: Literal["uneven", "pad", "drop"] = "uneven",
+) -> Tensor:
+    """The samples of ``rank``: every ``world_size``-th one of the epoch's order. No communication.
+
+    Ranks that agree on the other arguments get disjoint shards. The order is drawn from ``(seed, epoch)``
+    alone, so it is the same on every rank and another one in every epoch, whatever a rank did with its own
+    random numbers.
+
+    Args:
+        num_samples: samples in the data set.
+        rank: whose shard, from 0.
+        world_size: number of shards.
+        epoch: number of the epoch, from 0.
+        shuffle: False is the order 0, 1, 2, ... in every epoch.
+        seed: same on every rank.
+        tail: where ``num_samples`` is not divisible, ``"uneven"`` gives the first ranks one sample more,
+            ``"pad"`` repeats the first samples of the order so that shards are equally long (right for
+            training, wrong for a metric), ``"drop"`` leaves the last samples of the order out.
+
+    Returns:
+        int64, one dimension.
+
+    Raises:
+        ValueError: ``world_size`` below 1, ``rank`` outside of it, negative ``num_samples`` or ``epoch``,
+            unknown ``tail``.
+
+    Example:
+        >>> [shard_indices(5, rank=rank, world_size=2, shuffle=False).tolist() for rank in range(2)]
+        [[0, 2, 4], [1, 3]]
+
+    Source: the sampler of "How to scale training on multiple GPUs" (2019).
+    """
+    require_at_least("shard_indices", "num_samples", num_samples, 0)
+    require_at_least("shard_indices", "world_size", world_size, 1)
+    require_at_least("shard_indices", "epoch", epoch, 0)
+    if not 0 <= rank < world_size:
+        raise ValueError(
+            f"shard_indices got rank={rank}, which is outside range({world_size}), the ranks of world_size"
+        )
+    if tail not in ("uneven", "pad", "drop"):
+        raise ValueError(f"shard_indices knows tail 'uneven', 'pad' and 'drop', got {tail!r}")
+    order = _order(num_samples, seed, epoch) if shuffle else torch.arange(num_samples)
+    if tail == "drop":
+        order = order[: num_samples // world_size * world_size]
+    elif tail == "pad" and num_samples:
+        padded = -(-num_samples // world_size) * world_size
+        order = order.repeat(-(-padded // num_samples))[:padded]
+    return order[rank::world_size]
+
+
+def shard_digest(data: Tensor | Iterable[Tensor]) -> str:
+    """SHA-256 of what a rank loaded: dtype, shape and bytes of every tensor, in order. No communication.
+
+    The digest of equal data is equal on every rank, in every process and on every machine of one byte order.
+
+    Args:
+        data: a tensor, or tensors such as batches as they come from a loader; indices will do as well.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Example:
+        >>> shard_digest(torch.tensor([0, 2, 4])) == shard_digest(torch.tensor([0, 2, 4]).float())
+        False
+
+    Source: SHAs of the tensors that each GPU loads, in "How to scale training on multiple GPUs" (2019).
+    """
+    digest = hashlib.sha256()
+    for tensor in [data] if isinstance(data, Tensor) else data:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"shard_digest takes tensors, got {type(tensor).__name__}; torch.as_tensor makes one"
+            )
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        values = tensor.detach().cpu().contiguous().view(-1)
+        digest.update(values.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def gather_shard_digests(
+    data: Tensor | Iterable[Tensor], group: dist.ProcessGroup | None = None
+) -> list[str]:
+    """Tell every rank the :func:`shard_digest` of every rank. Shards differ if no two digests are equal.
+
+    One all_gather of 32 bytes from each rank.
+
+    Args:
+        data: what this rank loaded; may differ from rank to rank in every respect.
+        group: process group; ``None`` is the default group.
+
+    Returns:
+        One digest for each rank of the group, in its order; the same list on every rank.
+
+    Example:
+        >>> gathered = world.run(lambda: gather_shard_digests(torch.tensor(dist.get_rank())), world_size=2)
+        >>> len(set(gathered[0]))
+        2
+
+    Source: as :func:`shard_digest`.
+    """
+    who = members("gather_shard_digests", group)
+    config = dist.get_backend_config(group)
+    device = "cuda" if "cuda:" in config and "cpu:" not in config else "cpu"
+    own = torch.tensor(list(bytes.fromhex(shard_digest(data))), dtype=torch.uint8, device=device)
+    everyone = [torch.empty_like(own) for _ in who.ranks]
+    dist.all_gather(everyone, own, group=group)
+    return [bytes(digest.tolist()).hex() for digest in everyone]
+
+
+def _order(num_samples: int, seed: int, epoch: int) -> Tensor:
+    """A permutation made from ``seed`` and ``epoch``; their sum would make (0, 1) and (1, 0) alike."""
+    mixed = hashlib.sha256(f"{seed} {epoch}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(mixed[:7], "little"))
+    return torch.randperm(num_samples, generator=generator)

@@ -1,0 +1,78 @@
+"""Two small networks to train on replicas, and the function that the first of them learns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["FunctionNet", "LeNet", "function_samples"]
+
+
+def function_samples(
+    num_samples: int = 80_000, *, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """``x`` evenly spaced on [0, 20] and ``sqrt(x) * sin(3.14 * x / 5)``, both of shape ``(num_samples, 1)``.
+
+    Example:
+        >>> x, y = function_samples(5)
+        >>> x.flatten().tolist()
+        [0.0, 5.0, 10.0, 15.0, 20.0]
+
+    Source: D. Gannon, "Doing Deep Learning in Parallel with PyTorch" (2020).
+    """
+    x = torch.linspace(0, 20, num_samples, dtype=torch.float64).unsqueeze(1)
+    y = x.sqrt() * torch.sin(3.14 * x / 5)
+    return x.to(dtype), y.to(dtype)
+
+
+class FunctionNet(nn.Sequential):
+    """Layers 1 -> 80 -> 80 -> 40 -> 1 with ReLU, to learn a function of one variable.
+
+    Example:
+        >>> sum(parameter.numel() for parameter in FunctionNet().parameters())
+        9921
+
+    Source: as :func:`function_samples`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(1, 80),
+            nn.ReLU(),
+            nn.Linear(80, 80),
+            nn.ReLU(),
+            nn.Linear(80, 40),
+            nn.ReLU(),
+            nn.Linear(40, 1),
+        )
+
+
+class LeNet(nn.Sequential):
+    """LeNet-5 for images of 8 x 8 pixels and ten classes: two convolutions, three full layers.
+
+    tanh and average pooling as in 1998: without a kink, replicas that differ by round-off stay that close.
+    Images ``(n, 1, 8, 8)`` give scores ``(n, 10)``.
+
+    Example:
+        >>> LeNet()(torch.zeros(3, 1, 8, 8)).shape
+        torch.Size([3, 10])
+
+    Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document
+    recognition", Proc. IEEE 86 (1998), sized down from 32 x 32.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(1, 6, kernel_size=3, padding=1),
+            nn.Tanh(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(6, 16, kernel_size=3, padding=1),
+            nn.Tanh(),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64, 120),
+            nn.Tanh(),
+            nn.Linear(120, 84),
+            nn.Tanh(),
+            nn.Linear(84, 10),
+        )

@@ -1,0 +1,77 @@
+"""Checks of the arguments that the PageRank functions share; each error names argument, value and cure."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from pdlcheck.primitives.pagerank.graph import Float64, Graph
+
+__all__ = ["distribution", "require_damping", "require_device", "require_iterations", "require_memory"]
+
+
+def require_damping(damping: float) -> float:
+    """``damping`` as a float in [0, 1)."""
+    if isinstance(damping, bool) or not isinstance(damping, int | float | np.number):
+        raise TypeError(f"damping must be a number, got {damping!r}")
+    if not 0 <= damping < 1:  # NaN fails too
+        raise ValueError(f"damping must be in [0, 1), got {damping}; the usual value is 0.85")
+    return float(damping)
+
+
+def require_iterations(name: str, iterations: int) -> int:
+    """``iterations`` as an int of 1 or more."""
+    if isinstance(iterations, bool) or not isinstance(iterations, int | np.integer):
+        raise TypeError(f"{name} must be an int, got {iterations!r}")
+    if iterations < 1:
+        raise ValueError(f"{name} must be 1 or more, got {iterations}")
+    return int(iterations)
+
+
+def require_device(device: torch.device | str, dtype: torch.dtype) -> torch.device:
+    """``device`` as a torch.device that this machine has, for scores of float32 or float64."""
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    found = torch.device(device)
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {str(device)!r}, but torch sees no CUDA device; use device='cpu'")
+    return found
+
+
+def require_memory(caller: str, nbytes: int, device: torch.device | str = "cpu") -> None:
+    """Raise MemoryError where a dense matrix of ``nbytes`` cannot fit, before anything is allocated."""
+    if torch.device(device).type == "cuda":
+        there = torch.cuda.mem_get_info(device)[0]
+    else:
+        if "SC_PHYS_PAGES" not in os.sysconf_names:
+            return
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if nbytes > there:
+        raise MemoryError(
+            f"{caller} needs {nbytes / 2**30:.1f} GiB for a matrix, {device} has {there / 2**30:.1f} GiB; "
+            "use pagerank_v1 or pagerank, which keep the graph sparse"
+        )
+
+
+def distribution(name: str, values: Any, graph: Graph) -> Float64:
+    """``values`` (an array, a dict, or ``None`` for uniform) as a vector over the nodes that sums to 1."""
+    if values is None:
+        return np.full(graph.num_nodes, 1 / max(graph.num_nodes, 1))
+    vector = graph.vector(name, values)
+    bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0)))
+    if bad.size:
+        raise ValueError(
+            f"{name} holds {vector[bad[0]]} at {bad[0]}; every value must be finite and not negative"
+        )
+    if graph.num_nodes and not vector.any():
+        raise ValueError(
+            f"{name} is 0 everywhere; give at least one node a positive value, or pass None for uniform"
+        )
+    if vector.size:
+        vector = vector / vector.max()  # first, so that no sum overflows
+        vector /= math.fsum(vector)
+    return vector

@@ -1,0 +1,272 @@
+"""Keeping replicas alike: the same start, synchronised gradients, averaged models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pdlcheck.primitives.arguments import members, named_state, require_at_least, require_state
+from pdlcheck.primitives.flat import flatten, sum_dtype, unflatten, wire_buckets
+
+__all__ = ["average_parameters", "broadcast_parameters", "sync_gradients"]
+
+# What gloo can broadcast; anything else travels as its bytes.
+BROADCAST_DTYPES = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.int8, torch.uint8, torch.int32, torch.int64),
+}
+
+
+def broadcast_parameters(module: nn.Module, src: int = 0, group: dist.ProcessGroup | None = None) -> None:
+    """Give every rank ``src``'s parameters and buffers, so that the replicas start alike.
+
+    One broadcast for each dtype. Buffers that are not saved with the model are sent too; a tensor that is
+    shared (tied weights) is sent once and stays shared.
+
+    Args:
+        module: same structure, shapes and dtypes on every rank; overwritten on all ranks but ``src``.
+        src: a global rank, must be in ``group``.
+        group: process group; ``None`` is the default group.
+
+    Raises:
+        TypeError: ``module`` is not a module.
+        ValueError: it has neither parameters nor buffers, or lazy ones, or some on a device that the backend
+            cannot take; ``src`` is outside the group.
+
+    Example:
+        >>> def start():
+        ...     model = nn.Linear(2, 1)         # every rank draws its own weights
+        ...     broadcast_parameters(model)
+        ...     return model.weight.tolist()
+        >>> first, second = world.run(start, world_size=2)
+        >>> first == second
+        True
+
+    Source: rank 0 sends its weights to its siblings in D. Gannon, "Doing Deep Learning in Parallel with
+    PyTorch" (2020).
+    """
+    parameters, buffers = named_state("broadcast_parameters", module)
+    members("broadcast_parameters", group).place_of("broadcast_parameters", src)
+    state = {**parameters, **buffers}
+    require_state("broadcast_parameters", state, group)
+    _broadcast(list(state.values()), src, group)
+
+
+def sync_gradients(
+    module_or_params: nn.Module | Iterable[Tensor],
+    *,
+    reduction: Literal["mean", "sum"] = "mean",
+    sync_every: int = 1,
+    step: int = 0,
+    weight: float | None = None,
+    bucket_bytes: int = 25 * 2**20,
+    group: dist.ProcessGroup | None = None,
+) -> bool:
+    """Replace every gradient by its mean, or sum, over the ranks. Call it after backward, on every rank.
+
+    With shards of ``n_r`` samples and a loss that is a mean over samples, ``weight=n_r`` gives
+    ``sum(n_r * grad_r) / sum(n_r)``: the gradient of one process on all samples, also for uneven and empty
+    shards.
+
+    One all_reduce for each bucket of at most ``bucket_bytes``, never a message of a single parameter. The
+    bucket also
+    carries the weight, and a flag for each parameter: a gradient that is None on some ranks counts as zero
+    there, and one that is None everywhere stays None. float16 and bfloat16 gradients are summed in float32.
+
+    Args:
+        module_or_params: a module, or its parameters in the same order on every rank.
+        reduction: ``"mean"`` divides by the number of ranks, or by the sum of the weights; ``"sum"`` does
+            not divide.
+        sync_every: synchronise only at every k-th step: at steps k-1, 2k-1, ... counted from 0.
+        step: the number of this step.
+        weight: how much this rank's gradient counts, usually its number of samples; 0 for a rank without
+            samples, whose gradients then do not count whatever they hold. Give it on every rank or on none.
+        bucket_bytes: bytes in a bucket; a larger parameter has a bucket of its own.
+        group: process group; ``None`` is the default group.
+
+    Returns:
+        True if this was a step that synchronises, the same on every rank.
+
+    Raises:
+        TypeError: something other than tensors is to be synchronised, or parameters come in a set, which
+            has no order.
+        ValueError: there is no parameter that requires a gradient; unknown ``reduction``; ``sync_every`` or
+            ``bucket_bytes`` below 1; ``step`` below 0; ``weight`` negative, not finite or beside ``"sum"``;
+            a sparse gradient.
+
+    Example:
+        >>> def step(samples):
+        ...     model = nn.Linear(1, 1, bias=False)
+        ...     model(torch.full((samples, 1), dist.get_rank() + 1.0)).mean().backward()
+        ...     sync_gradients(model, weight=samples)
+        ...     return model.weight.grad.item()
+        >>> world.run(step, 3, world_size=2)
+        [1.5, 1.5]
+
+    Source: synchronous SGD as in "Distributed training with PyTorch and MPI" (2018); flat buckets as in S.
+    Li et al., "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
+    """
+    params = _trainable(module_or_params)
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"sync_gradients knows reduction 'mean' and 'sum', got {reduction!r}")
+    require_at_least("sync_gradients", "sync_every", sync_every, 1)
+    require_at_least("sync_gradients", "step", step, 0)
+    require_at_least("sync_gradients", "bucket_bytes", bucket_bytes, 1)
+    share = _share(weight, reduction)
+    require_state("sync_gradients", params, members("sync_gradients", group).group)
+    if (step + 1) % sync_every:
+        return False
+    tensors = list(params.values())
+    for bucket in wire_buckets(tensors, sum_dtype, bucket_bytes):
+        _sync_bucket([tensors[position] for position in bucket], reduction, share, group)
+    return True
+
+
+def average_parameters(
+    module: nn.Module,
+    *,
+    buffers: Literal["average", "broadcast", "keep"] = "average",
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Replace every parameter by its mean over the ranks, as local SGD does between rounds of its own steps.
+
+    One all_reduce for each dtype; float16 and bfloat16 are summed in float32. A mean of integers is exact
+    or an
+    error, it is never rounded: a counter that is 3 on one rank and 4 on another has no integer mean.
+
+    Args:
+        module: same structure, shapes and dtypes on every rank; overwritten on every rank.
+        buffers: ``"average"`` averages them too, ``"broadcast"`` takes those of the group's first rank,
+            ``"keep"`` leaves each rank its own.
+        group: process group; ``None`` is the default group.
+
+    Raises:
+        TypeError: ``module`` is not a module.
+        ValueError: it has neither parameters nor buffers, or some on a device that the backend cannot take;
+            unknown ``buffers``; on every rank alike, and before anything is changed, where integers have no
+            integer mean.
+
+    Example:
+        >>> def average():
+        ...     model = nn.Linear(1, 1)
+        ...     nn.init.constant_(model.weight, float(dist.get_rank()))
+        ...     average_parameters(model)
+        ...     return model.weight.item()
+        >>> world.run(average, world_size=2)
+        [0.5, 0.5]
+
+    Source: weights divided by the number of ranks after an all_reduce in D. Gannon (2020); S. Stich,
+    "Local SGD converges fast and communicates little", ICLR (2019).
+    """
+    if buffers not in ("average", "broadcast", "keep"):
+        raise ValueError(
+            f"average_parameters knows buffers 'average', 'broadcast' and 'keep', got {buffers!r}"
+        )
+    parameters, own_buffers = named_state("average_parameters", module)
+    who = members("average_parameters", group)
+    require_state("average_parameters", {**parameters, **own_buffers}, group)
+    chosen = {**parameters, **own_buffers} if buffers == "average" else parameters
+    averages = _averages(chosen, who.world_size, group)
+    for name, average in averages.items():
+        chosen[name].detach().copy_(average)
+    if buffers == "broadcast" and own_buffers:
+        _broadcast(list(own_buffers.values()), who.at(0), group)
+
+
+def _broadcast(tensors: Sequence[Tensor], src: int, group: dist.ProcessGroup | None) -> None:
+    for bucket in wire_buckets(tensors, lambda dtype: dtype):
+        chosen = [tensors[position].detach() for position in bucket]
+        flat = flatten(chosen, chosen[0].dtype)
+        dist.broadcast(flat if flat.dtype in BROADCAST_DTYPES else flat.view(torch.uint8), src, group)
+        for tensor, received in zip(chosen, unflatten(flat, chosen), strict=True):
+            tensor.copy_(received)
+
+
+def _sync_bucket(params: list[Tensor], reduction: str, share: float, group: dist.ProcessGroup | None) -> None:
+    dtype = sum_dtype(params[0].dtype)
+    grads = [p.grad if share > 0 else None for p in params]
+    values = [torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)]
+    flags = [0.0 if g is None else 1.0 for g in grads]
+    tail = torch.tensor([*flags, share], dtype=dtype, device=params[0].device)
+    flat = flatten([*values, tail], dtype)
+    summed = flat[: -len(tail)]
+    if share not in (0, 1):
+        summed *= share
+    dist.all_reduce(flat, group=group)
+    *present, total = flat[-len(tail) :].real.tolist()
+    if reduction == "mean" and total > 0:
+        summed /= total
+    for param, somewhere, result in zip(params, present, unflatten(summed, params), strict=True):
+        if not somewhere:
+            param.grad = None
+        elif param.grad is None:
+            param.grad = torch.empty_like(param).copy_(result)
+        else:
+            param.grad.copy_(result)
+
+
+def _trainable(module_or_params: nn.Module | Iterable[Tensor]) -> dict[str, Tensor]:
+    """What requires a gradient, by name, each once; the name of a bare parameter is its position."""
+    if isinstance(module_or_params, nn.Module):
+        named: Iterable[tuple[str, Tensor]] = module_or_params.named_parameters()
+    elif isinstance(module_or_params, set | frozenset):
+        raise TypeError(
+            "sync_gradients got parameters in a set, whose order differs between ranks; pass a list"
+        )
+    else:
+        named = ((str(position), p) for position, p in enumerate(module_or_params))
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, param in named:
+        if not isinstance(param, Tensor):
+            raise TypeError(f"sync_gradients takes a module or its parameters, got {type(param).__name__}")
+        if param.grad is not None and param.grad.layout != torch.strided:
+            raise ValueError(
+                f"sync_gradients needs dense gradients, parameter {name!r} has layout {param.grad.layout}; "
+                "build the embedding with sparse=False"
+            )
+        if param.requires_grad:
+            found.setdefault(id(param), (name, param))
+    if not found:
+        raise ValueError(
+            "sync_gradients got an empty model: no parameter requires a gradient; "
+            "pass a module, or a list of parameters (a generator is used up by its first reader)"
+        )
+    return dict(found.values())
+
+
+def _share(weight: float | None, reduction: str) -> float:
+    """The factor of this rank's gradients."""
+    if weight is None:
+        return 1.0
+    if reduction == "sum":
+        raise ValueError("sync_gradients takes weight with reduction='mean' only; a sum is not weighted")
+    if not (math.isfinite(weight) and weight >= 0):
+        raise ValueError(f"sync_gradients needs a finite weight that is not negative, got weight={weight}")
+    return float(weight)
+
+
+def _averages(
+    state: Mapping[str, Tensor], world_size: int, group: dist.ProcessGroup | None
+) -> dict[str, Tensor]:
+    names, tensors = list(state), list(state.values())
+    averages: dict[str, Tensor] = {}
+    for bucket in wire_buckets(tensors, sum_dtype):
+        chosen = [tensors[position] for position in bucket]
+        flat = flatten(chosen, sum_dtype(chosen[0].dtype))
+        dist.all_reduce(flat, group=group)
+        exact = flat.dtype == torch.int64
+        for position, summed in zip(bucket, unflatten(flat, chosen), strict=True):
+            if exact and bool((summed % world_size).any()):
+                found = summed[summed % world_size != 0][0].item()
+                raise ValueError(
+                    f"average_parameters cannot average {names[position]!r}, {tensors[position].dtype}: "
+                    f"the sum over {world_size} ranks is {found}, its mean is not an integer; "
+                    "pass buffers='broadcast' or buffers='keep'"
+                )
+            averages[names[position]] = summed // world_size if exact else summed / world_size
+    return averages

@@ -1,0 +1,97 @@
+"""What can be seen while the suites run: a bar on a terminal, one plain line for each primitive elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pdlcheck.report.records import Key, PropertyRecord, rows
+from pdlcheck.report.tables import count, line, row_line
+
+__all__ = ["Display", "display"]
+
+
+class Display(Protocol):
+    """Follows a run of the suites."""
+
+    def begin(self, counts: Mapping[Key, int]) -> None:
+        """So many tests will run for each primitive and world."""
+
+    def running(self, key: Key) -> None:
+        """A test of this primitive, in this world, starts."""
+
+    def done(self, record: PropertyRecord) -> None:
+        """A test has ended."""
+
+
+@contextmanager
+def display() -> Iterator[Display]:
+    """A display on this process's stdout, also while pytest captures what the tests write there."""
+    sys.stdout.flush()
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding) as stream:
+        console = Console(file=stream, highlight=False)
+        if not console.is_terminal:
+            yield _Lines(console)
+            return
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            expand=True,
+            redirect_stdout=False,  # pytest has replaced both
+            redirect_stderr=False,
+        ) as progress:
+            yield _Bar(progress)
+
+
+class _Lines:
+    """One line when the last test of a primitive in a world has ended."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._left: dict[Key, int] = {}
+        self._records: dict[Key, list[PropertyRecord]] = {}
+
+    def begin(self, counts: Mapping[Key, int]) -> None:
+        self._left = dict(counts)
+        primitives = {name for name, _ in counts}
+        tests, names = count(sum(counts.values()), "property"), count(len(primitives), "primitive")
+        line(self._console, f"{tests} of {names}")
+
+    def running(self, key: Key) -> None:
+        pass
+
+    def done(self, record: PropertyRecord) -> None:
+        self._records.setdefault(record.key, []).append(record)
+        self._left[record.key] = self._left.get(record.key, 1) - 1
+        if self._left[record.key] == 0:
+            (row,) = rows(self._records[record.key])
+            line(self._console, row_line(row))
+
+
+class _Bar:
+    """A bar over all tests, with the primitive whose turn it is; above it, a line for each failure."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("collecting the suites", total=None)
+
+    def begin(self, counts: Mapping[Key, int]) -> None:
+        self._progress.update(self._task, total=sum(counts.values()))
+
+    def running(self, key: Key) -> None:
+        self._progress.update(self._task, description=f"{key[0]} [dim]{key[1]}[/]")
+
+    def done(self, record: PropertyRecord) -> None:
+        self._progress.advance(self._task)
+        if record.outcome == "fails":
+            line(self._progress.console, f"FAILS  {record.nodeid}", style="bold red")

@@ -1,0 +1,126 @@
+"""The order of things in ``pdlcheck verify``, and what is printed about each."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from pdlcheck.report import tables
+from pdlcheck.report.records import SuiteRun, rows, skip_reasons
+from pdlcheck.report.tables import BAD, GOOD, SKIPPED, count, heading, line
+from pdlcheck.verification.packages import DENSE_NODES, rank_packages
+from pdlcheck.verification.replicas import train_replicas
+from pdlcheck.verification.suites import UsageError, run_suites
+from pdlcheck.verification.worlds import try_world
+from pdlcheck.worlds import WORLDS
+
+__all__ = ["UsageError", "verify"]
+
+
+def verify(
+    console: Console, *, worlds: Sequence[str] | None = None, examples: int = 20, subjects: Sequence[str] = ()
+) -> bool:
+    """Run everything, print it, and return whether all of it held.
+
+    Args:
+        console: where it is printed; progress of the suites goes to stdout.
+        worlds: names; ``None`` is all that work on this machine. One that is named must work.
+        examples: for each property that does not say itself how many it needs.
+        subjects: ``NAME=MODULE:FUNCTION``: run the suites of these primitives on these functions only.
+
+    Raises:
+        UsageError: a subject cannot be loaded, or no suite is about it.
+        FileNotFoundError: the suites are not installed.
+    """
+    start = time.perf_counter()
+    _require_subjects(subjects)
+    found, held = _find_worlds(console, worlds)
+    run = SuiteRun((), 0.0, "no world works here")
+    if found:
+        run = run_suites(found, examples=examples, subjects=subjects)
+    _show_suites(console, run)
+    held = held and run.held
+    if not subjects and not run.problem:
+        held = _show_packages(console) and held
+        held = _show_replicas(console) and held
+    console.print()
+    seconds = time.perf_counter() - start
+    examples_tried = count(sum(record.examples for record in run.records), "example")
+    tried = f"{count(len(run.records), 'property')}, {examples_tried}, {seconds:.0f} s"
+    line(console, f"all held: {tried}" if held else f"NOT all held: {tried}", style=GOOD if held else BAD)
+    return held
+
+
+def _require_subjects(subjects: Sequence[str]) -> None:
+    for subject in subjects:
+        module, _, function = subject.partition("=")[2].partition(":")
+        try:
+            found = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            raise UsageError(f"--subject: cannot load {module}:{function}: {error}") from error
+        if not callable(found):
+            raise UsageError(f"--subject: {module}:{function} is {found!r}, which cannot be called")
+
+
+def _find_worlds(console: Console, asked: Sequence[str] | None) -> tuple[list[str], bool]:
+    """The worlds that work, and whether all that were asked for do."""
+    heading(console, "worlds")
+    works = []
+    for name in asked or sorted(WORLDS, key=lambda name: (name != "sim", name)):  # the fastest first
+        trial = try_world(name)
+        if trial.works:
+            works.append(name)
+            line(console, f"{name}: 2 ranks ran in {trial.seconds:.1f} s")
+        else:
+            cure = f"; {trial.cure}" if trial.cure else ""
+            line(console, f"{name}: left out: {trial.why}{cure}", style=SKIPPED if asked is None else BAD)
+    return works, asked is None or len(works) == len(asked)
+
+
+def _show_suites(console: Console, run: SuiteRun) -> None:
+    heading(console, f"suites, {run.seconds:.0f} s")
+    if run.records:
+        console.print(tables.suites_table(rows(run.records)))
+    for reason, number in skip_reasons(run.records).items():
+        line(console, f"{number} skipped: {reason}", style=SKIPPED)
+    if run.problem:
+        line(console, run.problem, style=BAD)
+    for record in run.failures:
+        tables.failure(console, record)
+
+
+def _show_packages(console: Console) -> bool:
+    heading(console, "PageRank of the packages of Debian 12 by their dependencies")
+    ranking = rank_packages()
+    bound = f"{ranking.iterations} rounds, L1 error at most {ranking.error_bound:.1e}"
+    dense = ranking.agreements[0].num_nodes ** 2 * 8 / 1e9
+    console.print(tables.packages_table(ranking))
+    line(console, f"scores by pagerank(): {bound}; {ranking.seconds:.1f} s for all versions")
+    console.print(tables.agreements_table(ranking.agreements))
+    line(console, "difference: sum over the nodes, of the two versions that differ most")
+    line(
+        console,
+        f"v2 and v3 are dense, {dense:.0f} GB for all packages: they rank the {DENSE_NODES} best only",
+    )
+    for missing in ranking.missing:
+        line(console, f"left out: {missing}", style=SKIPPED)
+    for agreement in ranking.agreements:
+        if agreement.failure:
+            line(console, agreement.failure, style=BAD)
+    return ranking.held
+
+
+def _show_replicas(console: Console) -> bool:
+    heading(console, "LeNet on handwritten digits, synchronous SGD on 1, 2 and 4 replicas")
+    try:
+        training = train_replicas()
+    except ImportError as error:
+        line(console, f"left out: {error}", style=SKIPPED)
+        return True
+    console.print(tables.replicas_table(training))
+    line(console, training.setting)
+    line(console, f"difference: from the run on one replica; held if at most {training.allowed:.0e}")
+    return training.held

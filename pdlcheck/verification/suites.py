@@ -1,0 +1,133 @@
+"""Runs the suites in one pytest session of this process, and makes a record of every test."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.configuration import set_hypothesis_home_dir
+
+from pdlcheck.report.progress import display
+from pdlcheck.report.records import SuiteRun
+from pdlcheck.verification.collector import Collector
+
+__all__ = ["UsageError", "run_suites", "suites_folder"]
+
+SUITES = "pdlcheck.suites"
+PROFILE = "pdlcheck verify"
+SEEDS = ("--pdl-seed=0", "--hypothesis-seed=0")  # every run tries the same examples, and so does a replay
+ENVIRONMENT = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")  # the user's own, which are not meant for this run
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be meant; the message says what can."""
+
+
+def suites_folder() -> Path:
+    """Where the suites are: inside the installed package, or in the repository of an editable installation.
+
+    Raises:
+        FileNotFoundError: pdlcheck is imported from a folder, but not installed.
+    """
+    found = find_spec(SUITES)
+    if found is None or not found.submodule_search_locations:
+        raise FileNotFoundError(
+            f"package {SUITES} is not here: pdlcheck was imported without being installed; "
+            "in the folder of its pyproject.toml, run: pip install -e ."
+        )
+    return Path(found.submodule_search_locations[0])
+
+
+def run_suites(worlds: Sequence[str], *, examples: int, subjects: Sequence[str] = ()) -> SuiteRun:
+    """Run the suites on ``worlds`` with ``examples`` for each property, and show progress on stdout.
+
+    The user's own pytest configuration, plugins and conftest files take no part, and no file is written into
+    the current folder.
+
+    Args:
+        worlds: names that ``--world`` takes.
+        examples: of Hypothesis, for each property that does not say itself how many it needs.
+        subjects: ``NAME=MODULE:FUNCTION``; if there are any, only the suites of those primitives run, on
+            those functions.
+
+    Raises:
+        FileNotFoundError: the suites are not installed.
+        UsageError: no suite is about one of the subjects.
+    """
+    folder = suites_folder()
+    chosen = [argument for subject in subjects for argument in ("--subject", subject)]
+    where = ["--world", ",".join(worlds)]
+    arguments = [str(folder), f"--ignore={folder / 'meta'}", "--rootdir", str(folder.parent)]
+    arguments += ["-c", os.devnull, "--noconftest", "--continue-on-collection-errors"]
+    for plugin in ("no:cacheprovider", "pdlcheck.plugin", "_hypothesis_pytestplugin"):
+        arguments += ["-p", plugin]
+    arguments += [*where, *SEEDS, *chosen]
+    names = [subject.partition("=")[0] for subject in subjects]
+    start = time.perf_counter()
+    with display() as progress, _hypothesis_profile(examples), _plain_environment():
+        collector = Collector(progress, names, lambda nodeid, world: _replay(folder, nodeid, world, chosen))
+        code = pytest.main(arguments, plugins=[collector])
+    if collector.unknown:
+        known = ", ".join(sorted(collector.known))
+        raise UsageError(f"--subject: no suite is about {collector.unknown!r}; suites are about {known}")
+    return SuiteRun(tuple(collector.records), time.perf_counter() - start, _problem(code, collector))
+
+
+def _problem(code: int | pytest.ExitCode, collector: Collector) -> str:
+    match code:
+        case pytest.ExitCode.OK | pytest.ExitCode.TESTS_FAILED:
+            return ""
+        case pytest.ExitCode.INTERRUPTED:
+            return "interrupted; the table holds what had ended"
+        case pytest.ExitCode.NO_TESTS_COLLECTED:
+            return "there was no test to run"
+        case _:
+            return collector.internal_error or f"pytest ended with exit code {int(code)}"
+
+
+def _replay(folder: Path, nodeid: str, world: str, subjects: Sequence[str]) -> str:
+    """The command that runs one test again, from any folder; subjects are found where the user found them."""
+    path, separator, test = nodeid.partition("::")
+    module = Path(path).relative_to(folder.name).with_suffix("")
+    command = ["python", "-m", "pytest", "--pyargs", f"{SUITES}.{'.'.join(module.parts)}{separator}{test}"]
+    command += [] if world == "-" else ["--world", world]
+    return shlex.join([*command, *SEEDS, *subjects])
+
+
+@contextmanager
+def _hypothesis_profile(examples: int) -> Iterator[None]:
+    """Settings of this run: what Hypothesis writes goes to a temporary folder, and worlds have the limits."""
+    before = settings.get_current_profile_name()
+    slow = [HealthCheck.too_slow]  # it measures the machine
+    settings.register_profile(PROFILE, max_examples=examples, deadline=None, database=None, suppress_health_check=slow)
+    settings.load_profile(PROFILE)
+    with TemporaryDirectory(prefix="pdlcheck-") as folder:
+        set_hypothesis_home_dir(folder)
+        try:
+            yield
+        finally:
+            set_hypothesis_home_dir(None)
+            settings.load_profile(before)
+
+
+@contextmanager
+def _plain_environment() -> Iterator[None]:
+    before = {name: os.environ.pop(name) for name in ENVIRONMENT if name in os.environ}
+    autoload = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    try:
+        yield
+    finally:
+        os.environ.update(before)
+        if autoload is None:
+            del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
+        else:
+            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = autoload

@@ -1,0 +1,309 @@
+"""The checks of gradients and trajectories reject what is broken, say why, and accept the correct twin."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pdlcheck.checks import (
+    check_gradients_equal_single_process,
+    check_same_trajectory,
+    check_world_size_does_not_matter,
+)
+from pdlcheck.errors import Inconclusive
+
+MSE = nn.MSELoss()
+X = torch.tensor([[1.0, 2], [3, -1], [2, 2], [-1, 1], [0.5, -2], [1, -3]])
+Y = torch.tensor([[1.0], [-2], [0.5], [3], [-1], [2]])
+EVEN = [(X[:2], Y[:2]), (X[2:4], Y[2:4]), (X[4:], Y[4:])]
+UNEVEN = [(X[:1], Y[:1]), (X[1:3], Y[1:3]), (X[3:], Y[3:])]
+EMPTY = [(X[:2], Y[:2]), (X[2:2], Y[2:2]), (X[2:], Y[2:])]
+
+
+def net():
+    return nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
+
+
+class Gated(nn.Module):
+    """The second branch is used for samples with a positive second feature only."""
+
+    def __init__(self):
+        super().__init__()
+        self.always = nn.Linear(2, 1)
+        self.sometimes = nn.Linear(2, 1)
+
+    def forward(self, x):
+        y = torch.tanh(self.always(x))
+        chosen = (x[:, 1] > 0).unsqueeze(1)
+        return y + self.sometimes(x) * chosen if chosen.any() else y
+
+
+def grads(model):
+    """The gradient of every parameter, zeros where it has none."""
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        yield parameter.grad
+
+
+def weighted(model, num_samples):
+    total = torch.tensor(num_samples)
+    dist.all_reduce(total)
+    for grad in grads(model):
+        grad *= num_samples / total.item()
+        dist.all_reduce(grad)
+
+
+def mean(model, num_samples):
+    for grad in grads(model):
+        dist.all_reduce(grad)
+        grad /= dist.get_world_size()
+
+
+def without_division(model, num_samples):
+    for grad in grads(model):
+        dist.all_reduce(grad)
+
+
+def divided_twice(model, num_samples):
+    mean(model, num_samples)
+    for grad in grads(model):
+        grad /= dist.get_world_size()
+
+
+def never(model, num_samples):
+    pass
+
+
+def from_rank_0(model, num_samples):
+    for grad in grads(model):
+        dist.broadcast(grad, 0)
+
+
+def without_rank_1(model, num_samples):
+    for grad in grads(model):
+        if dist.get_rank() == 1:
+            grad.zero_()
+        dist.all_reduce(grad)
+        grad /= dist.get_world_size()
+
+
+def zeroed(model, num_samples):
+    mean(model, num_samples)
+    model.zero_grad()
+
+
+def without_the_last(model, num_samples):
+    for grad in list(grads(model))[:-1]:
+        dist.all_reduce(grad)
+        grad /= dist.get_world_size()
+
+
+def forgets_the_count(model, num_samples):
+    weighted(model, num_samples)
+    for grad in grads(model):
+        grad *= 6
+
+
+def only_what_this_rank_has(model, num_samples):
+    """Averages among the ranks that have a gradient, as if the others were not there."""
+    for parameter in model.parameters():
+        there = torch.tensor(float(parameter.grad is not None))
+        dist.all_reduce(there)
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= max(there.item(), 1)
+
+
+def off_by_a_little(model, num_samples):
+    mean(model, num_samples)
+    if dist.get_rank() == 2:
+        model[0].weight.grad[1, 0] *= 1 + 1e-6
+
+
+@pytest.mark.parametrize("shards", [EVEN, UNEVEN, EMPTY], ids=["even", "uneven", "empty"])
+@pytest.mark.parametrize("make", [net, Gated])
+def test_check_gradients_accepts_the_mean_weighted_by_samples(world, make, shards):
+    check_gradients_equal_single_process(make, MSE, shards, weighted, world)
+
+
+@pytest.mark.parametrize("make", [net, Gated])
+def test_check_gradients_accepts_a_plain_mean_of_even_shards_and_a_sum_of_sums(world, make):
+    check_gradients_equal_single_process(make, MSE, EVEN, mean, world)
+    check_gradients_equal_single_process(make, nn.MSELoss(reduction="sum"), EMPTY, without_division, world)
+
+
+class Unused(nn.Module):
+    """Has a parameter that no sample uses; a sync may leave None there, or zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Linear(2, 1)
+        self.unused = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def weighted_without_none(model, num_samples):
+    weighted(model, num_samples)
+
+
+def weighted_and_none(model, num_samples):
+    weighted(model, num_samples)
+    for parameter in model.unused.parameters():
+        parameter.grad = None
+
+
+@pytest.mark.parametrize("correct", [weighted_without_none, weighted_and_none])
+def test_check_gradients_takes_none_for_zero(world, correct):
+    check_gradients_equal_single_process(Unused, MSE, UNEVEN, correct, world)
+
+
+def rows(*cases):
+    """Parametrize over broken subjects; the test is called after the subject."""
+    values = [pytest.param(*case, id=case[0].__name__) for case in cases]
+    return pytest.mark.parametrize(("broken", "make", "shards", "message"), values)
+
+
+@rows(
+    (without_division, net, EVEN, "world_size = 3 times too large: summed, not averaged"),
+    (divided_twice, net, EVEN, "world_size = 3 times too small: divided once too often"),
+    (never, net, EVEN, "the gradient of this rank's own shard: it was never synchronised"),
+    (from_rank_0, net, EVEN, "own shard: it was never synchronised|rank 0's shard: copied"),
+    (without_rank_1, net, EVEN, "the shard of rank 1 is missing"),
+    (zeroed, net, EVEN, "it is zero, or None: gradients were lost"),
+    (forgets_the_count, net, UNEVEN, "it is 6 times too large: not divided by the samples"),
+    (mean, net, UNEVEN, "it is the plain mean over ranks: shards are uneven, weight them"),
+    (mean, net, EMPTY, "it is the plain mean over ranks: shards are uneven, weight them"),
+    (only_what_this_rank_has, Gated, EVEN, "of the gradient of 'sometimes.weight', one process"),
+    (without_the_last, net, EVEN, "of the gradient of '2.bias'.*\n.*\n  wrong gradients  1 of 4 on rank 0"),
+)
+def test_check_gradients_rejects(world, broken, make, shards, message):
+    with pytest.raises(AssertionError, match=rf"^{broken.__name__}: rank 0 holds [\s\S]*{message}"):
+        check_gradients_equal_single_process(make, MSE, shards, broken, world)
+
+
+def test_check_gradients_rejects_a_millionth_on_one_rank(world):
+    with pytest.raises(AssertionError, match=r"rank 2 holds \S+ at \(1, 0\) of the gradient of '0.weight'"):
+        check_gradients_equal_single_process(net, MSE, EVEN, off_by_a_little, world)
+
+
+def test_a_message_of_check_gradients_has_scale_and_cosine(world):
+    with pytest.raises(AssertionError) as caught:
+        check_gradients_equal_single_process(net, MSE, EVEN, without_division, world)
+    lines = str(caught.value).splitlines()
+    assert "one process on all samples holds" in lines[0]
+    assert [line[2:17].strip() for line in lines[1:]] == [
+        "own shards", "wrong gradients", "best fit", "likely cause", "case"
+    ]  # fmt: skip
+    assert "3 times the gradient of one process, cosine 1.000000" in lines[3]
+    assert f"world={world.name} world_size=3 samples=[2, 2, 2] seed=0" in lines[5]
+
+
+def test_nothing_to_compare_is_inconclusive(world):
+    nobody = [(X[:0], Y[:0])] * 2
+    with pytest.raises(Inconclusive, match="no rank has a sample"):
+        check_gradients_equal_single_process(net, MSE, nobody, mean, world)
+
+    with pytest.raises(Inconclusive, match="the gradient on all samples is zero"):
+        check_gradients_equal_single_process(net, lambda x, y: x.sum() * 0, EVEN, mean, world)
+
+
+# trajectories
+
+
+def part(i):
+    """This rank's part of batch i of 2 x 3 samples."""
+    batch = slice(3 * (i % 2), 3 * (i % 2) + 3)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    return X[batch].double().tensor_split(world_size)[rank], Y[batch].double().tensor_split(world_size)[rank]
+
+
+def train(sync, *, momentum=0.9, average=None):
+    def trained(model, steps):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        for i in range(steps):
+            x, y = part(i)
+            optimizer.zero_grad()
+            if len(x):
+                MSE(model(x), y).backward()
+            sync(model, len(x))
+            optimizer.step()
+            if average:
+                average(model)
+
+    return trained
+
+
+def mean_of_models(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.data)
+        parameter.data /= dist.get_world_size()
+
+
+def test_check_same_trajectory_accepts_local_sgd_that_averages_after_every_step(world):
+    check_same_trajectory(train(never, average=mean_of_models), train(mean), net, world, world_size=3)
+
+
+def test_check_same_trajectory_rejects_local_sgd_that_never_averages(world):
+    with pytest.raises(AssertionError, match=r"^trained: after 1 step\(s\) rank 0 holds \S+ at \(0, 0\) of parameter"):
+        check_same_trajectory(train(never), train(mean), net, world, world_size=3)
+
+
+def test_check_same_trajectory_says_how_far_the_weights_went(world):
+    with pytest.raises(AssertionError, match=r"the weights went 3 times as far in this direction"):
+        check_same_trajectory(train(without_division), train(mean), net, world, world_size=3)
+
+
+def test_check_same_trajectory_sees_lost_momentum_at_the_second_step(world):
+    with pytest.raises(AssertionError, match=r"after 2 step\(s\) rank 0 holds"):
+        check_same_trajectory(train(mean, momentum=0), train(mean), net, world, world_size=3)
+
+
+def test_check_same_trajectory_is_inconclusive_where_nothing_moves(world):
+    def still(model, steps):
+        pass
+
+    with pytest.raises(Inconclusive, match="the weights that it started with"):
+        check_same_trajectory(still, still, net, world)
+
+
+def test_check_world_size_does_not_matter_accepts_ddp_on_even_batches(world):
+    def trained(model, steps):
+        wrapped = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        x, y = X.double().tensor_split(world_size)[rank], Y.double().tensor_split(world_size)[rank]
+        for _ in range(steps):
+            optimizer.zero_grad()
+            MSE(wrapped(x), y).backward()
+            optimizer.step()
+
+    models = check_world_size_does_not_matter(trained, net, world, world_sizes=(1, 2, 3))
+    assert len(models) == 3
+
+
+def test_check_world_size_does_not_matter_accepts_the_weighted_mean(world):
+    check_world_size_does_not_matter(train(weighted), net, world, world_sizes=(1, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("sync", "message"),
+    [
+        (
+            without_division,
+            r"after 3 step\(s\) every rank of 2 holds \S+ at \(0, 0\) of parameter .*world_size 1 holds",
+        ),
+        (mean, r"after 3 step\(s\) every rank of 2 holds"),
+        (never, r"replicas differ after 3 step\(s\): rank 1 holds"),
+    ],
+    ids=["sum", "unweighted", "never"],
+)
+def test_check_world_size_does_not_matter_rejects(world, sync, message):
+    with pytest.raises(AssertionError, match=f"^trained: {message}"):
+        check_world_size_does_not_matter(train(sync), net, world, world_sizes=(1, 2))

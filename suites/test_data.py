@@ -1,0 +1,107 @@
+"""Shards are disjoint and cover the data; digests show who loaded what."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdlcheck.checks import check_digest, check_epochs_differ, check_gathered_digests, check_shards
+from pdlcheck.checks.strategies import rank_tensors
+
+TAILS = st.sampled_from(["uneven", "pad", "drop"])
+
+
+@pytest.mark.verifies("shard_indices")
+@given(
+    num_samples=st.integers(0, 40),
+    world_size=st.integers(1, 5),
+    epoch=st.integers(0, 3),
+    tail=TAILS,
+    shuffle=st.booleans(),
+)
+def test_shards_are_disjoint_and_cover_the_data(
+    subject, world, num_samples, world_size, epoch, tail, shuffle
+):
+    shards = partial(subject, tail=tail, shuffle=shuffle)
+    check_shards(shards, world, num_samples=num_samples, world_size=world_size, epoch=epoch, tail=tail)
+
+
+@pytest.mark.verifies("shard_indices")
+@given(num_samples=st.integers(60, 90), world_size=st.integers(1, 5), seed=st.integers(0, 2**40), tail=TAILS)
+def test_every_epoch_has_an_order_of_its_own_that_can_be_drawn_again(
+    subject, world, num_samples, world_size, seed, tail
+):
+    shards = partial(subject, seed=seed, tail=tail)
+    check_epochs_differ(shards, world, num_samples=num_samples, world_size=world_size)
+
+
+@pytest.mark.verifies("shard_indices")
+def test_seed_and_epoch_do_not_stand_in_for_one_another(subject):
+    one = subject(50, rank=0, world_size=1, seed=0, epoch=1)
+    other = subject(50, rank=0, world_size=1, seed=1, epoch=0)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.verifies("shard_indices")
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"rank": 2}, r"got rank=2, which is outside range\(2\)"),
+        ({"rank": -1}, r"got rank=-1, which is outside range\(2\)"),
+        ({"world_size": 0}, "needs world_size of at least 1, got world_size=0"),
+        ({"epoch": -1}, "needs epoch of at least 0, got epoch=-1"),
+        ({"num_samples": -1}, "needs num_samples of at least 0, got num_samples=-1"),
+        ({"tail": "cut"}, "knows tail 'uneven', 'pad' and 'drop', got 'cut'"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else next(iter(value)),
+)
+def test_shard_indices_refuses(subject, keywords, message):
+    with pytest.raises(ValueError, match=f"shard_indices {message}"):
+        subject(**{"num_samples": 5, "rank": 0, "world_size": 2, **keywords})
+
+
+@pytest.mark.verifies("shard_digest")
+@given(tensors=rank_tensors(world_sizes=st.just(1)).filter(lambda tensors: tensors[0].numel() > 0))
+def test_a_digest_is_that_of_the_data_on_every_rank(subject, world, tensors):
+    check_digest(subject, tensors[0], world)
+
+
+@pytest.mark.verifies("shard_digest")
+def test_a_digest_sees_the_order_of_batches_and_not_their_memory(subject):
+    one, two = torch.arange(6.0).view(2, 3), torch.ones(2)
+    assert subject([one, two]) != subject([two, one])
+    assert subject(one.t()) == subject(one.t().contiguous()) != subject(one)
+    assert len(subject(torch.ones(3, dtype=torch.bfloat16))) == 64
+
+
+@pytest.mark.verifies("shard_digest")
+def test_a_digest_of_something_else_than_tensors_is_refused(subject):
+    with pytest.raises(TypeError, match=r"shard_digest takes tensors, got int; torch.as_tensor makes one"):
+        subject([1, 2])
+
+
+@pytest.mark.verifies("gather_shard_digests")
+@given(data=st.data())
+def test_every_rank_learns_the_digests_of_all_shards(subject, world, data):
+    choices = [torch.tensor([1.0]), torch.tensor([2.0]), torch.arange(3), torch.empty(0)]
+    shards = [choices[i] for i in data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))]
+    check_gathered_digests(subject, shards, world)
+
+
+@pytest.mark.verifies("gather_shard_digests")
+@pytest.mark.world_size(3)
+def test_digests_are_gathered_in_a_group(subject, rank):
+    group = dist.new_group([1, 2])
+    if rank:
+        first, second = subject(torch.tensor([rank]), group=group)
+        assert first != second
+    else:
+        with pytest.raises(
+            ValueError, match="gather_shard_digests was called on rank 0, which is outside the group"
+        ):
+            subject(torch.tensor([rank]), group=group)

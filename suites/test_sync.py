@@ -1,0 +1,377 @@
+"""Replicas start alike, gradients are those of one process, averages are means."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pdlcheck.checks import (
+    check_average_parameters,
+    check_broadcast_parameters,
+    check_gradients_equal_single_process,
+    check_replicas_in_sync,
+    check_same_start,
+)
+from pdlcheck.checks.strategies import MakeLayers, group_ranks, module_makers, sample_shards, shard_sizes
+
+few = settings(max_examples=10)
+
+
+class Gated(nn.Module):
+    """A second branch that only samples with a positive first feature use: elsewhere its gradient is None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always = nn.Linear(2, 1)
+        self.sometimes = nn.Linear(2, 1)
+        self.never = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.always(x))
+        open_ = x[:, 0] > 0
+        if open_.any():
+            y = y + self.sometimes(x) * open_.unsqueeze(1)
+        return y
+
+
+def tanh_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+
+
+class Everything(nn.Module):
+    """Every kind of state: tied weights, mixed dtypes, buffers of every sort, channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(3, 3)
+        self.decode = nn.Linear(3, 3)
+        self.decode.weight = self.encode.weight
+        self.half = nn.Linear(2, 2).half()
+        self.conv = nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm1d(3)
+        self.frozen = nn.Parameter(torch.ones(2, dtype=torch.float64), requires_grad=False)
+        self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
+        self.register_buffer("short", torch.ones(3, dtype=torch.int16))
+        self.register_buffer("rope", torch.ones(2, 2), persistent=False)
+        self.register_buffer("nothing", None)
+        self.register_buffer("empty", torch.ones(0))
+
+
+class EverythingButBooleans(Everything):
+    """Booleans have no mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = None
+
+
+@pytest.mark.verifies("broadcast_parameters")
+@given(make=module_makers(), data=st.data())
+def test_broadcast_parameters_gives_every_rank_the_model_of_src(subject, world, make, data):
+    world_size = data.draw(st.integers(1, 4))
+    src = data.draw(st.integers(0, world_size - 1))
+    check_broadcast_parameters(subject, make, world, world_size=world_size, src=src)
+
+
+@pytest.mark.verifies("broadcast_parameters")
+@few
+@given(data=st.data())
+def test_broadcast_parameters_works_in_any_group(subject, world, data):
+    world_size = data.draw(st.integers(1, 3))
+    ranks, src = data.draw(group_ranks(world_size=world_size)), data.draw(st.integers(0, world_size - 1))
+    check_broadcast_parameters(subject, Everything, world, ranks=ranks, src=src)
+
+
+@pytest.mark.verifies("broadcast_parameters")
+def test_broadcast_parameters_sends_every_kind_of_state(subject, world):
+    check_broadcast_parameters(subject, Everything, world, world_size=3, src=1)
+
+
+@pytest.mark.verifies("broadcast_parameters")
+def test_broadcast_parameters_sends_a_model_that_only_has_buffers(subject, world):
+    check_broadcast_parameters(subject, lambda: nn.BatchNorm1d(2, affine=False), world, world_size=2)
+
+
+@pytest.mark.verifies("broadcast_parameters")
+def test_replicas_start_alike_after_broadcast_parameters(subject, world):
+    def make():
+        model = tanh_net()
+        subject(model)
+        return model
+
+    check_same_start(make, world, world_size=4)
+
+
+@pytest.mark.verifies("broadcast_parameters")
+@pytest.mark.world_size(2)
+def test_broadcast_parameters_refuses_an_empty_model(subject):
+    with pytest.raises(ValueError, match="broadcast_parameters got an empty model: ReLU has no parameter"):
+        subject(nn.ReLU())
+
+
+@pytest.mark.verifies("broadcast_parameters")
+@pytest.mark.world_size(2)
+def test_broadcast_parameters_refuses_a_lazy_model(subject):
+    with pytest.raises(ValueError, match="'weight', which has no shape yet; run one forward pass first"):
+        subject(nn.LazyLinear(2))
+
+
+@pytest.mark.verifies("broadcast_parameters")
+@pytest.mark.world_size(2)
+def test_broadcast_parameters_refuses_a_model_on_another_device(subject):
+    with pytest.raises(ValueError, match="broadcast_parameters got 'weight' on device meta"):
+        subject(nn.Linear(2, 2, device="meta"))
+
+
+@pytest.mark.verifies("broadcast_parameters")
+@pytest.mark.world_size(2)
+def test_broadcast_parameters_refuses_a_src_outside_the_group(subject):
+    with pytest.raises(
+        ValueError, match=r"src=2, which is outside the group; src is a global rank, one of \[0, 1\]"
+    ):
+        subject(nn.Linear(2, 2), src=2)
+
+
+@pytest.mark.verifies("sync_gradients")
+@given(shards=sample_shards(), bucket_bytes=st.sampled_from([1, 24, 40, 2**20]))
+def test_sync_gradients_weighted_by_samples_is_the_gradient_of_one_process(
+    subject, world, shards, bucket_bytes
+):
+    def weighted_sync_gradients(model, num_samples):
+        subject(model, weight=num_samples, bucket_bytes=bucket_bytes)
+
+    check_gradients_equal_single_process(tanh_net, nn.MSELoss(), shards, weighted_sync_gradients, world)
+
+
+@pytest.mark.verifies("sync_gradients")
+@given(shards=sample_shards())
+def test_a_gradient_that_some_ranks_lack_counts_as_zero_there(subject, world, shards):
+    def weighted_sync_gradients(model, num_samples):
+        subject(model, weight=num_samples)
+
+    check_gradients_equal_single_process(Gated, nn.MSELoss(), shards, weighted_sync_gradients, world)
+
+
+@pytest.mark.verifies("sync_gradients")
+@given(shards=sample_shards())
+def test_sum_of_sums_is_the_gradient_of_one_process(subject, world, shards):
+    def summed_sync_gradients(model, num_samples):
+        subject(model, reduction="sum")
+
+    check_gradients_equal_single_process(
+        Gated, nn.MSELoss(reduction="sum"), shards, summed_sync_gradients, world
+    )
+
+
+@pytest.mark.verifies("sync_gradients")
+@given(shards=sample_shards(sizes=st.integers(1, 4).map(lambda n: [2] * n)))
+def test_the_mean_over_even_shards_is_the_gradient_of_one_process(subject, world, shards):
+    def plain_sync_gradients(model, num_samples):
+        subject(model)
+
+    check_gradients_equal_single_process(tanh_net, nn.MSELoss(), shards, plain_sync_gradients, world)
+
+
+@pytest.mark.verifies("sync_gradients")
+@given(sizes=shard_sizes(), reduction=st.sampled_from(["mean", "sum"]))
+def test_replicas_stay_in_sync_with_sync_gradients(subject, world, sizes, reduction):
+    def start():
+        torch.manual_seed(0)
+        model = Gated()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        torch.manual_seed(dist.get_rank() + 1)
+        mine = sizes[dist.get_rank()]
+
+        def step(i):
+            optimizer.zero_grad()
+            if mine:
+                model(torch.randn(mine, 2)).square().mean().backward()
+            subject(model, reduction=reduction)
+            optimizer.step()
+
+        return model, step
+
+    check_replicas_in_sync(start, world, world_size=len(sizes), steps=2)
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(2, 3)
+def test_a_gradient_that_is_none_everywhere_stays_none(subject, rank):
+    model = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(2)])
+    if rank == 1:
+        model[1].weight.grad = torch.ones(1, 1)
+    subject(model, reduction="sum")
+    assert model[0].weight.grad is None
+    assert model[1].weight.grad.item() == 1
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(3)
+def test_a_rank_of_weight_0_does_not_count_whatever_it_holds(subject, rank):
+    weight = nn.Parameter(torch.zeros(1))
+    weight.grad = torch.tensor([[4.0], [8.0], [float("nan")]])[rank]
+    subject([weight], weight=[3, 1, 0][rank])
+    assert weight.grad.item() == 5
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_low_precision_gradients_are_summed_in_float32(subject, rank, dtype):
+    weight = nn.Parameter(torch.zeros(1, dtype=dtype))
+    weight.grad = torch.tensor([60000.0 if dtype == torch.float16 else 256.0], dtype=dtype)
+    expected = weight.grad.clone()
+    subject([weight])  # in float16 the sum overflows
+    assert weight.grad.equal(expected)
+    assert weight.grad.dtype == dtype
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("sync_every", [1, 2, 4])
+def test_gradients_are_synchronised_at_every_kth_step_only(subject, rank, sync_every):
+    weight = nn.Parameter(torch.zeros(1))
+    for step in range(8):
+        weight.grad = torch.tensor([float(rank)])
+        synced = subject([weight], sync_every=sync_every, step=step)
+        assert synced is (step % sync_every == sync_every - 1)
+        assert weight.grad.item() == (0.5 if synced else rank)
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(2)
+def test_a_shared_parameter_is_synchronised_once(subject, rank):
+    weight = nn.Parameter(torch.zeros(1))
+    weight.grad = torch.tensor([rank + 1.0])
+    subject([weight, weight], reduction="sum")
+    assert weight.grad.item() == 3
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"reduction": "average"}, "knows reduction 'mean' and 'sum', got 'average'"),
+        ({"sync_every": 0}, "needs sync_every of at least 1, got sync_every=0"),
+        ({"step": -1}, "needs step of at least 0, got step=-1"),
+        ({"bucket_bytes": 0}, "needs bucket_bytes of at least 1, got bucket_bytes=0"),
+        ({"weight": -1}, "finite weight that is not negative, got weight=-1"),
+        ({"weight": float("nan")}, "finite weight that is not negative, got weight=nan"),
+        ({"weight": 2, "reduction": "sum"}, "takes weight with reduction='mean' only"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(value),
+)
+def test_sync_gradients_refuses(subject, keywords, message):
+    model = tanh_net()
+    with pytest.raises(ValueError, match=f"sync_gradients {message}" if "weight" not in message else message):
+        subject(model, **keywords)
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize(
+    "empty", [nn.ReLU(), [], nn.Linear(1, 1).requires_grad_(False)], ids=["ReLU", "list", "frozen"]
+)
+def test_sync_gradients_refuses_an_empty_model(subject, empty):
+    with pytest.raises(
+        ValueError, match="sync_gradients got an empty model: no parameter requires a gradient"
+    ):
+        subject(empty)
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(2)
+def test_sync_gradients_refuses_a_set_because_it_has_no_order(subject):
+    with pytest.raises(TypeError, match="a set, whose order differs between ranks; pass a list"):
+        subject(set(tanh_net().parameters()))
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(2)
+def test_sync_gradients_refuses_sparse_gradients(subject):
+    model = nn.Embedding(3, 2, sparse=True)
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(
+        ValueError, match=r"parameter 'weight' has layout torch.sparse_coo; build the embedding with"
+    ):
+        subject(model)
+
+
+@pytest.mark.verifies("average_parameters")
+@given(make=module_makers(), world_size=st.integers(1, 4))
+def test_average_parameters_is_the_mean_over_ranks(subject, world, make, world_size):
+    check_average_parameters(subject, make, world, world_size=world_size)
+
+
+@pytest.mark.verifies("average_parameters")
+@few
+@given(data=st.data())
+def test_average_parameters_divides_by_the_size_of_the_group(subject, world, data):
+    ranks = data.draw(group_ranks(world_size=data.draw(st.integers(1, 3))))
+    check_average_parameters(subject, EverythingButBooleans, world, ranks=ranks)
+
+
+@pytest.mark.verifies("average_parameters")
+@pytest.mark.world_size(2)
+def test_a_mean_of_integers_is_exact_or_an_error_on_every_rank(subject, rank):
+    model = nn.BatchNorm1d(1)
+    model.num_batches_tracked.fill_(rank + 2)
+    model.weight.data.fill_(rank)
+    with pytest.raises(
+        ValueError, match=r"cannot average 'num_batches_tracked', torch.int64: the sum over 2 ranks is 5"
+    ):
+        subject(model)
+    assert model.weight.item() == rank  # nothing was changed
+    model.num_batches_tracked.fill_(2 * rank + 3)
+    subject(model)
+    assert model.num_batches_tracked.item() == 4
+
+
+@pytest.mark.verifies("average_parameters")
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize(("buffers", "expected"), [("broadcast", [2, 2]), ("keep", [2, 3])])
+def test_buffers_are_broadcast_or_kept_on_demand(subject, rank, buffers, expected):
+    model = nn.BatchNorm1d(1)
+    model.num_batches_tracked.fill_(rank + 2)
+    model.weight.data.fill_(rank)
+    subject(model, buffers=buffers)
+    assert model.num_batches_tracked.item() == expected[rank]
+    assert model.weight.item() == 0.5
+
+
+@pytest.mark.verifies("average_parameters")
+def test_the_average_of_equal_models_is_the_model(subject, world):
+    def distance():
+        torch.manual_seed(7)
+        model = tanh_net()
+        before = [p.detach().clone() for p in model.parameters()]
+        subject(model)
+        return max(
+            float(((p.detach() - b).abs() / b.abs()).max())
+            for p, b in zip(model.parameters(), before, strict=True)
+        )
+
+    for world_size in (1, 2, 3, 5):
+        # adding world_size equal terms and dividing rounds at most world_size times
+        assert max(world.run(distance, world_size=world_size)) <= world_size * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.verifies("average_parameters")
+@pytest.mark.world_size(2)
+def test_average_parameters_refuses_what_it_does_not_know(subject):
+    with pytest.raises(ValueError, match="knows buffers 'average', 'broadcast' and 'keep', got 'drop'"):
+        subject(tanh_net(), buffers="drop")
+    with pytest.raises(ValueError, match="average_parameters got an empty model: ReLU has no parameter"):
+        subject(nn.ReLU())
+    with pytest.raises(TypeError, match=r"average_parameters takes a torch.nn.Module, got list"):
+        subject([])
+
+
+@pytest.mark.verifies("broadcast_parameters")
+def test_tied_weights_of_drawn_models_stay_tied(subject, world):
+    check_broadcast_parameters(subject, MakeLayers((2, 2), batch_norm=True, tied=True), world, world_size=2)
