@@ -1,6 +1,7 @@
 """all_reduce by size: the ring of this project against gloo's own, call by call in turn.
 
-A row states the slowest rank's median in the best round; ``algbw = nbytes / seconds``, ``busbw = algbw * 2 (n - 1) / n``.
+A row states the slowest rank's median in the best round;
+``algbw = nbytes / seconds``, ``busbw = algbw * 2 (n - 1) / n``.
 """
 
 from __future__ import annotations

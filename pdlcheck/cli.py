@@ -13,6 +13,7 @@ from pdlcheck.worlds.registry import WORLDS
 __all__ = ["main"]
 
 HELD, FAILED, USAGE = 0, 1, 2
+INTERRUPTED = 130  # as a shell has it
 
 EXAMPLES = """\
 examples:
@@ -116,6 +117,8 @@ def _verify(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
         parser.exit(USAGE, f"pdlcheck verify: {error}\n")
     except FileNotFoundError as error:
         parser.exit(FAILED, f"pdlcheck verify: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(INTERRUPTED, "pdlcheck verify: interrupted\n")
     return HELD if held else FAILED
 
 

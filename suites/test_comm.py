@@ -30,8 +30,7 @@ ON_TENSORS = [
     )
 ]
 BROADCASTS = [
-    pytest.param(name, marks=pytest.mark.verifies(name), id=name)
-    for name in ("star_broadcast", "tree_broadcast")
+    pytest.param(name, marks=pytest.mark.verifies(name), id=name) for name in ("star_broadcast", "tree_broadcast")
 ]
 # A group costs tens of milliseconds on processes; each of its sizes and orders is another case.
 few = settings(max_examples=10)
@@ -168,9 +167,7 @@ def test_a_strided_tensor_is_refused_with_the_cure(name, subject):
 @pytest.mark.parametrize("name", ON_TENSORS)
 @pytest.mark.world_size(2)
 def test_a_sparse_tensor_is_refused_with_the_cure(name, subject):
-    with pytest.raises(
-        ValueError, match=rf"{name} needs a dense tensor, got layout torch.sparse_coo; call .to_dense"
-    ):
+    with pytest.raises(ValueError, match=rf"{name} needs a dense tensor, got layout torch.sparse_coo; call .to_dense"):
         subject(torch.eye(2).to_sparse())
 
 
@@ -201,9 +198,7 @@ def test_a_rank_outside_the_group_is_told_so(name, subject, rank):
 
 @pytest.mark.parametrize("name", ON_TENSORS)
 def test_without_a_process_group_the_error_says_what_to_call(name, subject):
-    with pytest.raises(
-        ValueError, match=rf"{name} needs a process group; call torch.distributed.init_process_group"
-    ):
+    with pytest.raises(ValueError, match=rf"{name} needs a process group; call torch.distributed.init_process_group"):
         subject(torch.ones(2))
 
 
@@ -212,18 +207,14 @@ def test_without_a_process_group_the_error_says_what_to_call(name, subject):
 def test_a_src_outside_the_group_is_refused(name, subject, rank):
     group = dist.new_group([1, 2])
     if rank:
-        with pytest.raises(
-            ValueError, match=rf"{name} got src=0, which is outside the group; .* one of \[1, 2\]"
-        ):
+        with pytest.raises(ValueError, match=rf"{name} got src=0, which is outside the group; .* one of \[1, 2\]"):
             subject(torch.ones(2), src=0, group=group)
 
 
 @pytest.mark.verifies("ring_all_reduce")
 @pytest.mark.world_size(2)
 def test_booleans_are_not_added(subject):
-    with pytest.raises(
-        TypeError, match=r"ring_all_reduce adds numbers, got dtype torch.bool; call .to\(torch.int32\)"
-    ):
+    with pytest.raises(TypeError, match=r"ring_all_reduce adds numbers, got dtype torch.bool; call .to\(torch.int32\)"):
         subject(torch.ones(2, dtype=torch.bool))
 
 

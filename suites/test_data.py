@@ -24,9 +24,7 @@ TAILS = st.sampled_from(["uneven", "pad", "drop"])
     tail=TAILS,
     shuffle=st.booleans(),
 )
-def test_shards_are_disjoint_and_cover_the_data(
-    subject, world, num_samples, world_size, epoch, tail, shuffle
-):
+def test_shards_are_disjoint_and_cover_the_data(subject, world, num_samples, world_size, epoch, tail, shuffle):
     shards = partial(subject, tail=tail, shuffle=shuffle)
     check_shards(shards, world, num_samples=num_samples, world_size=world_size, epoch=epoch, tail=tail)
 
@@ -101,7 +99,5 @@ def test_digests_are_gathered_in_a_group(subject, rank):
         first, second = subject(torch.tensor([rank]), group=group)
         assert first != second
     else:
-        with pytest.raises(
-            ValueError, match="gather_shard_digests was called on rank 0, which is outside the group"
-        ):
+        with pytest.raises(ValueError, match="gather_shard_digests was called on rank 0, which is outside the group"):
             subject(torch.tensor([rank]), group=group)

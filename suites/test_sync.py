@@ -130,17 +130,13 @@ def test_broadcast_parameters_refuses_a_model_on_another_device(subject):
 @pytest.mark.verifies("broadcast_parameters")
 @pytest.mark.world_size(2)
 def test_broadcast_parameters_refuses_a_src_outside_the_group(subject):
-    with pytest.raises(
-        ValueError, match=r"src=2, which is outside the group; src is a global rank, one of \[0, 1\]"
-    ):
+    with pytest.raises(ValueError, match=r"src=2, which is outside the group; src is a global rank, one of \[0, 1\]"):
         subject(nn.Linear(2, 2), src=2)
 
 
 @pytest.mark.verifies("sync_gradients")
 @given(shards=sample_shards(), bucket_bytes=st.sampled_from([1, 24, 40, 2**20]))
-def test_sync_gradients_weighted_by_samples_is_the_gradient_of_one_process(
-    subject, world, shards, bucket_bytes
-):
+def test_sync_gradients_weighted_by_samples_is_the_gradient_of_one_process(subject, world, shards, bucket_bytes):
     def weighted_sync_gradients(model, num_samples):
         subject(model, weight=num_samples, bucket_bytes=bucket_bytes)
 
@@ -162,9 +158,7 @@ def test_sum_of_sums_is_the_gradient_of_one_process(subject, world, shards):
     def summed_sync_gradients(model, num_samples):
         subject(model, reduction="sum")
 
-    check_gradients_equal_single_process(
-        Gated, nn.MSELoss(reduction="sum"), shards, summed_sync_gradients, world
-    )
+    check_gradients_equal_single_process(Gated, nn.MSELoss(reduction="sum"), shards, summed_sync_gradients, world)
 
 
 @pytest.mark.verifies("sync_gradients")
@@ -278,9 +272,7 @@ def test_sync_gradients_refuses(subject, keywords, message):
     "empty", [nn.ReLU(), [], nn.Linear(1, 1).requires_grad_(False)], ids=["ReLU", "list", "frozen"]
 )
 def test_sync_gradients_refuses_an_empty_model(subject, empty):
-    with pytest.raises(
-        ValueError, match="sync_gradients got an empty model: no parameter requires a gradient"
-    ):
+    with pytest.raises(ValueError, match="sync_gradients got an empty model: no parameter requires a gradient"):
         subject(empty)
 
 
@@ -296,9 +288,7 @@ def test_sync_gradients_refuses_a_set_because_it_has_no_order(subject):
 def test_sync_gradients_refuses_sparse_gradients(subject):
     model = nn.Embedding(3, 2, sparse=True)
     model(torch.tensor([1])).sum().backward()
-    with pytest.raises(
-        ValueError, match=r"parameter 'weight' has layout torch.sparse_coo; build the embedding with"
-    ):
+    with pytest.raises(ValueError, match=r"parameter 'weight' has layout torch.sparse_coo; build the embedding with"):
         subject(model)
 
 
@@ -352,8 +342,7 @@ def test_the_average_of_equal_models_is_the_model(subject, world):
         before = [p.detach().clone() for p in model.parameters()]
         subject(model)
         return max(
-            float(((p.detach() - b).abs() / b.abs()).max())
-            for p, b in zip(model.parameters(), before, strict=True)
+            float(((p.detach() - b).abs() / b.abs()).max()) for p, b in zip(model.parameters(), before, strict=True)
         )
 
     for world_size in (1, 2, 3, 5):

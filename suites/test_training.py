@@ -25,8 +25,7 @@ OPTIMIZERS = pytest.mark.parametrize(
     "optimizer", [SGD, MOMENTUM, NESTEROV], ids=["plain", "momentum", "nesterov-decay"]
 )
 BOTH = [
-    pytest.param(name, marks=pytest.mark.verifies(name), id=name)
-    for name in ("train_local_sgd", "train_synchronous")
+    pytest.param(name, marks=pytest.mark.verifies(name), id=name) for name in ("train_local_sgd", "train_synchronous")
 ]
 
 
@@ -108,9 +107,7 @@ def test_local_sgd_leaves_equal_replicas_whatever_k_is(subject, world, sync_ever
         model = tanh_net().double()
 
         def step(i):
-            subject(
-                model, MSE, DATA, optimizer=SGD, epochs=1, global_batch=global_batch, sync_every=sync_every
-            )
+            subject(model, MSE, DATA, optimizer=SGD, epochs=1, global_batch=global_batch, sync_every=sync_every)
 
         subject(model, MSE, DATA, optimizer=SGD, epochs=0, global_batch=1, sync_every=1)
         return model, step
@@ -168,18 +165,14 @@ def test_training_refuses(name, subject):
     train = partial(subject, tanh_net(), MSE, DATA, optimizer=SGD, epochs=1, global_batch=4)
     if name == "train_local_sgd":
         train = partial(train, sync_every=1)
-        with pytest.raises(
-            ValueError, match="train_local_sgd needs sync_every of at least 1, got sync_every=0"
-        ):
+        with pytest.raises(ValueError, match="train_local_sgd needs sync_every of at least 1, got sync_every=0"):
             train(sync_every=0)
     with pytest.raises(ValueError, match=f"{name} needs global_batch of at least 1, got global_batch=0"):
         train(global_batch=0)
     with pytest.raises(ValueError, match=f"{name} needs epochs of at least 0, got epochs=-1"):
         train(epochs=-1)
     keywords = {**train.keywords}
-    with pytest.raises(
-        ValueError, match=f"{name} needs a target for every input, got 12 inputs and 3 targets"
-    ):
+    with pytest.raises(ValueError, match=f"{name} needs a target for every input, got 12 inputs and 3 targets"):
         subject(tanh_net(), MSE, (DATA[0], DATA[1][:3]), **keywords)
     with pytest.raises(ValueError, match="got an empty model"):
         subject(nn.ReLU(), MSE, DATA, **keywords)
@@ -229,9 +222,7 @@ def test_lenet_on_1_2_and_4_replicas_reads_the_digits_and_ends_with_the_same_wei
 
     def synchronous(model, steps):
         optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-        train_synchronous(
-            model, nn.CrossEntropyLoss(), train_data, optimizer=optimizer, epochs=steps, global_batch=50
-        )
+        train_synchronous(model, nn.CrossEntropyLoss(), train_data, optimizer=optimizer, epochs=steps, global_batch=50)
 
     models = check_world_size_does_not_matter(synchronous, subject, world, world_sizes=(1, 2, 4), steps=6)
     for model in models:

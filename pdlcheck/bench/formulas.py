@@ -77,8 +77,8 @@ def epoch_s(num_samples: int, world_size: int, local_batch: int, *, compute_s: f
         sync_s: of one synchronisation.
 
     Example:
-        >>> epoch_s(80_000, 4, 1_000, compute_s=0.1, sync_s=0.05)
-        3.0
+        >>> epoch_s(80_000, 4, 1_000, compute_s=0.25, sync_s=0.25)
+        10.0
 
     Source: "Distributed training with PyTorch and MPI" (2018).
     """

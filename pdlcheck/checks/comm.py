@@ -47,6 +47,7 @@ def check_all_reduce(
         AssertionError: a rank holds something else; names rank, index, contributions and the likely cause.
 
     Example:
+        >>> from pdlcheck.worlds import get_world
         >>> check_all_reduce(dist.all_reduce, [torch.ones(3), torch.ones(3)], get_world("sim"))
     """
     __tracebackhide__ = True

@@ -47,6 +47,8 @@ def check_shards(
         AssertionError: names the samples and the ranks.
 
     Example:
+        >>> from pdlcheck.primitives import shard_indices
+        >>> from pdlcheck.worlds import get_world
         >>> check_shards(shard_indices, get_world("sim"), num_samples=7, world_size=3)
     """
     __tracebackhide__ = True

@@ -60,6 +60,8 @@ def check_gradients_equal_single_process(
         Inconclusive: the gradient on the union is zero, or there are no samples.
 
     Example:
+        >>> from pdlcheck.primitives import sync_gradients
+        >>> from pdlcheck.worlds import get_world
         >>> def sync(model, num_samples):
         ...     sync_gradients(model, weight=num_samples)
         >>> shards = [(torch.randn(n, 2), torch.randn(n, 1)) for n in (3, 1, 0)]

@@ -73,8 +73,10 @@ def graphs(
     Weights are multiples of 1/4 from 0 to 4; ``weighted=False`` draws none, ``True`` always, ``None``
     either. Shrinks towards few nodes, few edges, no weights.
 
-    Example:
-        >>> graphs(Graph.from_edges, weighted=False)  # doctest: +SKIP
+    Example::
+
+        @given(graph=graphs(Graph.from_edges, weighted=False))
+        def test_scores_sum_to_one(graph): ...
     """
     num_nodes = draw(st.integers(0, max_nodes))
     node = st.integers(0, max(num_nodes - 1, 0))

@@ -51,6 +51,8 @@ def check_replicas_in_sync(
         Inconclusive: no parameter changed in any step, so there was nothing to be seen.
 
     Example:
+        >>> from pdlcheck.primitives import broadcast_parameters, sync_gradients
+        >>> from pdlcheck.worlds import get_world
         >>> def start():
         ...     model = nn.Linear(2, 1)
         ...     broadcast_parameters(model)

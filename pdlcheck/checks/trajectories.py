@@ -54,6 +54,11 @@ def check_same_trajectory(
         Inconclusive: the reference does not change the weights.
 
     Example:
+        >>> import functools
+        >>> from pdlcheck.primitives import train_local_sgd, train_synchronous
+        >>> from pdlcheck.worlds import get_world
+        >>> sgd, mse = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), nn.MSELoss()
+        >>> data = torch.arange(8.0, dtype=torch.float64).view(8, 1) / 8, torch.ones(8, 1, dtype=torch.float64)
         >>> def local(model, steps):
         ...     train_local_sgd(model, mse, data, optimizer=sgd, epochs=steps, global_batch=4, sync_every=1)
         >>> def synchronous(model, steps):

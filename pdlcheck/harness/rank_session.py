@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,12 +35,15 @@ class SessionDescription:
 
     arguments: tuple[str, ...]
     options: tuple[tuple[str, Any], ...]
+    filters: tuple[Sequence[str], Sequence[str]]  # of warnings: from the ini file, from the command line
 
 
 def describe(config: pytest.Config) -> SessionDescription:
     """The controller's session, for the ranks."""
     arguments = ["-s", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
     arguments += ["--rootdir", str(config.rootpath), "-o", "addopts="]
+    # filters are for tests: pytest itself warns of modules that the fork server imported before it
+    arguments += ["-o", "filterwarnings=ignore"]
     if config.getoption("noconftest"):
         arguments.append("--noconftest")
     if config.inipath is not None:
@@ -52,7 +55,8 @@ def describe(config: pytest.Config) -> SessionDescription:
         for name, value in sorted(vars(config.option).items())
         if isinstance(value, str | int | float | bool | None | list) and not name.startswith(_NOT_IN_RANKS)
     )
-    return SessionDescription(tuple(arguments), options)
+    filters = (config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or [])
+    return SessionDescription(tuple(arguments), options, filters)
 
 
 class _RankSession:
@@ -60,6 +64,7 @@ class _RankSession:
 
     def __init__(self, description: SessionDescription) -> None:
         os.environ.pop("PYTEST_ADDOPTS", None)
+        self.filters = description.filters
         self.config = _prepareconfig(list(description.arguments))
         self.config.stash[IN_RANK] = True
         own = {"capture", "inifilename", "override_ini", "plugins", "rootdir", "file_or_dir"}
@@ -115,8 +120,9 @@ def call(nodeid: str, drawn: dict[str, Any]) -> None:
 
 def teardown(nodeid: str) -> None:
     """Tear the item's own fixtures down; those of wider scope stay until an item does not need them."""
-    assert _session is not None
-    item = _session.items[nodeid]
+    item = _session.items.get(nodeid) if _session is not None else None
+    if item is None:  # its set-up failed before it was collected
+        return
     _phase(
         item, "teardown", lambda: item.ihook.pytest_runtest_teardown(item=item, nextitem=_Sibling(item))
     )
@@ -138,9 +144,8 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
     """Run one phase as pytest does: with the session's warning filters, and a report that plugins see."""
     output = io.StringIO()
     with warnings.catch_warnings(), redirect_stdout(output), redirect_stderr(output):
-        apply_warning_filters(
-            item.config.getini("filterwarnings"), item.config.known_args_namespace.pythonwarnings or []
-        )
+        assert _session is not None
+        apply_warning_filters(*_session.filters)
         call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt,))
         report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     if call.excinfo is None:

@@ -22,7 +22,7 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
         return
     rendered = getattr(call.excinfo.value, RANK_REPORT, None)
     if rendered is not None:
-        report.longrepr = _RankReport(item, call.excinfo.value, rendered)  # type: ignore[assignment]  # pytest asks less
+        report.longrepr = _RankReport(item, call.excinfo.value, rendered)
     world = _world_of(item)
     if world is not None:
         command = ["pytest", item.nodeid, "--world", world, f"--pdl-seed={item.config.getoption('--pdl-seed')}"]

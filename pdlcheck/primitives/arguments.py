@@ -47,8 +47,7 @@ class Members:
             raise TypeError(f"{caller} takes src as a global rank, an int, got {type(src).__name__}")
         if src not in self.ranks:
             raise ValueError(
-                f"{caller} got src={src}, which is outside the group; "
-                f"src is a global rank, one of {list(self.ranks)}"
+                f"{caller} got src={src}, which is outside the group; src is a global rank, one of {list(self.ranks)}"
             )
         return self.ranks.index(src)
 
@@ -70,14 +69,10 @@ def members(caller: str, group: dist.ProcessGroup | None) -> Members:
     return Members(found, tuple(dist.get_process_group_ranks(found)), dist.get_rank(found))
 
 
-def require_tensor(
-    caller: str, tensor: object, group: dist.ProcessGroup | None, *, arithmetic: bool = False
-) -> Tensor:
+def require_tensor(caller: str, tensor: object, group: dist.ProcessGroup | None, *, arithmetic: bool = False) -> Tensor:
     """Return ``tensor`` as the backend can take it: dense, contiguous, on a device of the group's backend."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(
-            f"{caller} takes a torch.Tensor, got {type(tensor).__name__}; torch.as_tensor makes one"
-        )
+        raise TypeError(f"{caller} takes a torch.Tensor, got {type(tensor).__name__}; torch.as_tensor makes one")
     if tensor.layout != torch.strided:
         raise ValueError(f"{caller} needs a dense tensor, got layout {tensor.layout}; call .to_dense() first")
     if not tensor.is_contiguous():
@@ -117,9 +112,7 @@ def named_state(caller: str, module: nn.Module) -> tuple[dict[str, Tensor], dict
     seen = {id(tensor) for tensor in parameters.values()}
     buffers = {name: tensor for name, tensor in module.named_buffers() if id(tensor) not in seen}
     if not parameters and not buffers:
-        raise ValueError(
-            f"{caller} got an empty model: {type(module).__name__} has no parameter and no buffer"
-        )
+        raise ValueError(f"{caller} got an empty model: {type(module).__name__} has no parameter and no buffer")
     return parameters, buffers
 
 

@@ -118,9 +118,7 @@ def ring_reduce_scatter(tensor: Tensor, group: dist.ProcessGroup | None = None) 
     who = members("ring_reduce_scatter", group)
     require_tensor("ring_reduce_scatter", tensor, group, arithmetic=True)
     if tensor.dim() == 0:
-        raise ValueError(
-            "ring_reduce_scatter needs a dimension to split, got a 0-dimensional tensor; call .view(1)"
-        )
+        raise ValueError("ring_reduce_scatter needs a dimension to split, got a 0-dimensional tensor; call .view(1)")
     chunks = tensor.detach().clone().tensor_split(who.world_size)
     _reduce_around_the_ring(chunks, who)
     return chunks[who.rank].clone()

@@ -93,18 +93,14 @@ def shard_digest(data: Tensor | Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in [data] if isinstance(data, Tensor) else data:
         if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"shard_digest takes tensors, got {type(tensor).__name__}; torch.as_tensor makes one"
-            )
+            raise TypeError(f"shard_digest takes tensors, got {type(tensor).__name__}; torch.as_tensor makes one")
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         values = tensor.detach().cpu().contiguous().view(-1)
         digest.update(values.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def gather_shard_digests(
-    data: Tensor | Iterable[Tensor], group: dist.ProcessGroup | None = None
-) -> list[str]:
+def gather_shard_digests(data: Tensor | Iterable[Tensor], group: dist.ProcessGroup | None = None) -> list[str]:
     """Tell every rank the :func:`shard_digest` of every rank. Shards differ if no two digests are equal.
 
     One all_gather of 32 bytes from each rank.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 try:
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # it has no stubs
+    from sklearn.datasets import load_digits
 except ImportError as error:
     raise ImportError("the digits come with scikit-learn; pip install 'pdlcheck[data]'") from error
 

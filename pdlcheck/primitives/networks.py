@@ -8,9 +8,7 @@ from torch import Tensor, nn
 __all__ = ["FunctionNet", "LeNet", "function_samples"]
 
 
-def function_samples(
-    num_samples: int = 80_000, *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
+def function_samples(num_samples: int = 80_000, *, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """``x`` evenly spaced on [0, 20] and ``sqrt(x) * sin(3.14 * x / 5)``, both of shape ``(num_samples, 1)``.
 
     Example:

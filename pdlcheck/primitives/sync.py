@@ -164,9 +164,7 @@ def average_parameters(
     "Local SGD converges fast and communicates little", ICLR (2019).
     """
     if buffers not in ("average", "broadcast", "keep"):
-        raise ValueError(
-            f"average_parameters knows buffers 'average', 'broadcast' and 'keep', got {buffers!r}"
-        )
+        raise ValueError(f"average_parameters knows buffers 'average', 'broadcast' and 'keep', got {buffers!r}")
     parameters, own_buffers = named_state("average_parameters", module)
     who = members("average_parameters", group)
     require_state("average_parameters", {**parameters, **own_buffers}, group)
@@ -215,9 +213,7 @@ def _trainable(module_or_params: nn.Module | Iterable[Tensor]) -> dict[str, Tens
     if isinstance(module_or_params, nn.Module):
         named: Iterable[tuple[str, Tensor]] = module_or_params.named_parameters()
     elif isinstance(module_or_params, set | frozenset):
-        raise TypeError(
-            "sync_gradients got parameters in a set, whose order differs between ranks; pass a list"
-        )
+        raise TypeError("sync_gradients got parameters in a set, whose order differs between ranks; pass a list")
     else:
         named = ((str(position), p) for position, p in enumerate(module_or_params))
     found: dict[int, tuple[str, Tensor]] = {}
@@ -250,9 +246,7 @@ def _share(weight: float | None, reduction: str) -> float:
     return float(weight)
 
 
-def _averages(
-    state: Mapping[str, Tensor], world_size: int, group: dist.ProcessGroup | None
-) -> dict[str, Tensor]:
+def _averages(state: Mapping[str, Tensor], world_size: int, group: dist.ProcessGroup | None) -> dict[str, Tensor]:
     names, tensors = list(state), list(state.values())
     averages: dict[str, Tensor] = {}
     for bucket in wire_buckets(tensors, sum_dtype):

@@ -54,6 +54,7 @@ def train_synchronous(
             ``epochs`` below 0; an empty model.
 
     Example:
+        >>> import functools
         >>> sgd = functools.partial(torch.optim.SGD, lr=0.1)
         >>> data = torch.ones(6, 1), torch.ones(6, 1)
         >>> def train():
@@ -114,6 +115,7 @@ def train_local_sgd(
         ValueError: as :func:`train_synchronous`; ``sync_every`` below 1.
 
     Example:
+        >>> import functools
         >>> sgd = functools.partial(torch.optim.SGD, lr=0.1)
         >>> data, mse = (torch.ones(6, 1), torch.ones(6, 1)), nn.MSELoss()
         >>> def train():

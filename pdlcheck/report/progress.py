@@ -35,7 +35,8 @@ def display() -> Iterator[Display]:
     """A display on this process's stdout, also while pytest captures what the tests write there."""
     sys.stdout.flush()
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding) as stream:
-        console = Console(file=stream, highlight=False)
+        # the width is asked for now: while tests run, pytest has put its own files in the place of the terminal
+        console = Console(file=stream, highlight=False, width=Console(file=stream).width)
         if not console.is_terminal:
             yield _Lines(console)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -47,11 +48,17 @@ def verify(
         held = _show_packages(console) and held
         held = _show_replicas(console) and held
     console.print()
-    seconds = time.perf_counter() - start
-    examples_tried = count(sum(record.examples for record in run.records), "example")
-    tried = f"{count(len(run.records), 'property')}, {examples_tried}, {seconds:.0f} s"
-    line(console, f"all held: {tried}" if held else f"NOT all held: {tried}", style=GOOD if held else BAD)
+    line(console, _summary(run, held, time.perf_counter() - start), style=GOOD if held else BAD)
     return held
+
+
+def _summary(run: SuiteRun, held: bool, seconds: float) -> str:
+    outcomes = Counter(record.outcome for record in run.records)
+    parts = [count(outcomes["holds"], "property") + ("" if held else " held")]
+    parts += [f"{outcomes['fails']} failed"] if outcomes["fails"] else []
+    parts += [f"{outcomes['skipped']} skipped"] if outcomes["skipped"] else []
+    parts += [count(sum(record.examples for record in run.records), "example"), f"{seconds:.0f} s"]
+    return ("all held: " if held else "NOT all held: ") + ", ".join(parts)
 
 
 def _require_subjects(subjects: Sequence[str]) -> None:

@@ -24,7 +24,6 @@ __all__ = ["UsageError", "run_suites", "suites_folder"]
 SUITES = "pdlcheck.suites"
 PROFILE = "pdlcheck verify"
 SEEDS = ("--pdl-seed=0", "--hypothesis-seed=0")  # every run tries the same examples, and so does a replay
-ENVIRONMENT = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")  # the user's own, which are not meant for this run
 
 
 class UsageError(Exception):
@@ -72,7 +71,12 @@ def run_suites(worlds: Sequence[str], *, examples: int, subjects: Sequence[str] 
     arguments += [*where, *SEEDS, *chosen]
     names = [subject.partition("=")[0] for subject in subjects]
     start = time.perf_counter()
-    with display() as progress, _hypothesis_profile(examples), _plain_environment():
+    with (
+        TemporaryDirectory(prefix="pdlcheck-") as home,
+        _hypothesis_settings(examples, home),
+        _environment(home),
+        display() as progress,
+    ):
         collector = Collector(progress, names, lambda nodeid, world: _replay(folder, nodeid, world, chosen))
         code = pytest.main(arguments, plugins=[collector])
     if collector.unknown:
@@ -103,31 +107,30 @@ def _replay(folder: Path, nodeid: str, world: str, subjects: Sequence[str]) -> s
 
 
 @contextmanager
-def _hypothesis_profile(examples: int) -> Iterator[None]:
-    """Settings of this run: what Hypothesis writes goes to a temporary folder, and worlds have the limits."""
+def _hypothesis_settings(examples: int, home: str) -> Iterator[None]:
+    """No database, files only in ``home``, no limits on time: worlds have those, and machines are slow."""
     before = settings.get_current_profile_name()
-    slow = [HealthCheck.too_slow]  # it measures the machine
+    slow = [HealthCheck.too_slow]
     settings.register_profile(PROFILE, max_examples=examples, deadline=None, database=None, suppress_health_check=slow)
     settings.load_profile(PROFILE)
-    with TemporaryDirectory(prefix="pdlcheck-") as folder:
-        set_hypothesis_home_dir(folder)
-        try:
-            yield
-        finally:
-            set_hypothesis_home_dir(None)
-            settings.load_profile(before)
-
-
-@contextmanager
-def _plain_environment() -> Iterator[None]:
-    before = {name: os.environ.pop(name) for name in ENVIRONMENT if name in os.environ}
-    autoload = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    set_hypothesis_home_dir(home)
     try:
         yield
     finally:
+        set_hypothesis_home_dir(None)
+        settings.load_profile(before)
+
+
+@contextmanager
+def _environment(home: str) -> Iterator[None]:
+    """What pytest and Hypothesis read from the environment, here and in the rank processes that start meanwhile."""
+    before = dict(os.environ)
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):  # the user's own, which are not meant for this run
+        os.environ.pop(name, None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = home
+    try:
+        yield
+    finally:
+        os.environ.clear()
         os.environ.update(before)
-        if autoload is None:
-            del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
-        else:
-            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = autoload

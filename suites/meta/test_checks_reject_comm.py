@@ -89,9 +89,7 @@ def summed_into_a_copy(tensor, group=None):
 def without_gather_phase(tensor, group=None):
     """A reduce-scatter only: each rank has the sum of its own part."""
     rank, total = dist.get_rank(group), sum(everyone(tensor, group))
-    tensor.tensor_split(dist.get_world_size(group))[rank].copy_(
-        total.tensor_split(dist.get_world_size(group))[rank]
-    )
+    tensor.tensor_split(dist.get_world_size(group))[rank].copy_(total.tensor_split(dist.get_world_size(group))[rank])
     return tensor
 
 
@@ -174,9 +172,7 @@ def test_check_all_reduce_rejects_a_function_that_forgets_its_group(world):
 
 def test_check_all_reduce_tells_functions_in_place_from_those_that_return(world):
     check_all_reduce(summed_into_a_copy, INPUTS, world, in_place=False)
-    with pytest.raises(
-        AssertionError, match=r"rank 0 holds 36 at \(0,\) of its argument, 11 was there before"
-    ):
+    with pytest.raises(AssertionError, match=r"rank 0 holds 36 at \(0,\) of its argument, 11 was there before"):
         check_all_reduce(summed, INPUTS, world, in_place=False)
     with pytest.raises(AssertionError, match="lambda>: rank 0 returned NoneType, expected a tensor"):
         check_all_reduce(lambda tensor: None, INPUTS, world, in_place=False)
@@ -191,9 +187,7 @@ def in_its_own_order(tensor, group=None):
 def test_check_all_reduce_agrees_rejects_sums_that_differ_in_the_last_bit(world):
     inputs = [torch.tensor([x]) for x in (1e8, 3.0, 3.0, -1e8)]
     check_all_reduce_agrees(summed, inputs, world)
-    with pytest.raises(
-        AssertionError, match=r"rank 1 holds 8 at \(0,\), rank 0 holds 0: two round-offs[\s\S]* orders"
-    ):
+    with pytest.raises(AssertionError, match=r"rank 1 holds 8 at \(0,\), rank 0 holds 0: two round-offs[\s\S]* orders"):
         check_all_reduce_agrees(in_its_own_order, inputs, world)
 
 

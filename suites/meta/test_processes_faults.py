@@ -236,6 +236,20 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
+@pytest.mark.parametrize("watch", [True, False], ids=["watched", "plain"])
+def test_a_rank_that_is_killed_while_idle_is_replaced_before_the_next_call(watch):
+    world = ProcessWorld(watch=watch)
+    try:
+        before = world.pids(2)
+        os.kill(before[1], signal.SIGKILL)
+        until = time.monotonic() + 10.0
+        while set(before) & set(world.pids(2)):  # word of its end comes through the fork server
+            assert time.monotonic() < until, "the pool was not replaced"
+        assert world.run(os.getpid, world_size=2) == world.pids(2)
+    finally:
+        world.close()
+
+
 def test_a_killed_fork_server_takes_the_ranks_along_and_is_replaced():
     world = ProcessWorld()
     try:

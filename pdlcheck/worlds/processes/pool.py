@@ -91,6 +91,11 @@ class Pool:
             self.kill()
         return outcomes
 
+    def drop_if_lost(self) -> None:
+        """Give up a pool of which a rank ended while nothing ran on it (killed from outside, out of memory)."""
+        if self.is_usable and any(isinstance(report, Died) for _, report in self._wait(0.0)):
+            self.kill()
+
     def close(self) -> None:
         """Let idle ranks end by themselves; kill those that do not."""
         for member in self._members:

@@ -115,8 +115,10 @@ class ProcessWorld:
 
     def _pool(self, world_size: int) -> Pool:
         pool = self._pools.get(world_size)
-        if pool is not None and pool.is_worn:
-            pool.close()
+        if pool is not None:
+            if pool.is_worn:
+                pool.close()
+            pool.drop_if_lost()
         if pool is None or not pool.is_usable:
             self._check_backend()
             from pdlcheck.worlds.processes.pool import Pool, Setup  # it imports torch: see _check_backend
