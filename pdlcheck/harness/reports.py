@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from traceback import walk_tb
 from typing import Any
 
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 
+from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness import cases
 
 __all__ = ["RANK_REPORT", "tell"]
@@ -20,15 +22,23 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
     """Show the failing rank's own report, and the command that runs this test again."""
     if call.excinfo is None:
         return
-    rendered = getattr(call.excinfo.value, RANK_REPORT, None)
+    error = call.excinfo.value
+    rendered = getattr(error, RANK_REPORT, None)
+    if rendered is None and isinstance(error, PdlcheckError) and not _passes_through(error, str(item.path)):
+        # its frames are the controller's own: the verdict alone tells more
+        rendered = "\n".join(f"E   {line}" for line in f"{type(error).__name__}: {error}".splitlines())
     if rendered is not None:
-        report.longrepr = _RankReport(item, call.excinfo.value, rendered)
+        report.longrepr = _RankReport(item, error, rendered)
     world = _world_of(item)
     if world is not None:
         command = ["pytest", item.nodeid, "--world", world, f"--pdl-seed={item.config.getoption('--pdl-seed')}"]
         for subject in item.config.getoption("--subject"):
             command += ["--subject", subject]
         report.sections.append(("replay", shlex.join(command)))
+
+
+def _passes_through(error: BaseException, path: str) -> bool:
+    return any(frame.f_code.co_filename == path for frame, _ in walk_tb(error.__traceback__))
 
 
 class _RankReport(TerminalRepr):

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.distributed.nn.functional  # it captures the default group when it is imported: do that now
 from torch._C import _distributed_c10d as _c10d
+from torch.distributed import c10d_logger
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.simulated.scheduler import current_rank
@@ -47,6 +48,7 @@ def _self_test() -> None:
         (_c10d, "_set_thread_isolation_mode"),
         (_c10d, "_unregister_all_process_groups"),
         (torch._C.Future, "wait"),
+        (c10d_logger, "_c10d_logger"),
     ]
     missing = [f"{where.__name__}.{name}" for where, name in needed if not hasattr(where, name)]
     missing += [f"_World.{name}" for name in ("default_pg", "pg_map", "pg_names") if not hasattr(c10d._World, name)]
@@ -98,6 +100,8 @@ def _install() -> None:
     if type(c10d._world) is not _RankLocalWorld:
         c10d._world.__class__ = _RankLocalWorld
         torch._C.Future.wait = _wait_for_future  # type: ignore[method-assign]
+        # torch logs each exception that passes through it, once a rank; the verdict tells all of it
+        c10d_logger._c10d_logger.addFilter(lambda record: current_rank() is None)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 from pdlcheck.errors import PdlcheckError, PeerFailed
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
 from pdlcheck.worlds.simulated.isolation import RankState, isolated_controller
+from pdlcheck.worlds.watch import end_at_user_line
 
 __all__ = ["RankThread", "Scheduler", "current_rank"]
 
@@ -155,6 +156,8 @@ class Scheduler:
             return Stopped(me.rank, f"in {me.waits_for}" if me.waits_for is not None else "")
         except BaseException as error:
             self._failures += 1
+            if isinstance(error, PdlcheckError):
+                end_at_user_line(error)
             return Raised(me.rank, error, order=self._failures)
 
     def _yield(self, me: RankThread) -> None:

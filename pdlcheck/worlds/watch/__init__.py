@@ -1,6 +1,6 @@
 """What every world can observe: what each rank posts, from which line, and whether the ranks fit together."""
 
-from pdlcheck.worlds.watch.callsite import user_line
+from pdlcheck.worlds.watch.callsite import end_at_user_line, user_line
 from pdlcheck.worlds.watch.deadlock import deadlock
 from pdlcheck.worlds.watch.group import Engine, WatchedGroup
 from pdlcheck.worlds.watch.matcher import Match, Matcher
@@ -16,5 +16,6 @@ __all__ = [
     "Signature",
     "WatchedGroup",
     "deadlock",
+    "end_at_user_line",
     "user_line",
 ]

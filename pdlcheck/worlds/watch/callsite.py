@@ -8,8 +8,9 @@ from types import CodeType, FrameType
 
 import torch
 
-__all__ = ["user_line"]
+__all__ = ["end_at_user_line", "user_line"]
 
+# beginnings of the file names that are not the user's
 _INTERNAL = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,  # pdlcheck/worlds
@@ -30,6 +31,17 @@ def user_line() -> str:
             return f"{_short(code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def end_at_user_line(error: BaseException) -> None:
+    """Cut the insides of torch and of the worlds off a traceback, where it passed through a user's line before."""
+    last, entry = None, error.__traceback__
+    while entry is not None:
+        if not entry.tb_frame.f_code.co_filename.startswith(_INTERNAL):
+            last = entry
+        entry = entry.tb_next
+    if last is not None:
+        last.tb_next = None
 
 
 def _short(path: str) -> str:
