@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,12 @@ def test_importing_the_package_imports_nothing_heavy():
     code = f"import sys, pdlcheck, pdlcheck.plugin; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_folder_is_installed():
+    project = PACKAGE.parent / "pyproject.toml"
+    if not project.exists():
+        pytest.skip("needs pyproject.toml: run the suites in a clone of the repository")
+    listed = set(tomllib.loads(project.read_text())["tool"]["setuptools"]["packages"])
+    there = {".".join(path.parent.relative_to(PACKAGE.parent).parts) for path in PACKAGE.rglob("__init__.py")}
+    assert there <= listed, f"pyproject.toml does not install {', '.join(sorted(there - listed))}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -58,14 +58,14 @@ class SimulatedWorld:
         me = threading.get_ident()
         if me in _open_clusters:
             raise RuntimeError("a simulated cluster is open in this thread already; use that one, or close it first")
-        with _one_cluster_at_a_time, rank_local_torch_distributed():
+        with ExitStack() as stack:
+            stack.enter_context(_one_cluster_at_a_time)
+            stack.callback(_open_clusters.discard, me)
             _open_clusters.add(me)
+            stack.enter_context(rank_local_torch_distributed())
             ranks = SimulatedRanks(world_size, self.seed)
-            try:
-                yield ranks
-            finally:
-                ranks.close()
-                _open_clusters.discard(me)
+            stack.callback(ranks.close)
+            yield ranks
 
     def close(self) -> None:
         """Nothing is held between runs."""
