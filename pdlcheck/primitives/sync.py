@@ -73,10 +73,9 @@ def sync_gradients(
     ``sum(n_r * grad_r) / sum(n_r)``: the gradient of one process on all samples, also for uneven and empty
     shards.
 
-    One all_reduce for each bucket of at most ``bucket_bytes``, never a message of a single parameter. The
-    bucket also
-    carries the weight, and a flag for each parameter: a gradient that is None on some ranks counts as zero
-    there, and one that is None everywhere stays None. float16 and bfloat16 gradients are summed in float32.
+    One all_reduce for each bucket of at most ``bucket_bytes``. The bucket also carries the weight, and a flag for
+    each parameter: a gradient that is None on some ranks counts as zero there, and one that is None everywhere
+    stays None. float16 and bfloat16 gradients are summed in float32.
 
     Args:
         module_or_params: a module, or its parameters in the same order on every rank.
@@ -135,8 +134,7 @@ def average_parameters(
 ) -> None:
     """Replace every parameter by its mean over the ranks, as local SGD does between rounds of its own steps.
 
-    One all_reduce for each dtype; float16 and bfloat16 are summed in float32. A mean of integers is exact
-    or an
+    One all_reduce for each dtype; float16 and bfloat16 are summed in float32. A mean of integers is exact or an
     error, it is never rounded: a counter that is 3 on one rank and 4 on another has no integer mean.
 
     Args:

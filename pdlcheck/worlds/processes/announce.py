@@ -13,12 +13,11 @@ from copy import copy
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from pdlcheck.errors import PeerFailed
 from pdlcheck.worlds.processes.messages import Command, Grant, Posted, Refuse, Report, Unwatch, Waits
-from pdlcheck.worlds.watch import Operation, Signature
+from pdlcheck.worlds.watch import Operation, Signature, WatchedWork
 
 __all__ = ["AnnouncedWork", "Announcer", "GroupEngine"]
 
@@ -103,20 +102,17 @@ class GroupEngine:
         return self._announcer.post(operation, self._real)
 
 
-class AnnouncedWork(dist.Work):
+class AnnouncedWork(WatchedWork):
     """The handle of an operation that is announced, later launched, at last complete."""
 
     def __init__(self, announcer: Announcer, number: int, operation: Operation, real: Any) -> None:
-        super().__init__()
+        super().__init__(operation)
         self.number = number
         self._announcer = announcer
-        self._operation = operation
         self._group = real
         self._real: Any = None  # the work of the real group
         self._error: Exception | None = None
         self._decided = threading.Event()
-        self._source = -1
-        self._future: _Future | None = None
         self._resolving = threading.Lock()
 
     # -- from the control thread -------------------------------------------------------------------
@@ -136,13 +132,13 @@ class AnnouncedWork(dist.Work):
         except Exception as error:  # what the real group refuses, the waiting rank raises
             self._error = error
         self._decided.set()
-        self._follow()
+        self._settle_future()
 
     def refuse(self, error: Exception) -> None:
         """The operation will never go."""
         self._error = _own(error, self._operation)
         self._decided.set()
-        self._follow()
+        self._settle_future()
 
     def has_moved(self) -> bool:
         """True once the tensors are no longer used."""
@@ -164,9 +160,6 @@ class AnnouncedWork(dist.Work):
         self._resolve()
         return bool(done)
 
-    def synchronize(self) -> None:
-        self.wait()
-
     def is_completed(self) -> bool:
         return self.has_moved()
 
@@ -176,26 +169,10 @@ class AnnouncedWork(dist.Work):
     def exception(self) -> Any:
         return self._error
 
-    def result(self) -> list[torch.Tensor]:
-        return [tensor for part in self._operation.parts for tensor in part.outputs]
-
-    def source_rank(self) -> int:
-        return self._source
-
-    def _source_rank(self) -> int:
-        return self._source
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        if self._future is None:
-            self._future = _Future(self)
-            if self._decided.is_set():
-                self._follow()
-            elif torch._C._current_graph_task_id() != -1:
-                # DDP's reducer will block on this future in C++, unheard by the controller: wait here first
-                torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
-        return self._future
-
     # -- inside ------------------------------------------------------------------------------------
+
+    def _is_settled(self) -> bool:
+        return self._decided.is_set()
 
     def _await_decision(self, timeout: Any) -> None:
         if self._decided.wait(_PATIENCE_S):
@@ -204,7 +181,7 @@ class AnnouncedWork(dist.Work):
         if not self._decided.wait(timeout.total_seconds() if _is_limit(timeout) else None):
             raise RuntimeError(f"timed out after {timeout.total_seconds():g} s in {self._operation.signature}")
 
-    def _follow(self) -> None:
+    def _settle_future(self) -> None:
         """See to it that the future, if one was asked for, is resolved although nobody may wait."""
         if self._future is None:
             return
@@ -227,18 +204,6 @@ class AnnouncedWork(dist.Work):
                 future.set_result(self.result())
             else:
                 future.set_exception(error if not isinstance(error, PeerFailed) else RuntimeError(str(error)))
-
-
-class _Future(torch.futures.Future[Any]):
-    """A future whose ``wait`` tells the controller that this rank waits."""
-
-    def __init__(self, work: AnnouncedWork) -> None:
-        super().__init__()
-        self._work = work
-
-    def wait(self) -> Any:
-        self._work.wait()
-        return super().wait()
 
 
 def _own(error: Exception, operation: Operation) -> Exception:

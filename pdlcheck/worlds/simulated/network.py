@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError
 from pdlcheck.worlds.simulated.collectives import execute
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
-from pdlcheck.worlds.watch import Matcher, Operation, deadlock
+from pdlcheck.worlds.watch import Matcher, Operation, WatchedWork, deadlock
 
 __all__ = ["Network"]
 
@@ -61,17 +58,14 @@ class Network:
         )
 
 
-class SimulatedWork(dist.Work):
+class SimulatedWork(WatchedWork):
     """The handle of an operation; waiting for it gives other ranks their turn."""
 
     def __init__(self, scheduler: Scheduler, operation: Operation) -> None:
-        super().__init__()
+        super().__init__(operation)
         self._scheduler = scheduler
-        self._operation = operation
         self._owner: RankThread | None = current_rank()
         self._done = False
-        self._source = -1
-        self._future: _Future | None = None
 
     def complete(self, source: int) -> None:
         """Called by the rank that brought the last missing part."""
@@ -79,19 +73,19 @@ class SimulatedWork(dist.Work):
         self._source = source
         if self._future is not None and self._owner is not None:
             # callbacks of the future belong in the thread of the rank that owns it
-            self._owner.on_resume.append(self._resolve)
+            self._owner.on_resume.append(self._settle_future)
 
-    def _resolve(self) -> None:
+    def _is_settled(self) -> bool:
+        return self._done
+
+    def _settle_future(self) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(self.result())
 
     def wait(self, timeout: Any = None) -> bool:
         self._scheduler.wait_until(lambda: self._done, self._operation.signature)
-        self._resolve()
+        self._settle_future()
         return True
-
-    def synchronize(self) -> None:
-        self.wait()
 
     def is_completed(self) -> bool:
         self._scheduler.switch()
@@ -102,34 +96,3 @@ class SimulatedWork(dist.Work):
 
     def exception(self) -> None:
         return None
-
-    def result(self) -> list[torch.Tensor]:
-        return [tensor for part in self._operation.parts for tensor in part.outputs]
-
-    def source_rank(self) -> int:
-        return self._source
-
-    def _source_rank(self) -> int:
-        return self._source
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        if self._future is None:
-            self._future = _Future(self)
-            if self._done:
-                self._resolve()
-            elif torch._C._current_graph_task_id() != -1:
-                # DDP's reducer will block on this future in C++, where no scheduler sees it: wait here first.
-                torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
-        return self._future
-
-
-class _Future(torch.futures.Future[Any]):
-    """A future whose ``wait`` gives other ranks their turn."""
-
-    def __init__(self, work: SimulatedWork) -> None:
-        super().__init__()
-        self._work = work
-
-    def wait(self) -> Any:
-        self._work.wait()
-        return super().wait()

@@ -6,6 +6,7 @@ from pdlcheck.worlds.watch.group import Engine, WatchedGroup
 from pdlcheck.worlds.watch.matcher import Match, Matcher
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature
+from pdlcheck.worlds.watch.work import WatchedWork
 
 __all__ = [
     "Engine",
@@ -15,6 +16,7 @@ __all__ = [
     "Part",
     "Signature",
     "WatchedGroup",
+    "WatchedWork",
     "deadlock",
     "end_at_user_line",
     "user_line",

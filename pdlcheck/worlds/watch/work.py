@@ -1,0 +1,64 @@
+"""What the handles of watched operations have in common, whoever carries the operations out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pdlcheck.worlds.watch.operation import Operation
+
+__all__ = ["WatchedFuture", "WatchedWork"]
+
+
+class WatchedWork(dist.Work):
+    """The handle of an operation; a subclass says how to wait, and when the outcome is known."""
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__()
+        self._operation = operation
+        self._source = -1  # place in the group of the rank that a message came from
+        self._future: WatchedFuture | None = None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        return [tensor for part in self._operation.parts for tensor in part.outputs]
+
+    def source_rank(self) -> int:
+        return self._source
+
+    def _source_rank(self) -> int:
+        return self._source
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        if self._future is None:
+            self._future = WatchedFuture(self)
+            if self._is_settled():
+                self._settle_future()
+            elif torch._C._current_graph_task_id() != -1:
+                # DDP's reducer will block on this future in C++, where nobody sees it: wait here first
+                torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
+        return self._future
+
+    def _is_settled(self) -> bool:
+        """True once it is known that the operation goes, or that it never will."""
+        raise TypeError(f"{type(self).__name__} must say when an operation is settled")
+
+    def _settle_future(self) -> None:
+        """See to it that the future of a settled operation is resolved."""
+        raise TypeError(f"{type(self).__name__} must resolve the future of an operation")
+
+
+class WatchedFuture(torch.futures.Future[Any]):
+    """A future whose ``wait`` is the operation's own."""
+
+    def __init__(self, work: WatchedWork) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self) -> Any:
+        self._work.wait()
+        return super().wait()
