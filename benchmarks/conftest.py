@@ -52,6 +52,10 @@ def _in_words(info: dict[str, Any]) -> str:
     return ""
 
 
+def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict[str, Any]) -> None:
+    commit_info["project"] = "pdlcheck"  # else the name of the folder that it was cloned into
+
+
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     """True where ``--full`` asks for everything."""
