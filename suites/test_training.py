@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pdlcheck.checks import check_replicas_in_sync, check_same_trajectory, check_world_size_does_not_matter
-from pdlcheck.primitives import function_samples, train_synchronous
+from pdlcheck.primitives import function_samples, train_local_sgd, train_synchronous
 
 MSE = nn.MSELoss()
 INPUTS = torch.linspace(-1, 1, 24, dtype=torch.float64).view(12, 2)
@@ -193,23 +193,43 @@ def test_samples_lie_on_the_documented_function(subject):
 
 
 @pytest.mark.verifies("FunctionNet")
-def test_replicas_learn_the_function(subject, world):
+@pytest.mark.parametrize(
+    "train", [train_synchronous, partial(train_local_sgd, sync_every=4)], ids=["synchronous", "local"]
+)
+def test_replicas_learn_the_function(subject, world, train):
     data = function_samples(600)
+
+    def learn():
+        torch.manual_seed(0)
+        adam = partial(torch.optim.Adam, lr=0.01)
+        return train(subject(), MSE, data, optimizer=adam, epochs=40, global_batch=60)
+
+    first, second = world.run(learn, world_size=2)
+    assert first == second
+    assert first[-1] < 0.4 * first[0]
+
+
+@pytest.mark.verifies("LeNet")
+def test_replicas_of_lenet_read_the_digits_by_local_sgd(subject, world):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install pdlcheck[data]")
+    from pdlcheck.primitives.digits import digits
+
+    train_data, (images, labels) = digits(), digits(train=False)
 
     def train():
         torch.manual_seed(0)
-        return train_synchronous(
-            subject(),
-            MSE,
-            data,
-            optimizer=partial(torch.optim.Adam, lr=0.01),
-            epochs=40,
-            global_batch=60,
+        model = subject()
+        optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+        train_local_sgd(
+            model, nn.CrossEntropyLoss(), train_data, optimizer=optimizer, epochs=6, global_batch=50, sync_every=4
         )
+        return model.state_dict()
 
     first, second = world.run(train, world_size=2)
-    assert first == second
-    assert first[-1] < 0.4 * first[0]
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    model = subject()
+    model.load_state_dict(first)
+    assert (model(images).argmax(1) == labels).double().mean() > 0.9
 
 
 @pytest.mark.verifies("LeNet")

@@ -41,8 +41,7 @@ def check_gradients_equal_single_process(
 ) -> None:
     """After ``sync``, every rank must hold the gradient of ``loss`` on all samples together.
 
-    A gradient that is None counts as zero. An element may be off by 1e-9 of the largest gradient element of
-    any
+    A gradient that is None counts as zero. An element may be off by 1e-9 of the largest gradient element of any
     shard or of the union: round-off of sums in another order is 1e-13, a wrong weight is 1e-3 and more.
 
     Args:

@@ -94,13 +94,10 @@ def train_local_sgd(
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> list[float]:
-    """Local SGD: ranks step with their own gradients, and average their models after every k-th step and at
-    the end.
+    """Local SGD: ranks step with their own gradients, and average their models after every k-th step and at the end.
 
-    With ``sync_every=1`` and batches that split evenly it takes the steps of :func:`train_synchronous`, for
-    SGD with
-    or without momentum: both are linear in the gradient. It does not for Adam. The state of the optimizer
-        stays local.
+    With ``sync_every=1`` and batches that split evenly it takes the steps of :func:`train_synchronous`, for SGD with
+    or without momentum: both are linear in the gradient. It does not for Adam. The state of the optimizer stays local.
 
     Args:
         sync_every: steps between two averages; the last average comes after the last step in any case.
