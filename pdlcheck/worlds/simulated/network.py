@@ -11,7 +11,7 @@ from typing import Any
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError
 from pdlcheck.worlds.simulated.collectives import execute
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
-from pdlcheck.worlds.watch import Matcher, Operation, WatchedWork, deadlock
+from pdlcheck.worlds.watch import Matcher, Operation, Signature, WatchedWork, deadlock
 
 __all__ = ["Network"]
 
@@ -31,6 +31,7 @@ class Network:
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
         self.scheduler.switch()
+        self.scheduler.progress()
         work = SimulatedWork(self.scheduler, operation)
         key = id(work)
         self._posted[key] = (operation, work)
@@ -48,12 +49,12 @@ class Network:
 
     def _stuck(self, waiting: Sequence[RankThread], ranks: Sequence[RankThread]) -> PdlcheckError:
         return deadlock(
-            waiting={rank.rank: rank.waits_for for rank in waiting},
+            waiting={rank.rank: rank.waits_for or "its own code" for rank in waiting},
             ended={rank.rank: "has returned" for rank in ranks if rank.outcome is not None},
             missing={
                 rank.rank: self._matcher.missing(rank.waits_for)
                 for rank in waiting
-                if not isinstance(rank.waits_for, str)
+                if isinstance(rank.waits_for, Signature)
             },
         )
 
@@ -88,7 +89,7 @@ class SimulatedWork(WatchedWork):
         return True
 
     def is_completed(self) -> bool:
-        self._scheduler.switch()
+        self._scheduler.poll(self._operation.signature)
         return self._done
 
     def is_success(self) -> bool:

@@ -19,6 +19,8 @@ from pdlcheck.worlds.watch import end_at_user_line
 
 __all__ = ["RankThread", "Scheduler", "current_rank"]
 
+_MAX_POLLS = 20_000  # in a row, by all ranks together, while nothing else happens: a tenth of a second
+
 _local = threading.local()
 
 
@@ -81,6 +83,7 @@ class Scheduler:
         """Call ``bodies[r]()`` as rank r; return how each rank ended."""
         self._choices = random.Random(self._seed)
         self._failures = 0
+        self._polls = 0
         self._stopping = False
         self.error = None
         self._all_done.clear()
@@ -130,6 +133,21 @@ class Scheduler:
             me.ready = None
         me.waits_for = None  # kept when the wait ends by an error: it is where the rank was stopped
 
+    def poll(self, waits_for: Any) -> None:
+        """Like :meth:`switch`, for a rank that asks whether something has happened; nobody may ask for ever."""
+        __tracebackhide__ = True
+        me = _me()
+        me.waits_for = waits_for
+        self._polls += 1
+        if self._polls > _MAX_POLLS:
+            self.fail(self._stuck([rank for rank in self.ranks if rank.outcome is None], self.ranks))
+        self._yield(me)
+        me.waits_for = None
+
+    def progress(self) -> None:
+        """Something has happened that a rank may be asking for."""
+        self._polls = 0
+
     def fail(self, error: PdlcheckError) -> None:
         """Give a verdict about the whole world: every rank raises it at its next switch point."""
         if self.error is None:
@@ -144,6 +162,7 @@ class Scheduler:
             if me.body is None:
                 return
             me.outcome = self._call(me, me.body)
+            self.progress()
             self._pass_turn()
 
     def _call(self, me: RankThread, body: Callable[[], Any]) -> Outcome:

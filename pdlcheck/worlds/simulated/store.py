@@ -22,6 +22,7 @@ class SimulatedStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self._scheduler.progress()
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -30,10 +31,11 @@ class SimulatedStore(Store):
     def add(self, key: str, value: int) -> int:
         total = int(self._values.get(key, b"0")) + value
         self._values[key] = str(total).encode()
+        self._scheduler.progress()
         return total
 
     def check(self, keys: Sequence[str]) -> bool:
-        self._scheduler.switch()
+        self._scheduler.poll(f"store.check of {', '.join(map(repr, keys))}")
         return all(key in self._values for key in keys)
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
@@ -41,6 +43,7 @@ class SimulatedStore(Store):
         desired = desired_value.encode() if isinstance(desired_value, str) else bytes(desired_value)
         if self._values.get(key, b"") == expected:
             self._values[key] = desired
+            self._scheduler.progress()
         return self._values.get(key, expected)
 
     def delete_key(self, key: str) -> bool:
