@@ -91,6 +91,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         from pdlcheck.harness.gpu import require_cuda
 
         require_cuda()
+    cases.require_ranks(item)
     if cases.case_of(item) is not None:
         from pdlcheck.harness.ranked import prepare
 

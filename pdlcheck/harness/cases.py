@@ -23,6 +23,7 @@ __all__ = [
     "open_world",
     "parametrize",
     "rank_context",
+    "require_ranks",
     "runs_in_a_rank",
     "set_rank_context",
     "warm_up",
@@ -109,6 +110,16 @@ def case_of(item: pytest.Item) -> Case | None:
     """The world and world size on whose ranks the body of this item runs, if it does."""
     callspec = getattr(item, "callspec", None)
     return None if callspec is None else callspec.params.get(CASE)
+
+
+def require_ranks(item: pytest.Item) -> None:
+    """Fail a marked test that pytest does not let us repeat: it would pass without ever having had ranks."""
+    if item.get_closest_marker("world_size") is not None and case_of(item) is None:
+        pytest.fail(
+            "world_size marks test functions, and methods of classes that are no unittest.TestCase; it cannot stand "
+            "on a single pytest.param: write a test for each set of world sizes",
+            pytrace=False,
+        )
 
 
 def runs_in_a_rank(config: pytest.Config) -> bool:

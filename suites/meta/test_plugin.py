@@ -261,6 +261,21 @@ def test_several_worlds_repeat_a_test_with_an_id_for_each(pytester):
 
 
 @pytest.mark.parametrize(
+    "source",
+    [
+        "import unittest\nclass TestA(unittest.TestCase):\n    @pytest.mark.world_size(2)\n    def test_a(self): pass",
+        "@pytest.mark.parametrize('x', [pytest.param(1, marks=pytest.mark.world_size(2))])\ndef test_a(x): pass",
+    ],
+    ids=["unittest", "param"],
+)
+def test_a_marked_test_never_passes_without_ranks(pytester, source):
+    pytester.makepyfile(HEAD + source)
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    assert result.parseoutcomes().get("passed", 0) == 0
+    result.stdout.fnmatch_lines(["*world_size marks test functions, and methods of classes*"])
+
+
+@pytest.mark.parametrize(
     ("options", "source", "message"),
     [
         (["--world", "slurm"], "", "*--world must name some of gloo, sim; got 'slurm'*"),
