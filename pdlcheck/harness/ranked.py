@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -61,6 +62,8 @@ def call(item: pytest.Function) -> None:
     """Run the item's body on its ranks; for a property, once for each example."""
     __tracebackhide__ = True
     ranked = item.stash[_ranked]
+    if inspect.iscoroutinefunction(item.obj):
+        pytest.fail("the body of an async test cannot run on ranks; write a plain function", pytrace=False)
     if not is_property(item):
         with _plain_skips():
             ranked.call({})

@@ -24,6 +24,9 @@ from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
 
 __all__ = ["SimulatedItem"]
 
+# pytest can capture the output of a process once: these are set up by the first rank and serve all of them
+_OF_THE_PROCESS = frozenset({"capfd", "capfdbinary", "capsys", "capsysbinary", "capteesys"})
+
 
 @dataclass
 class _RankFixtures:
@@ -100,6 +103,8 @@ class SimulatedItem:
             item._request._fillfixtures()
         finally:
             for definition in item._request._fixture_defs.values():
+                if definition.argname in _OF_THE_PROCESS:
+                    continue
                 if definition.scope == "function" and definition.cached_result is not None:
                     mine.aside.append(
                         (definition, definition.cached_result, list(definition._finalizers), item._request)

@@ -169,6 +169,32 @@ class TestClass:
     result.assert_outcomes(passed=3)
 
 
+def test_fixtures_of_pytest_itself_serve_every_rank(run):
+    result = run(
+        HEAD
+        + """
+import logging, os
+
+@pytest.mark.world_size(2)
+def test_pytests_own(rank, tmp_path, monkeypatch, capsys, caplog):
+    (tmp_path / "mine").write_text(str(rank))
+    monkeypatch.setenv(f"OF_{rank}", "yes")
+    logging.getLogger("x").warning("logged")
+    dist.barrier()
+    assert (tmp_path / "mine").read_text() == str(rank)
+    assert os.environ[f"OF_{rank}"] == "yes" and "logged" in caplog.text
+    print("printed")
+    assert "printed" in capsys.readouterr().out
+
+@pytest.mark.world_size(2)
+async def test_async(rank):
+    pass
+"""
+    )
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*the body of an async test cannot run on ranks*"])
+
+
 def test_skip_xfail_and_errors_in_fixtures_are_what_they_are_on_one_rank(run):
     result = run(
         HEAD
