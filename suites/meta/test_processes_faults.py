@@ -201,11 +201,19 @@ def test_a_rank_stuck_where_python_cannot_run_is_shown_with_its_stack():
         world.close()
 
 
-def test_ctrl_c_in_the_controller_ends_the_ranks(processes):
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises, also where a shell started this in the background and so had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_in_the_controller_ends_the_ranks(processes, ctrl_c):
     pids = processes.pids(2)
     timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):  # pytest's own handler raises it
+    with pytest.raises(KeyboardInterrupt):
         processes.run(lambda: time.sleep(60), world_size=2)
     timer.join()
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
