@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.arguments import check_devices
 from pdlcheck.worlds.processes import ProcessWorld, forkserver
 
 ROOT = str(Path(__file__).parents[2])
@@ -198,7 +199,8 @@ def test_a_backend_that_torch_lacks_is_refused_with_the_cure():
 def test_a_module_that_cannot_be_preloaded_is_reported():
     text = run_script(
         """
-        from pdlcheck.worlds.processes import ProcessWorld, forkserver
+        from pdlcheck.worlds.arguments import check_devices
+from pdlcheck.worlds.processes import ProcessWorld, forkserver
         forkserver.start(preload=["no_such_module"])
         ProcessWorld().run(print, world_size=1)
         """
@@ -251,7 +253,8 @@ def test_a_script_without_main_guard_works_and_close_leaves_no_child(tmp_path):
 def test_no_process_survives_a_killed_controller():
     code = """
         import sys, time
-        from pdlcheck.worlds.processes import ProcessWorld, forkserver
+        from pdlcheck.worlds.arguments import check_devices
+from pdlcheck.worlds.processes import ProcessWorld, forkserver
         world = ProcessWorld()
         print(*world.pids(2), forkserver.retain(world).pid, flush=True)
         world.run(lambda: time.sleep(100), world_size=2)
@@ -278,3 +281,9 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
+
+
+def test_more_ranks_than_devices_are_refused_with_the_alternative():
+    check_devices(2, 2)
+    with pytest.raises(ValueError, match="world_size is 4, this machine has 1; ask for fewer ranks, or use gloo"):
+        check_devices(4, 1)

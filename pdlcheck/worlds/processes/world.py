@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.arguments import check_world_size
+from pdlcheck.worlds.arguments import check_devices, check_world_size
 from pdlcheck.worlds.processes import forkserver
 
 if TYPE_CHECKING:
@@ -121,6 +121,10 @@ class ProcessWorld:
             pool.drop_if_lost()
         if pool is None or not pool.is_usable:
             self._check_backend()
+            if self.name == "nccl":
+                import torch
+
+                check_devices(world_size, torch.cuda.device_count())
             from pdlcheck.worlds.processes.pool import Pool, Setup  # it imports torch: see _check_backend
 
             threads = self._threads or max(1, _cores() // world_size)
