@@ -215,6 +215,7 @@ def test_an_unwatched_world_leaves_the_mismatch_to_gloo():
     world = ProcessWorld(timeout_s=5, watch=False)
     try:
         ops = [dist.ReduceOp.SUM, dist.ReduceOp.MAX]
-        world.run(lambda: dist.all_reduce(torch.ones(2), op=ops[dist.get_rank()]), world_size=2)
+        silent = world.run(lambda: dist.all_reduce(torch.ones(2), op=ops[dist.get_rank()]), world_size=2)
+        assert silent == [None, None]
     finally:
         world.close()
