@@ -63,8 +63,9 @@ def _run(mutation: dict[str, str], world: str) -> tuple[bool, list[str]]:
             timeout=300,
         )
     lines = done.stdout.splitlines()
-    told = [line.removeprefix("E").strip() for line in lines if line.startswith(("E  ", "pytest "))]
-    return done.returncode == 1, told[:8]
+    told = [line.removeprefix("E").strip() for line in lines if line.startswith("E  ")]
+    replay = [f"replay          {line}" for line in lines if line.startswith("pytest ")]
+    return done.returncode == 1, told[:7] + replay[:1]
 
 
 if __name__ == "__main__":

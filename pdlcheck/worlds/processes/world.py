@@ -80,6 +80,9 @@ class ProcessWorld:
         self._is_checked = False
         _worlds.add(self)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, seed={self.seed})"
+
     def run(self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
         """See :class:`pdlcheck.worlds.protocol.World`."""
         __tracebackhide__ = True

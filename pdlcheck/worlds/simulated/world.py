@@ -43,6 +43,9 @@ class SimulatedWorld:
     def __init__(self, *, seed: int = 0) -> None:
         self.seed = seed
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(seed={self.seed})"
+
     def run(self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
         """See :class:`pdlcheck.worlds.protocol.World`."""
         __tracebackhide__ = True
