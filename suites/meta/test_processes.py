@@ -199,8 +199,7 @@ def test_a_backend_that_torch_lacks_is_refused_with_the_cure():
 def test_a_module_that_cannot_be_preloaded_is_reported():
     text = run_script(
         """
-        from pdlcheck.worlds.arguments import check_devices
-from pdlcheck.worlds.processes import ProcessWorld, forkserver
+        from pdlcheck.worlds.processes import ProcessWorld, forkserver
         forkserver.start(preload=["no_such_module"])
         ProcessWorld().run(print, world_size=1)
         """
@@ -253,8 +252,7 @@ def test_a_script_without_main_guard_works_and_close_leaves_no_child(tmp_path):
 def test_no_process_survives_a_killed_controller():
     code = """
         import sys, time
-        from pdlcheck.worlds.arguments import check_devices
-from pdlcheck.worlds.processes import ProcessWorld, forkserver
+        from pdlcheck.worlds.processes import ProcessWorld, forkserver
         world = ProcessWorld()
         print(*world.pids(2), forkserver.retain(world).pid, flush=True)
         world.run(lambda: time.sleep(100), world_size=2)
