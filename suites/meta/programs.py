@@ -230,6 +230,12 @@ def other_order():
         dist.all_reduce(x)
 
 
+def other_order_of_equal_calls():
+    a, b = torch.ones(2), torch.zeros(2)
+    for x in (b, a) if dist.get_rank() else (a, b):
+        dist.all_reduce(x)
+
+
 def short_buffer():
     if dist.get_rank() == 0:
         dist.send(torch.ones(3), 1)
@@ -243,6 +249,7 @@ MISMATCHES = [
     ("the reduce-op", other_reduce_ops),
     ("the root", other_roots),
     ("the operation", other_order),
+    ("the order", other_order_of_equal_calls),
     ("the number of elements", short_buffer),
 ]
 DEADLOCKS = [ring_of_sends, early_leaver]

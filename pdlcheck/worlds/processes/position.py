@@ -9,6 +9,8 @@ from types import FrameType
 
 import torch
 
+from pdlcheck.worlds.watch import short
+
 __all__ = ["Place", "place_of", "user_traceback"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -45,7 +47,7 @@ def place_of(thread_id: int) -> Place:
             if frame.f_code.co_name != "wrapper":  # of torch's logging decorators
                 call = frame.f_code.co_name
         frame = frame.f_back
-    where = f"at {_short(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
+    where = f"at {short(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
     mark = (id(innermost), innermost.f_lasti) if innermost is not None else None
     words = f"in {call} {where}" if call and where else where
     return Place(words, _stack(innermost), communicates, mark)
@@ -77,8 +79,3 @@ def _is_internal(frame: FrameType) -> bool:
 def _stack(frame: FrameType | None) -> str:
     frames = [f for f in traceback.extract_stack(frame) if not f.filename.startswith(_WORLDS)] if frame else []
     return "".join(traceback.StackSummary.from_list(frames).format())
-
-
-def _short(path: str) -> str:
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative

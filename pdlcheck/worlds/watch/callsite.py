@@ -1,14 +1,15 @@
-"""The line of user code that an operation came from."""
+"""The lines of user code that an operation came from."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from types import CodeType, FrameType
 
 import torch
 
-__all__ = ["end_at_user_line", "user_line"]
+__all__ = ["end_at_user_line", "short", "user_frames", "user_line"]
 
 # beginnings of the file names that are not the user's
 _INTERNAL = (
@@ -19,8 +20,8 @@ _INTERNAL = (
 _is_internal: dict[CodeType, bool] = {}
 
 
-def user_line() -> str:
-    """Return ``path:line`` of the innermost frame outside torch and the worlds; empty if there is none."""
+def user_frames() -> Iterator[FrameType]:
+    """Yield the frames outside torch and the worlds, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -28,9 +29,21 @@ def user_line() -> str:
         if internal is None:
             internal = _is_internal[code] = code.co_filename.startswith(_INTERNAL)
         if not internal:
-            return f"{_short(code.co_filename)}:{frame.f_lineno}"
+            yield frame
         frame = frame.f_back
+
+
+def user_line() -> str:
+    """Return ``path:line`` of the innermost frame outside torch and the worlds; empty if there is none."""
+    for frame in user_frames():
+        return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
     return ""
+
+
+def short(path: str) -> str:
+    """``path`` from the working directory, if it lies below."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
 
 
 def end_at_user_line(error: BaseException) -> None:
@@ -42,8 +55,3 @@ def end_at_user_line(error: BaseException) -> None:
         entry = entry.tb_next
     if last is not None:
         last.tb_next = None
-
-
-def _short(path: str) -> str:
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative

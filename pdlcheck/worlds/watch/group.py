@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from pdlcheck.worlds.watch.callsite import user_line
+from pdlcheck.worlds.watch.naming import names_of
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature
 
@@ -109,6 +110,7 @@ class WatchedGroup(dist.ProcessGroup):
             root=self._members[root] if root >= 0 else -1,
             splits=splits,
             where=user_line(),
+            names=names_of(compare[0]) if compare else (),
         )
         return self._engine.post(Operation(signature, parts, method, args, reduce_op))
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from pdlcheck.worlds.watch.mismatch import mismatch, p2p_mismatch
+from pdlcheck.worlds.watch.order import Orders
 from pdlcheck.worlds.watch.signature import Signature
 
 __all__ = ["Match", "Matcher"]
@@ -39,6 +40,7 @@ class Matcher:
 
     def __init__(self) -> None:
         self._collectives: dict[tuple[str, int], dict[int, _Posted]] = defaultdict(dict)
+        self._orders = Orders()
         self._sends: dict[tuple[str, int, int], list[_Posted]] = defaultdict(list)  # (group, dst, tag)
         self._recvs: dict[tuple[str, int, int], list[_Posted]] = defaultdict(list)
 
@@ -46,7 +48,8 @@ class Matcher:
         """Add an operation; return what it completes.
 
         Raises:
-            CollectiveMismatch: its arguments do not fit those of a rank that is already there.
+            CollectiveMismatch: its arguments do not fit those of a rank that is already there, or the ranks make
+                equal calls in another order.
         """
         posted = _Posted(signature, key)
         return self._post_p2p(posted) if signature.is_p2p else self._post_collective(posted)
@@ -71,6 +74,8 @@ class Matcher:
             return None
         del self._collectives[signature.group, signature.seq]
         ordered = [there[rank] for rank in signature.members]
+        if error := self._orders.met([p.signature for p in ordered]):
+            raise error
         return Match(tuple(p.signature for p in ordered), tuple(p.key for p in ordered))
 
     def _post_p2p(self, posted: _Posted) -> Match | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pdlcheck.worlds.watch.naming import Name
+
 __all__ = ["P2P", "Signature"]
 
 P2P = frozenset({"send", "recv"})
@@ -27,6 +29,7 @@ class Signature:
         tag: of a send or recv.
         splits: rows for (to) and from each member, for all_to_all.
         where: the user's source line, ``file.py:12``.
+        names: what the user calls the first tensor.
     """
 
     rank: int
@@ -42,6 +45,7 @@ class Signature:
     tag: int = 0
     splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     where: str = ""
+    names: tuple[Name, ...] = ()
 
     @property
     def is_p2p(self) -> bool:
@@ -59,7 +63,7 @@ class Signature:
 
     def __str__(self) -> str:
         """``all_reduce(SUM) of float32 (3,) in group 0 of ranks 0-3, call 2, at train.py:12``."""
-        text = self.op + (f"({self.reduce_op})" if self.reduce_op else "")
+        text = self._call()
         if self.op == "send":
             text += f" to rank {self.peer}"
         elif self.op == "recv":
@@ -74,6 +78,14 @@ class Signature:
         if self.seq >= 0:
             text += f", collective {self.seq}"
         return text + (f", at {self.where}" if self.where else "")
+
+    @property
+    def kind(self) -> str:
+        """``all_reduce(SUM) of float32 (3,)``."""
+        return self._call() + (f" of {self._tensors()}" if self.shapes else "")
+
+    def _call(self) -> str:
+        return self.op + (f"({self.reduce_op})" if self.reduce_op else "")
 
     @property
     def group_text(self) -> str:

@@ -1,0 +1,146 @@
+"""Ranks that make the same calls in another order, where operation, shape and dtype of the calls are equal.
+
+Nothing in the data stops such ranks: each call meets a partner that fits, and the values are mixed up. What tells is
+what the ranks call their tensors. Two ranks may well call the tensors of one collective differently, when they reach
+it from two branches. But when rank 0 reduced ``a`` with rank 1's ``b``, and then ``b`` with rank 1's ``a``, they meant
+the same calls and made them in another order.
+
+Taking turns looks alike: ``all_reduce(mine) if rank == turn else all_reduce(zeros)`` for turn 0, 1, ... So two calls
+in the two branches of one condition on the rank count as one place.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from pdlcheck.errors import CollectiveMismatch
+from pdlcheck.worlds.watch.naming import Name
+from pdlcheck.worlds.watch.signature import Signature
+
+__all__ = ["Orders"]
+
+_MEMORY = 64  # collectives with differing names that are remembered for a pair of ranks
+
+
+class _Meeting(NamedTuple):
+    """One collective in which two ranks had different names for their tensors."""
+
+    signatures: tuple[Signature, Signature]
+    names: tuple[frozenset[Name], frozenset[Name]]  # those of each rank that the other does not have
+
+    def find(self, side: int, name: tuple[str, str]) -> Name | None:
+        return next((own for own in self.names[side] if own[:2] == name), None)
+
+
+class Orders:
+    """Remembers which names met, for each group and kind of call."""
+
+    def __init__(self) -> None:
+        self._met: dict[object, deque[_Meeting]] = defaultdict(lambda: deque(maxlen=_MEMORY))
+
+    def met(self, signatures: Sequence[Signature]) -> CollectiveMismatch | None:
+        """Take note of one complete collective; ``signatures`` in group order.
+
+        Each rank is compared with the first: ranks that differ from each other differ from that one, some of them.
+        """
+        first = signatures[0]
+        known = {name[:2] for name in first.names}
+        for other in signatures[1:]:
+            theirs = {name[:2] for name in other.names}
+            if known == theirs:
+                continue
+            kind = (first.group, first.op, first.reduce_op, first.root, first.shapes, first.dtypes, other.rank)
+            meetings = self._met[kind]
+            ours = frozenset(n for n in first.names if n[:2] not in theirs)
+            meetings.append(_Meeting((first, other), (ours, frozenset(n for n in other.names if n[:2] not in known))))
+            if crossing := _crossing(meetings):
+                meetings.clear()
+                return _error(*crossing)
+        return None
+
+
+def _crossing(meetings: Sequence[_Meeting]) -> tuple[_Meeting, Name, Name, _Meeting, Name, Name] | None:
+    """Find a collective where rank r used ``x`` and rank s ``y``, both of which the other rank used elsewhere.
+
+    A name counts when both ranks have used it equally often: the same calls, made in another order.
+    """
+    balance: Counter[tuple[str, str]] = Counter()
+    for meeting in meetings:
+        balance.update(name[:2] for name in meeting.names[0])
+        balance.subtract(name[:2] for name in meeting.names[1])
+    for one in meetings:
+        for x in one.names[0]:
+            for y in one.names[1]:
+                if balance[x[:2]] or balance[y[:2]]:
+                    continue
+                for other in meetings:
+                    again = other.find(1, x[:2])
+                    if again is not None:
+                        there = other.find(0, y[:2]) or min(other.names[0], default=again)
+                        if not _takes_turns(x, y, there, again):
+                            return one, x, y, other, there, again
+    return None
+
+
+def _takes_turns(x: Name, y: Name, there: Name, again: Name) -> bool:
+    return x.where == again.where and y.where == there.where and _in_branches_on_rank(x.where, y.where)
+
+
+def _in_branches_on_rank(one: str, other: str) -> bool:
+    """Do two lines lie in different branches of one condition that mentions the rank?"""
+    path, _, first = one.rpartition(":")
+    path_of_other, _, second = other.rpartition(":")
+    return path == path_of_other and _exclusive(os.path.abspath(path), int(first), int(second))
+
+
+@lru_cache(maxsize=256)
+def _exclusive(path: str, first: int, second: int) -> bool:
+    try:
+        tree = ast.parse("".join(linecache.getlines(path)))
+    except SyntaxError:
+        return False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.IfExp) and _mentions_rank(node.test):
+            bodies = (node.body, node.orelse) if isinstance(node, ast.If) else ([node.body], [node.orelse])
+            sides = [{n for n in (first, second) if n in _lines(body)} for body in bodies]
+            if all(sides) and len(sides[0] | sides[1]) == len({first, second}):
+                return True
+    return False
+
+
+def _mentions_rank(test: ast.expr) -> bool:
+    words = (getattr(node, "id", None) or getattr(node, "attr", None) or "" for node in ast.walk(test))
+    return any("rank" in word.lower() for word in words)
+
+
+def _lines(body: Sequence[ast.AST]) -> range:
+    return range(body[0].lineno, body[-1].end_lineno + 1) if body else range(0)  # type: ignore[attr-defined]
+
+
+def _error(one: _Meeting, x: Name, y: Name, other: _Meeting, there: Name, again: Name) -> CollectiveMismatch:
+    first, second = sorted((one, other), key=lambda meeting: meeting.signatures[0].seq)
+    words = [(x, y), (there, again)] if first is one else [(there, again), (x, y)]
+    call = first.signatures[0]
+    lines = list(_lines_of(first, second, words))
+    head = (
+        f"ranks {call.rank} and {first.signatures[1].rank} differ in the order of equal calls: {call.kind} "
+        f"in the {call.group_text}; shapes and dtypes fit, so the values are mixed up in silence"
+    )
+    return CollectiveMismatch(
+        "\n".join([head, *(f"  {line}" for line in lines)]), what="the order", ranks=lines
+    )
+
+
+def _lines_of(first: _Meeting, second: _Meeting, words: Sequence[tuple[Name, Name]]) -> Iterator[str]:
+    for side in (0, 1):
+        calls = (
+            f"`{names[side].text}` in collective {meeting.signatures[side].seq} at {names[side].where}"
+            for meeting, names in zip((first, second), words, strict=True)
+        )
+        yield f"rank {first.signatures[side].rank}: {', then '.join(calls)}"
