@@ -15,6 +15,7 @@ __all__ = [
     "RankFailed",
     "RankTimeout",
     "Unsupported",
+    "WorldTooSmall",
     "WorldUnavailable",
 ]
 
@@ -98,3 +99,10 @@ class WorldUnavailable(PdlcheckError):
 
     world: str
     cure: str
+
+
+class WorldTooSmall(WorldUnavailable):
+    """There is no place for so many ranks. Fields: ``world_size``, asked for; ``available``."""
+
+    world_size: int
+    available: int

@@ -1,20 +1,12 @@
-"""The controller's handle on one rank: its process, its pipe, what it wrote."""
+"""The controller's handle on one rank: its process and its pipe."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import signal
-import socket
-import tempfile
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe
-from typing import Any
 
-from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.processes.forkserver import Child, ForkServer
 from pdlcheck.worlds.processes.messages import Command, Report
+from pdlcheck.worlds.processes.placement import RankProcess
 
 __all__ = ["Died", "Member"]
 
@@ -29,40 +21,26 @@ class Died:
 
 
 class Member:
-    """One rank of a pool. Files for stdout and stderr have no name, so nothing can be left behind."""
+    """One rank of a pool, wherever its process is."""
 
-    def __init__(self, rank: int, server: ForkServer, listening: socket.socket | None) -> None:
+    def __init__(self, rank: int, process: RankProcess) -> None:
         self.rank = rank
-        self._server = server
-        self.connection: Connection[Any, Any]
-        self.connection, theirs = Pipe(duplex=True)
-        self._files = [_nameless_file(), _nameless_file()]
-        fds = [theirs.fileno(), *self._files]
-        if listening is not None:
-            fds.append(listening.fileno())
-        try:
-            self._child: Child = server.fork(fds)
-        except BaseException:
-            self.connection.close()
-            for file in self._files:
-                os.close(file)
-            raise
-        finally:
-            theirs.close()
+        self.connection = process.connection
+        self._process = process
 
     @property
     def pid(self) -> int:
         """Of the rank's process."""
-        return self._child.started()
+        return self._process.started()
 
     def await_start(self) -> None:
         """Wait until the process exists."""
-        self._child.started()
+        self._process.started()
 
     @property
     def status(self) -> int:
         """A descriptor that becomes readable when the process ends."""
-        return self._child.status
+        return self._process.status
 
     def send(self, message: Command) -> None:
         """Send; a rank that has gone is noticed when it is read from."""
@@ -83,20 +61,19 @@ class Member:
         words: list[Report | Died] = []
         while self.connection.poll() and (message := self.receive()) is not None:
             words.append(message)
-        if not self._child.ended(_DRAIN_S):  # alive, but its pipe is closed: of no use any more
+        if not self._process.ended(_DRAIN_S):  # alive, but its pipe is closed: of no use any more
             self.signal(signal.SIGKILL)
-            self._child.ended(_DRAIN_S)
-        words.append(Died(self._child.exitcode if self._child.exitcode is not None else -signal.SIGKILL))
+            self._process.ended(_DRAIN_S)
+        words.append(Died(self._process.exitcode if self._process.exitcode is not None else -signal.SIGKILL))
         return words
 
     def signal(self, signo: int) -> None:
         """Send a signal to the process; SIGKILL also reaches what the process has started."""
-        with contextlib.suppress(WorldUnavailable):  # it was never started
-            self._server.signal(self.pid, signo)
+        self._process.signal(signo)
 
     def output(self) -> tuple[str, str]:
         """Return what was written to stdout and stderr since the last time."""
-        return _take(self._files[0]), _take(self._files[1])
+        return self._process.output()
 
     def hang_up(self) -> None:
         """Close the pipe: an idle rank then ends by itself."""
@@ -104,29 +81,8 @@ class Member:
 
     def wait_ended(self, timeout_s: float) -> bool:
         """True once the process has ended."""
-        return self._child.ended(timeout_s)
+        return self._process.ended(timeout_s)
 
     def close(self) -> None:
         """Give back the descriptors."""
-        self.connection.close()
-        for fd in (*self._files, self._child.status):
-            os.close(fd)
-
-
-def _nameless_file() -> int:
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("pdlcheck output")
-    else:
-        with tempfile.TemporaryFile(buffering=0) as file:
-            fd = os.dup(file.fileno())
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
-    return fd
-
-
-def _take(fd: int) -> str:
-    size = os.fstat(fd).st_size
-    if not size:
-        return ""
-    data = os.pread(fd, size, 0)
-    os.ftruncate(fd, 0)
-    return data.decode(errors="replace")
+        self._process.close()

@@ -37,13 +37,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message: who the rank is. ``port`` on loopback is where rank 0 hosts the store."""
+    """The first message: who the rank is.
+
+    Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables.
+    """
 
     rank: int
     world_size: int
     backend: str
     threads: int
+    host: str
     port: int
+    variables: Mapping[str, str]
     watch: bool
 
 

@@ -14,9 +14,9 @@ from typing import TextIO
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.processes.collect import Collector
-from pdlcheck.worlds.processes.forkserver import ForkServer
 from pdlcheck.worlds.processes.member import Died, Member
 from pdlcheck.worlds.processes.messages import Call, Ready, Report, Start
+from pdlcheck.worlds.processes.placement import Placement
 from pdlcheck.worlds.processes.referee import Referee
 from pdlcheck.worlds.processes.surroundings import Surroundings
 
@@ -33,7 +33,7 @@ class Setup:
 
     world_size: int
     backend: str
-    threads: int
+    threads: int | None  # None: what the placement finds fitting
     watch: bool
 
 
@@ -43,18 +43,20 @@ class Pool:
     After a failure that may have left something half done ``is_usable`` is False and the processes are gone.
     """
 
-    def __init__(self, setup: Setup, server: ForkServer) -> None:
+    def __init__(self, setup: Setup, placement: Placement) -> None:
         self._setup = setup
+        self._placement = placement
         self._calls = 0
-        self._surroundings = Surroundings(path=(), directory=None, environment=server.environment)
+        self._surroundings = Surroundings(path=(), directory=None, environment=placement.environment)
         self._selector = selectors.DefaultSelector()
         self._members: list[Member] = []
         self.is_usable = True
         self.is_worn = False  # of groups that nobody destroyed: replace it when nothing runs on it
         try:
-            with socket.create_server(("127.0.0.1", 0), backlog=setup.world_size) as listening:
+            with socket.create_server((placement.host, 0), backlog=setup.world_size) as listening:
                 for rank in range(setup.world_size):
-                    self._members.append(Member(rank, server, listening if rank == 0 else None))
+                    process = placement.place(rank, setup.world_size, listening if rank == 0 else None)
+                    self._members.append(Member(rank, process))
                 self._start(listening.getsockname()[1])
         except BaseException:
             self.kill()
@@ -128,10 +130,9 @@ class Pool:
     # -- inside ------------------------------------------------------------------------------------
 
     def _start(self, port: int) -> None:
-        setup = self._setup
         for member in self._members:
             self._selector.register(member.connection, selectors.EVENT_READ, member)
-            member.send(Start(member.rank, setup.world_size, setup.backend, setup.threads, port, setup.watch))
+            member.send(self._description(member.rank, port))
         for member in self._members:
             member.await_start()  # before that, its status pipe does not tell about its end
             self._selector.register(member.status, selectors.EVENT_READ, member)
@@ -149,6 +150,18 @@ class Pool:
                         text = "; ".join(f"{name} ({why})" for name, why in report.missing.items())
                         raise self._unavailable(f"the fork server could not import {text}")
                     waiting.discard(member.rank)
+
+    def _description(self, rank: int, port: int) -> Start:
+        setup, placement = self._setup, self._placement
+        variables = {
+            **placement.variables(rank, setup.world_size),
+            "MASTER_ADDR": placement.host,
+            "MASTER_PORT": str(port),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(setup.world_size),
+        }
+        threads = setup.threads or placement.threads(rank, setup.world_size)
+        return Start(rank, setup.world_size, setup.backend, threads, placement.host, port, variables, setup.watch)
 
     def _unavailable(self, what: str, member: Member | None = None) -> WorldUnavailable:
         words = member.output()[1].strip() if member is not None else ""

@@ -7,7 +7,6 @@ import faulthandler
 import os
 import random
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -53,15 +52,14 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int) -> NoR
         channel.look_s = 0.1  # a watched wait ends by itself: only a call of the real group can be blocked
         watch_gloo(announcer)
     channel.start()
-    environment = _environment(start)
-    os.environ.update(environment)
+    os.environ.update(start.variables)
     torch.set_num_threads(start.threads)
     store = _join(start, fds[3] if start.rank == 0 else None)
     channel.send(Ready(missing))
     while (call := channel.next_call()) is not None:
         announcer.begin(call.call)
         begin_call()
-        _serve(call, start, environment, channel)
+        _serve(call, start, channel)
     del store  # rank 0 hosts it: kept until here
     leave()
 
@@ -73,36 +71,23 @@ def _die_with(server_pid: int) -> None:
             os._exit(0)
 
 
-def _environment(start: Start) -> dict[str, str]:
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-    return {
-        "GLOO_SOCKET_IFNAME": loopback,
-        "LOCAL_RANK": str(start.rank),
-        "LOCAL_WORLD_SIZE": str(start.world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(start.port),
-        "RANK": str(start.rank),
-        "WORLD_SIZE": str(start.world_size),
-    }
-
-
 def _join(start: Start, listening: int | None) -> TCPStore:
     store = TCPStore(
-        "127.0.0.1",
+        start.host,
         start.port,
         start.world_size,
         is_master=start.rank == 0,
         wait_for_workers=False,
-        master_listen_fd=listening,  # bound to loopback; torch's own would listen everywhere
+        master_listen_fd=listening,  # bound to that host; torch's own would listen everywhere
     )
     dist.init_process_group(start.backend, store=store, rank=start.rank, world_size=start.world_size)
     return store
 
 
-def _serve(call: Call, start: Start, environment: Mapping[str, str], channel: Channel) -> None:
+def _serve(call: Call, start: Start, channel: Channel) -> None:
     default_group = dist.group.WORLD
     try:
-        _adopt(call.changes, environment)
+        _adopt(call.changes, start.variables)
         if call.module is not None:
             import_module_of(*call.module)
         fn, args, kwargs = load_call(call.payload)

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.arguments import check_devices, check_world_size
 from pdlcheck.worlds.processes import forkserver
+from pdlcheck.worlds.processes.local import LocalPlacement
 
 if TYPE_CHECKING:
+    from pdlcheck.worlds.processes.placement import Placement
     from pdlcheck.worlds.processes.pool import Pool
     from pdlcheck.worlds.processes.ranks import ProcessRanks
 
@@ -39,6 +41,7 @@ class ProcessWorld:
         watch: compare what the ranks post before it goes to the real group, so a mismatch or a
             deadlock is an exception instead of an abort or a hang. False pays nothing for it.
         seed: the random streams of the ranks start from it, on each rank differently, anew for each call.
+        placement: where the processes are started; default: on this machine.
 
     Raises:
         WorldUnavailable: torch lacks the backend, or the system cannot fork.
@@ -65,6 +68,7 @@ class ProcessWorld:
         timeout_s: float = 60.0,
         watch: bool = True,
         seed: int = 0,
+        placement: Placement | None = None,
     ) -> None:
         if threads_per_rank is not None and threads_per_rank < 1:
             raise ValueError(f"threads_per_rank must be at least 1, got {threads_per_rank}; pass None for the default")
@@ -75,6 +79,7 @@ class ProcessWorld:
         self._threads = threads_per_rank
         self._timeout_s = timeout_s
         self._watch = watch
+        self._placement = placement
         self._pools: dict[int, Pool] = {}
         self._one_at_a_time = threading.RLock()
         self._is_checked = False
@@ -130,9 +135,10 @@ class ProcessWorld:
                 check_devices(world_size, torch.cuda.device_count())
             from pdlcheck.worlds.processes.pool import Pool, Setup  # it imports torch: see _check_backend
 
-            threads = self._threads or max(1, _cores() // world_size)
-            setup = Setup(world_size, self.name, threads, self._watch and self.name == "gloo")
-            pool = self._pools[world_size] = Pool(setup, forkserver.retain(self))
+            placement = self._placement or LocalPlacement(forkserver.retain(self))
+            placement.check(world_size)
+            setup = Setup(world_size, self.name, self._threads, self._watch and self.name == "gloo")
+            pool = self._pools[world_size] = Pool(setup, placement)
         return pool
 
     def _check_backend(self) -> None:
@@ -152,10 +158,6 @@ class ProcessWorld:
             pool.abandon()
         self._pools.clear()
         self._one_at_a_time = threading.RLock()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _close_all() -> None:

@@ -1,0 +1,124 @@
+"""Ranks forked on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.processes.forkserver import Child, ForkServer
+
+__all__ = ["LocalPlacement", "LocalProcess", "cores"]
+
+
+class LocalPlacement:
+    """Forks every rank from one server; a ``Placement``."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+        self.environment: Mapping[str, str] = server.environment
+
+    def check(self, world_size: int) -> None:
+        """There is always room."""
+
+    def place(self, rank: int, world_size: int, listening: socket.socket | None) -> LocalProcess:
+        ours, theirs = Pipe(duplex=True)
+        with theirs:
+            return LocalProcess(self._server, ours, theirs, listening)
+
+    def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+        return {"GLOO_SOCKET_IFNAME": loopback, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size)}
+
+    def threads(self, rank: int, world_size: int) -> int:
+        return max(1, cores() // world_size)
+
+
+class LocalProcess:
+    """A forked rank, a ``RankProcess``. Files for stdout and stderr have no name, so nothing can be left behind.
+
+    Args:
+        server: forks it.
+        ours: the controller's end of the pipe, if the controller is this process.
+        theirs: the rank's end.
+        listening: for rank 0, the socket of its store.
+    """
+
+    def __init__(
+        self,
+        server: ForkServer,
+        ours: Connection[Any, Any],
+        theirs: Connection[Any, Any],
+        listening: socket.socket | None,
+    ) -> None:
+        self._server = server
+        self.connection = ours
+        self._files = [_nameless_file(), _nameless_file()]
+        fds = [theirs.fileno(), *self._files]
+        if listening is not None:
+            fds.append(listening.fileno())
+        try:
+            self._child: Child = server.fork(fds)
+        except BaseException:
+            ours.close()
+            for file in self._files:
+                os.close(file)
+            raise
+
+    @property
+    def status(self) -> int:
+        return self._child.status
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._child.exitcode
+
+    def started(self) -> int:
+        return self._child.started()
+
+    def ended(self, timeout_s: float) -> bool:
+        return self._child.ended(timeout_s)
+
+    def signal(self, signo: int) -> None:
+        with contextlib.suppress(WorldUnavailable):  # it was never started
+            self._server.signal(self.started(), signo)
+
+    def output(self) -> tuple[str, str]:
+        return _take(self._files[0]), _take(self._files[1])
+
+    def close(self) -> None:
+        self.connection.close()
+        for fd in (*self._files, self._child.status):
+            os.close(fd)
+
+
+def cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("pdlcheck output")
+    else:
+        with tempfile.TemporaryFile(buffering=0) as file:
+            fd = os.dup(file.fileno())
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+    return fd
+
+
+def _take(fd: int) -> str:
+    size = os.fstat(fd).st_size
+    if not size:
+        return ""
+    data = os.pread(fd, size, 0)
+    os.ftruncate(fd, 0)
+    return data.decode(errors="replace")

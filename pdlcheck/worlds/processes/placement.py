@@ -1,0 +1,65 @@
+"""Where the processes of a pool come from."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+__all__ = ["Placement", "RankProcess"]
+
+
+class RankProcess(Protocol):
+    """The process of one rank, on this machine or another."""
+
+    @property
+    def connection(self) -> Connection[Any, Any]:
+        """The controller's end of the rank's pipe."""
+
+    @property
+    def status(self) -> int:
+        """A descriptor that becomes readable when the process has ended; after :meth:`started`."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """Minus the signal where one ended it; None as long as :meth:`ended` has not seen the end."""
+
+    def started(self) -> int:
+        """Wait until the process exists; return its pid."""
+
+    def ended(self, timeout_s: float) -> bool:
+        """Wait for the end of the process."""
+
+    def signal(self, signo: int) -> None:
+        """Send a signal to the process; SIGKILL also reaches what the process has started."""
+
+    def output(self) -> tuple[str, str]:
+        """Return what was written to stdout and stderr since the last time."""
+
+    def close(self) -> None:
+        """Give back the descriptors."""
+
+
+class Placement(Protocol):
+    """Starts ranks.
+
+    Args:
+        host: the address on which rank 0 hosts the store of a pool; rank 0 runs on the controller's machine.
+        environment: the variables that the controller saw when the ranks' surroundings were fixed.
+    """
+
+    host: str
+    environment: Mapping[str, str]
+
+    def check(self, world_size: int) -> None:
+        """Raise ``WorldTooSmall`` if there is no place for so many ranks."""
+
+    def place(self, rank: int, world_size: int, listening: socket.socket | None) -> RankProcess:
+        """Start a rank; rank 0 is given the socket that listens for its store."""
+
+    def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
+        """Environment variables of that rank besides ``RANK``, ``WORLD_SIZE`` and ``MASTER_*``."""
+
+    def threads(self, rank: int, world_size: int) -> int:
+        """Threads that a rank may use so that all of a machine's ranks share its cores."""
