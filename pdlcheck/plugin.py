@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness import cases
+from pdlcheck.harness import cases, launched
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
     from pdlcheck.worlds import World
+
+_exitcode: pytest.StashKey[int] = pytest.StashKey()
 
 MARKERS = (
     "world_size(*sizes): run the body of the test on every rank, once for each number of ranks",
@@ -41,8 +43,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--world",
         metavar="NAME[,NAME]",
-        default="sim",
-        help="where ranks run: sim (simulated, in this process) or gloo (local processes); default: %(default)s",
+        help="where ranks run: sim (simulated, in this process) or gloo (processes); default: sim, and gloo under "
+        "torchrun, mpiexec or srun",
+    )
+    group.addoption(
+        "--init-method",
+        metavar="URL",
+        help="where the processes of torchrun, mpiexec or srun meet: env://, tcp://HOST:PORT or file:///PATH; default: "
+        "env:// if MASTER_ADDR and MASTER_PORT are set",
     )
     group.addoption(
         "--pdl-seed",
@@ -60,6 +68,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    return launched.follow(config)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return launched.headline(config)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
@@ -70,8 +87,12 @@ def pytest_collection(session: pytest.Session) -> None:
     cases.warm_up(session.config)
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[_exitcode] = int(exitstatus)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
-    cases.close_worlds(config)
+    cases.close_worlds(config, config.stash.get(_exitcode, int(pytest.ExitCode.INTERNAL_ERROR)))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -85,8 +106,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         accept_rank_fixtures(item)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    __tracebackhide__ = True
     if item.get_closest_marker("gpu"):
         from pdlcheck.harness.gpu import require_cuda
 
@@ -96,6 +118,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         from pdlcheck.harness.ranked import prepare
 
         prepare(item)
+    with cases.too_few_ranks_skip():
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -106,6 +130,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     call(pyfuncitem)
     return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    __tracebackhide__ = True
+    with cases.too_few_ranks_skip():
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from pdlcheck.errors import WorldTooSmall, WorldUnavailable
+from pdlcheck.harness import launched
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +30,7 @@ __all__ = [
     "require_ranks",
     "runs_in_a_rank",
     "set_rank_context",
+    "too_few_ranks_skip",
     "warm_up",
     "world_names",
 ]
@@ -60,13 +65,17 @@ class RankContext:
 
 
 def world_names(config: pytest.Config) -> list[str]:
-    """The worlds of ``--world``, in order."""
-    return [name.strip() for name in config.getoption("--world").split(",") if name.strip()]
+    """The worlds of ``--world``, in order; by default the simulated one, under a launcher the launched processes."""
+    names = config.getoption("--world")
+    if names is None:
+        names = "sim" if launched.launch(config) is None else "gloo"
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def check_options(config: pytest.Config) -> None:
     """Stop with a usage error where an option cannot be meant."""
     names = world_names(config)
+    config.option.world = ",".join(names)  # the ranks' own sessions are under no launcher
     for name in names or [""]:
         if name not in KNOWN_WORLDS:
             raise pytest.UsageError(f"--world must name some of {', '.join(KNOWN_WORLDS)}; got {name!r}")
@@ -122,6 +131,18 @@ def require_ranks(item: pytest.Item) -> None:
         )
 
 
+@contextmanager
+def too_few_ranks_skip() -> Iterator[None]:
+    """A test that needs more ranks than a launch has is skipped, and says so."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, WorldTooSmall):
+            raise pytest.skip.Exception(str(error), _use_item_location=True) from None
+        raise
+
+
 def runs_in_a_rank(config: pytest.Config) -> bool:
     """True in the pytest session that a rank process keeps."""
     return config.stash.get(IN_RANK, False)
@@ -129,31 +150,33 @@ def runs_in_a_rank(config: pytest.Config) -> bool:
 
 def open_world(config: pytest.Config, name: str | None) -> World:
     """The session's world of that name, opened on first use; a skip that says what is missing where it cannot be."""
-    from pdlcheck.errors import WorldUnavailable
     from pdlcheck.worlds import get_world
 
     name = name or world_names(config)[0]
     worlds = config.stash.setdefault(_open, {})
     if name not in worlds:
         try:
-            worlds[name] = get_world(name, seed=config.getoption("--pdl-seed"))
+            options = {"placement": launched.placement(config)} if name == "gloo" else {}
+            worlds[name] = get_world(name, seed=config.getoption("--pdl-seed"), **options)
         except WorldUnavailable as missing:
             pytest.skip(str(missing))
     return worlds[name]
 
 
 def warm_up(config: pytest.Config) -> None:
-    """While tests are collected, let a fork server import what ranks will need."""
+    """While tests are collected, let a fork server import what ranks will need, and launched processes join."""
     if "gloo" in world_names(config) and not config.getoption("collectonly"):
         from pdlcheck.worlds.processes import forkserver
 
-        forkserver.start(preload=("pytest", "hypothesis", "pdlcheck.harness.rank_session"))
+        forkserver.start(preload=launched.PRELOAD)
+    launched.placement(config)
 
 
-def close_worlds(config: pytest.Config) -> None:
-    """Give back what the worlds of the session hold."""
+def close_worlds(config: pytest.Config, exitcode: int) -> None:
+    """Give back what the worlds of the session hold, and end the other processes of a launch with ``exitcode``."""
     for world in config.stash.get(_open, {}).values():
         world.close()
+    launched.finish(config, exitcode)
 
 
 def set_rank_context(context: RankContext | None) -> None:

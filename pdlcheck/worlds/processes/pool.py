@@ -155,6 +155,7 @@ class Pool:
         setup, placement = self._setup, self._placement
         variables = {
             **placement.variables(rank, setup.world_size),
+            "PDLCHECK_INSIDE": "1",  # a pytest started by a test belongs to no launch
             "MASTER_ADDR": placement.host,
             "MASTER_PORT": str(port),
             "RANK": str(rank),

@@ -1,0 +1,79 @@
+"""A pytest session under torchrun, mpiexec or srun: rank 0 runs it, the other processes lend it their place.
+
+Does not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pdlcheck.worlds.launched import Launch, launch_of
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.launched.placement import LaunchedPlacement
+
+__all__ = ["PRELOAD", "finish", "follow", "headline", "launch", "placement"]
+
+PRELOAD = ("pytest", "hypothesis", "pdlcheck.harness.rank_session")  # what every rank of a test session needs
+
+_launch: pytest.StashKey[Launch | None] = pytest.StashKey()
+_placement: pytest.StashKey[LaunchedPlacement] = pytest.StashKey()
+
+
+def launch(config: pytest.Config) -> Launch | None:
+    """The launch that this session is part of, if it is."""
+    if _launch not in config.stash:
+        try:
+            found = launch_of(os.environ, config.getoption("--init-method"))
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+        if found is not None and getattr(config.option, "numprocesses", None):
+            raise pytest.UsageError(
+                f"-n divides one machine among workers, {found.launcher} has divided it already: leave -n away"
+            )
+        config.stash[_launch] = found
+    return config.stash[_launch]
+
+
+def follow(config: pytest.Config) -> int | None:
+    """On every rank but 0 of a launch: fork ranks for rank 0 until it ends; return its exit code."""
+    if config.option.help or config.option.version:
+        return None
+    own = launch(config)
+    if own is None or own.rank == 0:
+        return None
+    from pdlcheck.worlds.launched.agent import serve
+    from pdlcheck.worlds.processes import forkserver
+
+    forkserver.start(preload=PRELOAD)
+    return serve(own)
+
+
+def placement(config: pytest.Config) -> LaunchedPlacement | None:
+    """Where the ranks of this session are, under a launcher; made on first use, as the other processes wait for it."""
+    own = launch(config)
+    if own is None:
+        return None
+    if _placement not in config.stash:
+        from pdlcheck.worlds.launched.placement import LaunchedPlacement
+
+        config.stash[_placement] = LaunchedPlacement(own)
+    return config.stash[_placement]
+
+
+def headline(config: pytest.Config) -> str | None:
+    """What the session's header says of the launch."""
+    own = launch(config)
+    if own is None:
+        return None
+    return f"pdlcheck: {own.world_size} ranks launched by {own.launcher}, {own.local_world_size} of them on this node"
+
+
+def finish(config: pytest.Config, exitcode: int) -> None:
+    """Send the other processes of the launch home."""
+    if _placement in config.stash:
+        config.stash[_placement].close(exitcode)
+        del config.stash[_placement]

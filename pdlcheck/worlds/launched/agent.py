@@ -1,0 +1,132 @@
+"""What every launched process but the first does: fork ranks for rank 0's controller, until it says goodbye.
+
+The launched process itself never computes and joins no process group, so a rank that is killed can be replaced, and
+a pool of fewer ranks has a default group of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from typing import Any
+
+from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.launched.environment import INSIDE, Launch
+from pdlcheck.worlds.launched.meeting import reach
+from pdlcheck.worlds.launched.messages import Bye, Ended, Fork, Hello, Link, Output, Signal, Started, Written
+from pdlcheck.worlds.processes import forkserver
+from pdlcheck.worlds.processes.local import LocalProcess, cores
+
+__all__ = ["interface_of", "serve", "software", "variables"]
+
+_SIOCGIFADDR = 0x8915
+_GOODBYE_S = 60.0
+
+
+def serve(launch: Launch) -> int:
+    """Serve until rank 0 ends; return the exit code that it ends with, 1 if it vanishes."""
+    os.environ[INSIDE] = "1"
+    user = object()
+    server = forkserver.retain(user)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's to handle
+    connections = reach(launch)
+    control = next(connections)
+    try:
+        address = _own_address(control)
+        control.send(
+            Hello(launch.rank, software(), variables(launch, address), cores(), platform.node()),
+        )
+        while True:
+            match control.recv():
+                case Fork(fork=fork):
+                    _fork(launch.rank, fork, server, connections)
+                case Bye(exitcode=exitcode):
+                    control.poll(_GOODBYE_S)  # until rank 0 has ended: launchers end it when another one fails first
+                    return exitcode
+    except (EOFError, OSError) as error:
+        print(f"pdlcheck: rank {launch.rank} ends, as rank 0 has gone ({error!r})", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        forkserver.release(user)
+        forkserver.stop()
+
+
+def software() -> dict[str, str]:
+    """Versions that must agree between the processes of a launch."""
+    names = ("pdlcheck", "torch", "numpy", "pytest", "hypothesis", "cloudpickle")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def variables(launch: Launch, address: str) -> dict[str, str]:
+    """What ranks in this process's place find in their environment."""
+    own = {"LOCAL_RANK": str(launch.local_rank), "LOCAL_WORLD_SIZE": str(launch.local_world_size)}
+    interface = interface_of(address)
+    if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
+        own["GLOO_SOCKET_IFNAME"] = interface
+    return own
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface with this IPv4 address; empty if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                data = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(data[20:24]) == address:
+                    return name
+    return ""
+
+
+def _own_address(connection: Connection[Any, Any]) -> str:
+    with socket.socket(fileno=os.dup(connection.fileno())) as connected:
+        return str(connected.getsockname()[0])
+
+
+def _fork(rank: int, fork: int, server: forkserver.ForkServer, connections: Iterator[Connection[Any, Any]]) -> None:
+    pipe = next(connections)
+    pipe.send(Link(rank, fork, is_pipe=True))
+    about = next(connections)
+    about.send(Link(rank, fork, is_pipe=False))
+    with pipe:
+        try:
+            process = LocalProcess(server, about, pipe, None)
+        except WorldUnavailable as error:
+            about.send(Started(-1, str(error)))
+            return
+    threading.Thread(target=_attend, args=(process, about), daemon=True).start()
+
+
+def _attend(process: LocalProcess, about: Connection[Any, Any]) -> None:
+    """Tell the controller about one process, and do to it what it asks for."""
+    try:
+        try:
+            about.send(Started(process.started()))
+        except WorldUnavailable as error:
+            about.send(Started(-1, str(error)))
+            return
+        while True:
+            watched = [about.fileno(), *([process.status] if process.exitcode is None else [])]
+            readable, _, _ = select.select(watched, [], [])
+            if process.status in readable and process.ended(0):
+                about.send(Ended(process.exitcode if process.exitcode is not None else -signal.SIGKILL))
+            if about.fileno() in readable:
+                match about.recv():
+                    case Signal(signo=signo):
+                        process.signal(signo)
+                    case Output():
+                        about.send(Written(*process.output()))
+    except (EOFError, OSError):  # the controller has given this rank up
+        process.signal(signal.SIGKILL)
+    finally:
+        process.close()

@@ -1,0 +1,127 @@
+"""What torchrun, mpiexec or srun say about this process, found in its environment.
+
+Sources of the names: torch elastic's environment (RANK, LOCAL_RANK, ...), PMIx and Open MPI (OMPI_COMM_WORLD_*),
+MPICH and Intel MPI (PMI_*, MPI_LOCAL*), Slurm (SLURM_*). The same order as here: an inner launcher sets its
+variables over those of the allocation that it runs in, so Slurm comes last.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["INSIDE", "Launch", "launch_of"]
+
+INSIDE = "PDLCHECK_INSIDE"  # set where the processes are spoken for already: children are no members of the launch
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One process of a launch.
+
+    Args:
+        launcher: ``torchrun``, ``mpiexec`` or ``srun``.
+        rank, world_size: of this process among all.
+        local_rank, local_world_size: of this process among those of its node.
+        init_method: where they meet, as ``torch.distributed.init_process_group`` takes it.
+    """
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    init_method: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    launcher: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+    job: tuple[str, ...]
+
+
+_LAUNCHERS = (
+    _Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "MASTER_PORT")),
+    _Names(
+        "mpiexec",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    ),
+    _Names("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_ID", "PMI_PORT", "PMI_FD")),
+    _Names(
+        "srun",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ),
+)
+
+
+def launch_of(environment: Mapping[str, str], init_method: str | None = None) -> Launch | None:
+    """Return this process's place in a launch of several processes; None outside one.
+
+    Args:
+        environment: ``os.environ``, or a part of it.
+        init_method: ``env://``, ``tcp://host:port`` or ``file:///path``; default: ``env://`` where ``MASTER_ADDR`` and
+            ``MASTER_PORT`` are set, a file in the directory for temporary files where all processes are on one node.
+
+    Raises:
+        ValueError: a variable is no number, or several nodes have no place to meet.
+    """
+    if INSIDE in environment:
+        return None
+    for names in _LAUNCHERS:
+        if names.rank in environment and names.world_size in environment:
+            rank, world_size = (_number(environment, name) for name in (names.rank, names.world_size))
+            if world_size < 2:
+                return None
+            local_world_size = _number(environment, names.local_world_size, world_size)
+            one_node = local_world_size == world_size  # Open MPI may number the ranks of a node in another order
+            local_rank = rank if one_node else _number(environment, names.local_rank, rank)
+            return Launch(
+                names.launcher,
+                rank,
+                world_size,
+                local_rank,
+                local_world_size,
+                init_method or _meeting_place(names, environment, local_world_size, world_size),
+            )
+    return None
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int((text or "").partition("(")[0])  # Slurm writes 4(x2) for 4 tasks on each of 2 nodes
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {text!r}; unset it outside a launch") from None
+
+
+def _meeting_place(names: _Names, environment: Mapping[str, str], local_world_size: int, world_size: int) -> str:
+    if {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
+        return "env://"
+    if local_world_size < world_size:
+        raise ValueError(
+            f"{world_size} processes on several nodes need a place to meet: set MASTER_ADDR and MASTER_PORT "
+            "to rank 0's host and a free port there, or pass --init-method tcp://host:port or file:///shared/path"
+        )
+    job = "".join(letter if letter.isalnum() else "-" for letter in _job(names, environment))
+    return f"file://{tempfile.gettempdir()}/pdlcheck-{os.getuid()}-{job or os.getppid()}/store"
+
+
+def _job(names: _Names, environment: Mapping[str, str]) -> str:
+    """Text that all processes of this launch have in common and other launches have not."""
+    return "-".join(environment[name] for name in names.job if name in environment)

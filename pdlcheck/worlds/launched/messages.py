@@ -1,0 +1,90 @@
+"""What the controller and the agent of a launched process say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Bye", "Ended", "Fork", "Hello", "Link", "Output", "Signal", "Started", "Written"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of an agent.
+
+    Args:
+        rank: of the launched process.
+        software: versions that must be equal everywhere, name -> version.
+        variables: environment variables of ranks that are forked there.
+        cores: that the process may use.
+        host: name of its machine.
+    """
+
+    rank: int
+    software: dict[str, str]
+    variables: dict[str, str]
+    cores: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The first message of each further connection: what it is for. ``fork`` numbers the forks of an agent."""
+
+    rank: int
+    fork: int
+    is_pipe: bool
+
+
+# -- controller to agent ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Fork a rank; connect its pipe and a connection about its process."""
+
+    fork: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The session is over; end with this exit code."""
+
+    exitcode: int
+
+
+# -- about one process, both ways ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """``pid`` of the new process; -1 if there is none, with the reason."""
+
+    pid: int
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The process has ended; ``exitcode`` is minus the signal where one ended it."""
+
+    exitcode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Send a signal to the process."""
+
+    signo: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Send what the process wrote since the last time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The answer to :class:`Output`."""
+
+    out: str
+    err: str

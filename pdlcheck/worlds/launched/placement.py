@@ -1,0 +1,207 @@
+"""Ranks in the processes of a launch: rank 0's beside the controller, the others by the agents."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from pdlcheck.errors import WorldTooSmall, WorldUnavailable
+from pdlcheck.worlds.launched.agent import software, variables
+from pdlcheck.worlds.launched.environment import INSIDE, Launch
+from pdlcheck.worlds.launched.meeting import Listener
+from pdlcheck.worlds.launched.messages import Bye, Ended, Fork, Hello, Link, Output, Signal, Started, Written
+from pdlcheck.worlds.processes import forkserver
+from pdlcheck.worlds.processes.local import LocalPlacement, cores
+from pdlcheck.worlds.processes.placement import RankProcess
+
+__all__ = ["AgentProcess", "LaunchedPlacement"]
+
+_JOIN_S = 300.0
+_ANSWER_S = 30.0
+_kept: list[Connection[Any, Any]] = []  # open until this process ends: the agents wait for that
+
+
+class LaunchedPlacement:
+    """Starts rank r in the launched process r; a ``Placement``. Only rank 0 of the launch makes one.
+
+    Args:
+        launch: this process's place.
+
+    Raises:
+        WorldUnavailable: the launched processes do not find each other, or differ in their software.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        os.environ[INSIDE] = "1"
+        self.launch = launch
+        self._server = forkserver.retain(self)
+        self.environment: Mapping[str, str] = self._server.environment
+        self._listener = Listener(launch)
+        self.host = self._listener.host
+        self._agents: dict[int, tuple[Connection[Any, Any], Hello]] = {}
+        self._forks = 0
+
+    @property
+    def hosts(self) -> list[str]:
+        """Names of the machines of the ranks that have joined, besides this one."""
+        return [hello.host for _, (_, hello) in sorted(self._agents.items())]
+
+    def check(self, world_size: int) -> None:
+        if world_size > self.launch.world_size:
+            raise WorldTooSmall(
+                f"needs {world_size} ranks, {self.launch.launcher} launched {self.launch.world_size}",
+                world="launched",
+                cure=f"launch {world_size} processes",
+                world_size=world_size,
+                available=self.launch.world_size,
+            )
+
+    def place(self, rank: int, world_size: int, listening: socket.socket | None) -> RankProcess:
+        self._join()
+        if rank == 0:
+            return LocalPlacement(self._server).place(rank, world_size, listening)
+        self._forks += 1
+        try:
+            self._agents[rank][0].send(Fork(self._forks))
+            pipe, about = self._links(rank)
+        except (OSError, EOFError) as error:
+            raise self._lost(rank) from error
+        return AgentProcess(pipe, about)
+
+    def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
+        return self._agents[rank][1].variables if rank else variables(self.launch, self.host)
+
+    def threads(self, rank: int, world_size: int) -> int:
+        available = self._agents[rank][1].cores if rank else cores()
+        return max(1, available // min(world_size, self.launch.local_world_size))
+
+    def close(self, exitcode: int) -> None:
+        """Let every launched process end with this exit code, once this process has ended."""
+        with contextlib.suppress(WorldUnavailable):  # whoever is not here will not hear it; the launcher ends it
+            self._join()
+        for control, _ in self._agents.values():
+            with contextlib.suppress(OSError):  # it has gone
+                control.send(Bye(exitcode))
+        _kept.extend(control for control, _ in self._agents.values())
+        self._agents.clear()
+        self._listener.close()
+        forkserver.release(self)
+
+    def _join(self) -> None:
+        """Wait until every launched process has said hello."""
+        until = time.monotonic() + _JOIN_S
+        while len(self._agents) < self.launch.world_size - 1:
+            try:
+                connection = self._listener.accept(until)
+                hello = connection.recv()
+            except (TimeoutError, EOFError, OSError) as error:
+                missing = sorted(set(range(1, self.launch.world_size)) - self._agents.keys())
+                raise WorldUnavailable(
+                    f"ranks {missing} of {self.launch.world_size} did not join rank 0 at {self.host} "
+                    f"within {_JOIN_S:g} s; start all of them with the same command",
+                    world="launched",
+                    cure="start all ranks with the same command",
+                ) from error
+            self._agents[hello.rank] = (connection, hello)
+            self._compare(hello)
+        self._listener.all_are_here()
+
+    def _compare(self, hello: Hello) -> None:
+        ours = software()
+        for name, found in hello.software.items():
+            if found != ours.get(name):
+                raise WorldUnavailable(
+                    f"rank {hello.rank} on {hello.host} has {name} {found}, rank 0 has {ours.get(name)}; "
+                    "install the same versions on every host",
+                    world="launched",
+                    cure=f"pip install {name}=={ours.get(name)}",
+                )
+
+    def _links(self, rank: int) -> tuple[Connection[Any, Any], Connection[Any, Any]]:
+        links: dict[bool, Connection[Any, Any]] = {}
+        until = time.monotonic() + _ANSWER_S
+        while len(links) < 2:
+            connection = self._listener.accept(until)
+            link = connection.recv()
+            if link == Link(rank, self._forks, link.is_pipe):
+                links[link.is_pipe] = connection
+            else:  # of a fork that was given up
+                connection.close()
+        return links[True], links[False]
+
+    def _lost(self, rank: int) -> WorldUnavailable:
+        host = self._agents[rank][1].host
+        return WorldUnavailable(
+            f"launched process {rank} on {host} does not answer; see what {self.launch.launcher} says of it",
+            world="launched",
+            cure="launch again",
+        )
+
+
+class AgentProcess:
+    """A rank that an agent has forked; a ``RankProcess``."""
+
+    def __init__(self, pipe: Connection[Any, Any], about: Connection[Any, Any]) -> None:
+        self.connection = pipe
+        self._about = about
+        self._pid = 0
+        self.exitcode: int | None = None
+
+    @property
+    def status(self) -> int:
+        return self._about.fileno()
+
+    def started(self) -> int:
+        if not self._pid:
+            message = self._receive(_ANSWER_S)
+            if not isinstance(message, Started) or message.pid < 0:
+                trouble = getattr(message, "trouble", "") or "its agent does not answer"
+                raise WorldUnavailable(f"a rank could not be started: {trouble}", world="launched", cure="launch again")
+            self._pid = message.pid
+        return self._pid
+
+    def ended(self, timeout_s: float) -> bool:
+        until = time.monotonic() + timeout_s
+        while self.exitcode is None:
+            if self._receive(max(until - time.monotonic(), 0.0)) is None:
+                break
+        return self.exitcode is not None
+
+    def signal(self, signo: int) -> None:
+        self._ask(Signal(signo))
+
+    def output(self) -> tuple[str, str]:
+        if not self._ask(Output()):
+            return "", ""
+        while (message := self._receive(_ANSWER_S)) is not None:
+            if isinstance(message, Written):
+                return message.out, message.err
+        return "", ""
+
+    def close(self) -> None:
+        self.connection.close()
+        self._about.close()
+
+    def _ask(self, request: Signal | Output) -> bool:
+        try:
+            self._about.send(request)
+        except OSError:
+            return False
+        return True
+
+    def _receive(self, timeout_s: float) -> Any:
+        """The next message; None if there is none in time, or ever."""
+        try:
+            message = self._about.recv() if self._about.poll(timeout_s) else None
+        except (EOFError, OSError):  # the agent has gone, and its ranks with it
+            self.exitcode = -signal.SIGKILL if self.exitcode is None else self.exitcode
+            return None
+        if isinstance(message, Ended):
+            self.exitcode = message.exitcode
+        return message
