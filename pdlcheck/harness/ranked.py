@@ -86,6 +86,7 @@ def _plain_skips() -> Iterator[None]:
         yield
     except pytest.skip.Exception as skip:
         getattr(skip, "__notes__", []).clear()
+        skip._use_item_location = True  # the rank's own lines do not reach the controller
         raise
 
 

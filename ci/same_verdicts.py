@@ -1,0 +1,178 @@
+"""Run one file of thirty tests in every world and under every launcher; the verdicts must be the ones in its names.
+
+    python ci/same_verdicts.py [--only TEXT]
+
+Prints one line for each way to run it. Two hosts are two network namespaces joined by a virtual cable, each with a
+torchrun of its own: that needs root and iproute2. What this machine lacks is said, not failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TESTS = HERE / "verdicts" / "test_thirty.py"
+DYING = HERE / "verdicts" / "test_dying.py"
+PYTHON = sys.executable
+PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--color=no"]
+LIMIT_S = 300
+EXPECTED_EXIT = 1  # some tests fail on purpose
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run the file; ``run`` takes pytest's arguments and returns exit codes and text."""
+
+    name: str
+    run: Callable[[list[str]], tuple[list[int], str]]
+    arguments: list[str]
+    missing: str = ""
+
+
+def command(*words: str, **variables: str) -> Callable[[list[str]], tuple[list[int], str]]:
+    """Run one command that ends in pytest's arguments."""
+
+    def run(arguments: list[str]) -> tuple[list[int], str]:
+        done = subprocess.run(
+            [*words, *PYTEST, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            env=os.environ | variables,
+            stdin=subprocess.DEVNULL,
+        )
+        return [done.returncode], done.stdout + done.stderr
+
+    return run
+
+
+def torchrun(*options: str) -> list[str]:
+    return [PYTHON, "-m", "torch.distributed.run", *options]
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[list[str]]:
+    """Two network namespaces with a cable between them: 10.77.0.1 and 10.77.0.2."""
+    names = [f"pdlcheck-{side}-{os.getpid()}" for side in "ab"]
+    ends = [f"pdl{side}{os.getpid()}"[:15] for side in "ab"]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for number, (name, end) in enumerate(zip(names, ends, strict=True), start=1):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def on_two_hosts(arguments: list[str]) -> tuple[list[int], str]:
+    """A torchrun on each host, two ranks on each."""
+    with two_hosts() as names:
+        runs = []
+        for rank, name in enumerate(names):
+            place = ["--master-addr=10.77.0.1", "--master-port=29577"]
+            launch = torchrun("--nnodes=2", "--nproc-per-node=2", f"--node-rank={rank}", *place)
+            runs.append(
+                subprocess.Popen(
+                    ["ip", "netns", "exec", name, *launch, *PYTEST, *arguments],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+        texts = [run.communicate(timeout=LIMIT_S)[0] for run in runs]
+        return [run.returncode for run in runs], "".join(texts)
+
+
+def ways() -> list[Way]:
+    scripts = f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}"
+    mpiexec = shutil.which("mpiexec", path=scripts)
+    no_mpi = "" if mpiexec and importlib.util.find_spec("mpi4py") else "needs MPI: pip install 'pdlcheck[mpi]'"
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    no_xdist = "" if importlib.util.find_spec("xdist") else "needs pytest-xdist"
+    no_hosts = "" if os.geteuid() == 0 and shutil.which("ip") else "needs root and iproute2"
+    return [
+        Way("--world sim", command(PYTHON), ["--world", "sim"]),
+        Way("--world gloo", command(PYTHON), ["--world", "gloo"]),
+        Way("--world mpi", command(PYTHON, **root), ["--world", "mpi"], no_mpi),
+        Way("-n 2 --world gloo", command(PYTHON), ["-n", "2", "--world", "gloo"], no_xdist),
+        Way("torchrun --nproc-per-node 4", command(*torchrun("--nproc-per-node=4")), []),
+        Way("mpiexec -n 4", command(mpiexec or "", "-n", "4", "--oversubscribe", PYTHON, **root), [], no_mpi),
+        Way("torchrun on two hosts, 2 + 2", on_two_hosts, [], no_hosts),
+    ]
+
+
+def verdicts(path: Path) -> dict[str, str]:
+    """Test name without the world -> verdict, as the JUnit file has it; a test that is there twice is wrong."""
+    found: dict[str, str] = {}
+    for case in ET.parse(path).getroot().iter("testcase"):
+        name = (case.get("name") or "").replace("[sim", "[").replace("[gloo", "[").replace("[mpi", "[")
+        verdict = "passed"
+        for child in case:
+            if child.tag in ("failure", "error"):
+                verdict = "failed" if child.tag == "failure" else "error"
+            elif child.tag == "skipped":
+                verdict = "xfailed" if child.get("type") == "pytest.xfail" else "skipped"
+        found[name] = verdict if name not in found else "reported twice"
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXT", help="ways whose name contains TEXT")
+    only = parser.parse_args().only
+    wrong = 0
+    for way in ways():
+        if only not in way.name:
+            continue
+        print(f"{way.name:30}", end="", flush=True)
+        if way.missing:
+            print(way.missing)
+            continue
+        wrong += judge(way)
+    print("all verdicts are the expected ones" if not wrong else f"{wrong} ways differ")
+    return 1 if wrong else 0
+
+
+def judge(way: Way) -> int:
+    """Run the file one way; print what differs. Returns 1 if anything does."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        files = [str(TESTS)] if "sim" in way.name else [str(TESTS), str(DYING)]
+        start = time.perf_counter()
+        codes, text = way.run([*way.arguments, f"--junitxml={report}", *files])
+        seconds = time.perf_counter() - start
+        found = verdicts(report) if report.exists() else {}
+    differing = [f"{name}: {verdict}" for name, verdict in found.items() if name.split("_")[1] != verdict]
+    if len(found) < 30 or any(code != EXPECTED_EXIT for code in codes):
+        differing.append(f"{len(found)} tests reported, exit codes {codes}; the run ended with\n{text[-2000:]}")
+    print(f"{len(found)} verdicts, exit codes {codes}, {seconds:.0f} s{'' if not differing else ': DIFFERS'}")
+    for line in differing:
+        print(f"    {line}")
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
