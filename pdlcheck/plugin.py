@@ -106,9 +106,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         accept_rank_fixtures(item)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    __tracebackhide__ = True
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
         from pdlcheck.harness.gpu import require_cuda
 
@@ -118,6 +117,11 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
         from pdlcheck.harness.ranked import prepare
 
         prepare(item)
+
+
+@pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
+def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]:
+    __tracebackhide__ = True
     with cases.too_few_ranks_skip():
         yield
 

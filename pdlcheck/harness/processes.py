@@ -48,13 +48,15 @@ class ProcessItem:
 
 
 def _results(outcomes: Sequence[Outcome]) -> None:
-    """Raise the first cause; where its rank rendered a report, the bare traceback is left out."""
+    """Raise the first cause; where a rank rendered a report, that stands for the bare traceback."""
     __tracebackhide__ = True
-    results(
-        [
-            replace(outcome, traceback="", output="")
-            if isinstance(outcome, Raised) and hasattr(outcome.error, RANK_REPORT)
-            else outcome
-            for outcome in outcomes
-        ]
-    )
+    first = min((o.order for o in outcomes if isinstance(o, Raised)), default=0)
+    results([_rendered(o, is_first=o.order == first) if isinstance(o, Raised) else o for o in outcomes])
+
+
+def _rendered(outcome: Raised, *, is_first: bool) -> Raised:
+    """The first cause's report is shown by :mod:`pdlcheck.harness.reports`, those of other failures in the notes."""
+    report = getattr(outcome.error, RANK_REPORT, None)
+    if report is None:
+        return outcome
+    return replace(outcome, traceback="" if is_first else report, output="")

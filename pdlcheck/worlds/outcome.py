@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from traceback import StackSummary, TracebackException
 from typing import Any
+
+from pdlcheck.worlds.site import is_ours
 
 __all__ = ["Outcome", "Raised", "Returned", "Stopped", "results"]
 
 
 @dataclass(frozen=True)
 class Returned:
-    """The rank's function returned ``value``."""
+    """The rank's function returned ``value``; ``last`` is the rank's last operation, in words, where known."""
 
     rank: int
     value: Any
+    last: str = ""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,9 @@ class Raised:
         traceback: the formatted traceback, empty where ``error`` still carries its own.
         order: failures are numbered in the order in which they happened; the smallest is the first cause.
         output: what the rank wrote to stdout and stderr, if it was captured.
+        last: the rank's last operation, in words, where known.
+        consequence: the error only says that another rank has gone.
+        site: the user's line that raised, ``file.py:12``, where known.
     """
 
     rank: int
@@ -33,6 +40,9 @@ class Raised:
     traceback: str = ""
     order: int = 0
     output: str = ""
+    last: str = ""
+    consequence: bool = False
+    site: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,14 +50,15 @@ class Stopped:
     """The rank itself was well; it was stopped because another one failed. ``where`` is the call it was in."""
 
     rank: int
-    where: str = field(default="")
+    where: str = ""
+    last: str = ""
 
 
 Outcome = Returned | Raised | Stopped
 
 
 def results(outcomes: Sequence[Outcome]) -> list[Any]:
-    """Return the value of every rank, or raise the first cause with a note about every other rank."""
+    """Return the value of every rank, or raise the first cause with notes that tell the story of all ranks."""
     __tracebackhide__ = True
     raised = sorted((o for o in outcomes if isinstance(o, Raised)), key=lambda o: o.order)
     if not raised:
@@ -61,29 +72,74 @@ def results(outcomes: Sequence[Outcome]) -> list[Any]:
 
 
 def _story(first: Raised, outcomes: Sequence[Outcome]) -> list[str]:
-    notes = [f"rank {first.rank} of {len(outcomes)} raised this"]
-    if first.traceback:
-        notes.append(f"traceback on rank {first.rank}:\n{first.traceback.rstrip()}")
-    if first.output:
-        notes.append(f"output of rank {first.rank}:\n{first.output.rstrip()}")
+    """One line for all ranks that ended alike; the whole of each other failure; the first cause first."""
+    lines: dict[str, list[int]] = {_words(first, first, len(outcomes)): []}
+    others: dict[tuple[type, str], Raised] = {}
     for outcome in outcomes:
-        if outcome.rank == first.rank:
-            continue
-        match outcome:
-            case Returned():
-                notes.append(f"rank {outcome.rank} returned")
-            case Raised(error=error) if _same(error, first.error):
-                notes.append(f"rank {outcome.rank} raised the same")
-            case Raised(error=error):
-                notes.append(f"rank {outcome.rank} raised {type(error).__name__}: {_head(error)}")
-            case Stopped(where=where):
-                notes.append(f"rank {outcome.rank} was stopped {where or 'outside any communication'}")
+        lines.setdefault(_words(outcome, first, len(outcomes)), []).append(outcome.rank)
+        if isinstance(outcome, Raised) and not (outcome.consequence or _alike(outcome, first)):
+            others.setdefault((type(outcome.error), outcome.site or str(outcome.error)), outcome)
+    notes = []
+    for line, ranks in lines.items():
+        was = "was" if len(ranks) == 1 else "were"
+        notes.append(line.replace("{ranks}", _ranks(ranks)).replace("{was}", was))
+    for raised in [first, *others.values()]:
+        if raised.traceback or raised is not first:
+            notes.append(f"traceback on rank {raised.rank}:\n{_traceback(raised)}")
+        if raised.output:
+            notes.append(f"output of rank {raised.rank}:\n{raised.output.rstrip()}")
     return notes
 
 
-def _same(one: BaseException, other: BaseException) -> bool:
-    return type(one) is type(other) and str(one) == str(other)
+def _words(outcome: Outcome, first: Raised, world_size: int) -> str:
+    last = f"; last operation {outcome.last}" if outcome.last else ""
+    match outcome:
+        case Raised() if _alike(outcome, first):
+            if str(outcome.error) == str(first.error):
+                return f"{{ranks}} of {world_size} raised this{last}"
+            return f"{{ranks}} failed at the same line: {_difference(outcome.error, first.error)}{last}"
+        case Raised(error=error, consequence=True):
+            return f"{{ranks}} lost the connection, as rank {first.rank} failed: {_head(error)}{last}"
+        case Raised(error=error):
+            return f"{{ranks}} raised {type(error).__name__}: {_head(error)}{last}"
+        case Returned():
+            return f"{{ranks}} returned{last}"
+        case Stopped(where=where):
+            return f"{{ranks}} {{was}} stopped {where or f'outside any communication{last}'}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0-2, 5``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def _alike(one: Raised, other: Raised) -> bool:
+    """One failure on two ranks: of one type, with one text or from one line."""
+    same_text = str(one.error) == str(other.error)
+    return type(one.error) is type(other.error) and (same_text or (bool(one.site) and one.site == other.site))
+
+
+def _difference(error: BaseException, other: BaseException) -> str:
+    """The first line of one message that the other has not."""
+    known = set(str(other).splitlines())
+    return next((line for line in str(error).splitlines() if line not in known), _head(error))
 
 
 def _head(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0]
+
+
+def _traceback(raised: Raised) -> str:
+    if raised.traceback:
+        return raised.traceback.rstrip()
+    formatted = TracebackException.from_exception(raised.error)
+    frames = [frame for frame in formatted.stack if not is_ours(frame.filename)]
+    formatted.stack = StackSummary.from_list(frames or formatted.stack)
+    return "".join(formatted.format()).rstrip()

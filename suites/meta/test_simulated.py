@@ -160,7 +160,30 @@ def test_the_first_cause_is_raised_and_the_others_are_told(sim):
     with pytest.raises(KeyError, match="lost") as caught:
         sim.run(program, world_size=3)
     assert caught.value.__notes__[0] == "rank 1 of 3 raised this"
-    assert caught.value.__notes__[1].startswith("rank 0 was stopped in barrier")
+    assert caught.value.__notes__[1].startswith("ranks 0, 2 were stopped in barrier")
+
+
+def test_failures_of_one_line_are_merged_and_others_are_shown_in_full(sim):
+    def program():
+        rank = dist.get_rank()
+        dist.all_reduce(torch.ones(2))
+        if rank == 4:
+            raise KeyError("another kind")
+        if rank > 0:
+            raise ValueError(f"my rank is {rank}" if rank < 3 else "a high rank")
+        dist.barrier()
+
+    with pytest.raises(ValueError) as caught:
+        sim.run(program, world_size=6)
+    story = "\n".join(caught.value.__notes__)
+    last = "; last operation all_reduce(SUM) of float32 (2,), default group (ranks 0-5), collective 0, at "
+    assert "rank 0 was stopped in barrier, default group (ranks 0-5), collective 1, at " in story
+    assert story.count("test_simulated.py") >= 5
+    assert f"failed at the same line: my rank is 1{last}" in story
+    assert f"failed at the same line: my rank is 2{last}" in story
+    assert f"ranks 3, 5 of 6 raised this{last}" in story
+    assert f"rank 4 raised KeyError: 'another kind'{last}" in story
+    assert story.count("Traceback (most recent call last)") == 1
 
 
 def test_a_world_is_fit_for_use_after_a_failure(sim):

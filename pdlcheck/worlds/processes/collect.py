@@ -6,6 +6,7 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pdlcheck.errors import PdlcheckError, PeerFailed, RankFailed
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
@@ -83,7 +84,7 @@ class Collector:
             self._end(rank, Stopped(rank, self._waits_in(rank)))
         if self._verdict is not None:
             self._pronounce(self._verdict)
-        return [self._outcomes[member.rank] for member in self._members]
+        return [self._with_last(self._outcomes[member.rank]) for member in self._members]
 
     def can_go_on(self) -> bool:
         """True if, after :meth:`outcomes`, another call can run on the same processes.
@@ -102,6 +103,9 @@ class Collector:
     def groups(self) -> int:
         """Number of process groups that the ranks have, the default group included."""
         return max((left.groups for left in self._after.values()), default=0)
+
+    def _with_last(self, outcome: Outcome) -> Outcome:
+        return replace(outcome, last=self._referee.last_operation(outcome.rank)) if self._referee else outcome
 
     def _take(self, member: Member, report: Report | Died) -> None:
         rank = member.rank
@@ -159,7 +163,7 @@ class Collector:
             text = f"rank {rank} raised {report.kind}: {report.text}"
             error = RankFailed(text, rank=rank, traceback=report.traceback)
             vars(error).update(report.words)
-        self._raised(rank, error, traceback=report.traceback, consequence=report.consequence)
+        self._raised(rank, error, traceback=report.traceback, site=report.site, consequence=report.consequence)
 
     def _raised(
         self,
@@ -168,11 +172,12 @@ class Collector:
         *,
         traceback: str = "",
         output: str = "",
+        site: str = "",
         consequence: bool = False,
     ) -> None:
         self._failures += 1
         order = self._failures + (_CONSEQUENCE if consequence else 0)
-        self._end(rank, Raised(rank, error, traceback, order, output))
+        self._end(rank, Raised(rank, error, traceback, order, output, site=site, consequence=consequence))
         if not self._stopping:
             self._stop_others(PeerFailed("another rank failed"))
 

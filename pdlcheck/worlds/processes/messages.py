@@ -151,7 +151,8 @@ class Failed:
     """The function raised.
 
     ``error`` is the pickled exception, None if it cannot travel; ``kind``, ``text`` and ``words`` (the
-    attributes that are strings) describe it in any case. ``consequence``: it only says that a peer has gone.
+    attributes that are strings) describe it in any case. ``site``: the user's line that raised it.
+    ``consequence``: it only says that a peer has gone.
     """
 
     call: int
@@ -160,6 +161,7 @@ class Failed:
     text: str
     words: Mapping[str, str]
     traceback: str
+    site: str
     consequence: bool
     after: Aftermath
 

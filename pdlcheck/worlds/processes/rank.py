@@ -25,6 +25,7 @@ from pdlcheck.worlds.processes.messages import Aftermath, Call, Changes, Done, F
 from pdlcheck.worlds.processes.payload import dump_error, dump_result, import_module_of, load_call
 from pdlcheck.worlds.processes.position import user_traceback
 from pdlcheck.worlds.processes.watched_gloo import begin_call, watch_gloo
+from pdlcheck.worlds.site import site_of
 
 __all__ = ["main"]
 
@@ -141,7 +142,7 @@ def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Fai
         if isinstance(error, SystemExit):
             what = f"called sys.exit({error.code!r})"
         cure = "raise an ordinary exception to make the call fail"
-        error = RankFailed(f"rank {rank} {what}; {cure}", rank=rank, traceback=text)
+        error = RankFailed(f"rank {rank} {what}; {cure}", rank=rank, traceback=text).with_traceback(error.__traceback__)
     return Failed(
         call,
         dump_error(error),
@@ -149,6 +150,7 @@ def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Fai
         str(error),
         {name: value for name, value in vars(error).items() if isinstance(value, str)},
         text,
+        site_of(error),
         consequence,
         after,
     )

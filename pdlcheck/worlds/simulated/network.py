@@ -27,11 +27,13 @@ class Network:
         """Forget what is under way, after ranks failed in the middle of it."""
         self._matcher = Matcher()
         self._posted: dict[int, tuple[Operation, SimulatedWork]] = {}
+        self.last: dict[int, Signature] = {}  # rank -> its last operation
 
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
         self.scheduler.switch()
         self.scheduler.progress()
+        self.last[operation.signature.rank] = operation.signature
         work = SimulatedWork(self.scheduler, operation)
         key = id(work)
         self._posted[key] = (operation, work)

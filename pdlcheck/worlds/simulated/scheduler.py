@@ -15,6 +15,7 @@ from typing import Any
 from pdlcheck.errors import PdlcheckError, PeerFailed
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
 from pdlcheck.worlds.simulated.isolation import RankState, isolated_controller
+from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.watch import end_at_user_line
 
 __all__ = ["RankThread", "Scheduler", "current_rank"]
@@ -177,7 +178,7 @@ class Scheduler:
             self._failures += 1
             if isinstance(error, PdlcheckError):
                 end_at_user_line(error)
-            return Raised(me.rank, error, order=self._failures)
+            return Raised(me.rank, error, order=self._failures, site=site_of(error))
 
     def _yield(self, me: RankThread) -> None:
         __tracebackhide__ = True

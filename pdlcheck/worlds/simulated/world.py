@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from pdlcheck.worlds.arguments import check_world_size
@@ -113,7 +114,9 @@ class SimulatedRanks:
 
             return main
 
-        outcomes = self._network.scheduler.run([as_rank(body) for body in bodies])
+        self._network.last.clear()
+        ended = self._network.scheduler.run([as_rank(body) for body in bodies])
+        outcomes = [replace(outcome, last=str(self._network.last.get(outcome.rank, ""))) for outcome in ended]
         self._joined = all(isinstance(outcome, Returned) for outcome in outcomes)
         if not self._joined:
             self._network.reset()

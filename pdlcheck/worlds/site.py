@@ -1,0 +1,25 @@
+"""The user's line that raised an exception. Does not import torch."""
+
+from __future__ import annotations
+
+import os
+from traceback import walk_tb
+
+__all__ = ["is_ours", "site_of"]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("worlds", "harness"))
+
+
+def is_ours(path: str) -> bool:
+    """True for the files that run a user's code on ranks."""
+    return path.startswith(_OURS)
+
+
+def site_of(error: BaseException) -> str:
+    """``path:line`` of the innermost frame that ran outside the worlds; empty if there is none."""
+    site = ""
+    for frame, line in walk_tb(error.__traceback__):
+        if not is_ours(frame.f_code.co_filename):
+            site = f"{frame.f_code.co_filename}:{line}"
+    return site
