@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-__all__ = ["accept_rank_fixtures", "is_property", "ranks_receive_examples"]
+__all__ = ["RANK_FIXTURES", "accept_rank_fixtures", "is_property", "ranks_receive_examples"]
 
-_OURS = frozenset({"device", "group", "rank", "subject", "world_size"})
+RANK_FIXTURES = frozenset({"device", "group", "rank", "subject", "world_size"})
 
 
 def is_property(item: pytest.Item) -> bool:
@@ -37,7 +37,7 @@ def accept_rank_fixtures(item: pytest.Item) -> None:
         for name in item._fixtureinfo.argnames
         if name in requested and name not in parameters and requested[name][-1].scope == "function"
     }
-    if suspects <= _OURS:
+    if suspects <= RANK_FIXTURES:
         function = getattr(item.obj, "__func__", item.obj)
         own: settings = getattr(function, "_hypothesis_internal_use_settings", None) or settings()
         function._hypothesis_internal_use_settings = settings(

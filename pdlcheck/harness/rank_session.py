@@ -1,13 +1,14 @@
 """The pytest session that a rank process keeps: made on first use, it collects a file when an item of it comes.
 
-The controller sends the phases of an item one by one (``setup``, ``call``, ``teardown``); a failure travels back as
-the exception itself with the report that pytest renders here, where the source and the values are.
+The controller sends the phases of an item (``setup``, ``call``, ``teardown``) in as few messages as will do; a failure
+travels back as the exception itself with the report that pytest renders here, where the source and the values are.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -18,15 +19,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from _pytest.config import _prepareconfig, apply_warning_filters
+from _pytest.outcomes import OutcomeException
 
 from pdlcheck.harness.cases import IN_RANK, RankContext, set_rank_context
 from pdlcheck.harness.examples import is_property
 from pdlcheck.harness.reports import RANK_REPORT
 
-__all__ = ["SessionDescription", "call", "describe", "setup", "teardown"]
+__all__ = ["SessionDescription", "call", "describe", "run", "setup", "teardown"]
 
 # options of the controller alone: what it distributes, measures, remembers or asks
 _NOT_IN_RANKS = ("cov", "dist", "failedfirst", "lf", "newfirst", "no_cov", "numprocesses", "tx", "usepdb", "xmlpath")
+
+
+_described = pytest.StashKey[bytes]()
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,14 @@ class SessionDescription:
     filters: tuple[Sequence[str], Sequence[str]]  # of warnings: from the ini file, from the command line
 
 
-def describe(config: pytest.Config) -> SessionDescription:
-    """The controller's session, for the ranks."""
+def describe(config: pytest.Config) -> bytes:
+    """The controller's session, for the ranks: a pickled :class:`SessionDescription`, the same for every item."""
+    if _described not in config.stash:
+        config.stash[_described] = pickle.dumps(_description(config))
+    return config.stash[_described]
+
+
+def _description(config: pytest.Config) -> SessionDescription:
     arguments = ["-s", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
     arguments += ["--rootdir", str(config.rootpath), "-o", "addopts="]
     # filters are for tests: pytest itself warns of modules that the fork server imported before it
@@ -75,6 +86,7 @@ class _RankSession:
         self.session = pytest.Session.from_config(self.config)
         self.config.hook.pytest_sessionstart(session=self.session)
         self.items: dict[str, pytest.Function] = {}
+        self.teardown_error: BaseException | None = None  # until the controller asks for that phase
 
     def item(self, path: str, nodeid: str) -> pytest.Function:
         if nodeid not in self.items:
@@ -90,11 +102,11 @@ class _RankSession:
 _session: _RankSession | None = None
 
 
-def setup(description: SessionDescription, path: str, nodeid: str) -> None:
-    """Collect the item if need be, and set its fixtures up in this rank."""
+def setup(description: bytes, path: str, nodeid: str) -> None:
+    """Collect the item if need be, and set its fixtures up in this rank; ``description`` is what ``describe`` made."""
     global _session
     if _session is None:
-        _session = _RankSession(description)
+        _session = _RankSession(pickle.loads(description))
     item = _session.item(path, nodeid)
     set_rank_context(
         RankContext(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), dist.group.WORLD)  # type: ignore[arg-type]
@@ -105,27 +117,49 @@ def setup(description: SessionDescription, path: str, nodeid: str) -> None:
     _phase(item, "setup", lambda: item.ihook.pytest_runtest_setup(item=item))
 
 
-def call(nodeid: str, drawn: dict[str, Any]) -> None:
-    """Run the item's body in this rank; ``drawn`` are the arguments of one example of a property."""
+def run(description: bytes, path: str, nodeid: str) -> bool:
+    """All phases in one message, for an item of which nothing but our own fixtures is set up."""
+    setup(description, path, nodeid)
+    return call(nodeid, {})
+
+
+def call(nodeid: str, drawn: dict[str, Any]) -> bool:
+    """Run the item's body in this rank; ``drawn`` are the arguments of one example of a property.
+
+    A body that returned is followed by its tear-down at once, without a message in between. The result tells whether
+    that was done; where it failed, :func:`teardown` raises its error.
+    """
     assert _session is not None
     item = _session.items[nodeid]
     if not is_property(item):
         _phase(item, "call", lambda: item.ihook.pytest_runtest_call(item=item))
-        return
+        try:
+            _tear_down(item)
+        except (Exception, OutcomeException) as error:  # belongs to another phase than this one
+            _session.teardown_error = error
+            return False
+        return True
     body = item.obj.hypothesis.inner_test
     instance = getattr(item.obj, "__self__", None)
     fixtures = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
     _phase(item, "call", lambda: body(*([] if instance is None else [instance]), **fixtures, **drawn))
+    return False
 
 
 def teardown(nodeid: str) -> None:
     """Tear the item's own fixtures down; those of wider scope stay until an item does not need them."""
     item = _session.items.get(nodeid) if _session is not None else None
-    if item is None:  # its set-up failed before it was collected
+    if _session is None or item is None:  # its set-up failed before it was collected
         return
-    _phase(
-        item, "teardown", lambda: item.ihook.pytest_runtest_teardown(item=item, nextitem=_Sibling(item))
-    )
+    error, _session.teardown_error = _session.teardown_error, None
+    if error is not None:
+        raise error
+    if item._request:  # else it has ended in its call
+        _tear_down(item)
+
+
+def _tear_down(item: pytest.Function) -> None:
+    _phase(item, "teardown", lambda: item.ihook.pytest_runtest_teardown(item=item, nextitem=_Sibling(item)))
     item._request = False  # type: ignore[assignment]  # as pytest does when an item has ended
     set_rank_context(None)
 

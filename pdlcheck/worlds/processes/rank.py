@@ -124,7 +124,10 @@ def _aftermath(default_group: dist.ProcessGroup | None) -> Aftermath:
 def _fresh_state(seed: int, start: Start) -> None:
     """Undo what an earlier call may have left behind; every rank has random streams of its own."""
     own_seed = seed * 10_007 + start.rank
-    torch.manual_seed(own_seed)
+    if torch.accelerator.current_accelerator() is None:
+        torch.default_generator.manual_seed(own_seed)
+    else:  # where there is nothing to seed it would note a stack trace for each kind of device, at every call
+        torch.manual_seed(own_seed)
     random.seed(own_seed)
     np.random.seed(own_seed % 2**32)
     torch.set_default_dtype(torch.float32)

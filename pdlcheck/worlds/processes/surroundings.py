@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pdlcheck.worlds.processes.messages import Changes
 
@@ -23,12 +24,12 @@ class Surroundings:
     def changes(self) -> tuple[Changes, Surroundings]:
         """Compare with the present; return what changed, and the present."""
         now = _here()
-        names = [name for name in self.environment if name not in now.environment]
+        same = now.environment is self.environment
         changes = Changes(
             path=now.path if now.path != self.path else None,
             directory=now.directory if now.directory != self.directory else None,
-            set=dict(now.environment.items() - self.environment.items()),
-            unset=tuple(names),
+            set={} if same else dict(now.environment.items() - self.environment.items()),
+            unset=() if same else tuple(name for name in self.environment if name not in now.environment),
         )
         return changes, now
 
@@ -38,7 +39,19 @@ def _here() -> Surroundings:
         directory = os.getcwd()
     except FileNotFoundError:  # it was deleted; the ranks stay where they are
         directory = None
-    return Surroundings(import_path(), directory, dict(os.environ))
+    return Surroundings(import_path(), directory, _environment())
+
+
+def _environment() -> Mapping[str, str]:
+    """The environment; the same object for as long as nothing changes, since decoding all of it takes a while."""
+    global _decoded
+    encoded = getattr(os.environ, "_data", None)  # what os.environ decodes at every access
+    if encoded is None or encoded != _decoded[0]:
+        _decoded = dict(encoded or {}), dict(os.environ)
+    return _decoded[1]
+
+
+_decoded: tuple[dict[Any, Any], Mapping[str, str]] = {}, {}
 
 
 def import_path() -> tuple[str, ...]:

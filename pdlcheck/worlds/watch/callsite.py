@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from types import CodeType, FrameType
 
 import torch
@@ -42,7 +43,12 @@ def user_line() -> str:
 
 def short(path: str) -> str:
     """``path`` from the working directory, if it lies below."""
-    relative = os.path.relpath(path)
+    return _below(os.getcwd(), path)
+
+
+@lru_cache(maxsize=4096)
+def _below(directory: str, path: str) -> str:
+    relative = os.path.relpath(path, directory)
     return path if relative.startswith("..") else relative
 
 

@@ -43,11 +43,8 @@ def names_of(tensor: Tensor) -> tuple[Name, ...]:
     """Return every name that the innermost user functions have for ``tensor``; empty outside user code."""
     names = []
     for frame, _ in zip(user_frames(), range(_FRAMES), strict=False):
-        path, call = short(frame.f_code.co_filename), _call(frame.f_code, frame.f_lasti)
-        texts = list(_in_scope(tensor, frame.f_locals))
-        if not texts and call.argument:
-            texts = list(_parameter(frame, call.argument))
-        for text in texts or ([call.text] if call.text else []):
+        path = short(frame.f_code.co_filename)
+        for text in list(_in_scope(tensor, frame.f_locals)) or _from_text(frame):
             names.append(Name(text, f"{path} {frame.f_code.co_qualname}", f"{path}:{frame.f_lineno}"))
     return tuple(names)
 
@@ -96,6 +93,13 @@ def _parameter(frame: FrameType, argument: str) -> Iterator[str]:
 
 
 # -- by text ---------------------------------------------------------------------------------------
+
+
+def _from_text(frame: FrameType) -> list[str]:
+    """No variable of the frame is the tensor: what the call under way says, read from the source only then."""
+    call = _call(frame.f_code, frame.f_lasti)
+    found = list(_parameter(frame, call.argument)) if call.argument else []
+    return found or ([call.text] if call.text else [])
 
 
 class _Call(NamedTuple):
