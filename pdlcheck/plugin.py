@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pdlcheck.harness import cases, launched
+from pdlcheck.worlds.arguments import ISOLATIONS
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,7 @@ _exitcode: pytest.StashKey[int] = pytest.StashKey()
 
 MARKERS = (
     "world_size(*sizes): run the body of the test on every rank, once for each number of ranks",
+    "isolation(mode): what the test shares with others on processes: 'pool', 'reinit' or 'fresh'",
     "gpu: needs CUDA; skipped with a reason where there is none",
     "verifies(primitive): the primitive that a suite test is about; the fixture `subject` returns it",
 )
@@ -51,6 +53,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="URL",
         help="where the processes of torchrun, mpiexec or srun meet: env://, tcp://HOST:PORT or file:///PATH; default: "
         "env:// if MASTER_ADDR and MASTER_PORT are set",
+    )
+    group.addoption(
+        "--isolation",
+        choices=ISOLATIONS,
+        default="pool",
+        help="what tests on processes share: pool (the processes and their default group), reinit (the processes; "
+        "each test has a new default group), fresh (nothing); default: %(default)s; a marker `isolation` comes first",
     )
     group.addoption(
         "--pdl-seed",
@@ -113,6 +122,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         require_cuda()
     cases.require_ranks(item)
+    cases.isolate(item)
     if cases.case_of(item) is not None:
         from pdlcheck.harness.ranked import prepare
 

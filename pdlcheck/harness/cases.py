@@ -11,6 +11,7 @@ import pytest
 
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
 from pdlcheck.harness import launched
+from pdlcheck.worlds.arguments import check_isolation
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,7 @@ __all__ = [
     "case_of",
     "check_options",
     "close_worlds",
+    "isolate",
     "open_world",
     "parametrize",
     "rank_context",
@@ -33,6 +35,7 @@ __all__ = [
     "too_few_ranks_skip",
     "warm_up",
     "world_names",
+    "world_of",
 ]
 
 CASE = "pdlcheck_case"  # the hidden argument by which a test is repeated
@@ -121,6 +124,15 @@ def case_of(item: pytest.Item) -> Case | None:
     return None if callspec is None else callspec.params.get(CASE)
 
 
+def world_of(item: pytest.Item) -> str | None:
+    """The name of the world that this item runs on; None where it runs on none."""
+    case, callspec = case_of(item), getattr(item, "callspec", None)
+    if case is not None:
+        return case.world
+    name = callspec.params.get("world") if callspec is not None else None
+    return name if name in KNOWN_WORLDS else None  # else a parameter or fixture of the user's has that name
+
+
 def require_ranks(item: pytest.Item) -> None:
     """Fail a marked test that pytest does not let us repeat: it would pass without ever having had ranks."""
     if item.get_closest_marker("world_size") is not None and case_of(item) is None:
@@ -141,6 +153,21 @@ def too_few_ranks_skip() -> Iterator[None]:
         if isinstance(error, WorldTooSmall):
             raise pytest.skip.Exception(str(error), _use_item_location=True) from None
         raise
+
+
+def isolate(item: pytest.Item) -> None:
+    """Let the item's world share as much between tests as ``--isolation`` or the marker ``isolation`` says."""
+    name = world_of(item)
+    if name is None or runs_in_a_rank(item.config):
+        return
+    marker = item.get_closest_marker("isolation")
+    try:
+        mode = check_isolation(marker.args[0] if marker and marker.args else item.config.getoption("--isolation"))
+    except ValueError as error:
+        pytest.fail(f"{item.nodeid}: {error}", pytrace=False)
+    world = open_world(item.config, name)
+    if not world.shares_process:  # simulated ranks are new for each test in any case
+        world.isolation = mode
 
 
 def runs_in_a_rank(config: pytest.Config) -> bool:

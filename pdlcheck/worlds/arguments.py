@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["check_devices", "check_world_size"]
+__all__ = ["ISOLATIONS", "check_devices", "check_isolation", "check_world_size"]
+
+ISOLATIONS = ("pool", "reinit", "fresh")
 
 
 def check_world_size(world_size: Any) -> None:
@@ -22,3 +24,10 @@ def check_devices(world_size: int, devices: int) -> None:
             f"nccl needs a device for each rank: world_size is {world_size}, this machine has {devices}; "
             "ask for fewer ranks, or use gloo, whose ranks may share a device"
         )
+
+
+def check_isolation(isolation: Any) -> str:
+    """Return ``isolation`` if it is one of the ways to keep runs apart."""
+    if isolation not in ISOLATIONS:
+        raise ValueError(f"isolation must be one of {', '.join(ISOLATIONS)}; got {isolation!r}")
+    return str(isolation)

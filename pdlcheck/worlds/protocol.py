@@ -39,6 +39,9 @@ class World(Protocol):
     def name(self) -> str:
         """What ``--world`` takes and what test ids show: ``sim``, ``gloo``."""
 
+    isolation: str
+    """How much runs share, where ranks outlive a run: ``pool``, ``reinit`` or ``fresh``."""
+
     @property
     def shares_process(self) -> bool:
         """True where the ranks are threads of this process, so that they see its objects."""

@@ -69,13 +69,15 @@ class Changes:
 class Call:
     """Call a function. ``payload`` is (fn, args, kwargs); ``module`` the name and file of fn's module.
 
-    With a ``seed``, the rank first forgets the settings of earlier calls and seeds its random streams.
+    With a ``seed``, the rank first forgets the settings of earlier calls and seeds its random streams; with ``rejoin``
+    it first leaves its groups and joins a new default group.
     """
 
     call: int
     payload: bytes
     module: tuple[str, str] | None
     seed: int | None
+    rejoin: bool
     changes: Changes
 
 

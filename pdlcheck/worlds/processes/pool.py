@@ -73,12 +73,12 @@ class Pool:
         return [member.pid for member in self._members]
 
     def call(
-        self, payload: bytes, module: tuple[str, str] | None, *, seed: int | None, timeout_s: float
+        self, payload: bytes, module: tuple[str, str] | None, *, seed: int | None, rejoin: bool, timeout_s: float
     ) -> list[Outcome]:
         """Send a call to every rank; return how each ended it. See :class:`Call` for the arguments."""
         self._calls += 1
         changes, self._surroundings = self._surroundings.changes()
-        message = Call(self._calls, payload, module, seed, changes)
+        message = Call(self._calls, payload, module, seed, rejoin, changes)
         referee = Referee(self._setup.world_size) if self._setup.watch else None
         try:
             for member in self._members:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from pdlcheck.errors import PeerFailed, RankFailed
 from pdlcheck.worlds.processes.announce import Announcer
@@ -60,7 +60,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int) -> NoR
     while (call := channel.next_call()) is not None:
         announcer.begin(call.call)
         begin_call()
-        _serve(call, start, channel)
+        _serve(call, start, store, channel)
     del store  # rank 0 hosts it: kept until here
     leave()
 
@@ -85,9 +85,20 @@ def _join(start: Start, listening: int | None) -> TCPStore:
     return store
 
 
-def _serve(call: Call, start: Start, channel: Channel) -> None:
+def _rejoin(call: int, start: Start, store: TCPStore) -> None:
+    """A new default group on the same store; names of other groups count from the start again."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    own = PrefixStore(f"call {call}", store)
+    dist.init_process_group(start.backend, store=own, rank=start.rank, world_size=start.world_size)
+
+
+def _serve(call: Call, start: Start, store: TCPStore, channel: Channel) -> None:
     default_group = dist.group.WORLD
     try:
+        if call.rejoin:
+            _rejoin(call.call, start, store)
+            default_group = dist.group.WORLD
         _adopt(call.changes, start.variables)
         if call.module is not None:
             import_module_of(*call.module)

@@ -19,12 +19,14 @@ class ProcessRanks:
         pool: running processes.
         seed: of the random streams.
         timeout_s: for each call.
+        rejoin: leave all groups and join a new default group before the first call.
     """
 
-    def __init__(self, pool: Pool, seed: int, timeout_s: float) -> None:
+    def __init__(self, pool: Pool, seed: int, timeout_s: float, *, rejoin: bool = False) -> None:
         self._pool = pool
         self._seed: int | None = seed
         self._timeout_s = timeout_s
+        self._rejoin = rejoin
 
     @property
     def world_size(self) -> int:
@@ -53,4 +55,5 @@ class ProcessRanks:
         if not self.intact:
             raise RuntimeError("these ranks are gone, as an earlier call failed on them; open new ones")
         seed, self._seed = self._seed, None
-        return self._pool.call(payload, module_of(fn), seed=seed, timeout_s=self._timeout_s)
+        rejoin, self._rejoin = self._rejoin, False
+        return self._pool.call(payload, module_of(fn), seed=seed, rejoin=rejoin, timeout_s=self._timeout_s)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.arguments import check_devices, check_world_size
+from pdlcheck.worlds.arguments import check_devices, check_isolation, check_world_size
 from pdlcheck.worlds.processes import forkserver
 from pdlcheck.worlds.processes.local import LocalPlacement
 
@@ -42,6 +42,9 @@ class ProcessWorld:
             deadlock is an exception instead of an abort or a hang. False pays nothing for it.
         seed: the random streams of the ranks start from it, on each rank differently, anew for each call.
         placement: where the processes are started; default: on this machine.
+        isolation: what :meth:`open` and :meth:`run` share with earlier ones. ``pool``: the processes and their default
+            group. ``reinit``: the processes; they leave their groups and join a new default group. ``fresh``: nothing;
+            the processes are started and ended.
 
     Raises:
         WorldUnavailable: torch lacks the backend, or the system cannot fork.
@@ -69,6 +72,7 @@ class ProcessWorld:
         watch: bool = True,
         seed: int = 0,
         placement: Placement | None = None,
+        isolation: str = "pool",
     ) -> None:
         if threads_per_rank is not None and threads_per_rank < 1:
             raise ValueError(f"threads_per_rank must be at least 1, got {threads_per_rank}; pass None for the default")
@@ -80,6 +84,7 @@ class ProcessWorld:
         self._timeout_s = timeout_s
         self._watch = watch
         self._placement = placement
+        self.isolation = check_isolation(isolation)
         self._pools: dict[int, Pool] = {}
         self._one_at_a_time = threading.RLock()
         self._is_checked = False
@@ -102,7 +107,11 @@ class ProcessWorld:
             pool = self._pool(world_size)
             from pdlcheck.worlds.processes.ranks import ProcessRanks  # it imports torch: see _check_backend
 
-            yield ProcessRanks(pool, self.seed, self._timeout_s)
+            try:
+                yield ProcessRanks(pool, self.seed, self._timeout_s, rejoin=self.isolation == "reinit")
+            finally:
+                if self.isolation == "fresh" and pool.is_usable:
+                    pool.close()
 
     def pids(self, world_size: int) -> list[int]:
         """The process ids of the ranks, in rank order; starts them if need be."""
@@ -124,7 +133,7 @@ class ProcessWorld:
     def _pool(self, world_size: int) -> Pool:
         pool = self._pools.get(world_size)
         if pool is not None:
-            if pool.is_worn:
+            if pool.is_worn or (self.isolation == "fresh" and pool.is_usable):
                 pool.close()
             pool.drop_if_lost()
         if pool is None or not pool.is_usable:

@@ -39,6 +39,7 @@ class SimulatedWorld:
     """
 
     name = "sim"
+    isolation = "fresh"  # threads cost next to nothing
     shares_process = True
 
     def __init__(self, *, seed: int = 0) -> None:
