@@ -1,0 +1,123 @@
+"""One rank's end of a process group whose operations MPI carries out."""
+
+# mypy: disable-error-code="override"
+# torch declares each method with overloads; see pdlcheck.worlds.watch.group
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.mpi.backend import BACKEND
+from pdlcheck.worlds.mpi.library import MPI, start
+from pdlcheck.worlds.mpi.progress import Progress
+from pdlcheck.worlds.watch import Operation, Part, Signature, WatchedGroup
+
+__all__ = ["MpiGroup", "create", "wrap_groups"]
+
+_progress = Progress()
+_in_mpi: dict[int, int] = {}  # rank of the default group -> rank of MPI
+_wrap: Callable[[MpiGroup], dist.ProcessGroup] | None = None
+
+
+class MpiEngine:
+    """Carries out the operations of one group."""
+
+    def __init__(self, communicator: MPI.Intracomm, timeout: timedelta) -> None:
+        self._communicator: MPI.Intracomm | None = communicator
+        self._timeout = timeout
+
+    def post(self, operation: Operation) -> dist.Work:
+        """See :class:`pdlcheck.worlds.watch.Engine`."""
+        if self._communicator is None:
+            raise RuntimeError(f"the process group was destroyed before {operation.signature}")
+        return _progress.begin(self._communicator, operation, self._timeout)
+
+    def close(self) -> None:
+        """Give the communicator back."""
+        if self._communicator is not None and not MPI.Is_finalized():
+            _progress.call(self._communicator.Free)
+        self._communicator = None
+
+
+class MpiGroup(WatchedGroup):
+    """A group that compares nothing and does not look for the caller's line: what is left is the call itself."""
+
+    def __init__(self, name: str, rank: int, members: Sequence[int], engine: MpiEngine) -> None:
+        super().__init__(name, rank, members, engine, BACKEND)
+        self.members = tuple(members)
+        self._mpi = engine
+
+    def shutdown(self) -> None:
+        """Called by ``destroy_process_group``."""
+        self._mpi.close()
+
+    def _post(
+        self,
+        op: str,
+        parts: Sequence[Part],
+        method: str,
+        args: tuple[Any, ...],
+        *,
+        compare: Sequence[Tensor] = (),
+        reduce_op: Any = None,
+        root: int = -1,
+        splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
+    ) -> dist.Work:
+        seq = self._calls["collectives"]
+        self._calls["collectives"] += 1
+        signature = Signature(
+            self.members[self._group_rank],
+            op,
+            self._watched_name,
+            self.members,
+            seq,
+            root=self.members[root] if root >= 0 else -1,
+        )
+        return self._engine.post(Operation(signature, parts, method, args, reduce_op))
+
+
+def wrap_groups(wrap: Callable[[MpiGroup], dist.ProcessGroup]) -> None:
+    """From now on, torch gets ``wrap(group)`` in the place of each new group."""
+    global _wrap
+    _wrap = wrap
+
+
+def create(options: Any) -> dist.ProcessGroup:
+    """Make the group that torch asks for; its members alone take part."""
+    start()
+    members = list(options.global_ranks_in_group)
+    name = str(options.group_id)
+    if not members:
+        members = list(range(options.group_size))
+        _number(options.store, options.group_rank, members)
+    world = MPI.COMM_WORLD
+    chosen = world.Get_group().Incl([_in_mpi[rank] for rank in members])
+    # of the members, not of the name: torch gives a group that its members make alone names that can differ
+    tag = zlib.crc32(str(members).encode()) % (2**15 - 1)  # MPI guarantees tags up to there
+    communicator = _progress.call(world.Create_group, chosen, tag)
+    group = MpiGroup(name, options.group_rank, members, MpiEngine(communicator, options.timeout))
+    return group if _wrap is None else _wrap(group)
+
+
+def _number(store: Store, rank: int, members: Sequence[int]) -> None:
+    """Learn which rank of MPI each rank of the default group is; a launcher may have numbered them otherwise."""
+    store.set(f"mpi rank of {rank}", str(MPI.COMM_WORLD.Get_rank()))
+    there = MPI.COMM_WORLD.Get_size()
+    if there < len(members):
+        raise WorldUnavailable(
+            f"the process group has {len(members)} ranks, MPI has {there}; "
+            f"start the program with mpiexec -n {len(members)}",
+            world="mpi",
+            cure=f"mpiexec -n {len(members)} python ...",
+        )
+    _in_mpi.clear()
+    for member in members:
+        _in_mpi[member] = int(store.get(f"mpi rank of {member}"))

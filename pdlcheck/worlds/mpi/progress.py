@@ -1,0 +1,175 @@
+"""Operations under way: who asks MPI about them, and what happens when they are complete.
+
+MPI moves data while somebody calls it. A rank that waits does; for the others there is a thread, so that an operation
+that nobody waits for ends as well, and its future is resolved. One thread at a time is inside MPI.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from pdlcheck.worlds.mpi.collectives import Begun, begin
+from pdlcheck.worlds.mpi.library import MPI, at_exit
+from pdlcheck.worlds.watch import Operation, WatchedWork
+
+__all__ = ["MpiWork", "Progress"]
+
+_SPIN_S = 0.001  # so long a waiting rank only lets others have its core; most operations are complete by then
+_NAP_S = 0.0001
+_IDLE_S = 0.002  # between two looks of the thread at operations that nobody waits for,
+_FUTURE_S = 0.0002  # or whose future somebody may wait for
+
+
+class Progress:
+    """All operations of this process that MPI has begun and not ended."""
+
+    def __init__(self) -> None:
+        self._inside = threading.Lock()
+        self._pending: list[MpiWork] = []
+        self._something = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._ends = False
+
+    def begin(self, communicator: MPI.Intracomm, operation: Operation, timeout: timedelta) -> MpiWork:
+        """Begin an operation; return its handle at once."""
+        with self._inside:
+            work = MpiWork(self, operation, begin(communicator, operation), timeout)
+            self._pending.append(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="pdlcheck mpi progress", daemon=True)
+                self._thread.start()
+                at_exit(self._stop)
+        self._something.set()
+        return work
+
+    def poll(self) -> None:
+        """Ask MPI about everything that is pending."""
+        with self._inside:
+            complete = [work for work in self._pending if work.ask()]
+            if complete:
+                self._pending = [work for work in self._pending if work not in complete]
+        for work in complete:
+            work.conclude()  # it may run callbacks of the user, which may communicate
+
+    def call(self, function: Any, *args: Any) -> Any:
+        """Call a function of MPI that involves other ranks."""
+        with self._inside:
+            return function(*args)
+
+    def _run(self) -> None:
+        while not self._ends:
+            if not self._pending:
+                self._something.clear()
+                if not self._pending:  # else one has come in between
+                    self._something.wait()
+            time.sleep(_FUTURE_S if any(work.has_future for work in self._pending) else _IDLE_S)
+            if not self._ends:
+                self.poll()
+
+    def _stop(self) -> None:
+        self._ends = True
+        self._something.set()
+        if self._thread is not None:
+            self._thread.join()
+
+
+class MpiWork(WatchedWork):
+    """The handle of an operation that MPI carries out."""
+
+    def __init__(self, progress: Progress, operation: Operation, begun: Begun, timeout: timedelta) -> None:
+        super().__init__(operation)
+        self._progress = progress
+        self._begun = begun
+        self._timeout = timeout
+        self._status = MPI.Status()
+        self._error: Exception | None = None
+        self._is_complete = threading.Event()
+        self._resolving = threading.Lock()
+
+    # -- from Progress -----------------------------------------------------------------------------
+
+    @property
+    def has_future(self) -> bool:
+        return self._future is not None
+
+    def ask(self) -> bool:
+        """True once MPI has nothing left to do."""
+        requests = self._begun.requests
+        try:
+            if self._operation.signature.is_p2p:
+                return requests[0].Test(self._status)
+            return MPI.Request.Testall(requests)
+        except MPI.Exception as error:
+            self._error = RuntimeError(f"{error} in {self._operation.signature}")
+            return True
+
+    def conclude(self) -> None:
+        """Bring the result to where it belongs, and tell whoever waits."""
+        signature = self._operation.signature
+        try:
+            if self._error is None:
+                if signature.op == "recv":
+                    self._take(signature.numel * self._operation.parts[0].outputs[0].element_size())
+                for finish in self._begun.finish:
+                    finish()
+        except Exception as error:  # what the waiting rank is to raise
+            self._error = error
+        self._begun = Begun()
+        self._is_complete.set()
+        self._settle_future()
+
+    def _take(self, expected: int) -> None:
+        self._source = self._status.Get_source()
+        found = self._status.Get_count(MPI.BYTE)
+        if found != expected:
+            raise RuntimeError(f"a message of {found} bytes came to {self._operation.signature}, of {expected} bytes")
+
+    # -- what torch and users call -----------------------------------------------------------------
+
+    def wait(self, timeout: Any = None) -> bool:
+        limit = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
+        begin_s = time.monotonic()
+        while not self._is_complete.is_set():
+            self._progress.poll()
+            waited_s = time.monotonic() - begin_s
+            if waited_s < _SPIN_S:
+                os.sched_yield()
+            elif waited_s < limit.total_seconds():
+                self._is_complete.wait(_NAP_S)
+            else:
+                raise RuntimeError(f"timed out after {limit.total_seconds():g} s in {self._operation.signature}")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        if not self._is_complete.is_set():
+            self._progress.poll()
+        return self._is_complete.is_set()
+
+    def is_success(self) -> bool:
+        return self._is_complete.is_set() and self._error is None
+
+    def exception(self) -> Any:
+        return self._error
+
+    # -- the future --------------------------------------------------------------------------------
+
+    def _is_settled(self) -> bool:
+        return self._is_complete.is_set()
+
+    def _settle_future(self) -> None:
+        future = self._future
+        if future is None:
+            return
+        with self._resolving:  # the thread that completes it and one that asks for the future may both come here
+            if future.done():
+                return
+            if self._error is None:
+                future.set_result(self.result())
+            else:
+                future.set_exception(self._error)

@@ -1,0 +1,42 @@
+"""How ranks that mpiexec started find one another: MPI numbers them, and tells where rank 0 keeps torch's store."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import Store
+
+from pdlcheck.worlds.mpi.library import MPI, start
+
+__all__ = ["meet"]
+
+
+def meet(timeout: timedelta) -> tuple[Store, int, int]:
+    """Return a store that all ranks of MPI share, this rank, and their number.
+
+    The store listens on loopback where all ranks are on one host.
+    """
+    start()
+    everybody = MPI.COMM_WORLD
+    rank, world_size = everybody.Get_rank(), everybody.Get_size()
+    neighbours = everybody.Split_type(MPI.COMM_TYPE_SHARED)
+    on_one_host = everybody.allreduce(neighbours.Get_size() == world_size, MPI.LAND)
+    neighbours.Free()
+    place, listening = None, None
+    if rank == 0:
+        host = "127.0.0.1" if on_one_host else socket.gethostname()
+        listening = socket.create_server((host if on_one_host else "", 0), backlog=world_size)
+        place = (host, listening.getsockname()[1])
+    host, port = everybody.bcast(place)
+    store = TCPStore(
+        host,
+        port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach() if listening is not None else None,
+    )
+    return store, rank, world_size

@@ -1,0 +1,13 @@
+"""Skips tests where ranks of MPI cannot start, with the command that changes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdlcheck.worlds.mpi.job import CURE, why_not
+
+__all__ = ["needs_mpi"]
+
+_WHY = why_not()
+
+needs_mpi = pytest.mark.skipif(bool(_WHY), reason=f"{_WHY}: {CURE}")

@@ -1,0 +1,128 @@
+"""The MPI backend of torch.distributed, in a program that mpiexec starts: simulated ranks say what is right."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from pdlcheck.worlds import get_world
+from pdlcheck.worlds.mpi.job import find_mpiexec
+
+from .mpi_programs import AS_SIMULATED
+from .needs_mpi import needs_mpi
+from .programs import EXPECTED
+
+pytestmark = needs_mpi
+
+PROGRAMS = Path(__file__).with_name("mpi_programs.py")
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+ON_THIS_MACHINE = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm")  # looking for networks takes a second
+
+
+def mpiexec(world_size: int, folder: Path, *program: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program on ``world_size`` ranks; what MPI writes stays in ``folder``."""
+    path = os.pathsep.join([entry for entry in sys.path if entry])
+    environment = {**os.environ, **(ROOT if os.geteuid() == 0 else {}), "PYTHONPATH": path, "TMPDIR": str(folder)}
+    return subprocess.run(
+        [str(find_mpiexec()), "-n", str(world_size), "--oversubscribe", *ON_THIS_MACHINE, sys.executable, *program],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.fixture(scope="module")
+def under_mpiexec(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[object]]:
+    """Program -> what each of four ranks got."""
+    folder = tmp_path_factory.mktemp("mpi")
+    done = mpiexec(4, folder, str(PROGRAMS), str(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(4)]
+    return {name: [results[name] for results in ranks] for name in ranks[0]}
+
+
+@pytest.mark.parametrize(("program", "expected"), EXPECTED, ids=[program.__name__ for program, _ in EXPECTED])
+def test_a_program_gives_every_rank_what_it_should(under_mpiexec, program, expected):
+    assert under_mpiexec[program.__name__] == expected
+
+
+@pytest.mark.parametrize("program", AS_SIMULATED, ids=lambda program: program.__name__)
+def test_a_program_gives_every_rank_what_simulated_ranks_get(under_mpiexec, program):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of names that it renames from release to release
+        assert under_mpiexec[program.__name__] == get_world("sim").run(program, world_size=4)
+
+
+def test_replicas_of_ddp_are_equal_bit_for_bit(under_mpiexec):
+    first, *others = under_mpiexec["train_ddp"]
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def test_replicas_are_equal_after_join_and_no_sync(under_mpiexec):
+    first, *others = under_mpiexec["train_with_no_sync_and_uneven_inputs"]
+    assert isinstance(first, list), first
+    assert all(other == first for other in others)
+
+
+def test_a_long_message_moves_while_its_sender_waits_for_something_else(under_mpiexec):
+    assert under_mpiexec["moves_while_nobody_waits"] == [3.0 * 2**20] * 4
+
+
+def test_what_has_no_meaning_is_refused_with_the_cure_and_the_group_goes_on(under_mpiexec):
+    for said, total in under_mpiexec["refusals"]:
+        assert "use SUM" in said["AVG of integers"]
+        assert "use an integer tensor" in said["BOR of floats"]
+        assert "call .to_dense() first" in said["a sparse tensor"]
+        assert total == 4.0
+
+
+def test_a_rank_that_raises_shows_its_traceback_and_ends_the_job(tmp_path):
+    program = tmp_path / "ill.py"
+    program.write_text(
+        "import torch, torch.distributed as dist\n"
+        "import pdlcheck.worlds.mpi\n"
+        "dist.init_process_group('pdlcheck_mpi')\n"
+        "if dist.get_rank() == 1:\n"
+        "    raise ValueError('rank 1 is ill')\n"
+        "dist.all_reduce(torch.ones(1))\n"
+    )
+    start = time.monotonic()
+    done = mpiexec(3, tmp_path, str(program))
+    assert time.monotonic() - start < 60
+    assert done.returncode == 1
+    assert "ValueError: rank 1 is ill" in done.stderr
+    assert "ill.py" in done.stderr
+
+
+def test_a_group_that_is_larger_than_the_job_is_refused_with_the_command(tmp_path):
+    program = tmp_path / "alone.py"
+    program.write_text(
+        "import torch.distributed as dist\n"
+        "import pdlcheck.worlds.mpi\n"
+        "dist.init_process_group('pdlcheck_mpi', store=dist.HashStore(), rank=0, world_size=2)\n"
+    )
+    done = mpiexec(1, tmp_path, str(program))
+    assert "the process group has 2 ranks, MPI has 1; start the program with mpiexec -n 2" in done.stderr
+
+
+def test_without_mpi4py_the_backend_names_the_command_that_brings_it():
+    code = (
+        "import sys; sys.modules['mpi4py'] = None\n"
+        "import torch.distributed as dist, pdlcheck.worlds.mpi\n"
+        "dist.init_process_group('pdlcheck_mpi', store=dist.HashStore(), rank=0, world_size=1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "WorldUnavailable: the backend pdlcheck_mpi needs mpi4py and an MPI library" in done.stderr
+    assert "pip install pdlcheck[mpi]" in done.stderr
