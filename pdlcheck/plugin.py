@@ -45,8 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--world",
         metavar="NAME[,NAME]",
-        help="where ranks run: sim (simulated, in this process) or gloo (processes); default: sim, and gloo under "
-        "torchrun, mpiexec or srun",
+        help="where ranks run: sim (simulated, in this process), gloo (processes) or mpi (processes in a run of "
+        "mpiexec); default: sim, and gloo under torchrun, mpiexec or srun",
     )
     group.addoption(
         "--init-method",

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 CASE = "pdlcheck_case"  # the hidden argument by which a test is repeated
-KNOWN_WORLDS = ("gloo", "sim")
+KNOWN_WORLDS = ("gloo", "mpi", "sim")
 
 _open: pytest.StashKey[dict[str, World]] = pytest.StashKey()
 _context: RankContext | None = None
@@ -192,7 +192,7 @@ def open_world(config: pytest.Config, name: str | None) -> World:
 
 def warm_up(config: pytest.Config) -> None:
     """While tests are collected, let a fork server import what ranks will need, and launched processes join."""
-    if "gloo" in world_names(config) and not config.getoption("collectonly"):
+    if {"gloo", "mpi"} & {*world_names(config)} and not config.getoption("collectonly"):
         from pdlcheck.worlds.processes import forkserver
 
         forkserver.start(preload=launched.PRELOAD)

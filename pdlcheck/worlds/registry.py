@@ -22,15 +22,23 @@ def _gloo(**options: Any) -> World:
     return ProcessWorld(backend="gloo", **options)
 
 
-WORLDS: dict[str, Callable[..., World]] = {"gloo": _gloo, "sim": _sim}
+def _mpi(**options: Any) -> World:
+    from pdlcheck.worlds.processes import ProcessWorld
+
+    return ProcessWorld(backend="mpi", **options)
+
+
+WORLDS: dict[str, Callable[..., World]] = {"gloo": _gloo, "mpi": _mpi, "sim": _sim}
 
 
 def get_world(name: str, **options: Any) -> World:
     """Return a new world.
 
     Args:
-        name: ``sim`` (simulated ranks in this process) or ``gloo`` (local processes).
-        options: what the world takes: ``seed``; for ``gloo`` also ``watch``, ``timeout_s``, ``threads_per_rank``.
+        name: ``sim`` (simulated ranks in this process), ``gloo`` (local processes) or ``mpi`` (local processes in a run
+            of mpiexec).
+        options: what the world takes: ``seed``; for ``gloo`` and ``mpi`` also ``watch``, ``timeout_s`` and
+            ``threads_per_rank``.
 
     Raises:
         ValueError: there is no world of that name.

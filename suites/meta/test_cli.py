@@ -99,8 +99,8 @@ def test_examples_are_those_that_ran(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--world", "mars"], "must name some of gloo, sim; got 'mars'"),
-        (["--world", ""], "must name some of gloo, sim; got ''"),
+        (["--world", "mars"], "must name some of gloo, mpi, sim; got 'mars'"),
+        (["--world", ""], "must name some of gloo, mpi, sim; got ''"),
         (["--examples", "0"], "must be a whole number of at least 1; got '0'"),
         (["--subject", "ring_pass"], "takes NAME=MODULE:FUNCTION; got 'ring_pass'"),
         (["--subject", "ring_pass=mine:missing"], "cannot load mine:missing"),

@@ -50,6 +50,22 @@ def test_sum(rank, world_size, device, group):
     result.stdout.fnmatch_lines([f"*::test_sum?{run.world}-2? PASSED*", f"*::test_sum?{run.world}-3? PASSED*"])
 
 
+def test_a_parametrised_fixture_of_the_users_own_may_be_called_world(run):
+    result = run(
+        HEAD
+        + """
+@pytest.fixture(params=[True, None])
+def world(request):
+    return request.param
+
+def test_wrong(world):
+    assert world is False
+"""
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.no_fnmatch_line("*replay*")
+
+
 def test_the_failing_ranks_own_assertion_is_what_the_user_reads(run):
     result = run(
         HEAD
@@ -304,7 +320,7 @@ def test_a_marked_test_never_passes_without_ranks(pytester, source):
 @pytest.mark.parametrize(
     ("options", "source", "message"),
     [
-        (["--world", "slurm"], "", "*--world must name some of gloo, sim; got 'slurm'*"),
+        (["--world", "slurm"], "", "*--world must name some of gloo, mpi, sim; got 'slurm'*"),
         (["--subject", "x"], "", "*--subject takes NAME=MODULE:FUNCTION; got 'x'*"),
         (
             [],

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from pdlcheck.errors import PeerFailed, RankFailed
 from pdlcheck.worlds.processes.announce import Announcer
@@ -24,7 +24,8 @@ from pdlcheck.worlds.processes.channel import Channel, leave
 from pdlcheck.worlds.processes.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
 from pdlcheck.worlds.processes.payload import dump_error, dump_result, import_module_of, load_call
 from pdlcheck.worlds.processes.position import user_traceback
-from pdlcheck.worlds.processes.watched_gloo import begin_call, watch_gloo
+from pdlcheck.worlds.processes.watched_gloo import watch_gloo
+from pdlcheck.worlds.processes.watched_groups import begin_call
 from pdlcheck.worlds.site import site_of
 
 __all__ = ["main"]
@@ -48,12 +49,12 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int) -> NoR
     channel = Channel(Connection(fds[0]))
     start: Start = channel.receive()
     announcer = Announcer(channel.send)
+    os.environ.update(start.variables)
     if start.watch:
         channel.on_message = announcer.handle
         channel.look_s = 0.1  # a watched wait ends by itself: only a call of the real group can be blocked
-        watch_gloo(announcer)
+        _watch(start.backend, announcer)
     channel.start()
-    os.environ.update(start.variables)
     torch.set_num_threads(start.threads)
     store = _join(start, fds[3] if start.rank == 0 else None)
     channel.send(Ready(missing))
@@ -72,6 +73,15 @@ def _die_with(server_pid: int) -> None:
             os._exit(0)
 
 
+def _watch(backend: str, announcer: Announcer) -> None:
+    if backend == "mpi":
+        from pdlcheck.worlds.processes.watched_mpi import watch_mpi  # it imports MPI, which other ranks do not need
+
+        watch_mpi(announcer)
+    else:
+        watch_gloo(announcer)
+
+
 def _join(start: Start, listening: int | None) -> TCPStore:
     store = TCPStore(
         start.host,
@@ -81,7 +91,7 @@ def _join(start: Start, listening: int | None) -> TCPStore:
         wait_for_workers=False,
         master_listen_fd=listening,  # bound to that host; torch's own would listen everywhere
     )
-    dist.init_process_group(start.backend, store=store, rank=start.rank, world_size=start.world_size)
+    _init(start, store)
     return store
 
 
@@ -90,7 +100,16 @@ def _rejoin(call: int, start: Start, store: TCPStore) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     own = PrefixStore(f"call {call}", store)
-    dist.init_process_group(start.backend, store=own, rank=start.rank, world_size=start.world_size)
+    _init(start, own)
+
+
+def _init(start: Start, store: Store) -> None:
+    backend = start.backend
+    if backend == "mpi":
+        import pdlcheck.worlds.mpi as mpi  # importing it registers the backend
+
+        backend = mpi.BACKEND
+    dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.world_size)
 
 
 def _serve(call: Call, start: Start, store: TCPStore, channel: Channel) -> None:

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["ProcessWorld"]
 
 _CURES = {
-    "mpi": "pip install pdlcheck[mpi]",
     "nccl": "install a CUDA build of torch: https://pytorch.org/get-started/locally",
 }
+
+
+_WATCHED = ("gloo", "mpi")
 
 
 class ProcessWorld:
@@ -35,7 +37,7 @@ class ProcessWorld:
     its arguments and its result travel by value (cloudpickle), so lambdas, closures and notebooks work.
 
     Args:
-        backend: of the default group: ``gloo``, or another one that this torch has.
+        backend: of the default group: ``gloo``; ``mpi``, for which mpiexec is run here; or another one of this torch.
         threads_per_rank: of torch's operations; default: the cores, shared out among the ranks.
         timeout_s: a call in which some rank takes longer fails with ``RankTimeout``.
         watch: compare what the ranks post before it goes to the real group, so a mismatch or a
@@ -144,14 +146,25 @@ class ProcessWorld:
                 check_devices(world_size, torch.cuda.device_count())
             from pdlcheck.worlds.processes.pool import Pool, Setup  # it imports torch: see _check_backend
 
-            placement = self._placement or LocalPlacement(forkserver.retain(self))
+            placement = self._placement or self._here()
             placement.check(world_size)
-            setup = Setup(world_size, self.name, self._threads, self._watch and self.name == "gloo")
+            setup = Setup(world_size, self.name, self._threads, self._watch and self.name in _WATCHED)
             pool = self._pools[world_size] = Pool(setup, placement)
         return pool
 
+    def _here(self) -> Placement:
+        server = forkserver.retain(self)
+        if self.name == "mpi":
+            from pdlcheck.worlds.mpi.placement import MpiPlacement  # it imports torch: see _check_backend
+
+            return MpiPlacement(server)
+        return LocalPlacement(server)
+
     def _check_backend(self) -> None:
         if self._is_checked:
+            return
+        if self.name == "mpi":
+            self._check_mpi()
             return
         server = forkserver.retain(self)
         import torch.distributed as dist  # not on top: the server imports it while this process does
@@ -160,6 +173,15 @@ class ProcessWorld:
             forkserver.release(self)
             cure = _CURES.get(self.name, "use backend gloo")
             raise WorldUnavailable(f"this torch has no backend {self.name!r}; {cure}", world=self.name, cure=cure)
+        self._is_checked = True
+
+    def _check_mpi(self) -> None:
+        forkserver.retain(self)
+        from pdlcheck.worlds.mpi.job import CURE, why_not  # it imports torch
+
+        if why := why_not():
+            forkserver.release(self)
+            raise WorldUnavailable(f"ranks of MPI cannot start: {why}; {CURE}", world="mpi", cure=CURE)
         self._is_checked = True
 
     def _abandon(self) -> None:

@@ -1,0 +1,126 @@
+"""Ranks that are forked on this machine and take the places of a run of mpiexec."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from pdlcheck.worlds.mpi.job import Job
+from pdlcheck.worlds.processes.forkserver import ForkServer
+from pdlcheck.worlds.processes.local import LocalPlacement, LocalProcess
+
+__all__ = ["MpiPlacement"]
+
+_PRELOAD = "pdlcheck.worlds.mpi.preload"
+
+
+class MpiPlacement:
+    """A ``Placement`` whose pools have an mpiexec each: MPI does not outlive the loss of a rank."""
+
+    host = LocalPlacement.host
+
+    def __init__(self, server: ForkServer) -> None:
+        server.preload([_PRELOAD])
+        self._local = LocalPlacement(server)
+        self.environment: Mapping[str, str] = server.environment
+        self._job: SharedJob | None = None
+
+    def check(self, world_size: int) -> None:
+        """There is always room."""
+
+    def place(self, rank: int, world_size: int, listening: socket.socket | None) -> MpiProcess:
+        if rank == 0:
+            self._job = SharedJob(world_size)
+        assert self._job is not None
+        with self._job:
+            return MpiProcess(self._job, self._local.place(rank, world_size, listening))
+
+    def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
+        assert self._job is not None
+        return {**self._local.variables(rank, world_size), **self._job.variables(rank)}
+
+    def threads(self, rank: int, world_size: int) -> int:
+        return self._local.threads(rank, world_size)
+
+
+class SharedJob:
+    """A job that ends with the last who needs it: a process that has a place in it, or one about to be started."""
+
+    def __init__(self, world_size: int) -> None:
+        self._job = Job(world_size)
+        self._users = 0
+        self._ranks: list[LocalProcess] = []
+        self._job.on_loss(self._end_ranks)
+
+    def variables(self, rank: int) -> Mapping[str, str]:
+        """By which MPI recognises a rank."""
+        return self._job.variables[rank]
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(self, *args: object) -> None:
+        self.leave()
+
+    @property
+    def last_words(self) -> str:
+        """Why its ranks were killed; empty as long as mpiexec is well."""
+        return "mpiexec has ended, and MPI cannot do without it\n" if self._job.is_lost else ""
+
+    def add(self, rank: LocalProcess) -> None:
+        """Let a rank take its place."""
+        self._ranks.append(rank)
+        self.enter()
+
+    def enter(self) -> None:
+        """One more needs it."""
+        self._users += 1
+
+    def leave(self) -> None:
+        """One less."""
+        self._users -= 1
+        if not self._users:
+            self._job.end()
+
+    def _end_ranks(self) -> None:
+        """They would notice at their next operation only, in the middle of a test."""
+        for rank in self._ranks:
+            rank.signal(signal.SIGKILL)
+
+
+class MpiProcess:
+    """A ``RankProcess``: a local one that has a place in a job."""
+
+    def __init__(self, job: SharedJob, process: LocalProcess) -> None:
+        self._job = job
+        self._process = process
+        self.connection: Connection[Any, Any] = process.connection
+        job.add(process)
+
+    @property
+    def status(self) -> int:
+        return self._process.status
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._process.exitcode
+
+    def started(self) -> int:
+        return self._process.started()
+
+    def ended(self, timeout_s: float) -> bool:
+        return self._process.ended(timeout_s)
+
+    def signal(self, signo: int) -> None:
+        self._process.signal(signo)
+
+    def output(self) -> tuple[str, str]:
+        out, err = self._process.output()
+        return out, err + self._job.last_words
+
+    def close(self) -> None:
+        self._process.close()
+        self._job.leave()
