@@ -23,9 +23,13 @@ _DRAIN_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The rank's process has ended; ``exitcode`` is minus the signal if one ended it."""
+    """The rank's process has ended; ``exitcode`` is minus the signal if one ended it.
+
+    ``orphaned``: it was ended because the fork server had been.
+    """
 
     exitcode: int
+    orphaned: bool = False
 
 
 class Member:
@@ -86,13 +90,23 @@ class Member:
         if not self._child.ended(_DRAIN_S):  # alive, but its pipe is closed: of no use any more
             self.signal(signal.SIGKILL)
             self._child.ended(_DRAIN_S)
-        words.append(Died(self._child.exitcode if self._child.exitcode is not None else -signal.SIGKILL))
+        exitcode = self._child.exitcode if self._child.exitcode is not None else -signal.SIGKILL
+        words.append(Died(exitcode, self._child.orphaned))
         return words
+
+    def is_stopped(self) -> bool:
+        """Whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False where there is no /proc."""
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as file:
+                return file.read().rpartition(")")[2].split()[0] in "Tt"
+        except OSError:
+            return False
 
     def signal(self, signo: int) -> None:
         """Send a signal to the process; SIGKILL also reaches what the process has started."""
-        with contextlib.suppress(WorldUnavailable):  # it was never started
-            self._server.signal(self.pid, signo)
+        with contextlib.suppress(WorldUnavailable):  # it could not be started
+            if self._child.has_started():
+                self._server.signal(self.pid, signo)
 
     def output(self) -> tuple[str, str]:
         """Return what was written to stdout and stderr since the last time."""
@@ -103,8 +117,11 @@ class Member:
         self.connection.close()
 
     def wait_ended(self, timeout_s: float) -> bool:
-        """True once the process has ended."""
-        return self._child.ended(timeout_s)
+        """True once the process has ended, or if there is none yet: that one finds its pipe closed."""
+        try:
+            return not self._child.has_started() or self._child.ended(timeout_s)
+        except WorldUnavailable:  # it could not be started
+            return True
 
     def close(self) -> None:
         """Give back the descriptors."""
