@@ -52,7 +52,9 @@ def main() -> int:
     verdicts = _campaign(faults, options) if options.only is None else [_alone(faults[0], options)]
     print(_table(verdicts))
     failed = [verdict for verdict in verdicts if not verdict.held]
-    print(f"{len(verdicts) - len(failed)} of {len(verdicts)} faults held, {time.monotonic() - start:.0f} s")
+    held, seconds = len(verdicts) - len(failed), time.monotonic() - start
+    load = f"load {os.getloadavg()[0]:.0f} on {_cores()} cores"
+    print(f"{held} of {len(verdicts)} faults held, {seconds:.0f} s, {load}, times allowed x {options.slow:g}")
     return 1 if failed else 0
 
 
