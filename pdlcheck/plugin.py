@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness import cases, launched
+from pdlcheck.harness import cases, interrupt, launched
 from pdlcheck.worlds.arguments import ISOLATIONS
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     cases.check_options(config)
+    if not config.getoption("fulltrace", True):  # absent in ranks
+        config.pluginmanager.register(interrupt, "pdlcheck.harness.interrupt")
 
 
 def pytest_collection(session: pytest.Session) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -181,6 +182,8 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
         assert _session is not None
         apply_warning_filters(*_session.filters)
         call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt,))
+        if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
+            traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report
         report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     if call.excinfo is None:
         return

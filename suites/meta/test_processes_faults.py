@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +23,7 @@ from pdlcheck.worlds.outcome import Raised, Returned, Stopped
 from pdlcheck.worlds.processes import ProcessWorld, forkserver
 
 LINE = os.path.basename(__file__)
+ROOT = str(Path(__file__).parents[2])
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["watched", "plain"])
@@ -189,16 +193,85 @@ def test_a_rank_stuck_where_python_cannot_run_is_shown_with_its_stack():
     def stuck() -> None:
         import ctypes
 
-        ctypes.PyDLL(None).sleep(60)  # keeps the interpreter lock
+        while True:
+            ctypes.PyDLL(None).sleep(60)  # keeps the interpreter lock
 
     world = ProcessWorld(timeout_s=0.3)
     try:
         world.run(dist.get_rank, world_size=1)
         with pytest.raises(RankTimeout) as caught:
             world.run(stuck, world_size=1)
-        assert "in stuck" in caught.value.stacks[0]
+        assert caught.value.ranks[0].startswith("rank 0: busy outside Python")
+        head, *_, innermost = caught.value.stacks[0].splitlines()
+        assert head == "stack of rank 0, innermost call last:"
+        assert innermost.endswith(", in stuck")
     finally:
         world.close()
+
+
+def test_a_rank_that_returns_while_the_stacks_are_asked_for_is_too_late():
+    def late() -> None:
+        import ctypes
+
+        ctypes.PyDLL(None).sleep(60)  # the signal that asks for the stack ends it
+
+    world = ProcessWorld(timeout_s=0.3)
+    try:
+        world.run(dist.get_rank, world_size=1)
+        with pytest.raises(RankTimeout) as caught:
+            world.run(late, world_size=1)
+        assert caught.value.ranks == ["rank 0: has returned, too late"]
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("watch", [True, False], ids=["watched", "plain"])
+def test_a_stopped_rank_is_told_from_those_that_wait_for_it(watch):
+    world = ProcessWorld(timeout_s=0.5, watch=watch)
+    try:
+        world.run(dist.get_rank, world_size=2)
+        with pytest.raises(RankTimeout) as caught:
+            world.run(on_rank_1(lambda: os.kill(os.getpid(), signal.SIGSTOP)), world_size=2)
+        assert caught.value.ranks[0].startswith("rank 0: busy in all_reduce")
+        assert caught.value.ranks[1] == "rank 1: stopped by SIGSTOP or SIGTSTP"
+        assert caught.value.stacks[1] == "stack of rank 1: it cannot be asked"
+        assert_heals(world)
+    finally:
+        world.close()
+
+
+def hoard() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**26, resource.RLIM_INFINITY))
+    kept = []
+    for nbytes in (2**22, 2**16, 2**10):
+        try:
+            while True:
+                kept.append(bytearray(nbytes))
+        except MemoryError:
+            if nbytes == 2**10:
+                raise
+
+
+def test_a_rank_without_memory_can_still_say_so(processes):
+    before = processes.pids(2)
+    with pytest.raises(MemoryError) as caught:
+        processes.run(on_rank_1(hoard), world_size=2)
+    assert "rank 1 of 2 raised this" in caught.value.__notes__
+    assert not set(before) & set(processes.pids(2)), "these processes may run out of memory again"
+    assert_heals(processes)
+
+
+def test_limits_that_a_function_has_set_end_with_it(processes):
+    def limit() -> tuple[int, int]:
+        return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def lower() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, limit()[1]))
+
+    (before,) = processes.run(limit, world_size=1)
+    processes.run(lower, world_size=1)
+    assert processes.run(limit, world_size=1) == [before]
 
 
 @pytest.fixture
@@ -220,6 +293,52 @@ def test_ctrl_c_in_the_controller_ends_the_ranks(processes, ctrl_c):
     assert_heals(processes)
 
 
+def test_ctrl_c_does_not_wait_for_the_imports_of_the_fork_server(tmp_path):
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(30)\n")
+    code = """
+        import os, signal, threading, time
+        import torch.distributed
+        from pdlcheck.worlds.processes import ProcessWorld, forkserver
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        forkserver.start(preload=["slow_to_import"])
+        world = ProcessWorld()
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        try:
+            world.run(print, world_size=2)
+        except KeyboardInterrupt:
+            print(forkserver.retain(world).pid)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, str(tmp_path)])},
+        capture_output=True,
+        text=True,
+        timeout=25,
+    )
+    assert done.stderr == ""
+    assert not is_running(int(done.stdout))
+
+
+def test_a_fork_server_in_the_middle_of_an_import_ends_with_its_controller(tmp_path):
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(30)\n")
+    code = """
+        import os, signal, time
+        from pdlcheck.worlds.processes import forkserver
+        forkserver.start(preload=["slow_to_import"])
+        print(forkserver.retain(forkserver).pid, flush=True)
+        time.sleep(3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, str(tmp_path)])}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment, stdout=subprocess.PIPE, text=True, timeout=25
+    )
+    until = time.monotonic() + 5
+    while is_running(int(done.stdout)) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not is_running(int(done.stdout))
+
+
 def test_processes_that_a_rank_has_started_end_with_it(processes):
     def start() -> int:
         import subprocess
@@ -237,23 +356,37 @@ def test_processes_that_a_rank_has_started_end_with_it(processes):
 
 
 def is_running(pid: int) -> bool:
+    return state_of(pid) not in "ZX"
+
+
+def state_of(pid: int) -> str:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+        return "X"
 
 
 @pytest.mark.parametrize("watch", [True, False], ids=["watched", "plain"])
-def test_a_rank_that_is_killed_while_idle_is_replaced_before_the_next_call(watch):
+@pytest.mark.parametrize(
+    ("signo", "words"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL"),
+        (signal.SIGTERM, "was killed by SIGTERM"),
+        (signal.SIGSTOP, "was stopped by SIGSTOP or SIGTSTP"),
+    ],
+    ids=["SIGKILL", "SIGTERM", "SIGSTOP"],
+)
+def test_a_rank_that_is_lost_while_idle_is_replaced_before_the_next_call(watch, signo, words, capsys):
     world = ProcessWorld(watch=watch)
     try:
         before = world.pids(2)
-        os.kill(before[1], signal.SIGKILL)
-        until = time.monotonic() + 10.0
-        while set(before) & set(world.pids(2)):  # word of its end comes through the fork server
-            assert time.monotonic() < until, "the pool was not replaced"
-        assert world.run(os.getpid, world_size=2) == world.pids(2)
+        os.kill(before[1], signo)
+        while signo == signal.SIGSTOP and state_of(before[1]) != "T":
+            time.sleep(0.001)  # until then its threads may still answer
+        after = world.run(os.getpid, world_size=2)  # at once: word of the death may not have come yet
+        assert not set(before) & set(after)
+        said = capsys.readouterr().err
+        assert said == f"pdlcheck: rank 1 {words} while nothing ran on it; 2 new processes take over\n"
     finally:
         world.close()
 
@@ -263,7 +396,7 @@ def test_a_killed_fork_server_takes_the_ranks_along_and_is_replaced():
     try:
         world.run(dist.get_rank, world_size=2)
         os.kill(forkserver.retain(world).pid, signal.SIGKILL)
-        with pytest.raises(RankDied):
+        with pytest.raises(RankDied, match=r"rank \d went down with the fork server"):
             world.run(lambda: time.sleep(10), world_size=2)
         assert_heals(world)
     finally:

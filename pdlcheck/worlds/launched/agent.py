@@ -24,7 +24,19 @@ from typing import Any
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.launched.environment import INSIDE, Launch
 from pdlcheck.worlds.launched.meeting import reach
-from pdlcheck.worlds.launched.messages import Bye, Ended, Fork, Hello, Link, Output, Signal, Started, Written
+from pdlcheck.worlds.launched.messages import (
+    Bye,
+    Ended,
+    Fork,
+    Hello,
+    IsStopped,
+    Link,
+    Output,
+    Signal,
+    Started,
+    Stopped,
+    Written,
+)
 from pdlcheck.worlds.processes import forkserver
 from pdlcheck.worlds.processes.local import LocalProcess, cores
 
@@ -124,6 +136,8 @@ def _attend(process: LocalProcess, about: Connection[Any, Any]) -> None:
                 match about.recv():
                     case Signal(signo=signo):
                         process.signal(signo)
+                    case IsStopped():
+                        about.send(Stopped(process.is_stopped()))
                     case Output():
                         about.send(Written(*process.output()))
     except (EOFError, OSError):  # the controller has given this rank up

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Bye", "Ended", "Fork", "Hello", "Link", "Output", "Signal", "Started", "Written"]
+__all__ = ["Bye", "Ended", "Fork", "Hello", "IsStopped", "Link", "Output", "Signal", "Started", "Stopped", "Written"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,18 @@ class Signal:
     """Send a signal to the process."""
 
     signo: int
+
+
+@dataclass(frozen=True, slots=True)
+class IsStopped:
+    """Say whether a signal keeps the process from running."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The answer to :class:`IsStopped`."""
+
+    stopped: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,25 @@ import socket
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
 from pdlcheck.worlds.launched.agent import software, variables
 from pdlcheck.worlds.launched.environment import INSIDE, Launch
 from pdlcheck.worlds.launched.meeting import Listener
-from pdlcheck.worlds.launched.messages import Bye, Ended, Fork, Hello, Link, Output, Signal, Started, Written
+from pdlcheck.worlds.launched.messages import (
+    Bye,
+    Ended,
+    Fork,
+    Hello,
+    IsStopped,
+    Link,
+    Output,
+    Signal,
+    Started,
+    Stopped,
+    Written,
+)
 from pdlcheck.worlds.processes import forkserver
 from pdlcheck.worlds.processes.local import LocalPlacement, cores
 from pdlcheck.worlds.processes.placement import RankProcess
@@ -24,6 +36,7 @@ __all__ = ["AgentProcess", "LaunchedPlacement"]
 
 _JOIN_S = 300.0
 _ANSWER_S = 30.0
+_Answer = TypeVar("_Answer", Stopped, Written)
 _kept: list[Connection[Any, Any]] = []  # open until this process ends: the agents wait for that
 
 
@@ -152,6 +165,7 @@ class AgentProcess:
         self._about = about
         self._pid = 0
         self.exitcode: int | None = None
+        self.orphaned = False
 
     @property
     def status(self) -> int:
@@ -166,6 +180,13 @@ class AgentProcess:
             self._pid = message.pid
         return self._pid
 
+    def has_started(self) -> bool:
+        return self._pid > 0 or (self._about.poll(0) and self.started() > 0)
+
+    def is_stopped(self) -> bool:
+        answer = self._answer(IsStopped(), Stopped)
+        return answer is not None and answer.stopped
+
     def ended(self, timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s
         while self.exitcode is None:
@@ -177,18 +198,23 @@ class AgentProcess:
         self._ask(Signal(signo))
 
     def output(self) -> tuple[str, str]:
-        if not self._ask(Output()):
-            return "", ""
-        while (message := self._receive(_ANSWER_S)) is not None:
-            if isinstance(message, Written):
-                return message.out, message.err
-        return "", ""
+        written = self._answer(Output(), Written)
+        return ("", "") if written is None else (written.out, written.err)
 
     def close(self) -> None:
         self.connection.close()
         self._about.close()
 
-    def _ask(self, request: Signal | Output) -> bool:
+    def _answer(self, request: Any, kind: type[_Answer]) -> _Answer | None:
+        """Ask the agent; None if it has gone."""
+        if not self._ask(request):
+            return None
+        while (message := self._receive(_ANSWER_S)) is not None:
+            if isinstance(message, kind):
+                return message
+        return None
+
+    def _ask(self, request: Any) -> bool:
         try:
             self._about.send(request)
         except OSError:
@@ -200,7 +226,8 @@ class AgentProcess:
         try:
             message = self._about.recv() if self._about.poll(timeout_s) else None
         except (EOFError, OSError):  # the agent has gone, and its ranks with it
-            self.exitcode = -signal.SIGKILL if self.exitcode is None else self.exitcode
+            if self.exitcode is None:
+                self.exitcode, self.orphaned = -signal.SIGKILL, True
             return None
         if isinstance(message, Ended):
             self.exitcode = message.exitcode

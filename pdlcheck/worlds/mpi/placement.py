@@ -108,8 +108,18 @@ class MpiProcess:
     def exitcode(self) -> int | None:
         return self._process.exitcode
 
+    @property
+    def orphaned(self) -> bool:
+        return self._process.orphaned
+
     def started(self) -> int:
         return self._process.started()
+
+    def has_started(self) -> bool:
+        return self._process.has_started()
+
+    def is_stopped(self) -> bool:
+        return self._process.is_stopped()
 
     def ended(self, timeout_s: float) -> bool:
         return self._process.ended(timeout_s)

@@ -10,7 +10,17 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from pdlcheck.worlds.processes.messages import Call, Command, Halted, Report, Stack, Stop, WhereAreYou
+from pdlcheck.worlds.processes.messages import (
+    AreYouThere,
+    Call,
+    Command,
+    Halted,
+    Here,
+    Report,
+    Stack,
+    Stop,
+    WhereAreYou,
+)
 from pdlcheck.worlds.processes.position import place_of
 
 __all__ = ["Channel", "leave"]
@@ -70,6 +80,8 @@ class Channel:
                 return
             if isinstance(message, Call):
                 self._calls.put(message)
+            elif isinstance(message, AreYouThere):
+                self.send(Here())
             elif isinstance(message, WhereAreYou):
                 place = place_of(self._main)
                 self.send(Stack(message.call, place.words, place.stack))

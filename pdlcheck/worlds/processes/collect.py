@@ -26,7 +26,7 @@ from pdlcheck.worlds.processes.messages import (
     WhereAreYou,
 )
 from pdlcheck.worlds.processes.referee import Referee
-from pdlcheck.worlds.processes.story import rank_died, rank_timeout
+from pdlcheck.worlds.processes.story import rank_died, rank_timeout, take_stack
 
 __all__ = ["Collector"]
 
@@ -90,7 +90,7 @@ class Collector:
         """True if, after :meth:`outcomes`, another call can run on the same processes.
 
         Plain groups may hold half of an operation after a failure; in watched ones every operation that began
-        on one rank began on all.
+        on one rank began on all. A rank that ran out of memory may do so again.
         """
         after = list(self._after.values())
         return (
@@ -98,6 +98,7 @@ class Collector:
             and all(left.default_group for left in after)
             and len({left.groups_made for left in after}) == 1
             and (self._referee is not None or not self._stopping)
+            and not any(isinstance(o, Raised) and isinstance(o.error, MemoryError) for o in self._outcomes.values())
         )
 
     def groups(self) -> int:
@@ -118,10 +119,10 @@ class Collector:
             case Failed():
                 self._after[rank] = report.after
                 self._failed(rank, report)
-            case Died(exitcode=exitcode):
+            case Died(exitcode=exitcode, orphaned=orphaned):
                 out, err = member.output()
                 last = self._referee.last_operation(rank) if self._referee is not None else ""
-                self._raised(rank, rank_died(rank, exitcode, last, err), output=out)
+                self._raised(rank, rank_died(rank, exitcode, last, err, orphaned=orphaned), output=out)
             case Halted(where=where, after=after):
                 if after is not None:
                     self._after[rank] = after
@@ -220,17 +221,26 @@ class Collector:
             member.send(WhereAreYou(self._call))
         self._listen_for_stacks(places, _STACKS_S)
         stacks = {rank: place.stack for rank, place in places.items()}
-        silent = [member for rank, member in late.items() if rank in self._pending and rank not in stacks]
-        if silent:  # in C code that does not let Python run: faulthandler needs no Python
-            for member in silent:
+        states: dict[int, str] = {}
+        said = ""
+        silent = {rank: member for rank, member in late.items() if rank in self._pending and rank not in stacks}
+        if silent:  # stopped, or in C code that does not let Python run: faulthandler needs no Python
+            for member in silent.values():
                 member.signal(signal.SIGUSR1)
             self._listen_for_stacks(places, _STACKS_S / 2)
-            stacks |= {member.rank: member.output()[1] for member in silent}
-        states = {rank: self._words(rank, places) for rank in range(len(self._members))}
+            for rank, member in silent.items():
+                out, err = member.output()
+                rest, stacks[rank] = take_stack(err)
+                said += out + rest
+                states[rank] = "stopped by SIGSTOP or SIGTSTP" if member.is_stopped() else "busy outside Python"
+        for rank in range(len(self._members)):
+            states[rank] = self._words(rank, places, states.get(rank, "busy"))
+            if rank in late and rank not in self._pending:
+                states[rank] += ", too late"
         error = rank_timeout(self._timeout_s, states, {rank: stacks.get(rank, "") for rank in late})
         rank = min(late)
         self._stopping = True
-        self._end(rank, Raised(rank, error))  # also where it ended a moment later
+        self._end(rank, Raised(rank, error, output=said))  # also where it ended a moment later
 
     def _listen_for_stacks(self, places: dict[int, Stack], seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -241,11 +251,11 @@ class Collector:
                 else:
                     self._take(member, report)
 
-    def _words(self, rank: int, places: dict[int, Stack]) -> str:
+    def _words(self, rank: int, places: dict[int, Stack], state: str) -> str:
         match self._outcomes.get(rank):
             case Returned():
                 return "has returned"
             case Raised(error=error):
                 return f"raised {type(error).__name__}"
         where = self._waits_in(rank) or (places[rank].where if rank in places else "")
-        return f"busy {where}".rstrip()
+        return f"{state} {where}".rstrip()

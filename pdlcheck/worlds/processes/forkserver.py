@@ -28,6 +28,7 @@ _PRELOAD = (
     "pdlcheck.worlds.processes.rank",
     "torch._dynamo",  # the first DDP or optimizer step imports it: 0.9 s once here instead of in every rank
 )
+_STOP_S = 0.5
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from pdlcheck.worlds.processes.server import main; main(int(sys.argv[2]), int(sys.argv[3]))"
@@ -81,6 +82,7 @@ class Child:
     status: int
     pid: int = 0
     exitcode: int | None = field(default=None)
+    orphaned: bool = False  # it ended because the server had
 
     def started(self) -> int:
         """Wait until the process exists; return its pid."""
@@ -94,11 +96,15 @@ class Child:
                 )
         return self.pid
 
+    def has_started(self) -> bool:
+        """Whether the process exists by now; the server may have imports to do before it forks."""
+        return self.pid > 0 or (bool(select.select([self.status], [], [], 0)[0]) and self.started() > 0)
+
     def ended(self, timeout_s: float) -> bool:
-        """Wait for the end of the process; then ``exitcode`` is its code, or minus the signal."""
+        """Wait for the end of a process that has started; ``exitcode`` is then its code, or minus the signal."""
         if self.exitcode is None and select.select([self.status], [], [], timeout_s)[0]:
             data = os.read(self.status, STATUS.size)
-            # nothing: the server has been killed, and every rank with it
+            self.orphaned = not data
             self.exitcode = STATUS.unpack(data)[0] if data else -signal.SIGKILL
         return self.exitcode is not None
 
@@ -185,8 +191,8 @@ class ForkServer:
         """End the server and all of its ranks; wait for the server."""
         self._socket.close()
         try:
-            self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:  # it is in a long import
+            self._process.wait(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:  # it starts up, or loads a library
             self._process.kill()
             self._process.wait()
 

@@ -81,15 +81,30 @@ class LocalProcess:
     def exitcode(self) -> int | None:
         return self._child.exitcode
 
+    @property
+    def orphaned(self) -> bool:
+        return self._child.orphaned
+
     def started(self) -> int:
         return self._child.started()
+
+    def has_started(self) -> bool:
+        return self._child.has_started()
 
     def ended(self, timeout_s: float) -> bool:
         return self._child.ended(timeout_s)
 
     def signal(self, signo: int) -> None:
-        with contextlib.suppress(WorldUnavailable):  # it was never started
-            self._server.signal(self.started(), signo)
+        with contextlib.suppress(WorldUnavailable):  # it could not be started
+            if self.has_started():
+                self._server.signal(self.started(), signo)
+
+    def is_stopped(self) -> bool:
+        try:
+            with open(f"/proc/{self.started()}/stat", encoding="utf-8", errors="replace") as file:
+                return file.read().rpartition(")")[2].split()[0] in "Tt"
+        except OSError:
+            return False
 
     def output(self) -> tuple[str, str]:
         return _take(self._files[0]), _take(self._files[1])

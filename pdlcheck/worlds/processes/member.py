@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.messages import Command, Report
 from pdlcheck.worlds.processes.placement import RankProcess
 
@@ -15,9 +16,13 @@ _DRAIN_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The rank's process has ended; ``exitcode`` is minus the signal if one ended it."""
+    """The rank's process has ended; ``exitcode`` is minus the signal if one ended it.
+
+    ``orphaned``: it was ended because the fork server had been.
+    """
 
     exitcode: int
+    orphaned: bool = False
 
 
 class Member:
@@ -64,8 +69,13 @@ class Member:
         if not self._process.ended(_DRAIN_S):  # alive, but its pipe is closed: of no use any more
             self.signal(signal.SIGKILL)
             self._process.ended(_DRAIN_S)
-        words.append(Died(self._process.exitcode if self._process.exitcode is not None else -signal.SIGKILL))
+        exitcode = self._process.exitcode if self._process.exitcode is not None else -signal.SIGKILL
+        words.append(Died(exitcode, self._process.orphaned))
         return words
+
+    def is_stopped(self) -> bool:
+        """Whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False where there is no /proc."""
+        return self._process.is_stopped()
 
     def signal(self, signo: int) -> None:
         """Send a signal to the process; SIGKILL also reaches what the process has started."""
@@ -80,8 +90,11 @@ class Member:
         self.connection.close()
 
     def wait_ended(self, timeout_s: float) -> bool:
-        """True once the process has ended."""
-        return self._process.ended(timeout_s)
+        """True once the process has ended, or if there is none yet: that one finds its pipe closed."""
+        try:
+            return not self._process.has_started() or self._process.ended(timeout_s)
+        except WorldUnavailable:  # it could not be started
+            return True
 
     def close(self) -> None:
         """Give back the descriptors."""

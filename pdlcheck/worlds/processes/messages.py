@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "Aftermath",
+    "AreYouThere",
     "Call",
     "Changes",
     "Command",
@@ -20,6 +21,7 @@ __all__ = [
     "Failed",
     "Grant",
     "Halted",
+    "Here",
     "Posted",
     "Ready",
     "Refuse",
@@ -93,6 +95,11 @@ class WhereAreYou:
     """Send a :class:`Stack`."""
 
     call: int
+
+
+@dataclass(frozen=True, slots=True)
+class AreYouThere:
+    """Send a :class:`Here`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +194,11 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
+class Here:
+    """The process lives and is not stopped."""
+
+
+@dataclass(frozen=True, slots=True)
 class Posted:
     """The rank wants to take part in an operation; ``signature`` says in which."""
 
@@ -210,5 +222,5 @@ class Unwatch:
     call: int
 
 
-Command = Start | Call | Stop | WhereAreYou | Grant | Refuse
-Report = Ready | Done | Failed | Halted | Stack | Posted | Waits | Unwatch
+Command = Start | Call | Stop | WhereAreYou | AreYouThere | Grant | Refuse
+Report = Ready | Done | Failed | Halted | Stack | Here | Posted | Waits | Unwatch

@@ -25,11 +25,21 @@ class RankProcess(Protocol):
     def exitcode(self) -> int | None:
         """Minus the signal where one ended it; None as long as :meth:`ended` has not seen the end."""
 
+    @property
+    def orphaned(self) -> bool:
+        """True if it ended because the fork server had."""
+
     def started(self) -> int:
         """Wait until the process exists; return its pid."""
 
+    def has_started(self) -> bool:
+        """Whether the process exists by now."""
+
     def ended(self, timeout_s: float) -> bool:
-        """Wait for the end of the process."""
+        """Wait for the end of a process that has started."""
+
+    def is_stopped(self) -> bool:
+        """Whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False where there is no /proc."""
 
     def signal(self, signo: int) -> None:
         """Send a signal to the process; SIGKILL also reaches what the process has started."""

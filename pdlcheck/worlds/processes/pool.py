@@ -15,15 +15,17 @@ from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.processes.collect import Collector
 from pdlcheck.worlds.processes.member import Died, Member
-from pdlcheck.worlds.processes.messages import Call, Ready, Report, Start
+from pdlcheck.worlds.processes.messages import AreYouThere, Call, Here, Ready, Report, Start
 from pdlcheck.worlds.processes.placement import Placement
 from pdlcheck.worlds.processes.referee import Referee
+from pdlcheck.worlds.processes.story import how_it_ended
 from pdlcheck.worlds.processes.surroundings import Surroundings
 
 __all__ = ["Pool", "Setup"]
 
 _START_S = 120.0  # a slow disk may take long to import torch, once
 _LEAVE_S = 1.5
+_ANSWER_S = 2.0
 _MAX_GROUPS = 32  # each holds threads and a socket to every peer
 
 
@@ -94,9 +96,31 @@ class Pool:
         return outcomes
 
     def drop_if_lost(self) -> None:
-        """Give up a pool of which a rank ended while nothing ran on it (killed from outside, out of memory)."""
-        if self.is_usable and any(isinstance(report, Died) for _, report in self._wait(0.0)):
-            self.kill()
+        """Give up a pool of which a rank ended or was stopped while nothing ran on it; say so on stderr.
+
+        The ranks are asked: word of a death takes a moment to arrive, and the next call must not be blamed for it.
+        """
+        if not self.is_usable:
+            return
+        for member in self._members:
+            member.send(AreYouThere())
+        silent = {member.rank: member for member in self._members}
+        until = time.monotonic() + _ANSWER_S
+        while silent:
+            events = self._wait(max(until - time.monotonic(), 0.0))
+            for member, report in events:
+                if isinstance(report, Died):
+                    how = "went down with the fork server" if report.orphaned else how_it_ended(report.exitcode)
+                    self._replace(f"rank {member.rank} {how}")
+                    return
+                if isinstance(report, Here):
+                    silent.pop(member.rank, None)
+            if not events:
+                member = min(silent.values(), key=lambda member: member.rank)
+                stopped = member.is_stopped()
+                why = "was stopped by SIGSTOP or SIGTSTP" if stopped else f"did not answer within {_ANSWER_S:g} s"
+                self._replace(f"rank {member.rank} {why}")
+                return
 
     def close(self) -> None:
         """Let idle ranks end by themselves; kill those that do not."""
@@ -163,6 +187,11 @@ class Pool:
         }
         threads = setup.threads or placement.threads(rank, setup.world_size)
         return Start(rank, setup.world_size, setup.backend, threads, placement.host, port, variables, setup.watch)
+
+    def _replace(self, why: str) -> None:
+        size = self.world_size
+        self.kill()
+        sys.stderr.write(f"pdlcheck: {why} while nothing ran on it; {size} new processes take over\n")
 
     def _unavailable(self, what: str, member: Member | None = None) -> WorldUnavailable:
         words = member.output()[1].strip() if member is not None else ""

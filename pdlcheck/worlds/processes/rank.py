@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
 import random
+import resource
 import signal
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -37,6 +40,10 @@ _PEER_HAS_GONE = (
     "Broken pipe",
     "Connection refused",
 )
+_LIMITS = {
+    which: resource.getrlimit(which)
+    for which in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)
+}
 _UNSENDABLE = (SystemExit, KeyboardInterrupt, GeneratorExit)  # raised in the controller they would end it
 
 
@@ -129,6 +136,8 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel) -> None:
     except PeerFailed as error:
         report = Halted(call.call, str(error), _aftermath(default_group))
     except BaseException as error:  # every way to fail is a report, sys.exit and Ctrl-C included
+        if isinstance(error, MemoryError):
+            traceback.clear_frames(error.__traceback__)  # what the function hoarded, to have room for the report
         report = _failed(call.call, error, start.rank, _aftermath(default_group))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -163,6 +172,10 @@ def _fresh_state(seed: int, start: Start) -> None:
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
     torch.use_deterministic_algorithms(False)
+    for which, limits in _LIMITS.items():
+        if resource.getrlimit(which) != limits:
+            with contextlib.suppress(ValueError, OSError):  # the hard limit was lowered: not ours to raise
+                resource.setrlimit(which, limits)
     if torch.get_num_threads() != start.threads:
         torch.set_num_threads(start.threads)
 

@@ -10,15 +10,18 @@ its controller.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
 import struct
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import NoReturn
 
 __all__ = ["FORK", "HEADER", "IMPORT", "SIGNAL", "STATUS", "main"]
@@ -70,7 +73,9 @@ def main(control_fd: int, controller_pid: int) -> NoReturn:
                 if request == FORK:
                     _fork(fds, ranks, missing, own_fds)
                 elif request == IMPORT:
-                    missing |= _import(json.loads(_read(control, first)))
+                    names = json.loads(_read(control, first))
+                    with _noticing_hang_up(control, ranks):
+                        missing |= _import(names)
                 elif request == SIGNAL and first in ranks:
                     _signal(first, second)
 
@@ -83,6 +88,27 @@ def _watch_process(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except OSError:
         return None  # an old kernel, or a sandbox; the end of the socket tells as well
+
+
+@contextlib.contextmanager
+def _noticing_hang_up(control: socket.socket, ranks: dict[int, int]) -> Iterator[None]:
+    """An import may take long, and the controller may end meanwhile: a signal tells."""
+
+    def look(*_: object) -> None:
+        if any(event & select.POLLHUP for _, event in poll.poll(0)):
+            _end(ranks)
+
+    poll = select.poll()
+    poll.register(control, 0)
+    signal.signal(signal.SIGIO, look)
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        look()  # it may have gone before
+        yield
+    finally:
+        fcntl.fcntl(control, fcntl.F_SETFL, flags)
 
 
 def _import(names: list[str]) -> dict[str, str]:
@@ -100,7 +126,7 @@ def _fork(fds: list[int], ranks: dict[int, int], missing: dict[str, str], own_fd
     try:
         pid = os.fork()
     except OSError as error:
-        os.write(status, STATUS.pack(-(error.errno or 1)))
+        _tell(status, -(error.errno or 1))
         for fd in fds:
             os.close(fd)
         return
@@ -109,7 +135,7 @@ def _fork(fds: list[int], ranks: dict[int, int], missing: dict[str, str], own_fd
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # the child does it too: whoever is first
     ranks[pid] = status
-    os.write(status, STATUS.pack(pid))
+    _tell(status, pid)
     for fd in rank_fds:
         os.close(fd)
 
@@ -120,6 +146,7 @@ def _become_rank(rank_fds: list[int], missing: dict[str, str], foreign_fds: list
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for fd in foreign_fds:
             os.close(fd)
@@ -152,13 +179,17 @@ def _reap(ranks: dict[int, int]) -> None:
             continue
         _signal(pid, signal.SIGKILL)  # what the rank started and left behind
         del ranks[pid]
-        with contextlib.suppress(OSError):  # the controller no longer listens
-            os.write(status, STATUS.pack(os.waitstatus_to_exitcode(code)))
+        _tell(status, os.waitstatus_to_exitcode(code))
         os.close(status)
 
 
+def _tell(status: int, number: int) -> None:
+    with contextlib.suppress(OSError):  # the controller no longer listens
+        os.write(status, STATUS.pack(number))
+
+
 def _end(ranks: dict[int, int]) -> NoReturn:
-    for pid in ranks:
+    for pid in list(ranks):
         _signal(pid, signal.SIGKILL)
     os._exit(0)
 

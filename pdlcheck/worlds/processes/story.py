@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 
 from pdlcheck.errors import RankDied, RankTimeout
 
-__all__ = ["rank_died", "rank_timeout"]
+__all__ = ["how_it_ended", "rank_died", "rank_timeout", "take_stack"]
 
 _LINES = 40
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_DUMP = re.compile(r"^.*\(most recent call first\):\n(?P<frames>(?:  .*\n?)+)", re.MULTILINE)
 
 
-def rank_died(rank: int, exitcode: int, last_operation: str, stderr: str) -> RankDied:
-    """Make the error for a process that ended without a result."""
-    if exitcode < 0:
-        how = f"was killed by {_signal_name(-exitcode)}"
-    else:
-        how = f"ended its process with exit code {exitcode} before its function returned"
+def rank_died(rank: int, exitcode: int, last_operation: str, stderr: str, *, orphaned: bool = False) -> RankDied:
+    """Make the error for a process that ended without a result, maybe only because the fork server had ended."""
+    before = "" if exitcode < 0 else " before its function returned"
+    how = "went down with the fork server, whose process has ended" if orphaned else how_it_ended(exitcode) + before
     lines = [f"rank {rank} {how}"]
     if last_operation:
         lines.append(f"  last operation  {last_operation}")
     if stderr.strip():
         lines.append("  stderr          " + "\n                  ".join(_tail(stderr)))
     return RankDied("\n".join(lines), rank=rank, exitcode=exitcode, stderr=stderr)
+
+
+def how_it_ended(exitcode: int) -> str:
+    """The end of a process in words."""
+    if exitcode < 0:
+        return f"was killed by {_signal_name(-exitcode)}"
+    return f"ended its process with exit code {exitcode}"
 
 
 def rank_timeout(timeout_s: float, states: Mapping[int, str], stacks: Mapping[int, str]) -> RankTimeout:
@@ -36,10 +44,25 @@ def rank_timeout(timeout_s: float, states: Mapping[int, str], stacks: Mapping[in
     late = ", ".join(map(str, sorted(stacks)))
     word = "rank" if len(stacks) == 1 else "ranks"
     ranks = [f"rank {rank}: {states[rank]}" for rank in sorted(states)]
-    shown = [f"stack of rank {rank}, innermost call last:\n{stacks[rank].rstrip()}" for rank in sorted(stacks)]
+    shown = [_stack_of(rank, stacks[rank].rstrip()) for rank in sorted(stacks)]
     head = f"no result within {timeout_s:g} s from {word} {late} of {len(states)}"
     message = "\n  ".join([head, *ranks]) + "\n" + "\n".join(shown)
     return RankTimeout(message, timeout_s=timeout_s, ranks=ranks, stacks=shown)
+
+
+def take_stack(stderr: str) -> tuple[str, str]:
+    """Split what a rank wrote, which ends with faulthandler's dump, into the rest and the stack, innermost last."""
+    found = list(_DUMP.finditer(stderr))
+    if not found:
+        return stderr, ""
+    frames = [_FRAME.sub(r'  File "\1", line \2, in \3', line) for line in found[-1]["frames"].splitlines()]
+    return stderr[: found[-1].start()] + stderr[found[-1].end() :], "\n".join(reversed(frames))
+
+
+def _stack_of(rank: int, stack: str) -> str:
+    if not stack:
+        return f"stack of rank {rank}: it cannot be asked"
+    return f"stack of rank {rank}, innermost call last:\n{stack}"
 
 
 def _signal_name(signo: int) -> str:

@@ -1,0 +1,152 @@
+"""What a pytest run must not leave behind: processes, listening ports, shared memory, files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["SHARED_MEMORY", "Before", "descendants", "open_files", "state_of"]
+
+_PATIENCE_S = 2.0  # the kernel ends a killed process a moment after the kill
+_TORCHS_OWN = "torchinductor_"  # a cache that torch makes when torch._dynamo is imported, and keeps by design
+SHARED_MEMORY = Path("/dev/shm")
+_LISTENING = "0A"
+
+
+@dataclass(frozen=True)
+class Before:
+    """What was there before a run.
+
+    Args:
+        token: stands in the environment of the run and of everything that it starts.
+        folder: the run's folder for temporary files.
+        shared: what the run sees as /dev/shm.
+    """
+
+    token: str
+    folder: Path
+    shared: Path
+    sockets: frozenset[str]
+    memory: frozenset[str]
+
+    @classmethod
+    def look(cls, token: str, folder: Path, shared: Path) -> Before:
+        """Remember what is there now."""
+        return cls(token, folder, shared, frozenset(_listening()), frozenset(_shared_memory(shared)))
+
+    def left(self) -> list[str]:
+        """What has come and stays, in words; empty if nothing."""
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            found = [*self._processes(), *self._ports(), *self._memory(), *self._files()]
+            if not found or time.monotonic() > until:
+                return found
+            time.sleep(0.02)
+
+    def processes(self) -> list[int]:
+        """The processes of the run that live."""
+        return [pid for pid in _pids() if self.token in _environment(pid) and state_of(pid) not in "ZX"]
+
+    def _processes(self) -> list[str]:
+        return [f"process {pid} ({_command(pid)})" for pid in self.processes()]
+
+    def _ports(self) -> list[str]:
+        """New listening sockets, unless a process that is not of the run owns them."""
+        new = {inode: port for inode, port in _listening().items() if inode not in self.sockets}
+        if new:
+            for pid in _pids():
+                if self.token not in _environment(pid):
+                    for target in _targets(pid):
+                        new.pop(target.removeprefix("socket:[").removesuffix("]"), None)
+        return [f"listening port {port}" for port in new.values()]
+
+    def _memory(self) -> list[str]:
+        """New files of shared memory; in a /dev/shm that others use too, unless a process of theirs holds them."""
+        new = _shared_memory(self.shared) - self.memory
+        if new and self.shared == SHARED_MEMORY:
+            for pid in _pids():
+                if self.token not in _environment(pid):
+                    held = _text(f"/proc/{pid}/maps") + " ".join(_targets(pid))
+                    new = {name for name in new if f"/dev/shm/{name}" not in held}
+        return [f"/dev/shm/{name}" for name in sorted(new)]
+
+    def _files(self) -> list[str]:
+        return [f"file {path.name}" for path in self.folder.iterdir() if not path.name.startswith(_TORCHS_OWN)]
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """The live processes below ``pid``, with their names."""
+    parents = {}
+    for other in _pids():
+        fields = _stat(other)
+        if fields and fields[1] not in "ZX":
+            parents[other] = (int(fields[2]), fields[0])
+    found: dict[int, str] = {}
+    todo = [pid]
+    while todo:
+        above = todo.pop()
+        for other, (parent, name) in parents.items():
+            if parent == above:
+                found[other] = name
+                todo.append(other)
+    return found
+
+
+def open_files() -> list[str]:
+    """What the descriptors of this process stand for."""
+    return sorted(_targets(os.getpid()))
+
+
+def state_of(pid: int) -> str:
+    """One letter, as ps shows it; X where there is no such process."""
+    return (_stat(pid) or ["", "X"])[1]
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _stat(pid: int) -> list[str]:
+    """Name, state, parent."""
+    head, _, tail = _text(f"/proc/{pid}/stat").rpartition(")")
+    return [head.partition("(")[2], *tail.split()[:2]] if tail else []
+
+
+def _environment(pid: int) -> str:
+    return _text(f"/proc/{pid}/environ")
+
+
+def _command(pid: int) -> str:
+    return _text(f"/proc/{pid}/cmdline").replace("\0", " ")[:100]
+
+
+def _targets(pid: int) -> list[str]:
+    found = []
+    try:
+        fds = os.listdir(f"/proc/{pid}/fd")
+    except OSError:  # it has ended, or is another user's
+        return []
+    for fd in fds:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _listening() -> dict[str, str]:
+    """Inode -> address and port of every listening TCP socket."""
+    rows = [row.split() for name in ("tcp", "tcp6") for row in _text(f"/proc/net/{name}").splitlines()[1:]]
+    return {row[9]: str(int(row[1].rpartition(":")[2], 16)) for row in rows if row[3] == _LISTENING}
+
+
+def _shared_memory(folder: Path) -> set[str]:
+    return set(os.listdir(folder)) if folder.is_dir() else set()

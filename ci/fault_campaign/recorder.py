@@ -1,0 +1,138 @@
+"""A pytest plugin for the runs of the campaign: signals from outside, and a record of what pytest reports.
+
+It runs in the controller. What it records is what pytest itself shows, and what exists besides the ranks that the
+session needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fault_campaign.faults import PATIENT_S
+from fault_campaign.leftovers import descendants, open_files, state_of
+from pdlcheck.harness import cases
+from pdlcheck.worlds import registry
+from pdlcheck.worlds.processes import ProcessWorld, forkserver
+
+_STRAY_S = 1.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("faults")
+    group.addoption("--faults-record", metavar="FILE")
+    group.addoption("--faults-moments", metavar="FOLDER")
+    group.addoption("--faults-watch", type=int, default=1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "strike(number, when, *, kind, rank, signo, after_s, size): signal from outside")
+    config.addinivalue_line("markers", "limit(seconds): the ranks' time limit in this test")
+    if config.getoption("faults_record") and not config.stash.get(cases.IN_RANK, False):
+        config.pluginmanager.register(_Recorder(config))
+
+
+class _Recorder:
+    def __init__(self, config: pytest.Config) -> None:
+        self._file = Path(config.getoption("faults_record"))
+        self._moments = Path(config.getoption("faults_moments"))
+        self._worlds: list[ProcessWorld] = []
+        self._files = 0
+        watch = bool(config.getoption("faults_watch"))
+
+        def make(**options: Any) -> ProcessWorld:
+            self._worlds.append(ProcessWorld(backend="gloo", watch=watch, timeout_s=PATIENT_S, **options))
+            return self._worlds[-1]
+
+        registry.WORLDS["gloo"] = make
+
+    def pytest_sessionstart(self) -> None:
+        self._files = len(open_files())
+        self._write(event="start")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        self._write(event="test", test=item.name)
+        limit = item.get_closest_marker("limit")
+        for world in self._worlds:
+            world._timeout_s = limit.args[0] if limit else PATIENT_S
+        for mark in item.iter_markers("strike"):
+            if mark.args[1] == "between_tests":
+                self._strike(mark)
+                time.sleep(mark.kwargs["after_s"] / 10)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        marks = [mark for mark in item.iter_markers("strike") if mark.args[1] == "in_call"]
+        for mark in marks:
+            self._worlds[0].pids(mark.kwargs["size"])  # a test of the controller has no ranks yet
+        timers = [threading.Timer(mark.kwargs["after_s"] + 0.02, self._strike, [mark]) for mark in marks]
+        for timer in timers:
+            timer.start()
+        try:
+            return (yield)
+        finally:
+            for timer in timers:
+                timer.cancel()
+                timer.join()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        at = time.monotonic()
+        strays = self._strays() if report.when == "teardown" else []
+        name = report.nodeid.rpartition("::")[2].partition("[")[0]
+        self._write(
+            event="report",
+            test=name,
+            when=report.when,
+            outcome=report.outcome,
+            at=at,
+            text=report.longreprtext,
+            said=report.capstderr,
+            strays=strays,
+        )
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        forkserver.stop()  # as at the end of the process
+        files = open_files()
+        self._write(event="end", files=files if len(files) > self._files + 2 else [], threads=threading.active_count())
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _pools(self) -> dict[int, Any]:
+        return {size: pool for world in self._worlds for size, pool in world._pools.items() if pool.is_usable}
+
+    def _strike(self, mark: pytest.Mark) -> None:
+        number, rank, size = mark.args[0], mark.kwargs["rank"], mark.kwargs["size"]
+        pid = self._server() if mark.kwargs["kind"] == "kill-server" else self._pools()[size].pids[rank]
+        (self._moments / str(number)).write_text(repr(time.monotonic()))
+        os.kill(pid, getattr(signal, mark.kwargs["signo"]))
+        while mark.kwargs["signo"] == "SIGSTOP" and state_of(pid) not in "TZX":
+            time.sleep(0.001)  # until then its threads may still answer
+
+    def _server(self) -> int:
+        return forkserver._running.pid  # type: ignore[union-attr]
+
+    def _strays(self) -> list[str]:
+        """Processes that the session started and does not need; what has just been killed may take a moment."""
+        until = time.monotonic() + _STRAY_S
+        while True:
+            needed = {pid for pool in self._pools().values() for pid in pool.pids}
+            if forkserver._running is not None:
+                needed.add(self._server())
+            strays = [f"process {pid} ({name})" for pid, name in descendants(os.getpid()).items() if pid not in needed]
+            if not strays or time.monotonic() > until:
+                return strays
+            time.sleep(0.01)
+
+    def _write(self, **record: Any) -> None:
+        with self._file.open("a") as file:
+            file.write(json.dumps(record) + "\n")
