@@ -151,7 +151,7 @@ def _healthy_run(fault: Fault) -> str:
         [
             '@pytest.mark.parametrize("number", range(200))',
             f"@pytest.mark.world_size({fault.world_size})",
-            f"def {fault.name}(number, tmp_path):",
+            f"def {fault.name}(number):",
             *_indent([f"rounds({fault.rounds})", f"time.sleep({0.05 + fault.delay_s / 50:.3f})", "meet()"]),
         ]
     )

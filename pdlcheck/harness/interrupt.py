@@ -1,16 +1,47 @@
 """Ctrl-C ends the run at once: a pytest plugin that ``pdlcheck.plugin`` registers.
 
 pytest parses the sources of all frames, those of torch and its own among them, and then shows one line. With the
-other frames gone it shows the same line, seconds earlier.
+other frames gone it shows the same line, seconds earlier. And libraries lose a Ctrl-C that comes while they are
+imported (code in C that asks whether numpy is there drops whatever the import raised): it is raised again before
+tests run.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
+from types import FrameType
 from typing import Any
 
 import pytest
 
-__all__ = ["pytest_keyboard_interrupt"]
+__all__ = ["pytest_keyboard_interrupt", "pytest_runtestloop", "pytest_sessionstart"]
+
+_DEFAULT = signal.default_int_handler
+_pressed = threading.Event()
+
+
+def _press(signo: int, frame: FrameType | None) -> None:
+    __tracebackhide__ = True
+    _pressed.set()
+    _DEFAULT(signo, frame)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart() -> None:
+    """Remember a Ctrl-C, unless somebody else handles it."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is _DEFAULT:
+        _pressed.clear()
+        signal.signal(signal.SIGINT, _press)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Raise the Ctrl-C that an import has lost; from here on it is Python's to handle."""
+    if signal.getsignal(signal.SIGINT) is _press:
+        signal.signal(signal.SIGINT, _DEFAULT)
+        if _pressed.is_set():
+            raise KeyboardInterrupt
 
 
 @pytest.hookimpl(tryfirst=True)
