@@ -3,7 +3,8 @@
 Usage: python benchmarks/harness_peers.py [--quick] [--install-peers] [--json]
 
 Every figure comes from whole pytest sessions on generated files of n and of 2n tests: the difference is the cost of n
-tests, the rest is start-up. All harnesses take their turn in every round, so that a busy moment hits each of them.
+tests, collection included; the rest is start-up. All harnesses take their turn in every round, so that a busy moment
+hits each of them; on a machine that others use, trust ratios.
 Peers that need packages of their own get an environment in the user's cache folder with --install-peers.
 The exit code is 1 if a target that was measured is not held.
 """
@@ -51,7 +52,7 @@ def main() -> int:
     rounds, tests = options.rounds or (2 if options.quick else 5), 100 if options.quick else 300
 
     sides = _available(options)
-    rows = {(side.name, size): Row() for size in world_sizes for side in sides}
+    rows = {(side.name, size): Row(1 if side.starts_processes else tests) for size in world_sizes for side in sides}
     extra: dict[str, list[float]] = {}
     loads = []
     for number in range(rounds):
@@ -59,7 +60,7 @@ def main() -> int:
         print(f"round {number + 1} of {rounds}; load of the machine before it {loads[-1]:.1f}", file=sys.stderr)
         for size in world_sizes:
             for side in sides:
-                _measure(side, tests, size, options.cache, rows[side.name, size])
+                _measure(side, size, options.cache, rows[side.name, size])
         for name, once in _extras(tests).items():
             extra.setdefault(name, []).append(once())
     figures = {name: Figure(values) for name, values in extra.items()}
@@ -76,8 +77,10 @@ def main() -> int:
         record = {
             "machine": _machine(),
             "load_before_rounds": loads,
-            "tests": tests,
-            "rows": [{"harness": name, "world_size": size, **vars(row)} for (name, size), row in rows.items()],
+            "rows": [
+                {"harness": name, "world_size": size, "per_test_ms": row.per_test_ms, **vars(row)}
+                for (name, size), row in rows.items()
+            ],
             "extra_ms": extra,
             "targets": [{"target": t, "measured": m, "held": h} for t, m, h in found],
         }
@@ -113,18 +116,17 @@ def _available(options: argparse.Namespace) -> list[Side]:
     return chosen
 
 
-def _measure(side: Side, tests: int, world_size: int, cache: Path, row: Row) -> None:
+def _measure(side: Side, world_size: int, cache: Path, row: Row) -> None:
     """One session of n tests and one of 2n."""
-    n = 1 if side.starts_processes else tests
     python, mpiexec = python_of(side.environment, cache), find_mpiexec()
     assert python is not None
-    one, two = (run_session(side, count, world_size, python, mpiexec or "") for count in (n, 2 * n))
-    per_test_s = (two.tests_s - one.tests_s) / n
-    row.per_test.append(per_test_s * 1e3)
-    row.cpu.append((two.cpu_s - one.cpu_s) / n * 1e3)
-    row.start_up.append((one.wall_s - n * per_test_s) * 1e3)
+    one, two = (run_session(side, count, world_size, python, mpiexec or "") for count in (row.tests, 2 * row.tests))
+    row.small_ms.append(one.tests_s * 1e3)
+    row.large_ms.append(two.tests_s * 1e3)
+    row.start_up_ms.append((one.wall_s - one.tests_s) * 1e3)
+    row.cpu_ms.append((two.cpu_s - one.cpu_s) / row.tests * 1e3)
     if two.between_s is not None:
-        row.between.append(two.between_s * 1e3)
+        row.between_ms.append(two.between_s * 1e3)
 
 
 def _extras(tests: int) -> dict[str, Callable[[], float]]:
