@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
 import signal
 import socket
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
@@ -16,9 +18,10 @@ from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.forkserver import Child, ForkServer
 from pdlcheck.worlds.processes.messages import Command, Report
 
-__all__ = ["Died", "Member"]
+__all__ = ["Died", "Member", "Written"]
 
 _DRAIN_S = 2.0
+_KEPT_BYTES = 1 << 20  # of what was read already
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +31,27 @@ class Died:
     exitcode: int
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a rank wrote since the last look, by Python and by descriptor; see ``journal.py`` for the third."""
+
+    rank: int
+    out: str
+    err: str
+    journal: str
+
+
 class Member:
-    """One rank of a pool. Files for stdout and stderr have no name, so nothing can be left behind."""
+    """One rank of a pool. Files for stdout, stderr and the journal have no name, so nothing can be left behind."""
 
     def __init__(self, rank: int, server: ForkServer, listening: socket.socket | None) -> None:
         self.rank = rank
         self._server = server
         self.connection: Connection[Any, Any]
         self.connection, theirs = Pipe(duplex=True)
-        self._files = [_nameless_file(), _nameless_file()]
-        fds = [theirs.fileno(), *self._files]
+        self._files = [_File(), _File(), _File()]
+        self.reader: Callable[[Written], None] | None = None  # also receives whatever is taken
+        fds = [theirs.fileno(), *(file.fd for file in self._files)]
         if listening is not None:
             fds.append(listening.fileno())
         try:
@@ -45,7 +59,7 @@ class Member:
         except BaseException:
             self.connection.close()
             for file in self._files:
-                os.close(file)
+                os.close(file.fd)
             raise
         finally:
             theirs.close()
@@ -96,7 +110,15 @@ class Member:
 
     def output(self) -> tuple[str, str]:
         """Return what was written to stdout and stderr since the last time."""
-        return _take(self._files[0]), _take(self._files[1])
+        out, err, journal = [file.take() for file in self._files]
+        if self.reader is not None and (out or err or journal):
+            self.reader(Written(self.rank, out, err, journal))
+        return out, err
+
+    def rewind(self) -> None:
+        """Give back the memory of what was read. The rank must be idle: what it writes meanwhile can be lost."""
+        for file in self._files:
+            file.rewind()
 
     def hang_up(self) -> None:
         """Close the pipe: an idle rank then ends by itself."""
@@ -109,7 +131,7 @@ class Member:
     def close(self) -> None:
         """Give back the descriptors."""
         self.connection.close()
-        for fd in (*self._files, self._child.status):
+        for fd in (*(file.fd for file in self._files), self._child.status):
             os.close(fd)
 
 
@@ -123,10 +145,23 @@ def _nameless_file() -> int:
     return fd
 
 
-def _take(fd: int) -> str:
-    size = os.fstat(fd).st_size
-    if not size:
-        return ""
-    data = os.pread(fd, size, 0)
-    os.ftruncate(fd, 0)
-    return data.decode(errors="replace")
+class _File:
+    """A file without a name; reading does not disturb the rank that writes to it."""
+
+    def __init__(self) -> None:
+        self.fd = _nameless_file()
+        self._read = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def take(self) -> str:
+        size = os.fstat(self.fd).st_size
+        if size <= self._read:
+            return ""
+        data = os.pread(self.fd, size - self._read, self._read)
+        self._read += len(data)
+        return self._decoder.decode(data)
+
+    def rewind(self) -> None:
+        if self._read > _KEPT_BYTES and os.fstat(self.fd).st_size == self._read:
+            os.ftruncate(self.fd, 0)
+            self._read = 0

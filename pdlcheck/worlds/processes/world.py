@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessWorld"]
 
+_A_LONG_TIME_S = 10 * 24 * 3600.0
 _CURES = {
     "mpi": "pip install pdlcheck[mpi]",
     "nccl": "install a CUDA build of torch: https://pytorch.org/get-started/locally",
@@ -39,6 +40,10 @@ class ProcessWorld:
         watch: compare what the ranks post before it goes to the real group, so a mismatch or a
             deadlock is an exception instead of an abort or a hang. False pays nothing for it.
         seed: the random streams of the ranks start from it, on each rank differently, anew for each call.
+        prepare: called on every rank before its first call, such as to start a measurement; what it registers
+            with ``atexit`` is called when the world is closed.
+        debugged: a rank in which a person uses a debugger: no time limit holds, and it is not stopped when
+            another rank fails.
 
     Raises:
         WorldUnavailable: torch lacks the backend, or the system cannot fork.
@@ -65,6 +70,8 @@ class ProcessWorld:
         timeout_s: float = 60.0,
         watch: bool = True,
         seed: int = 0,
+        prepare: Callable[[], None] | None = None,
+        debugged: int | None = None,
     ) -> None:
         if threads_per_rank is not None and threads_per_rank < 1:
             raise ValueError(f"threads_per_rank must be at least 1, got {threads_per_rank}; pass None for the default")
@@ -73,7 +80,9 @@ class ProcessWorld:
         self.name = backend
         self.seed = seed
         self._threads = threads_per_rank
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s if debugged is None else _A_LONG_TIME_S
+        self._prepare = prepare
+        self._debugged = debugged
         self._watch = watch
         self._pools: dict[int, Pool] = {}
         self._one_at_a_time = threading.RLock()
@@ -97,7 +106,11 @@ class ProcessWorld:
             pool = self._pool(world_size)
             from pdlcheck.worlds.processes.ranks import ProcessRanks  # it imports torch: see _check_backend
 
-            yield ProcessRanks(pool, self.seed, self._timeout_s)
+            yield ProcessRanks(pool, self.seed, self._timeout_s, self._debugged)
+
+    def running(self) -> list[int]:
+        """The world sizes of which processes run now."""
+        return [world_size for world_size, pool in self._pools.items() if pool.is_usable]
 
     def pids(self, world_size: int) -> list[int]:
         """The process ids of the ranks, in rank order; starts them if need be."""
@@ -133,6 +146,10 @@ class ProcessWorld:
             threads = self._threads or max(1, _cores() // world_size)
             setup = Setup(world_size, self.name, threads, self._watch and self.name == "gloo")
             pool = self._pools[world_size] = Pool(setup, forkserver.retain(self))
+            if self._prepare is not None:
+                from pdlcheck.worlds.processes.ranks import ProcessRanks
+
+                ProcessRanks(pool, self.seed, self._timeout_s).run(self._prepare)
         return pool
 
     def _check_backend(self) -> None:
