@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from pdlcheck.harness import rank_session
 from pdlcheck.harness.cases import Case
-from pdlcheck.harness.reports import RANK_REPORT
-from pdlcheck.worlds import Ranks, World
-from pdlcheck.worlds.outcome import Outcome, Raised, results
+from pdlcheck.harness.following import next_on_the_same_ranks
+from pdlcheck.harness.folders import clear_shared, has_failed, shared_path
+from pdlcheck.harness.rank_output import RankOutput
+from pdlcheck.harness.time_limits import not_counted, read_marker, seconds_left
+from pdlcheck.harness.verdicts import verdict
+from pdlcheck.worlds import World
+from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds.processes.ranks import ProcessRanks
 
-__all__ = ["ProcessItem"]
+__all__ = ["ProcessItem", "finish"]
+
+_collected = pytest.StashKey[set[tuple[object, ...]]]()
+_description = pytest.StashKey[dict[str, rank_session.SessionDescription]]()
 
 
 class ProcessItem:
@@ -26,12 +33,21 @@ class ProcessItem:
         self._case = case
         self._world = world
         self._stack = ExitStack()
-        self._ranks: Ranks | None = None
+        self._ranks: ProcessRanks | None = None
+        self._output = RankOutput(item, case.world_size)
+        read_marker(item)
 
     def setup(self) -> None:
-        ranks = self._ranks = self._stack.enter_context(self._world.open(self._case.world_size))
-        session = rank_session.describe(self._item.config)
-        _results(ranks.outcomes(rank_session.setup, session, str(self._item.path), self._item.nodeid))
+        __tracebackhide__ = True
+        item = self._item
+        with not_counted(item):  # what several tests have in common is no test's fault
+            ranks = self._stack.enter_context(self._world.open(self._case.world_size))
+            assert isinstance(ranks, ProcessRanks)
+            ranks.read_with(self._output.read, live=self._output.live)
+            self._stack.callback(ranks.read_with, None)
+            self._collect(ranks)
+        self._ranks = ranks
+        self._phase("setup", rank_session.setup, str(item.path), item.nodeid, str(shared_path(item)))
 
     def call(self, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
@@ -39,22 +55,55 @@ class ProcessItem:
         if not self._ranks.intact:  # an earlier example ended in a failure that took ranks with it
             self._stack.close()
             self.setup()
-        _results(self._ranks.outcomes(rank_session.call, self._item.nodeid, drawn))
+        self._phase("call", rank_session.call, self._item.nodeid, drawn)
 
     def teardown(self) -> None:
+        __tracebackhide__ = True
         with self._stack:
             if self._ranks is not None and self._ranks.intact:
-                _results(self._ranks.outcomes(rank_session.teardown, self._item.nodeid))
+                following = next_on_the_same_ranks(self._item)
+                self._phase(
+                    "teardown", rank_session.teardown, self._item.nodeid, following, has_failed(self._item)
+                )
+        clear_shared(self._item)
+
+    def _collect(self, ranks: ProcessRanks) -> None:
+        """Once for each file on the same processes."""
+        __tracebackhide__ = True
+        item = self._item
+        collected = item.config.stash.setdefault(_collected, set())
+        what = (*ranks.pids, item.path)
+        if what in collected:
+            return
+        description = _describe(item.config, self._case.world)
+        outcomes = ranks.outcomes(rank_session.collect, description, str(item.path), item.nodeid)
+        self._output.tell("setup")
+        verdict(outcomes)
+        collected.add(what)
+
+    def _phase(self, when: Literal["setup", "call", "teardown"], fn: Callable[..., None], *args: Any) -> None:
+        __tracebackhide__ = True
+        assert self._ranks is not None
+        limit = seconds_left(self._item)
+        if limit is not None:
+            self._ranks.timeout_s = limit
+        try:
+            outcomes = self._ranks.outcomes(fn, *args)
+        finally:
+            self._output.tell(when)
+        verdict(outcomes)
 
 
-def _results(outcomes: Sequence[Outcome]) -> None:
-    """Raise the first cause; where its rank rendered a report, the bare traceback is left out."""
-    __tracebackhide__ = True
-    results(
-        [
-            replace(outcome, traceback="", output="")
-            if isinstance(outcome, Raised) and hasattr(outcome.error, RANK_REPORT)
-            else outcome
-            for outcome in outcomes
-        ]
-    )
+def finish(world: World, exitstatus: int) -> None:
+    """End the sessions in the ranks of a world; raise the first error of the fixtures that are torn down."""
+    assert isinstance(world, ProcessWorld)
+    with ExitStack() as every_pool:
+        for world_size in world.running():
+            every_pool.callback(world.run, rank_session.finish, exitstatus, world_size=world_size)
+
+
+def _describe(config: pytest.Config, world: str) -> rank_session.SessionDescription:
+    known = config.stash.setdefault(_description, {})
+    if world not in known:
+        known[world] = rank_session.describe(config, world)
+    return known[world]

@@ -12,7 +12,7 @@ import pytest
 from pdlcheck.harness import cases
 from pdlcheck.harness.examples import is_property, ranks_receive_examples
 
-__all__ = ["RankedItem", "call", "prepare"]
+__all__ = ["RankedItem", "call", "finish_ranks", "prepare"]
 
 _ranked = pytest.StashKey["RankedItem"]()
 
@@ -76,6 +76,16 @@ def call(item: pytest.Function) -> None:
 
     with ranks_receive_examples(item, on_ranks):
         item.obj(**fixtures)
+
+
+def finish_ranks(config: pytest.Config, exitstatus: int) -> None:
+    """End the pytest sessions in ranks: what they still have set up is torn down, and the first error raised."""
+    for world in cases.open_worlds(config):
+        if world.shares_process:
+            continue
+        from pdlcheck.harness.processes import finish
+
+        finish(world, exitstatus)
 
 
 @contextmanager

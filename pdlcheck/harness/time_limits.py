@@ -1,0 +1,59 @@
+"""The time limit of a test on ranks: pytest-timeout's marker, option and ini value, kept by the world.
+
+The world's watchdog knows more than a timer: it says in which call each rank waits and shows their stacks, and only
+the ranks are replaced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pdlcheck.harness import cases
+
+__all__ = ["not_counted", "read_marker", "seconds_left", "take_over"]
+
+_until = pytest.StashKey[float]()
+_AT_LEAST_S = 0.1
+
+
+def take_over(item: pytest.Item, timeout_s: float) -> bool:
+    """Keep the limit ourselves, from now on; False if the item does not run on ranks of processes."""
+    if cases.runs_in_a_rank(item.config):
+        return True  # the controller does it
+    case = cases.case_of(item)
+    if case is None or case.world == "sim":
+        return False
+    item.stash[_until] = time.monotonic() + timeout_s
+    return True
+
+
+def read_marker(item: pytest.Item) -> None:
+    """The marker also counts where pytest-timeout, which would tell us of it, is not installed."""
+    marker = item.get_closest_marker("timeout")
+    if marker is None or item.config.pluginmanager.hasplugin("timeout"):
+        return
+    seconds = (*marker.args, marker.kwargs.get("timeout"))[0]
+    if isinstance(seconds, int | float) and seconds > 0:
+        take_over(item, seconds)
+
+
+@contextmanager
+def not_counted(item: pytest.Item) -> Iterator[None]:
+    """The limit of the item stands still while the block runs."""
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        if _until in item.stash:
+            item.stash[_until] += time.monotonic() - start
+
+
+def seconds_left(item: pytest.Item) -> float | None:
+    """For the next phase of the item; None if the limit is the world's."""
+    if _until not in item.stash:
+        return None
+    return max(round(item.stash[_until] - time.monotonic(), 1), _AT_LEAST_S)
