@@ -222,8 +222,10 @@ def group(request: pytest.FixtureRequest) -> dist.ProcessGroup:
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     """A temporary folder that is the same on every rank of this test; ``tmp_path`` is each rank's own."""
-    from pdlcheck.harness.folders import shared_of
+    from pdlcheck.harness.folders import clear_shared, shared_of
 
+    if cases.case_of(request.node) is None:
+        request.addfinalizer(lambda: clear_shared(request.node))
     return shared_of(request.node)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from pdlcheck.harness import rank_session
 from pdlcheck.harness.cases import Case
+from pdlcheck.harness.folders import has_failed, shared_path
 from pdlcheck.harness.following import next_on_the_same_ranks
-from pdlcheck.harness.folders import clear_shared, has_failed, shared_path
 from pdlcheck.harness.rank_output import RankOutput
 from pdlcheck.harness.time_limits import not_counted, read_marker, seconds_left
 from pdlcheck.harness.verdicts import verdict
@@ -65,7 +65,6 @@ class ProcessItem:
                 self._phase(
                     "teardown", rank_session.teardown, self._item.nodeid, following, has_failed(self._item)
                 )
-        clear_shared(self._item)
 
     def _collect(self, ranks: ProcessRanks) -> None:
         """Once for each file on the same processes."""
@@ -85,7 +84,7 @@ class ProcessItem:
         __tracebackhide__ = True
         assert self._ranks is not None
         limit = seconds_left(self._item)
-        if limit is not None:
+        if limit is not None and self._item.config.getoption("--rank-pdb") is None:  # a person takes time
             self._ranks.timeout_s = limit
         try:
             outcomes = self._ranks.outcomes(fn, *args)

@@ -75,6 +75,8 @@ def journal_of_log(config: pytest.Config) -> Iterator[None]:
 
 class _Journal(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("c10d-") and record.levelno == logging.DEBUG:
+            return  # torch tells of every exception in a collective: the report does so better
         try:
             text: Any = self.format(record)
         except Exception:  # a wrong call of logging: pytest's own handler raises it where it was made

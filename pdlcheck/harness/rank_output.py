@@ -1,4 +1,4 @@
-"""What ranks write and note during a phase, told to the controller's pytest: sections, warnings, subtests, properties."""
+"""What ranks write and note in a phase becomes sections, warnings, subtests, properties of the controller's item."""
 
 from __future__ import annotations
 
@@ -143,7 +143,11 @@ def _count_failed_subtest(item: pytest.Item) -> None:
     """pytest fails a test that passed but for its subtests."""
     from _pytest.subtests import failed_subtests_key  # pytest 9; before, nothing sends such reports
 
-    item.config.stash[failed_subtests_key][getattr(item, "id", item.nodeid)] += 1
+    item.config.stash[failed_subtests_key][_id_of(item)] += 1
+
+
+def _id_of(item: pytest.Item) -> Any:
+    return getattr(item, "id", item.nodeid)  # of the releases of pytest 9, some count by the one, some by the other
 
 
 def _stream(name: str, *, tee: bool) -> TextIO:

@@ -37,9 +37,11 @@ KEEP = "keep"  # instead of the next item: nobody knows which it is
 
 # what the controller alone distributes, measures, remembers, shows, writes or asks
 _NOT_IN_RANKS = frozenset(
-    "basetemp cacheclear cacheshow collectonly debug dist failedfirst htmlpath keepduplicates lf log_file looponfail "
-    "newfirst no_cov numprocesses pastebin report_log setuponly setupplan setupshow stepwise stepwise_reset "
-    "stepwise_skip trace tx usepdb xmlpath".split()
+    {
+        *("basetemp", "cacheclear", "cacheshow", "collectonly", "debug", "dist", "failedfirst", "htmlpath", "lf"),
+        *("log_file", "looponfail", "newfirst", "no_cov", "numprocesses", "pastebin", "report_log", "setuponly"),
+        *("setupplan", "setupshow", "stepwise", "stepwise_reset", "stepwise_skip", "trace", "tx", "usepdb", "xmlpath"),
+    }
 )
 _PLUGINS_NOT_IN_RANKS = ("cov_", "json_report")
 _GIVEN_AS_ARGUMENTS = frozenset({"capture", "file_or_dir", "inifilename", "override_ini", "plugins", "rootdir"})
@@ -125,7 +127,7 @@ class _RankSession:
 
     @contextmanager
     def warnings_of(self, item: pytest.Item) -> Iterator[None]:
-        """Record warnings as pytest does; its filters stand on Python's own, not on those that made it start quietly."""
+        """Record warnings as pytest does; its filters stand on Python's own, not on those of a quiet start."""
         with warnings.catch_warnings():
             warnings.resetwarnings()
             warnings.filters.extend(self._python_filters)  # type: ignore[attr-defined]  # a list in fact
@@ -160,6 +162,7 @@ def setup(path: str, nodeid: str, shared: str) -> None:
     set_rank_context(
         RankContext(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), dist.group.WORLD)  # type: ignore[arg-type]
     )
+    rank_coverage.save()  # what ran since the last test
     _session.around.close()
     _session.around.enter_context(_session.warnings_of(item))
     _session.session._setupstate.teardown_exact(item)  # what an item before needed and this one does not
@@ -197,7 +200,7 @@ def teardown(nodeid: str, following: tuple[str, str] | Literal["keep"] | None, f
     nextitem = None if following is None else _Next(item, following)
     try:
         _phase(
-            item, "teardown", lambda: item.ihook.pytest_runtest_teardown(item=item, nextitem=nextitem)  # type: ignore[arg-type]
+            item, "teardown", lambda: item.ihook.pytest_runtest_teardown(item=item, nextitem=nextitem)
         )
     finally:
         _session.around.close()

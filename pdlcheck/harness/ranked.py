@@ -11,6 +11,7 @@ import pytest
 
 from pdlcheck.harness import cases
 from pdlcheck.harness.examples import is_property, ranks_receive_examples
+from pdlcheck.harness.folders import clear_shared
 
 __all__ = ["RankedItem", "call", "finish_ranks", "prepare"]
 
@@ -53,7 +54,8 @@ def prepare(item: pytest.Item) -> None:
 
 
 def _setup(item: pytest.Function, ranked: RankedItem) -> None:
-    item.addfinalizer(ranked.teardown)
+    item.addfinalizer(lambda: clear_shared(item))
+    item.addfinalizer(ranked.teardown)  # the last comes first
     with _plain_skips():
         ranked.setup()
 

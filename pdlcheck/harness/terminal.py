@@ -52,9 +52,12 @@ class _Lender:
 
     def _serve(self) -> None:
         while not self._closed:
-            with contextlib.suppress(OSError, EOFError, AuthenticationError):
-                with self._listener.accept() as connection, self._uncaptured():
-                    self._talk(connection)
+            with (
+                contextlib.suppress(OSError, EOFError, AuthenticationError),
+                self._listener.accept() as connection,
+                self._uncaptured(),
+            ):
+                self._talk(connection)
 
     def _talk(self, connection: Connection[Any, Any]) -> None:
         rest = ""
@@ -99,7 +102,7 @@ def debug_simulated(config: pytest.Config, rank: int) -> None:
     def at_breakpoint(*args: Any, **kwargs: Any) -> None:
         if dist.is_initialized() and dist.get_rank() != rank:
             return
-        pytestPDB._init_pdb("set_trace").set_trace(sys._getframe().f_back)
+        pytestPDB._init_pdb("set_trace").set_trace(sys._getframe().f_back)  # type: ignore[no-untyped-call]  # pytest's
 
     before, sys.breakpointhook = sys.breakpointhook, at_breakpoint
     config.add_cleanup(lambda: setattr(sys, "breakpointhook", before))

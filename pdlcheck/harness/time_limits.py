@@ -43,13 +43,13 @@ def read_marker(item: pytest.Item) -> None:
 
 @contextmanager
 def not_counted(item: pytest.Item) -> Iterator[None]:
-    """The limit of the item stands still while the block runs."""
-    start = time.monotonic()
+    """The limit of the item, if it has one already, stands still while the block runs."""
+    start, until = time.monotonic(), item.stash.get(_until, None)
     try:
         yield
     finally:
-        if _until in item.stash:
-            item.stash[_until] += time.monotonic() - start
+        if until is not None:
+            item.stash[_until] = until + time.monotonic() - start
 
 
 def seconds_left(item: pytest.Item) -> float | None:

@@ -41,7 +41,7 @@ _UNSENDABLE = (SystemExit, KeyboardInterrupt, GeneratorExit)  # raised in the co
 
 
 def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int) -> NoReturn:
-    """Serve as one rank. ``fds``: the pipe, stdout, stderr, the journal and, on rank 0, the store's listening socket."""
+    """Serve as one rank. ``fds``: pipe, stdout, stderr, journal and, on rank 0, the store's listening socket."""
     _die_with(server_pid)
     open_journal(fds[3])
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text file in every fork
