@@ -210,7 +210,10 @@ def teardown(nodeid: str, following: tuple[str, str] | Literal["keep"] | None, f
 
 
 def finish(exitstatus: int) -> None:
-    """Tear down what is still set up, and let the user's conftest files see the end of the session."""
+    """Tear down what is still set up, and let the user's conftest files see the end of the session.
+
+    What pytest and its plugins would do then belongs to the controller, or ends with the process.
+    """
     global _session
     if _session is None:
         return
@@ -218,10 +221,9 @@ def finish(exitstatus: int) -> None:
     plugins = ending.config.pluginmanager
     others = [plugin for plugin in plugins.get_plugins() if plugin not in plugins._conftest_plugins]
     with ExitStack() as stack:
-        stack.callback(ending.config._ensure_unconfigure)
-        stack.callback(
-            plugins.subset_hook_caller("pytest_sessionfinish", others), session=ending.session, exitstatus=exitstatus
-        )
+        stack.callback(plugins.subset_hook_caller("pytest_unconfigure", others), config=ending.config)
+        session_finish = plugins.subset_hook_caller("pytest_sessionfinish", others)
+        stack.callback(session_finish, session=ending.session, exitstatus=exitstatus)
         ending.session._setupstate.teardown_exact(None)
 
 
