@@ -156,12 +156,29 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         finish_ranks(item.config, int(item.session.testsfailed > 0))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    world = getattr(item, "funcargs", {}).get("world")
+    if cases.case_of(item) is not None or cases.world_of(item) is None or world is None:
+        yield
+        return
+    from pdlcheck.harness.time_limits import limited
+
+    with limited(item, world):
+        yield
+
+
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """Of pytest-timeout: its limit for a test on rank processes is kept by these."""
-    from pdlcheck.harness.time_limits import take_over
+    """Of pytest-timeout: its limit for a test on rank processes is kept by their world."""
+    from pdlcheck.harness.time_limits import GRACE_S, take_over
 
-    return take_over(item, settings.timeout) or None
+    if not take_over(item, settings.timeout):
+        return None
+    if cases.case_of(item) is None:  # its body runs here and may hang outside the ranks
+        timers = item.config.pluginmanager.getplugin("timeout")
+        timers.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout + GRACE_S))
+    return True
 
 
 def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:

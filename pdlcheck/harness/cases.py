@@ -29,6 +29,7 @@ __all__ = [
     "set_rank_context",
     "warm_up",
     "world_names",
+    "world_of",
 ]
 
 CASE = "pdlcheck_case"  # the hidden argument by which a test is repeated
@@ -116,6 +117,15 @@ def case_of(item: pytest.Item) -> Case | None:
     """The world and world size on whose ranks the body of this item runs, if it does."""
     callspec = getattr(item, "callspec", None)
     return None if callspec is None else callspec.params.get(CASE)
+
+
+def world_of(item: pytest.Item) -> str | None:
+    """The world that an item uses, in either style."""
+    case = case_of(item)
+    if case is not None:
+        return case.world
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("world")
 
 
 def require_ranks(item: pytest.Item) -> None:

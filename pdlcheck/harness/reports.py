@@ -38,7 +38,7 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
         rendered = "\n".join(f"E   {line}" for line in f"{type(error).__name__}: {error}".splitlines())
     if rendered is not None:
         report.longrepr = _RankReport(item, error, rendered)
-    world = _world_of(item)
+    world = cases.world_of(item)
     if world is not None:
         command = ["pytest", item.nodeid, "--world", world, f"--pdl-seed={item.config.getoption('--pdl-seed')}"]
         for subject in item.config.getoption("--subject"):
@@ -62,11 +62,3 @@ class _RankReport(TerminalRepr):
     def toterminal(self, tw: TerminalWriter) -> None:
         for line in self._text.splitlines():
             tw.line(line, red=line.startswith("E  "), bold=line.startswith("E  "))
-
-
-def _world_of(item: pytest.Item) -> str | None:
-    case = cases.case_of(item)
-    if case is not None:
-        return case.world
-    callspec = getattr(item, "callspec", None)
-    return None if callspec is None else callspec.params.get("world")

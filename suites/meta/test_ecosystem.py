@@ -165,6 +165,17 @@ def test_ini(rank):
 def test_after(rank):
     dist.barrier()
 
+@pytest.mark.timeout(0.5, method="signal")
+def test_controller(world):
+    time.sleep(50)
+
+def sleep():
+    time.sleep(50)
+
+@pytest.mark.timeout(1)
+def test_function(world):
+    world.run(sleep, world_size=2)
+
 @W
 @pytest.mark.timeout(60, func_only=True)
 def test_enough(rank):
@@ -175,7 +186,7 @@ def test_enough(rank):
 def test_the_limits_of_pytest_timeout_are_kept_by_the_ranks(run, pytester):
     pytester.makeini("[pytest]\ntimeout = 2\ntimeout_method = thread\n")  # this method would end the process
     result = run(LIMITED, new_process=True)
-    result.assert_outcomes(passed=2, failed=2)
+    result.assert_outcomes(passed=2, failed=4)
     result.stdout.fnmatch_lines(
         [
             "E   RankTimeout: no result within 1.[345] s from ranks 0, 1 of 2",
@@ -187,6 +198,9 @@ def test_the_limits_of_pytest_timeout_are_kept_by_the_ranks(run, pytester):
             'E     File "*test_inner.py", line 10, in test_hangs',
             "E   RankTimeout: no result within * s from rank 1 of 2",
             "E     rank 0: has returned",
+            "E   *Failed: Timeout *from pytest-timeout*",
+            "E   *RankTimeout: no result within * s from ranks 0, 1 of 2",
+            "E*   rank 0: busy at test_inner.py:27",
         ]
     )
     assert "/_pytest/" not in result.stdout.str(), "the stacks are the user's"
@@ -194,7 +208,7 @@ def test_the_limits_of_pytest_timeout_are_kept_by_the_ranks(run, pytester):
 
 def test_the_marker_counts_without_pytest_timeout_too(run):
     result = run(LIMITED, "-p", "no:timeout", "-k", "hangs or after", "--strict-markers")
-    result.assert_outcomes(passed=1, failed=1, deselected=2)
+    result.assert_outcomes(passed=1, failed=1, deselected=4)
     result.stdout.fnmatch_lines(["E   RankTimeout: no result within 1.[345] s from ranks 0, 1 of 2"])
 
 

@@ -36,7 +36,7 @@ class ProcessWorld:
     Args:
         backend: of the default group: ``gloo``, or another one that this torch has.
         threads_per_rank: of torch's operations; default: the cores, shared out among the ranks.
-        timeout_s: a call in which some rank takes longer fails with ``RankTimeout``.
+        timeout_s: a call in which some rank takes longer fails with ``RankTimeout``; may be set anew between calls.
         watch: compare what the ranks post before it goes to the real group, so a mismatch or a
             deadlock is an exception instead of an abort or a hang. False pays nothing for it.
         seed: the random streams of the ranks start from it, on each rank differently, anew for each call.
@@ -80,7 +80,7 @@ class ProcessWorld:
         self.name = backend
         self.seed = seed
         self._threads = threads_per_rank
-        self._timeout_s = timeout_s if debugged is None else _A_LONG_TIME_S
+        self.timeout_s = timeout_s if debugged is None else _A_LONG_TIME_S
         self._prepare = prepare
         self._debugged = debugged
         self._watch = watch
@@ -106,7 +106,7 @@ class ProcessWorld:
             pool = self._pool(world_size)
             from pdlcheck.worlds.processes.ranks import ProcessRanks  # it imports torch: see _check_backend
 
-            yield ProcessRanks(pool, self.seed, self._timeout_s, self._debugged)
+            yield ProcessRanks(pool, self.seed, self.timeout_s, self._debugged)
 
     def running(self) -> list[int]:
         """The world sizes of which processes run now."""
@@ -149,7 +149,11 @@ class ProcessWorld:
             if self._prepare is not None:
                 from pdlcheck.worlds.processes.ranks import ProcessRanks
 
-                ProcessRanks(pool, self.seed, self._timeout_s).run(self._prepare)
+                try:
+                    ProcessRanks(pool, self.seed, self.timeout_s).run(self._prepare)
+                except BaseException:
+                    pool.kill()
+                    raise
         return pool
 
     def _check_backend(self) -> None:
