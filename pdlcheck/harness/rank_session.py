@@ -63,8 +63,7 @@ def describe(config: pytest.Config, world: str) -> SessionDescription:
     arguments = ["-s", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
     for override in config.getoption("override_ini") or []:
         arguments += ["-o", override]
-    # an ini file may speak of the plugins that are not there
-    arguments += ["--rootdir", str(config.rootpath), "-o", "addopts=", "-o", "log_file=", "-o", "strict_config=false"]
+    arguments += ["--rootdir", str(config.rootpath), "-o", "addopts=", "-o", "log_file="]  # one file, one writer
     # filters are for tests: pytest itself warns of modules that the fork server imported before it
     arguments += ["-o", "filterwarnings=ignore"]
     if config.getoption("noconftest"):

@@ -114,17 +114,34 @@ def test_live(rank, capsys):
     with capsys.disabled():
         print(f"first of {rank}")
     os.write(1, b"no end of line")
-    time.sleep(0.3)
     os.write(2, b"later\\n")
 
 @W
-def test_time(rank, shared_tmp_path):
+def test_while_it_runs(rank):
     print("begun")
-    time.sleep(0.3)
-    (shared_tmp_path / str(rank)).write_text("")
+    until = time.monotonic() + 10
+    while not os.path.exists("heard"):
+        assert time.monotonic() < until, "the line did not appear"
+        time.sleep(0.01)
 """,
         "-s",
         "-v",
+        conftest="""
+import pathlib, sys
+
+class Ear:
+    def __init__(self, stream):
+        self.stream = stream
+    def write(self, text):
+        if "[rank 1] begun" in text:
+            pathlib.Path("heard").touch()
+        return self.stream.write(text)
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+def pytest_runtest_call():
+    sys.stdout = Ear(sys.stdout)
+""",
     )
     result.assert_outcomes(passed=2)
     lines = result.stdout.str()
@@ -321,9 +338,10 @@ def test_one(broken): pass
 
 @W
 def test_two(broken): pass
-"""
+""",
+        test_later=HEAD + "@W\ndef test_three(): pass",
     )
-    result.assert_outcomes(passed=2, errors=1)
+    result.assert_outcomes(passed=3, errors=1)
     result.stdout.fnmatch_lines(["*ERROR at teardown of test_two?gloo-2?*", "*OSError: cannot give it back*"])
 
 
@@ -463,6 +481,10 @@ def test_the_users_conftest_options_and_ini_values_hold_in_ranks(pytester):
     (folder / "test_options.py").write_text(
         """
 import pytest, logging
+
+def test_plain():
+    logging.getLogger("mine").info("of the controller")
+
 @pytest.mark.world_size(2)
 def test_options(request):
     assert request.config.getoption("--flavour") == "sweet"
@@ -471,15 +493,17 @@ def test_options(request):
     logging.getLogger("mine").info("to the file")
 """
     )
+    strict = "strict_config = true\n" if pytest.version_tuple >= (9,) else ""
     pytester.makeini(
-        "[pytest]\nfaulthandler_timeout = 50\ncache_dir = .c\nlog_file = all.log\nlog_level = INFO\n"
+        f"[pytest]\n{strict}faulthandler_timeout = 50\ncache_dir = .c\nlog_file = all.log\nlog_level = INFO\n"
         "addopts = --strict-markers --strict-config --import-mode=importlib\nfilterwarnings = error\n"
     )
     result = pytester.runpytest_inprocess("deep", "--world", "gloo", "--flavour=sweet", "-v", "-o", "taste=sour")
-    result.assert_outcomes(passed=1)
+    result.assert_outcomes(passed=2)
+    assert "of the controller" in (pytester.path / "all.log").read_text(), "the ranks do not write to the same file"
 
 
-def test_sessions_harmless_to_options_of_the_run(run):
+def test_options_of_the_run_do_no_harm(run):
     source = """
 @W
 def test_good(tmp_path): pass
