@@ -16,6 +16,14 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 @pytest.fixture(autouse=True)
+def inner_runs_keep_the_order_of_the_file(request, monkeypatch):
+    """A test that runs pytest itself meets the plugins that are installed; this one would shuffle its tests."""
+    if "pytester" in request.fixturenames:
+        request.getfixturevalue("pytester")  # it clears the variable
+        monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:randomly")
+
+
+@pytest.fixture(autouse=True)
 def names_in_docstring_examples(doctest_namespace):
     """What the examples of docstrings take for granted."""
     import numpy

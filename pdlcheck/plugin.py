@@ -17,6 +17,7 @@ or one with a single controller::
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,6 +76,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         help="run the suites of primitive NAME on your own function instead; may be repeated",
     )
+    group.addoption(
+        "--rank-pdb",
+        type=int,
+        metavar="RANK",
+        help="give the terminal to the debugger of this rank, at breakpoint() and at its failure; the others wait",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -89,13 +96,34 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout(seconds): time limit of the test on its ranks")
     cases.check_options(config)
     if not config.getoption("fulltrace", True):  # absent in ranks
         config.pluginmanager.register(interrupt, "pdlcheck.harness.interrupt")
+    if hasattr(config, "workerinput"):
+        from pdlcheck.harness.devices import divide_among_workers
+
+        divide_among_workers(config)
+    if config.getoption("--rank-pdb") is not None and not cases.runs_in_a_rank(config):
+        from pdlcheck.harness.terminal import debug_simulated
+
+        debug_simulated(config, config.getoption("--rank-pdb"))
 
 
 def pytest_collection(session: pytest.Session) -> None:
     cases.warm_up(session.config)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    result = yield
+    if session.config.pluginmanager.hasplugin("_cov") and cases.open_worlds(session.config):
+        from pdlcheck.harness.rank_coverage import hand_over
+
+        cases.close_worlds(session.config)  # ranks write their last data when they end
+        hand_over(session.config)
+    return result
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -103,7 +131,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    cases.close_worlds(config, config.stash.get(_exitcode, int(pytest.ExitCode.INTERNAL_ERROR)))
+    cases.close_worlds(config)
+    launched.finish(config, config.stash.get(_exitcode, int(pytest.ExitCode.INTERNAL_ERROR)))
+    if config.getoption("--rank-pdb") is not None and not cases.runs_in_a_rank(config):
+        from pdlcheck.harness.terminal import take_back
+
+        take_back(config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -126,9 +159,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     cases.require_ranks(item)
     cases.isolate(item)
     if cases.case_of(item) is not None:
-        from pdlcheck.harness.ranked import prepare
+        from pdlcheck.harness.time_limits import not_counted
 
-        prepare(item)
+        with not_counted(item):  # torch is imported here at the latest
+            from pdlcheck.harness.ranked import prepare
+
+            prepare(item)
 
 
 @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
@@ -149,10 +185,52 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    if cases.case_of(item) is not None:
+        from pdlcheck.harness.following import remember_next
+
+        remember_next(item, nextitem)
+    yield
+    if nextitem is None and cases.open_worlds(item.config):
+        from pdlcheck.harness.ranked import finish_ranks
+
+        finish_ranks(item.config, int(item.session.testsfailed > 0))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     __tracebackhide__ = True
+    world = getattr(item, "funcargs", {}).get("world")
     with cases.too_few_ranks_skip():
-        yield
+        if cases.case_of(item) is not None or cases.world_of(item) is None or world is None:
+            yield
+            return
+        from pdlcheck.harness.time_limits import limited
+
+        with limited(item, world):
+            yield
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """Of pytest-timeout: its limit for a test on rank processes is kept by their world."""
+    from pdlcheck.harness.time_limits import GRACE_S, take_over
+
+    if not take_over(item, settings.timeout):
+        return None
+    if cases.case_of(item) is None:  # its body runs here and may hang outside the ranks
+        timers = item.config.pluginmanager.getplugin("timeout")
+        timers.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout + GRACE_S))
+    return True
+
+
+def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
+    rank = node.config.getoption("--rank-pdb")
+    case = cases.case_of(node) if rank is not None else None
+    if case is not None and case.world == "sim" and not node.config.getoption("usepdb"):
+        from pdlcheck.harness.terminal import post_mortem_on_sim
+
+        post_mortem_on_sim(node, call, report, rank)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -160,6 +238,10 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    if call.excinfo is not None and not cases.runs_in_a_rank(item.config) and cases.case_of(item) is not None:
+        from pdlcheck.harness.reports import take_expected
+
+        take_expected(call.excinfo.value, report)
     if report.failed and not cases.runs_in_a_rank(item.config):
         from pdlcheck.harness.reports import tell
 
@@ -195,6 +277,16 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def group(request: pytest.FixtureRequest) -> dist.ProcessGroup:
     """The default process group."""
     return cases.rank_context(request, "group").group
+
+
+@pytest.fixture
+def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
+    """A temporary folder that is the same on every rank of this test; ``tmp_path`` is each rank's own."""
+    from pdlcheck.harness.folders import clear_shared, shared_of
+
+    if cases.case_of(request.node) is None:
+        request.addfinalizer(lambda: clear_shared(request.node))
+    return shared_of(request.node)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ __all__ = [
     "close_worlds",
     "isolate",
     "open_world",
+    "open_worlds",
     "parametrize",
     "rank_context",
     "require_ranks",
@@ -82,6 +83,11 @@ def check_options(config: pytest.Config) -> None:
     for name in names or [""]:
         if name not in KNOWN_WORLDS:
             raise pytest.UsageError(f"--world must name some of {', '.join(KNOWN_WORLDS)}; got {name!r}")
+    rank = config.getoption("--rank-pdb")
+    if rank is not None and rank < 0:
+        raise pytest.UsageError(f"--rank-pdb takes the number of a rank, from 0 on; got {rank}")
+    if rank is not None and (hasattr(config, "workerinput") or config.getoption("numprocesses", None)):
+        raise pytest.UsageError("--rank-pdb needs the terminal, which workers of pytest-xdist do not have; use -n 0")
     for text in config.getoption("--subject"):
         name, _, target = text.partition("=")
         if not (name and target.count(":") == 1):
@@ -183,11 +189,19 @@ def open_world(config: pytest.Config, name: str | None) -> World:
     worlds = config.stash.setdefault(_open, {})
     if name not in worlds:
         try:
-            options = {"placement": launched.placement(config)} if name == "gloo" else {}
-            worlds[name] = get_world(name, seed=config.getoption("--pdl-seed"), **options)
+            worlds[name] = get_world(name, seed=config.getoption("--pdl-seed"), **_options(config, name))
         except WorldUnavailable as missing:
             pytest.skip(str(missing))
     return worlds[name]
+
+
+def _options(config: pytest.Config, name: str) -> dict[str, Any]:
+    if name == "sim":
+        return {}
+    from pdlcheck.harness.preparation import options_of_processes
+
+    options = options_of_processes(config)
+    return options if name == "mpi" else options | {"placement": launched.placement(config)}
 
 
 def warm_up(config: pytest.Config) -> None:
@@ -199,11 +213,15 @@ def warm_up(config: pytest.Config) -> None:
     launched.placement(config)
 
 
-def close_worlds(config: pytest.Config, exitcode: int) -> None:
-    """Give back what the worlds of the session hold, and end the other processes of a launch with ``exitcode``."""
-    for world in config.stash.get(_open, {}).values():
+def close_worlds(config: pytest.Config) -> None:
+    """Give back what the worlds of the session hold."""
+    for world in open_worlds(config):
         world.close()
-    launched.finish(config, exitcode)
+
+
+def open_worlds(config: pytest.Config) -> list[World]:
+    """The worlds that tests have used so far."""
+    return list(config.stash.get(_open, {}).values())
 
 
 def set_rank_context(context: RankContext | None) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PRELOAD", "finish", "follow", "headline", "launch", "placement"]
 
-PRELOAD = ("pytest", "hypothesis", "pdlcheck.harness.rank_session")  # what every rank of a test session needs
+PRELOAD = ("pytest", "hypothesis", "pdlcheck.harness.preloaded")  # what every rank of a test session needs
 
 _launch: pytest.StashKey[Launch | None] = pytest.StashKey()
 _placement: pytest.StashKey[LaunchedPlacement] = pytest.StashKey()

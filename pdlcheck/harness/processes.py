@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from pdlcheck.harness import rank_session
 from pdlcheck.harness.cases import Case
-from pdlcheck.harness.examples import RANK_FIXTURES, is_property
-from pdlcheck.harness.reports import RANK_REPORT
-from pdlcheck.worlds import Ranks, World
-from pdlcheck.worlds.outcome import Outcome, Raised, results
+from pdlcheck.harness.folders import has_failed, shared_path
+from pdlcheck.harness.following import next_on_the_same_ranks
+from pdlcheck.harness.rank_output import RankOutput
+from pdlcheck.harness.time_limits import not_counted, read_marker, seconds_left
+from pdlcheck.harness.verdicts import verdict
+from pdlcheck.worlds import World
+from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds.processes.ranks import ProcessRanks
 
-__all__ = ["ProcessItem"]
+__all__ = ["ProcessItem", "finish"]
 
-_OURS = RANK_FIXTURES - {"subject"}  # which fails where --subject leads nowhere
+_collected = pytest.StashKey[set[tuple[object, ...]]]()
+_description = pytest.StashKey[dict[str, rank_session.SessionDescription]]()
 
 
 class ProcessItem:
@@ -29,16 +33,21 @@ class ProcessItem:
         self._case = case
         self._world = world
         self._stack = ExitStack()
-        self._ranks: Ranks | None = None
-        self._at_once = not is_property(item) and _sets_up_nothing(item)
-        self._begun = False  # some rank may have set something up
-        self._ended = False  # every rank has torn down what it had set up
+        self._ranks: ProcessRanks | None = None
+        self._output = RankOutput(item, case.world_size)
+        read_marker(item)
 
     def setup(self) -> None:
-        ranks = self._ranks = self._stack.enter_context(self._world.open(self._case.world_size))
-        if not self._at_once:
-            self._begun = True
-            _results(ranks.outcomes(rank_session.setup, *self._place()))
+        __tracebackhide__ = True
+        item = self._item
+        with not_counted(item):  # what several tests have in common is no test's fault
+            ranks = self._stack.enter_context(self._world.open(self._case.world_size))
+            assert isinstance(ranks, ProcessRanks)
+            ranks.read_with(self._output.read, live=self._output.live)
+            self._stack.callback(ranks.read_with, None)
+            self._collect(ranks)
+        self._ranks = ranks
+        self._phase("setup", rank_session.setup, str(item.path), item.nodeid, str(shared_path(item)))
 
     def call(self, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
@@ -46,42 +55,54 @@ class ProcessItem:
         if not self._ranks.intact:  # an earlier example ended in a failure that took ranks with it
             self._stack.close()
             self.setup()
-        self._begun = True
-        if self._at_once:
-            outcomes = self._ranks.outcomes(rank_session.run, *self._place())
-        else:
-            outcomes = self._ranks.outcomes(rank_session.call, self._item.nodeid, drawn)
-        self._ended = all(_results(outcomes))
+        self._phase("call", rank_session.call, self._item.nodeid, drawn)
 
     def teardown(self) -> None:
+        __tracebackhide__ = True
         with self._stack:
-            if self._ranks is not None and self._ranks.intact and self._begun and not self._ended:
-                _results(self._ranks.outcomes(rank_session.teardown, self._item.nodeid))
+            if self._ranks is not None and self._ranks.intact:
+                following = next_on_the_same_ranks(self._item)
+                self._phase(
+                    "teardown", rank_session.teardown, self._item.nodeid, following, has_failed(self._item)
+                )
 
-    def _place(self) -> tuple[bytes, str, str]:
-        return rank_session.describe(self._item.config), str(self._item.path), self._item.nodeid
+    def _collect(self, ranks: ProcessRanks) -> None:
+        """Once for each file on the same processes."""
+        __tracebackhide__ = True
+        item = self._item
+        collected = item.config.stash.setdefault(_collected, set())
+        what = (*ranks.pids, item.path)
+        if what in collected:
+            return
+        description = _describe(item.config, self._case.world)
+        outcomes = ranks.outcomes(rank_session.collect, description, str(item.path), item.nodeid)
+        self._output.tell("setup")
+        verdict(outcomes)
+        collected.add(what)
+
+    def _phase(self, when: Literal["setup", "call", "teardown"], fn: Callable[..., None], *args: Any) -> None:
+        __tracebackhide__ = True
+        assert self._ranks is not None
+        limit = seconds_left(self._item)
+        if limit is not None and self._item.config.getoption("--rank-pdb") is None:  # a person takes time
+            self._ranks.timeout_s = limit
+        try:
+            outcomes = self._ranks.outcomes(fn, *args)
+        finally:
+            self._output.tell(when)
+        verdict(outcomes)
 
 
-def _sets_up_nothing(item: pytest.Function) -> bool:
-    """True if the item has no fixture of the user's or of another plugin, so that its set-up cannot fail."""
-    parameters = item.callspec.params
-    definitions = item._fixtureinfo.name2fixturedefs
-    return all(
-        name in parameters or name == "request" or (name in _OURS and len(definitions[name]) == 1)
-        for name in item.fixturenames
-    )
+def finish(world: World, exitstatus: int) -> None:
+    """End the sessions in the ranks of a world; raise the first error of the fixtures that are torn down."""
+    assert isinstance(world, ProcessWorld)
+    with ExitStack() as every_pool:
+        for world_size in world.running():
+            every_pool.callback(world.run, rank_session.finish, exitstatus, world_size=world_size)
 
 
-def _results(outcomes: Sequence[Outcome]) -> list[Any]:
-    """Return the results or raise the first cause; a report that a rank rendered replaces its traceback."""
-    __tracebackhide__ = True
-    first = min((o.order for o in outcomes if isinstance(o, Raised)), default=0)
-    return results([_rendered(o, is_first=o.order == first) if isinstance(o, Raised) else o for o in outcomes])
-
-
-def _rendered(outcome: Raised, *, is_first: bool) -> Raised:
-    """The first cause's report is shown by :mod:`pdlcheck.harness.reports`, those of other failures in the notes."""
-    report = getattr(outcome.error, RANK_REPORT, None)
-    if report is None:
-        return outcome
-    return replace(outcome, traceback="" if is_first else report, output="")
+def _describe(config: pytest.Config, world: str) -> rank_session.SessionDescription:
+    known = config.stash.setdefault(_description, {})
+    if world not in known:
+        known[world] = rank_session.describe(config, world)
+    return known[world]

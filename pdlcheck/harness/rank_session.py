@@ -1,38 +1,51 @@
 """The pytest session that a rank process keeps: made on first use, it collects a file when an item of it comes.
 
-The controller sends the phases of an item (``setup``, ``call``, ``teardown``) in as few messages as will do; a failure
-travels back as the exception itself with the report that pytest renders here, where the source and the values are.
+The controller sends the phases of an item one by one (``setup``, ``call``, ``teardown``); a failure travels back as
+the exception itself with the report that pytest renders here, where the source and the values are. What a plugin of
+the session would show or record travels as notes, see ``rank_hooks``.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
+import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 import torch.distributed as dist
-from _pytest.config import _prepareconfig, apply_warning_filters
-from _pytest.outcomes import OutcomeException
+from _pytest.capture import FDCapture, MultiCapture
+from _pytest.config import _prepareconfig
+from _pytest.tmpdir import tmppath_result_key
+from _pytest.warnings import catch_warnings_for_item
 
+from pdlcheck.harness import rank_coverage, rank_debugger
 from pdlcheck.harness.cases import IN_RANK, RankContext, set_rank_context
 from pdlcheck.harness.examples import is_property
-from pdlcheck.harness.reports import RANK_REPORT
+from pdlcheck.harness.folders import SHARED
+from pdlcheck.harness.rank_hooks import RankHooks, journal_of_log, note_properties
+from pdlcheck.harness.reports import RANK_REPORT, RANK_XFAIL
 
-__all__ = ["SessionDescription", "call", "describe", "run", "setup", "teardown"]
+__all__ = ["KEEP", "SessionDescription", "call", "collect", "describe", "finish", "setup", "teardown"]
 
-# options of the controller alone: what it distributes, measures, remembers or asks
-_NOT_IN_RANKS = ("cov", "dist", "failedfirst", "lf", "newfirst", "no_cov", "numprocesses", "tx", "usepdb", "xmlpath")
+KEEP = "keep"  # instead of the next item: nobody knows which it is
 
-
-_described = pytest.StashKey[bytes]()
+# what the controller alone distributes, measures, remembers, shows, writes or asks
+_NOT_IN_RANKS = frozenset(
+    {
+        *("basetemp", "cacheclear", "cacheshow", "collectonly", "debug", "dist", "failedfirst", "htmlpath", "lf"),
+        *("log_file", "looponfail", "newfirst", "no_cov", "numprocesses", "pastebin", "report_log", "setuponly"),
+        *("setupplan", "setupshow", "stepwise", "stepwise_reset", "stepwise_skip", "trace", "tx", "usepdb", "xmlpath"),
+    }
+)
+_PLUGINS_NOT_IN_RANKS = ("cov_", "json_report")
+_GIVEN_AS_ARGUMENTS = frozenset({"capture", "file_or_dir", "inifilename", "override_ini", "plugins", "rootdir"})
 
 
 @dataclass(frozen=True)
@@ -42,18 +55,16 @@ class SessionDescription:
     arguments: tuple[str, ...]
     options: tuple[tuple[str, Any], ...]
     filters: tuple[Sequence[str], Sequence[str]]  # of warnings: from the ini file, from the command line
+    basetemp: str
+    world: str
 
 
-def describe(config: pytest.Config) -> bytes:
-    """The controller's session, for the ranks: a pickled :class:`SessionDescription`, the same for every item."""
-    if _described not in config.stash:
-        config.stash[_described] = pickle.dumps(_description(config))
-    return config.stash[_described]
-
-
-def _description(config: pytest.Config) -> SessionDescription:
+def describe(config: pytest.Config, world: str) -> SessionDescription:
+    """The controller's session, for the ranks of a world."""
     arguments = ["-s", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
-    arguments += ["--rootdir", str(config.rootpath), "-o", "addopts="]
+    for override in config.getoption("override_ini") or []:
+        arguments += ["-o", override]
+    arguments += ["--rootdir", str(config.rootpath), "-o", "addopts=", "-o", "log_file="]  # one file, one writer
     # filters are for tests: pytest itself warns of modules that the fork server imported before it
     arguments += ["-o", "filterwarnings=ignore"]
     if config.getoption("noconftest"):
@@ -62,13 +73,17 @@ def _description(config: pytest.Config) -> SessionDescription:
         arguments += ["-c", str(config.inipath)]
     for plugin in config.getoption("plugins") or []:
         arguments += ["-p", plugin]
+    arguments += config.getoption("file_or_dir") or []  # so that the same conftest files add their options
     options = tuple(
         (name, value)
         for name, value in sorted(vars(config.option).items())
-        if isinstance(value, str | int | float | bool | None | list) and not name.startswith(_NOT_IN_RANKS)
+        if isinstance(value, str | int | float | bool | None | list)
+        and name not in _NOT_IN_RANKS | _GIVEN_AS_ARGUMENTS
+        and not name.startswith(_PLUGINS_NOT_IN_RANKS)
     )
     filters = (config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or [])
-    return SessionDescription(tuple(arguments), options, filters)
+    basetemp = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # as pytest-xdist takes it
+    return SessionDescription(tuple(arguments), options, filters, str(basetemp), world)
 
 
 class _RankSession:
@@ -76,121 +91,215 @@ class _RankSession:
 
     def __init__(self, description: SessionDescription) -> None:
         os.environ.pop("PYTEST_ADDOPTS", None)
-        self.filters = description.filters
-        self.config = _prepareconfig(list(description.arguments))
-        self.config.stash[IN_RANK] = True
-        own = {"capture", "inifilename", "override_ini", "plugins", "rootdir", "file_or_dir"}
-        for name, value in description.options:
-            if name not in own and hasattr(self.config.option, name):
-                setattr(self.config.option, name, value)
-        self.config._do_configure()
-        self.session = pytest.Session.from_config(self.config)
-        self.config.hook.pytest_sessionstart(session=self.session)
+        self._python_filters = list(warnings.filters)
+        with _quiet():
+            self.config = config = _prepareconfig(list(description.arguments))
+            config.stash[IN_RANK] = True
+            for name, value in description.options:
+                setattr(config.option, name, value)
+            if isinstance(getattr(config.option, "randomly_seed", None), int):
+                config.option.randomly_seed += dist.get_rank()  # streams of their own, also with pytest-randomly
+            config._do_configure()
+            config._inicache["filterwarnings"], config.known_args_namespace.pythonwarnings = description.filters
+            _set_basetemp(config, Path(description.basetemp), f"{description.world}-{dist.get_world_size()}")
+            rank_debugger.take_breakpoints()  # pytest's own debugger has just put itself in front
+            self.hooks = RankHooks(config)
+            config.pluginmanager.register(self.hooks, "pdlcheck-rank")
+            self.session = pytest.Session.from_config(config)
+            config.hook.pytest_sessionstart(session=self.session)
         self.items: dict[str, pytest.Function] = {}
-        self.teardown_error: BaseException | None = None  # until the controller asks for that phase
+        self.around = ExitStack()  # from an item's set-up to its teardown
+        self._folders: dict[tuple[type, str], Any] = {}
 
     def item(self, path: str, nodeid: str) -> pytest.Function:
         if nodeid not in self.items:
             self.session.testsfailed = 0
-            for item in self.session.perform_collect([path]):
-                assert isinstance(item, pytest.Function)
-                self.items[item.nodeid] = item
+            self.hooks.not_collected.clear()
+            with _quiet():
+                for item in self.session.perform_collect([path]):
+                    assert isinstance(item, pytest.Function)
+                    self._same_folders(item)
+                    self.items[item.nodeid] = item
         if nodeid not in self.items:
-            raise LookupError(f"a rank collected {path} and found no {nodeid}; do test ids differ from run to run?")
+            why = "".join(f"\n{text}" for text in self.hooks.not_collected) or "; do test ids differ from run to run?"
+            raise LookupError(f"a rank collected {path} and found no {nodeid}{why}")
         return self.items[nodeid]
+
+    @contextmanager
+    def warnings_of(self, item: pytest.Item) -> Iterator[None]:
+        """Record warnings as pytest does; its filters stand on Python's own, not on those of a quiet start."""
+        with warnings.catch_warnings():
+            warnings.resetwarnings()
+            warnings.filters.extend(self._python_filters)  # type: ignore[attr-defined]  # a list in fact
+            with catch_warnings_for_item(config=item.config, ihook=item.ihook, when="runtest", item=item):
+                yield
+
+    def _same_folders(self, node: Any) -> None:
+        """Files that were collected one by one share their packages: fixtures of these are set up once."""
+        while node.parent is not None:
+            parent = node.parent
+            if parent.path.is_dir():
+                node.parent = self._folders.setdefault((type(parent), parent.nodeid), parent)
+            node = node.parent
 
 
 _session: _RankSession | None = None
 
 
-def setup(description: bytes, path: str, nodeid: str) -> None:
-    """Collect the item if need be, and set its fixtures up in this rank; ``description`` is what ``describe`` made."""
+def collect(description: SessionDescription, path: str, nodeid: str) -> None:
+    """Make the session of this rank if need be, and collect the file of an item."""
     global _session
     if _session is None:
-        _session = _RankSession(pickle.loads(description))
+        _session = _RankSession(description)
+    _session.item(path, nodeid)
+
+
+def setup(path: str, nodeid: str, shared: str) -> None:
+    """Set the fixtures of an item up in this rank."""
+    assert _session is not None
     item = _session.item(path, nodeid)
+    item.stash[SHARED] = Path(shared)
     set_rank_context(
         RankContext(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), dist.group.WORLD)  # type: ignore[arg-type]
     )
-    _session.session._setupstate.teardown_exact(item)  # what the item before needed and this one does not
+    rank_coverage.save()  # what ran since the last test
+    _session.around.close()
+    _session.around.enter_context(_session.warnings_of(item))
+    _session.session._setupstate.teardown_exact(item)  # what an item before needed and this one does not
     if not getattr(item, "_request", None):
         item._initrequest()
     _phase(item, "setup", lambda: item.ihook.pytest_runtest_setup(item=item))
 
 
-def run(description: bytes, path: str, nodeid: str) -> bool:
-    """All phases in one message, for an item of which nothing but our own fixtures is set up."""
-    setup(description, path, nodeid)
-    return call(nodeid, {})
-
-
-def call(nodeid: str, drawn: dict[str, Any]) -> bool:
-    """Run the item's body in this rank; ``drawn`` are the arguments of one example of a property.
-
-    A body that returned is followed by its tear-down at once, without a message in between. The result tells whether
-    that was done; where it failed, :func:`teardown` raises its error.
-    """
+def call(nodeid: str, drawn: dict[str, Any]) -> None:
+    """Run the item's body in this rank; ``drawn`` are the arguments of one example of a property."""
     assert _session is not None
     item = _session.items[nodeid]
     if not is_property(item):
         _phase(item, "call", lambda: item.ihook.pytest_runtest_call(item=item))
-        try:
-            _tear_down(item)
-        except (Exception, OutcomeException) as error:  # belongs to another phase than this one
-            _session.teardown_error = error
-            return False
-        return True
+        return
     body = item.obj.hypothesis.inner_test
     instance = getattr(item.obj, "__self__", None)
     fixtures = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
     _phase(item, "call", lambda: body(*([] if instance is None else [instance]), **fixtures, **drawn))
-    return False
 
 
-def teardown(nodeid: str) -> None:
-    """Tear the item's own fixtures down; those of wider scope stay until an item does not need them."""
+def teardown(nodeid: str, following: tuple[str, str] | Literal["keep"] | None, failed: bool) -> None:
+    """Tear down the item's own fixtures, and those of wider scope that the next item does not need.
+
+    Args:
+        nodeid: of the item.
+        following: path and node id of the next item that runs on these ranks; None if there is none.
+        failed: the test failed, perhaps on another rank: its temporary folders are of interest.
+    """
     item = _session.items.get(nodeid) if _session is not None else None
     if _session is None or item is None:  # its set-up failed before it was collected
         return
-    error, _session.teardown_error = _session.teardown_error, None
-    if error is not None:
-        raise error
-    if item._request:  # else it has ended in its call
-        _tear_down(item)
+    if failed and tmppath_result_key in item.stash:
+        item.stash[tmppath_result_key]["call"] = False
+    nextitem = None if following is None else _Next(item, following)
+    try:
+        _phase(
+            item, "teardown", lambda: item.ihook.pytest_runtest_teardown(item=item, nextitem=nextitem)
+        )
+    finally:
+        _session.around.close()
+        item._request = False  # type: ignore[assignment]  # as pytest does when an item has ended
+        set_rank_context(None)
+        rank_coverage.save()
 
 
-def _tear_down(item: pytest.Function) -> None:
-    _phase(item, "teardown", lambda: item.ihook.pytest_runtest_teardown(item=item, nextitem=_Sibling(item)))
-    item._request = False  # type: ignore[assignment]  # as pytest does when an item has ended
-    set_rank_context(None)
+def finish(exitstatus: int) -> None:
+    """Tear down what is still set up, and let the user's conftest files see the end of the session.
+
+    What pytest and its plugins would do then belongs to the controller, or ends with the process.
+    """
+    global _session
+    if _session is None:
+        return
+    ending, _session = _session, None
+    plugins = ending.config.pluginmanager
+    others = [plugin for plugin in plugins.get_plugins() if plugin not in plugins._conftest_plugins]
+    with ExitStack() as stack:
+        stack.callback(plugins.subset_hook_caller("pytest_unconfigure", others), config=ending.config)
+        session_finish = plugins.subset_hook_caller("pytest_sessionfinish", others)
+        stack.callback(session_finish, session=ending.session, exitstatus=exitstatus)
+        ending.session._setupstate.teardown_exact(None)
 
 
-class _Sibling:
-    """An item in the same place as another, as far as pytest asks."""
+class _Next:
+    """The next item, as far as pytest asks: the collectors that it has in common with the present one."""
 
-    def __init__(self, item: pytest.Item) -> None:
-        self._chain = item.listchain()[:-1]
+    def __init__(self, item: pytest.Item, following: tuple[str, str] | str) -> None:
+        chain = item.listchain()[:-1]
+        if not isinstance(following, str):
+            path, self.nodeid = Path(following[0]), following[1]
+            chain = [node for node in chain if _holds(node, path, self.nodeid)]
+        self._chain = chain
 
     def listchain(self) -> list[Any]:
         return self._chain
 
 
+def _holds(node: Any, path: Path, nodeid: str) -> bool:
+    if isinstance(node, pytest.Session):
+        return True
+    if node.path.is_dir():
+        return node.path in path.parents
+    return bool(node.path == path and (nodeid == node.nodeid or nodeid.startswith(f"{node.nodeid}::")))
+
+
 def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], run: Callable[[], object]) -> None:
-    """Run one phase as pytest does: with the session's warning filters, and a report that plugins see."""
-    output = io.StringIO()
-    with warnings.catch_warnings(), redirect_stdout(output), redirect_stderr(output):
-        assert _session is not None
-        apply_warning_filters(*_session.filters)
-        call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt,))
+    """Run one phase as pytest does, with a report that plugins see; hand failures on."""
+    if when == "setup":
+        item.stash[_marked] = _xfail_marks(item)
+    rank_coverage.switch(f"{item.nodeid}|{'run' if when == 'call' else when}")
+    with journal_of_log(item.config):
+        call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt, pytest.exit.Exception))
         if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
             traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report
         report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+    note_properties(item)
     if call.excinfo is None:
+        late_mark = _xfail_marks(item) > item.stash[_marked]
+        if report.failed and (late_mark or not str(report.longrepr).startswith("[XPASS(strict)]")):
+            pytest.fail(str(report.longrepr), pytrace=False)  # a plugin's verdict; a mark's is the controller's
         return
     error = call.excinfo.value
+    if report.skipped and hasattr(report, "wasxfail"):
+        setattr(error, RANK_XFAIL, report.wasxfail)
     if not isinstance(error, pytest.skip.Exception | pytest.xfail.Exception):
-        rendered = str(report.longrepr)
-        if output.getvalue():
-            rendered += f"\n----- captured output of this rank -----\n{output.getvalue()}"
-        setattr(error, RANK_REPORT, rendered)
+        setattr(error, RANK_REPORT, str(report.longrepr))
+        rank_debugger.post_mortem(item.nodeid, error, str(report.longrepr))
     raise error
+
+
+_marked = pytest.StashKey[int]()
+
+
+def _xfail_marks(item: pytest.Item) -> int:
+    return sum(1 for _ in item.iter_markers("xfail"))
+
+
+def _set_basetemp(config: pytest.Config, basetemp: Path, pool: str) -> None:
+    """Each rank has a folder inside that of the session; a rank that takes another one's place goes on there."""
+    own = basetemp / f"{pool}-rank{dist.get_rank()}"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    factory = config._tmp_path_factory  # type: ignore[attr-defined]
+    factory._basetemp = own.resolve()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what importing test modules prints, unless it fails: the controller has shown it already."""
+    capture = MultiCapture(in_=None, out=FDCapture(1), err=FDCapture(2))
+    capture.start_capturing()
+    out, err = "", ""
+    try:
+        yield
+        capture.readouterr()
+    finally:
+        out, err = capture.readouterr()
+        capture.stop_capturing()
+        sys.stdout.write(out)
+        sys.stderr.write(err)

@@ -11,8 +11,9 @@ import pytest
 
 from pdlcheck.harness import cases
 from pdlcheck.harness.examples import is_property, ranks_receive_examples
+from pdlcheck.harness.folders import clear_shared
 
-__all__ = ["RankedItem", "call", "prepare"]
+__all__ = ["RankedItem", "call", "finish_ranks", "prepare"]
 
 _ranked = pytest.StashKey["RankedItem"]()
 
@@ -53,7 +54,8 @@ def prepare(item: pytest.Item) -> None:
 
 
 def _setup(item: pytest.Function, ranked: RankedItem) -> None:
-    item.addfinalizer(ranked.teardown)
+    item.addfinalizer(lambda: clear_shared(item))
+    item.addfinalizer(ranked.teardown)  # the last comes first
     with _plain_skips():
         ranked.setup()
 
@@ -76,6 +78,16 @@ def call(item: pytest.Function) -> None:
 
     with ranks_receive_examples(item, on_ranks):
         item.obj(**fixtures)
+
+
+def finish_ranks(config: pytest.Config, exitstatus: int) -> None:
+    """End the pytest sessions in ranks: what they still have set up is torn down, and the first error raised."""
+    for world in cases.open_worlds(config):
+        if world.shares_process:
+            continue
+        from pdlcheck.harness.processes import finish
+
+        finish(world, exitstatus)
 
 
 @contextmanager

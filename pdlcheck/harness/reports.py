@@ -13,9 +13,18 @@ from _pytest._io import TerminalWriter
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness import cases
 
-__all__ = ["RANK_REPORT", "tell"]
+__all__ = ["RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
 
 RANK_REPORT = "_pdlcheck_report"  # attribute of an exception: the report as the rank rendered it
+RANK_XFAIL = "_pdlcheck_xfail"  # attribute of an exception: the reason for which the rank's pytest expected it
+
+
+def take_expected(error: BaseException, report: pytest.TestReport) -> None:
+    """A failure that the rank's pytest expected is expected: it saw marks added late, and the exception's class."""
+    reason = getattr(error, RANK_XFAIL, None)
+    if reason is not None:
+        report.outcome = "skipped"
+        report.wasxfail = reason
 
 
 def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:

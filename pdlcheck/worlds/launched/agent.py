@@ -32,6 +32,7 @@ from pdlcheck.worlds.launched.messages import (
     IsStopped,
     Link,
     Output,
+    Rewind,
     Signal,
     Started,
     Stopped,
@@ -140,6 +141,8 @@ def _attend(process: LocalProcess, about: Connection[Any, Any]) -> None:
                         about.send(Stopped(process.is_stopped()))
                     case Output():
                         about.send(Written(*process.output()))
+                    case Rewind():
+                        process.rewind()
     except (EOFError, OSError):  # the controller has given this rank up
         process.signal(signal.SIGKILL)
     finally:

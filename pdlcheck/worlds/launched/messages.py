@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Bye", "Ended", "Fork", "Hello", "IsStopped", "Link", "Output", "Signal", "Started", "Stopped", "Written"]
+__all__ = [
+    "Bye",
+    "Ended",
+    "Fork",
+    "Hello",
+    "IsStopped",
+    "Link",
+    "Output",
+    "Rewind",
+    "Signal",
+    "Started",
+    "Stopped",
+    "Written",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +113,9 @@ class Written:
 
     out: str
     err: str
+    journal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """The rank is idle: give back the memory of what was sent."""

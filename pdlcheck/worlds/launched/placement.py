@@ -23,6 +23,7 @@ from pdlcheck.worlds.launched.messages import (
     IsStopped,
     Link,
     Output,
+    Rewind,
     Signal,
     Started,
     Stopped,
@@ -197,9 +198,12 @@ class AgentProcess:
     def signal(self, signo: int) -> None:
         self._ask(Signal(signo))
 
-    def output(self) -> tuple[str, str]:
+    def output(self) -> tuple[str, str, str]:
         written = self._answer(Output(), Written)
-        return ("", "") if written is None else (written.out, written.err)
+        return ("", "", "") if written is None else (written.out, written.err, written.journal)
+
+    def rewind(self) -> None:
+        self._ask(Rewind())
 
     def close(self) -> None:
         self.connection.close()

@@ -127,9 +127,12 @@ class MpiProcess:
     def signal(self, signo: int) -> None:
         self._process.signal(signo)
 
-    def output(self) -> tuple[str, str]:
-        out, err = self._process.output()
-        return out, err + self._job.last_words
+    def output(self) -> tuple[str, str, str]:
+        out, err, journal = self._process.output()
+        return out, err + self._job.last_words, journal
+
+    def rewind(self) -> None:
+        self._process.rewind()
 
     def close(self) -> None:
         self._process.close()

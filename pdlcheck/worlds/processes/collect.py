@@ -46,6 +46,7 @@ class Collector:
         wait: blocks until something happens, at most so many seconds; returns what did.
         referee: None where operations are not watched.
         timeout_s: for the whole call.
+        debugged: a rank that is not told to stop, and is waited for, when another one has failed.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class Collector:
         wait: Callable[[float], Events],
         referee: Referee | None,
         timeout_s: float,
+        debugged: int | None = None,
     ) -> None:
         self._members = members
         self._call = call
         self._wait = wait
         self._referee = referee
         self._timeout_s = timeout_s
+        self._debugged = debugged
         self._pending = {member.rank: member for member in members}
         self._outcomes: dict[int, Outcome] = {}
         self._failures = 0
@@ -185,6 +188,8 @@ class Collector:
     def _end(self, rank: int, outcome: Outcome) -> None:
         self._outcomes[rank] = outcome
         self._pending.pop(rank, None)
+        if self._stopping and rank == self._debugged:
+            self._until = time.monotonic() + _GRACE_S
 
     def _waits_in(self, rank: int) -> str:
         return self._referee.waits_in(rank) if self._referee is not None else ""
@@ -208,11 +213,12 @@ class Collector:
 
     def _stop_others(self, reason: PdlcheckError) -> None:
         self._stopping = True
-        self._until = time.monotonic() + _GRACE_S
+        self._until = time.monotonic() + (self._timeout_s if self._debugged in self._pending else _GRACE_S)
         for member in self._pending.values():
             if self._referee is not None:
                 member.send(Refuse(self._call, reason))
-            member.send(Stop(self._call))
+            if member.rank != self._debugged:
+                member.send(Stop(self._call))
 
     def _time_out(self) -> None:
         late = dict(self._pending)

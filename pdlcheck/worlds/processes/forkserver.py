@@ -165,7 +165,7 @@ class ForkServer:
             self._send(IMPORT, len(data), 0, data)
 
     def fork(self, fds: Sequence[int]) -> Child:
-        """Fork a rank that owns ``fds``: its pipe, stdout, stderr, and for rank 0 the listening socket."""
+        """Fork a rank that owns ``fds``: its pipe, stdout, stderr, journal, and for rank 0 the listening socket."""
         reading, writing = os.pipe()
         try:
             with self._sending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -15,6 +16,8 @@ from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.forkserver import Child, ForkServer
 
 __all__ = ["LocalPlacement", "LocalProcess", "cores"]
+
+_KEPT_BYTES = 1 << 20  # of what was read already
 
 
 class LocalPlacement:
@@ -43,7 +46,7 @@ class LocalPlacement:
 
 
 class LocalProcess:
-    """A forked rank, a ``RankProcess``. Files for stdout and stderr have no name, so nothing can be left behind.
+    """A forked rank, a ``RankProcess``. Files for stdout, stderr and the journal have no name: nothing is left behind.
 
     Args:
         server: forks it.
@@ -61,8 +64,8 @@ class LocalProcess:
     ) -> None:
         self._server = server
         self.connection = ours
-        self._files = [_nameless_file(), _nameless_file()]
-        fds = [theirs.fileno(), *self._files]
+        self._files = [_File(), _File(), _File()]
+        fds = [theirs.fileno(), *(file.fd for file in self._files)]
         if listening is not None:
             fds.append(listening.fileno())
         try:
@@ -70,7 +73,7 @@ class LocalProcess:
         except BaseException:
             ours.close()
             for file in self._files:
-                os.close(file)
+                os.close(file.fd)
             raise
 
     @property
@@ -106,12 +109,17 @@ class LocalProcess:
         except OSError:
             return False
 
-    def output(self) -> tuple[str, str]:
-        return _take(self._files[0]), _take(self._files[1])
+    def output(self) -> tuple[str, str, str]:
+        out, err, journal = (file.take() for file in self._files)
+        return out, err, journal
+
+    def rewind(self) -> None:
+        for file in self._files:
+            file.rewind()
 
     def close(self) -> None:
         self.connection.close()
-        for fd in (*self._files, self._child.status):
+        for fd in (*(file.fd for file in self._files), self._child.status):
             os.close(fd)
 
 
@@ -130,10 +138,23 @@ def _nameless_file() -> int:
     return fd
 
 
-def _take(fd: int) -> str:
-    size = os.fstat(fd).st_size
-    if not size:
-        return ""
-    data = os.pread(fd, size, 0)
-    os.ftruncate(fd, 0)
-    return data.decode(errors="replace")
+class _File:
+    """A file without a name; reading does not disturb the rank that writes to it."""
+
+    def __init__(self) -> None:
+        self.fd = _nameless_file()
+        self._read = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def take(self) -> str:
+        size = os.fstat(self.fd).st_size
+        if size <= self._read:
+            return ""
+        data = os.pread(self.fd, size - self._read, self._read)
+        self._read += len(data)
+        return self._decoder.decode(data)
+
+    def rewind(self) -> None:
+        if self._read > _KEPT_BYTES and os.fstat(self.fd).st_size == self._read:
+            os.ftruncate(self.fd, 0)
+            self._read = 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.messages import Command, Report
 from pdlcheck.worlds.processes.placement import RankProcess
 
-__all__ = ["Died", "Member"]
+__all__ = ["Died", "Member", "Written"]
 
 _DRAIN_S = 2.0
 
@@ -25,12 +26,23 @@ class Died:
     orphaned: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a rank wrote since the last look, by Python and by descriptor; see ``journal.py`` for the third."""
+
+    rank: int
+    out: str
+    err: str
+    journal: str
+
+
 class Member:
     """One rank of a pool, wherever its process is."""
 
     def __init__(self, rank: int, process: RankProcess) -> None:
         self.rank = rank
         self.connection = process.connection
+        self.reader: Callable[[Written], None] | None = None  # also receives whatever is taken
         self._process = process
 
     @property
@@ -83,7 +95,14 @@ class Member:
 
     def output(self) -> tuple[str, str]:
         """Return what was written to stdout and stderr since the last time."""
-        return self._process.output()
+        out, err, journal = self._process.output()
+        if self.reader is not None and (out or err or journal):
+            self.reader(Written(self.rank, out, err, journal))
+        return out, err
+
+    def rewind(self) -> None:
+        """Give back the memory of what was read. The rank must be idle: what it writes meanwhile can be lost."""
+        self._process.rewind()
 
     def hang_up(self) -> None:
         """Close the pipe: an idle rank then ends by itself."""

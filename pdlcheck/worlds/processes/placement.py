@@ -44,8 +44,11 @@ class RankProcess(Protocol):
     def signal(self, signo: int) -> None:
         """Send a signal to the process; SIGKILL also reaches what the process has started."""
 
-    def output(self) -> tuple[str, str]:
-        """Return what was written to stdout and stderr since the last time."""
+    def output(self) -> tuple[str, str, str]:
+        """Return what was written to stdout, stderr and the journal since the last time."""
+
+    def rewind(self) -> None:
+        """Give back the memory of what was read, while the rank is idle."""
 
     def close(self) -> None:
         """Give back the descriptors."""

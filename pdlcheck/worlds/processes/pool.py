@@ -14,7 +14,7 @@ from typing import TextIO
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.processes.collect import Collector
-from pdlcheck.worlds.processes.member import Died, Member
+from pdlcheck.worlds.processes.member import Died, Member, Written
 from pdlcheck.worlds.processes.messages import AreYouThere, Call, Here, Ready, Report, Start
 from pdlcheck.worlds.processes.placement import Placement
 from pdlcheck.worlds.processes.referee import Referee
@@ -26,6 +26,7 @@ __all__ = ["Pool", "Setup"]
 _START_S = 120.0  # a slow disk may take long to import torch, once
 _LEAVE_S = 1.5
 _ANSWER_S = 2.0
+_LIVE_S = 0.05  # between two looks at what ranks write, where it is shown at once
 _MAX_GROUPS = 32  # each holds threads and a socket to every peer
 
 
@@ -52,6 +53,7 @@ class Pool:
         self._surroundings = Surroundings(path=(), directory=None, environment=placement.environment)
         self._selector = selectors.DefaultSelector()
         self._members: list[Member] = []
+        self._live = False
         self.is_usable = True
         self.is_worn = False  # of groups that nobody destroyed: replace it when nothing runs on it
         try:
@@ -74,10 +76,26 @@ class Pool:
         """Of the ranks, in rank order."""
         return [member.pid for member in self._members]
 
+    def read_with(self, reader: Callable[[Written], None] | None, *, live: bool = False) -> None:
+        """Give what ranks write to ``reader`` instead of showing it: after each call or, if ``live``, at once."""
+        self._live = live and reader is not None
+        for member in self._members:
+            member.reader = reader
+
     def call(
-        self, payload: bytes, module: tuple[str, str] | None, *, seed: int | None, rejoin: bool, timeout_s: float
+        self,
+        payload: bytes,
+        module: tuple[str, str] | None,
+        *,
+        seed: int | None,
+        rejoin: bool,
+        timeout_s: float,
+        debugged: int | None = None,
     ) -> list[Outcome]:
-        """Send a call to every rank; return how each ended it. See :class:`Call` for the arguments."""
+        """Send a call to every rank; return how each ended it. See :class:`Call` for the arguments.
+
+        The rank ``debugged`` is never hurried: after another one's failure it is waited for, for ``timeout_s``.
+        """
         self._calls += 1
         changes, self._surroundings = self._surroundings.changes()
         message = Call(self._calls, payload, module, seed, rejoin, changes)
@@ -85,7 +103,7 @@ class Pool:
         try:
             for member in self._members:
                 member.send(message)
-            collector = Collector(self._members, self._calls, self._wait, referee, timeout_s)
+            collector = Collector(self._members, self._calls, self._wait, referee, timeout_s, debugged)
             outcomes = self._with_output(collector.outcomes())
         except BaseException:  # Ctrl-C above all
             self.kill()
@@ -206,8 +224,12 @@ class Pool:
         """Block until something happens; return messages and deaths, those of one rank in order."""
         events: list[tuple[Member, Report | Died]] = []
         gone: set[int] = set()
-        for key, _ in self._selector.select(timeout_s):
-            member: Member = key.data
+        ready = self._selector.select(min(timeout_s, _LIVE_S) if self._live else timeout_s)
+        if self._live:
+            for member in self._members:
+                member.output()
+        for key, _ in ready:
+            member = key.data
             if member.rank in gone:
                 continue
             report = member.receive() if key.fileobj is member.connection else None
@@ -225,7 +247,10 @@ class Pool:
         complete: list[Outcome] = []
         for outcome, member in zip(outcomes, self._members, strict=True):
             out, err = member.output()
-            if isinstance(outcome, Raised):
+            member.rewind()
+            if member.reader is not None:
+                complete.append(outcome)
+            elif isinstance(outcome, Raised):
                 complete.append(replace(outcome, output=outcome.output + out + err))
             else:
                 _show(out, member.rank, lambda: sys.stdout)

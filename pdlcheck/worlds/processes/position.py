@@ -16,8 +16,11 @@ __all__ = ["Place", "place_of", "user_traceback"]
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DISTRIBUTED = os.path.join(_TORCH, "distributed") + os.sep
 _WORLDS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_HARNESS = os.path.join(os.path.dirname(os.path.dirname(_WORLDS)), "harness") + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = os.path.join(_LIBRARY, "site-packages") + os.sep
+_site = os.path.dirname(os.path.dirname(torch.__file__))  # where its neighbours are installed, most often
+_PLUGGY, _PYTEST = (os.path.join(_site, name) + os.sep for name in ("pluggy", "_pytest"))
 
 
 class Place:
@@ -76,6 +79,11 @@ def _is_internal(frame: FrameType) -> bool:
     return path.startswith(_LIBRARY) and not path.startswith(_PACKAGES)  # threading, contextlib, ...
 
 
+def _is_machinery(path: str) -> bool:
+    """What calls the user's code: this package's own files, and pytest's where a test runs."""
+    return path == "<string>" or path.startswith((_WORLDS, _HARNESS, _PYTEST, _PLUGGY))
+
+
 def _stack(frame: FrameType | None) -> str:
-    frames = [f for f in traceback.extract_stack(frame) if not f.filename.startswith(_WORLDS)] if frame else []
+    frames = [f for f in traceback.extract_stack(frame) if not _is_machinery(f.filename)] if frame else []
     return "".join(traceback.StackSummary.from_list(frames).format())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdlcheck.worlds.outcome import Outcome, results
+from pdlcheck.worlds.processes.member import Written
 from pdlcheck.worlds.processes.payload import dump_call, module_of
 from pdlcheck.worlds.processes.pool import Pool
 
@@ -18,15 +19,19 @@ class ProcessRanks:
     Args:
         pool: running processes.
         seed: of the random streams.
-        timeout_s: for each call.
+        timeout_s: for each call; may be set between calls.
         rejoin: leave all groups and join a new default group before the first call.
+        debugged: a rank in which a person looks around: it is not stopped when another one fails.
     """
 
-    def __init__(self, pool: Pool, seed: int, timeout_s: float, *, rejoin: bool = False) -> None:
+    def __init__(
+        self, pool: Pool, seed: int, timeout_s: float, *, rejoin: bool = False, debugged: int | None = None
+    ) -> None:
         self._pool = pool
         self._seed: int | None = seed
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._rejoin = rejoin
+        self._debugged = debugged
 
     @property
     def world_size(self) -> int:
@@ -43,6 +48,10 @@ class ProcessRanks:
         """The process ids, in rank order."""
         return self._pool.pids
 
+    def read_with(self, reader: Callable[[Written], None] | None, *, live: bool = False) -> None:
+        """Give what the ranks write to ``reader``, after each call or at once, until this is called with None."""
+        self._pool.read_with(reader, live=live)
+
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
         __tracebackhide__ = True
@@ -56,4 +65,6 @@ class ProcessRanks:
             raise RuntimeError("these ranks are gone, as an earlier call failed on them; open new ones")
         seed, self._seed = self._seed, None
         rejoin, self._rejoin = self._rejoin, False
-        return self._pool.call(payload, module_of(fn), seed=seed, rejoin=rejoin, timeout_s=self._timeout_s)
+        return self._pool.call(
+            payload, module_of(fn), seed=seed, rejoin=rejoin, timeout_s=self.timeout_s, debugged=self._debugged
+        )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessWorld"]
 
+_A_LONG_TIME_S = 10 * 24 * 3600.0
 _CURES = {
     "nccl": "install a CUDA build of torch: https://pytorch.org/get-started/locally",
 }
@@ -39,7 +40,7 @@ class ProcessWorld:
     Args:
         backend: of the default group: ``gloo``; ``mpi``, for which mpiexec is run here; or another one of this torch.
         threads_per_rank: of torch's operations; default: the cores, shared out among the ranks.
-        timeout_s: a call in which some rank takes longer fails with ``RankTimeout``.
+        timeout_s: a call in which some rank takes longer fails with ``RankTimeout``; may be set anew between calls.
         watch: compare what the ranks post before it goes to the real group, so a mismatch or a
             deadlock is an exception instead of an abort or a hang. False pays nothing for it.
         seed: the random streams of the ranks start from it, on each rank differently, anew for each call.
@@ -47,6 +48,10 @@ class ProcessWorld:
         isolation: what :meth:`open` and :meth:`run` share with earlier ones. ``pool``: the processes and their default
             group. ``reinit``: the processes; they leave their groups and join a new default group. ``fresh``: nothing;
             the processes are started and ended.
+        prepare: called on every rank before its first call, such as to start a measurement; what it registers
+            with ``atexit`` is called when the world is closed.
+        debugged: a rank in which a person uses a debugger: no time limit holds, and it is not stopped when
+            another rank fails.
 
     Raises:
         WorldUnavailable: torch lacks the backend, or the system cannot fork.
@@ -75,6 +80,8 @@ class ProcessWorld:
         seed: int = 0,
         placement: Placement | None = None,
         isolation: str = "pool",
+        prepare: Callable[[], None] | None = None,
+        debugged: int | None = None,
     ) -> None:
         if threads_per_rank is not None and threads_per_rank < 1:
             raise ValueError(f"threads_per_rank must be at least 1, got {threads_per_rank}; pass None for the default")
@@ -83,7 +90,9 @@ class ProcessWorld:
         self.name = backend
         self.seed = seed
         self._threads = threads_per_rank
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s if debugged is None else _A_LONG_TIME_S
+        self._prepare = prepare
+        self._debugged = debugged
         self._watch = watch
         self._placement = placement
         self.isolation = check_isolation(isolation)
@@ -109,11 +118,16 @@ class ProcessWorld:
             pool = self._pool(world_size)
             from pdlcheck.worlds.processes.ranks import ProcessRanks  # it imports torch: see _check_backend
 
+            rejoin = self.isolation == "reinit"
             try:
-                yield ProcessRanks(pool, self.seed, self._timeout_s, rejoin=self.isolation == "reinit")
+                yield ProcessRanks(pool, self.seed, self.timeout_s, rejoin=rejoin, debugged=self._debugged)
             finally:
                 if self.isolation == "fresh" and pool.is_usable:
                     pool.close()
+
+    def running(self) -> list[int]:
+        """The world sizes of which processes run now."""
+        return [world_size for world_size, pool in self._pools.items() if pool.is_usable]
 
     def pids(self, world_size: int) -> list[int]:
         """The process ids of the ranks, in rank order; starts them if need be."""
@@ -150,6 +164,14 @@ class ProcessWorld:
             placement.check(world_size)
             setup = Setup(world_size, self.name, self._threads, self._watch and self.name in _WATCHED)
             pool = self._pools[world_size] = Pool(setup, placement)
+            if self._prepare is not None:
+                from pdlcheck.worlds.processes.ranks import ProcessRanks
+
+                try:
+                    ProcessRanks(pool, self.seed, self.timeout_s).run(self._prepare)
+                except BaseException:
+                    pool.kill()
+                    raise
         return pool
 
     def _here(self) -> Placement:

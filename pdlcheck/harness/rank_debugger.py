@@ -1,0 +1,119 @@
+"""The debugger in the rank of ``--rank-pdb``: it speaks through the controller, which has the terminal."""
+
+from __future__ import annotations
+
+import io
+import pdb
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection
+from typing import Any
+
+import torch.distributed as dist
+
+from pdlcheck.errors import PeerFailed
+
+__all__ = ["Terminal", "post_mortem", "serve", "take_breakpoints"]
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """Where the controller listens, and to which rank."""
+
+    address: str
+    authkey: bytes
+    rank: int
+
+
+_terminal: Terminal | None = None
+
+
+def serve(terminal: Terminal | None) -> None:
+    """In a rank, when it starts."""
+    global _terminal
+    _terminal = terminal
+    take_breakpoints()
+
+
+def take_breakpoints() -> None:
+    """``breakpoint()`` and ``pdb.set_trace()`` are ours from now on."""
+    sys.breakpointhook = _breakpoint
+    pdb.set_trace = _breakpoint
+
+
+def post_mortem(nodeid: str, error: BaseException, report: str) -> None:
+    """Let a person look at a failure, before it is reported and the other ranks stop."""
+    if _terminal is None or dist.get_rank() != _terminal.rank or isinstance(error, PeerFailed):
+        return
+    line = _Line(_terminal)
+    line.write(f"\n{report}\n\n>>> rank {_terminal.rank} after the failure of {nodeid}\n")
+    debugger = _RankPdb(line)
+    debugger.reset()
+    debugger.interaction(None, error.__traceback__)
+    line.release()
+
+
+def _breakpoint(*args: Any, **kwargs: Any) -> None:
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    if _terminal is None:
+        raise RuntimeError(f"breakpoint() in rank {rank}, which has no terminal; give it one: pytest --rank-pdb {rank}")
+    if rank == _terminal.rank:
+        frame = sys._getframe().f_back
+        line = _Line(_terminal)
+        line.write(f"\n>>> rank {rank} at a breakpoint\n")
+        _RankPdb(line).set_trace(frame)
+
+
+class _Line(io.TextIOBase):
+    """A file as ``pdb`` wants it, connected to the terminal while it is in use."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._connection: Connection[Any, Any] | None = None
+
+    def write(self, text: str) -> int:
+        self._connected().send(("say", text))
+        return len(text)
+
+    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+        connection = self._connected()
+        connection.send(("ask", ""))
+        return str(connection.recv())
+
+    def release(self, word: str = "end") -> None:
+        """Give the terminal back; returns when pytest captures again."""
+        if self._connection is not None:
+            self._connection.send((word, ""))
+            self._connection.recv()
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self) -> Connection[Any, Any]:
+        if self._connection is None:
+            self._connection = Client(self._terminal.address, authkey=self._terminal.authkey)
+        return self._connection
+
+
+class _RankPdb(pdb.Pdb):
+    def __init__(self, line: _Line) -> None:
+        super().__init__(stdin=line, stdout=line, nosigint=True)  # type: ignore[arg-type]
+        self._line = line
+        self.prompt = f"(Pdb rank {line._terminal.rank}) "
+
+    def do_continue(self, arg: str) -> bool | None:
+        stop = super().do_continue(arg)
+        self._line.release()
+        return stop
+
+    do_c = do_cont = do_continue
+
+    def do_quit(self, arg: str) -> bool | None:
+        stop = super().do_quit(arg)
+        self._line.release("quit")
+        return stop
+
+    do_q = do_exit = do_quit
+
+    def do_EOF(self, arg: str) -> bool | None:
+        return self.do_quit(arg)
+

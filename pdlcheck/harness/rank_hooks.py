@@ -1,0 +1,84 @@
+"""The ears of a rank's pytest session: what plugins there would show or record is noted for the controller.
+
+Each note has its counterpart in ``rank_output``, which tells it to the controller's pytest.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from _pytest.logging import LoggingPlugin, catching_logs
+
+from pdlcheck.worlds.processes.journal import note
+
+__all__ = ["RankHooks", "journal_of_log", "note_properties"]
+
+_noted = pytest.StashKey[int]()
+
+
+class RankHooks:
+    """A pytest plugin of the session in a rank."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self.not_collected: list[str] = []
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+        category = warning_message.category
+        note(
+            "warning",
+            {
+                "text": str(warning_message.message),
+                "module": category.__module__,
+                "category": category.__qualname__,
+                "filename": warning_message.filename,
+                "lineno": warning_message.lineno,
+            },
+        )
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Only subtests report here; the phases of an item do not come by this way."""
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        if data is not None:
+            note("report", data)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if not report.passed:
+            self.not_collected.append(report.longreprtext)
+
+
+def note_properties(item: pytest.Item) -> None:
+    """Note what ``record_property`` added since the last time."""
+    start = item.stash.get(_noted, 0)
+    for name, value in item.user_properties[start:]:
+        note("property", [name, value])
+    item.stash[_noted] = len(item.user_properties)
+
+
+@contextmanager
+def journal_of_log(config: pytest.Config) -> Iterator[None]:
+    """Note what is logged, in the format and from the level on that pytest was asked for."""
+    plugin: LoggingPlugin | None = config.pluginmanager.getplugin("logging-plugin")
+    if plugin is None:
+        yield
+        return
+    handler = _Journal()
+    handler.setFormatter(plugin.formatter)
+    with catching_logs(handler, level=plugin.log_level):
+        yield
+
+
+class _Journal(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("c10d-") and record.levelno == logging.DEBUG:
+            return  # torch tells of every exception in a collective: the report does so better
+        try:
+            text: Any = self.format(record)
+        except Exception:  # a wrong call of logging: pytest's own handler raises it where it was made
+            return
+        note("log", text)

@@ -1,0 +1,156 @@
+"""What ranks write and note in a phase becomes sections, warnings, subtests, properties of the controller's item."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+import pytest
+
+from pdlcheck.worlds.processes.journal import notes
+from pdlcheck.worlds.processes.member import Written
+
+__all__ = ["RankOutput"]
+
+
+class RankOutput:
+    """Of one item, phase by phase."""
+
+    def __init__(self, item: pytest.Item, world_size: int) -> None:
+        capture = item.config.getoption("capture", "fd")
+        self.live = capture in ("no", "tee-sys")
+        self._in_sections = capture != "no"
+        self._labelled = bool(item.config.getoption("xmlpath", None)) and item.config.getini("junit_logging") != "no"
+        self._item = item
+        self._ranks = range(world_size)
+        self._forget()
+
+    def read(self, written: Written) -> None:
+        """Take what a rank wrote; show it at once where pytest captures nothing."""
+        if self.live:
+            self._show((written.rank, "out"), written.out)
+            self._show((written.rank, "err"), written.err)
+        if self._in_sections:
+            self._text[written.rank, "stdout"] += written.out
+            self._text[written.rank, "stderr"] += written.err
+        for kind, value in notes(written.journal):
+            if kind == "log":
+                self._text[written.rank, "log"] += f"{value}\n"
+            else:
+                self._notes[kind][written.rank].append(value)
+
+    def tell(self, when: str) -> None:
+        """The phase has ended: hand on what was read during it."""
+        for rest in list(self._partial):
+            self._show(rest, "", end=True)
+        for rank in self._ranks:
+            for key in ("stdout", "stderr", "log"):
+                text = self._text[rank, key].rstrip("\n") if key == "log" else self._text[rank, key]
+                if text and self._labelled:  # JUnit XML joins the sections without their titles
+                    text = f"[rank {rank}]\n{text}\n"
+                self._item.add_report_section(f"{when} [rank {rank}]", key, text)
+        warned, reported, recorded = (self._notes[kind] for kind in ("warning", "report", "property"))
+        self._forget()
+        for warning in _once(warned):
+            _warn(self._item, warning)
+        self._record(recorded)
+        self._report(reported)
+
+    def _forget(self) -> None:
+        self._text: defaultdict[tuple[int, str], str] = defaultdict(str)
+        self._partial: dict[tuple[int, str], str] = {}
+        self._notes: defaultdict[str, defaultdict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
+
+    def _show(self, source: tuple[int, str], text: str, *, end: bool = False) -> None:
+        rank, name = source
+        *lines, rest = (self._partial.pop(source, "") + text).split("\n")
+        if end and rest:
+            lines, rest = [*lines, rest], ""
+        if rest:
+            self._partial[source] = rest
+        if lines:
+            stream = _stream(name, tee=self._in_sections)
+            stream.write("".join(f"[rank {rank}] {line}\n" for line in lines))
+            stream.flush()
+
+    def _record(self, recorded: Mapping[int, list[Any]]) -> None:
+        values = [recorded.get(rank, []) for rank in self._ranks]
+        if all(value == values[0] for value in values):
+            self._item.user_properties += [(name, value) for name, value in values[0]]
+            return
+        for rank, pairs in zip(self._ranks, values, strict=True):
+            self._item.user_properties += [(f"{name} [rank {rank}]", value) for name, value in pairs]
+
+    def _report(self, reported: Mapping[int, list[Any]]) -> None:
+        """Equal subtests of several ranks are one; others name their ranks."""
+        config = self._item.config
+        merged: dict[str, tuple[list[int], dict[str, Any]]] = {}
+        for rank, reports in reported.items():
+            seen: defaultdict[str, int] = defaultdict(int)
+            for data in reports:
+                what = repr((data.get("_subtest.context"), data["outcome"], _crash(data)))
+                seen[what] += 1
+                merged.setdefault(f"{what} {seen[what]}", ([], data))[0].append(rank)
+        for ranks, data in merged.values():
+            context = data.get("_subtest.context")
+            if context is not None and len(ranks) < len(self._ranks):
+                who = f"rank {', '.join(map(str, ranks))}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+                context["msg"] = who if context["msg"] is None else f"{who}: {context['msg']}"
+            report = config.hook.pytest_report_from_serializable(config=config, data=data)
+            if report is None:
+                continue
+            if report.failed:
+                _count_failed_subtest(self._item)
+            capture = config.pluginmanager.getplugin("capturemanager")
+            with capture.global_and_fixture_disabled():
+                self._item.ihook.pytest_runtest_logreport(report=report)
+
+
+def _once(warned: Mapping[int, list[Any]]) -> list[Any]:
+    """Each warning once, whichever ranks it came from."""
+    return list({repr(warning): warning for rank in sorted(warned) for warning in warned[rank]}.values())
+
+
+def _warn(item: pytest.Item, noted: Mapping[str, Any]) -> None:
+    category: Any = Warning
+    try:
+        category = importlib.import_module(noted["module"])
+        for name in noted["category"].split("."):
+            category = getattr(category, name)
+        message = category(noted["text"])
+    except Exception:  # a class that this process cannot make: its words remain
+        category, message = UserWarning, UserWarning(f"{noted['category']}: {noted['text']}")
+    item.ihook.pytest_warning_recorded.call_historic(
+        kwargs={
+            "warning_message": warnings.WarningMessage(message, category, noted["filename"], noted["lineno"]),
+            "nodeid": item.nodeid,
+            "when": "runtest",
+            "location": None,
+        }
+    )
+
+
+def _crash(report: Mapping[str, Any]) -> Any:
+    longrepr = report.get("longrepr")
+    return longrepr.get("reprcrash") if isinstance(longrepr, dict) else longrepr
+
+
+def _count_failed_subtest(item: pytest.Item) -> None:
+    """pytest fails a test that passed but for its subtests."""
+    from _pytest.subtests import failed_subtests_key  # pytest 9; before, nothing sends such reports
+
+    item.config.stash[failed_subtests_key][_id_of(item)] += 1
+
+
+def _id_of(item: pytest.Item) -> Any:
+    return getattr(item, "id", item.nodeid)  # of the releases of pytest 9, some count by the one, some by the other
+
+
+def _stream(name: str, *, tee: bool) -> TextIO:
+    streams = {"out": (sys.stdout, sys.__stdout__), "err": (sys.stderr, sys.__stderr__)}
+    now, process = streams[name]
+    return process if tee and process is not None else now

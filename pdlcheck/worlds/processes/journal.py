@@ -1,0 +1,38 @@
+"""A rank's third stream besides stdout and stderr: what the rank's software notes for the controller's.
+
+It is a file that the controller holds, as those two are, so that the notes of a rank that hangs or dies are not lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+__all__ = ["note", "notes", "open_journal"]
+
+_fd: int | None = None
+
+
+def open_journal(fd: int) -> None:
+    """In a rank, when it starts: notes go to this descriptor."""
+    global _fd
+    _fd = fd
+
+
+def note(kind: str, value: Any) -> None:
+    """Leave a note with the controller; outside a rank nobody reads it. What JSON lacks becomes its ``str``."""
+    if _fd is not None:
+        os.write(_fd, json.dumps([kind, value], default=str).encode() + b"\n")
+
+
+def notes(journal: str) -> list[tuple[str, Any]]:
+    """Read the lines of a journal, in the order in which they were written."""
+    found = []
+    for line in journal.splitlines():
+        try:
+            kind, value = json.loads(line)
+        except ValueError:  # the rank was killed while it wrote
+            continue
+        found.append((kind, value))
+    return found
