@@ -41,9 +41,11 @@ class _Lender:
     def __init__(self, config: pytest.Config, rank: int) -> None:
         self._config = config
         authkey = os.urandom(32)
-        self._listener = Listener(family="AF_UNIX", authkey=authkey)
+        # on Linux a name without a file, so that nothing is left when this process is killed
+        address = f"\0pdlcheck-{os.getpid()}-{os.urandom(8).hex()}" if sys.platform == "linux" else None
+        self._listener = Listener(address, family="AF_UNIX", authkey=authkey)
         self._closed = False
-        self.terminal = Terminal(str(self._listener.address), authkey, rank)
+        self.terminal = Terminal(address or str(self._listener.address), authkey, rank)
         threading.Thread(target=self._serve, name="pdlcheck terminal", daemon=True).start()
 
     def close(self) -> None:
