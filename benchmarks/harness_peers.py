@@ -73,6 +73,8 @@ def main() -> int:
         f"\n{rounds} rounds on {os.cpu_count()} cores; load of the machine before each: "
         f"{', '.join(f'{load:.1f}' for load in loads)}"
     )
+    if max(loads) > (os.cpu_count() or 1):
+        print("other programs kept the machine busy: no verdict on milliseconds is sure, run it again on a quiet one")
     if options.json:
         record = {
             "machine": _machine(),

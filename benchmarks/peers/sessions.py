@@ -60,8 +60,9 @@ class Session:
     Args:
         wall_s: the whole command.
         cpu_s: user and system time of the command and all processes that it waited for.
-        tests_s: collection, and from the begin of the second test to the end. What happens once is not in it: imports,
-            and the start of processes, which every harness does in the first test or before it.
+        tests_s: collection, and from the begin of the second test to that of the last, if there are so many. What
+            happens once is not in it: imports, and the start and end of processes, which every harness has in the first
+            and the last test or outside of them.
         starts_s: when each test began, by a clock of its own.
     """
 
@@ -108,7 +109,8 @@ def run_session(side: Side, tests: int, world_size: int, python: str, mpiexec: s
         clock = json.loads((home / "clock.json").read_text())
         starts = clock["starts"]
         second = starts[1] if len(starts) > 1 else clock["end"]
-        tests_s = clock["collected"] - clock["collection"] + clock["end"] - second
+        last = starts[-1] if len(starts) > 2 else clock["end"]
+        tests_s = clock["collected"] - clock["collection"] + last - second
         return Session(wall_s, cpu_s, tests_s, starts)
 
 

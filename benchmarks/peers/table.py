@@ -89,7 +89,7 @@ def verdicts(rows: Mapping[tuple[str, int], Row], extra: Mapping[str, Figure]) -
     one = ours.per_test_ms if ours else 0.0
     judge("a trivial test on 2 ranks: <= 2.5 ms", f"{one:.2f} ms" if one else None, one <= 2.5)
     other = continuous.per_test_ms if continuous else 0.0
-    words = f"{one / other:.2f} times its {other:.2f} ms" if one and other else None
+    words = f"{one / other:.2f} times its {other:.2f} ms" if one > 0 and other > 0 else None  # less: noise alone
     judge(f"no slower than {CONTINUOUS}", words, one <= other)
     start = extra.get("pool_start_2")
     judge("start-up of a pool of 2: < 100 ms", str(start) if start else None, bool(start and start.median < 100))
