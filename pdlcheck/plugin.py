@@ -184,12 +184,22 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+def _remember_next(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     if cases.case_of(item) is not None:
         from pdlcheck.harness.following import remember_next
 
         remember_next(item, nextitem)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    _remember_next(item, nextitem)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    _remember_next(item, nextitem)
     yield
     if nextitem is None and cases.open_worlds(item.config):
         from pdlcheck.harness.ranked import finish_ranks

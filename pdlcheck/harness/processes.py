@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from pdlcheck.harness import rank_session
+from pdlcheck.harness.at_once import needs_one_message
 from pdlcheck.harness.cases import Case
 from pdlcheck.harness.folders import has_failed, shared_path
 from pdlcheck.harness.following import next_on_the_same_ranks
@@ -35,6 +36,8 @@ class ProcessItem:
         self._stack = ExitStack()
         self._ranks: ProcessRanks | None = None
         self._output = RankOutput(item, case.world_size)
+        self._at_once = needs_one_message(item)
+        self._begun = False  # the ranks may hold something of the item
         read_marker(item)
 
     def setup(self) -> None:
@@ -47,7 +50,9 @@ class ProcessItem:
             self._stack.callback(ranks.read_with, None)
             self._collect(ranks)
         self._ranks = ranks
-        self._phase("setup", rank_session.setup, str(item.path), item.nodeid, str(shared_path(item)))
+        if not self._at_once:
+            self._begun = True
+            self._phase("setup", rank_session.setup, str(item.path), item.nodeid, str(shared_path(item)))
 
     def call(self, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
@@ -55,12 +60,18 @@ class ProcessItem:
         if not self._ranks.intact:  # an earlier example ended in a failure that took ranks with it
             self._stack.close()
             self.setup()
-        self._phase("call", rank_session.call, self._item.nodeid, drawn)
+        self._begun = True
+        if not self._at_once:
+            self._phase("call", rank_session.call, self._item.nodeid, drawn)
+            return
+        item, following = self._item, next_on_the_same_ranks(self._item)
+        where = str(item.path), item.nodeid, str(shared_path(item))
+        self._begun = not all(self._phase("call", rank_session.run, *where, following))
 
     def teardown(self) -> None:
         __tracebackhide__ = True
         with self._stack:
-            if self._ranks is not None and self._ranks.intact:
+            if self._ranks is not None and self._ranks.intact and self._begun:
                 following = next_on_the_same_ranks(self._item)
                 self._phase(
                     "teardown", rank_session.teardown, self._item.nodeid, following, has_failed(self._item)
@@ -80,7 +91,7 @@ class ProcessItem:
         verdict(outcomes)
         collected.add(what)
 
-    def _phase(self, when: Literal["setup", "call", "teardown"], fn: Callable[..., None], *args: Any) -> None:
+    def _phase(self, when: Literal["setup", "call", "teardown"], fn: Callable[..., Any], *args: Any) -> list[Any]:
         __tracebackhide__ = True
         assert self._ranks is not None
         limit = seconds_left(self._item)
@@ -90,7 +101,7 @@ class ProcessItem:
             outcomes = self._ranks.outcomes(fn, *args)
         finally:
             self._output.tell(when)
-        verdict(outcomes)
+        return verdict(outcomes)
 
 
 def finish(world: World, exitstatus: int) -> None:

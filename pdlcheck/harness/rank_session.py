@@ -26,13 +26,14 @@ from _pytest.tmpdir import tmppath_result_key
 from _pytest.warnings import catch_warnings_for_item
 
 from pdlcheck.harness import rank_coverage, rank_debugger
+from pdlcheck.harness.at_once import only_own_teardown
 from pdlcheck.harness.cases import IN_RANK, RankContext, set_rank_context
 from pdlcheck.harness.examples import is_property
 from pdlcheck.harness.folders import SHARED
 from pdlcheck.harness.rank_hooks import RankHooks, journal_of_log, note_properties
 from pdlcheck.harness.reports import RANK_REPORT, RANK_XFAIL
 
-__all__ = ["KEEP", "SessionDescription", "call", "collect", "describe", "finish", "setup", "teardown"]
+__all__ = ["KEEP", "SessionDescription", "call", "collect", "describe", "finish", "run", "setup", "teardown"]
 
 KEEP = "keep"  # instead of the next item: nobody knows which it is
 
@@ -171,6 +172,21 @@ def setup(path: str, nodeid: str, shared: str) -> None:
     _phase(item, "setup", lambda: item.ihook.pytest_runtest_setup(item=item))
 
 
+def run(path: str, nodeid: str, shared: str, following: tuple[str, str] | Literal["keep"] | None) -> bool:
+    """Set an item up, run its body and, where that returned, tear it down, for an item that needs one message.
+
+    False leaves the teardown to :func:`teardown`, as it also ends what an item before has set up.
+    """
+    setup(path, nodeid, shared)
+    call(nodeid, {})
+    assert _session is not None
+    item = _session.items[nodeid]
+    if not only_own_teardown(item, None if following is None else _Next(item, following)):  # type: ignore[arg-type]
+        return False
+    teardown(nodeid, following, failed=False)
+    return True
+
+
 def call(nodeid: str, drawn: dict[str, Any]) -> None:
     """Run the item's body in this rank; ``drawn`` are the arguments of one example of a property."""
     assert _session is not None
@@ -194,6 +210,8 @@ def teardown(nodeid: str, following: tuple[str, str] | Literal["keep"] | None, f
     """
     item = _session.items.get(nodeid) if _session is not None else None
     if _session is None or item is None:  # its set-up failed before it was collected
+        return
+    if not getattr(item, "_request", None):  # it has ended here, at once, while another rank failed
         return
     if failed and tmppath_result_key in item.stash:
         item.stash[tmppath_result_key]["call"] = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,8 @@ __all__ = ["verdict"]
 _LATER = 1_000_000_000  # a skip is never the first cause where there is a failure
 
 
-def verdict(outcomes: Sequence[Outcome]) -> None:
-    """Raise the first cause: a failure before an expected one, that before a skip.
+def verdict(outcomes: Sequence[Outcome]) -> list[Any]:
+    """Return the results, or raise the first cause: a failure before an expected one, that before a skip.
 
     A rank that skips stops the others; the reason says which ranks skipped unless all did, in the same words.
     """
@@ -32,7 +33,7 @@ def verdict(outcomes: Sequence[Outcome]) -> None:
             reason = "; ".join(f"rank {o.rank} of {len(outcomes)} skipped: {o.error}" for o in skipped)
         raise pytest.skip.Exception(reason, _use_item_location=True)
     first = min((outcome.order for outcome in raised), default=0)
-    results([_rendered(outcome, first) for outcome in ranked])
+    return results([_rendered(outcome, first) for outcome in ranked])
 
 
 def _in_order(outcome: Outcome) -> Outcome:

@@ -1,0 +1,39 @@
+"""Items that need one message: nothing of the user's is set up or torn down around their body.
+
+Every message to the ranks is a round trip through three processes, which a trivial test notices. Where no fixture and
+no hook of the user's or of another plugin runs, set-up and teardown cannot fail, wait or write anything, so nobody
+sees that they share a message with the body.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pdlcheck.harness.examples import RANK_FIXTURES, is_property
+
+__all__ = ["needs_one_message", "only_own_teardown"]
+
+_OURS = RANK_FIXTURES - {"subject"}  # it fails where --subject leads nowhere
+_HOOKS = ("pytest_runtest_setup", "pytest_runtest_teardown", "pytest_fixture_setup", "pytest_fixture_post_finalizer")
+
+
+def needs_one_message(item: pytest.Function) -> bool:
+    """In the controller: only our own fixtures, no property (it has many examples), no hook in a conftest file."""
+    parameters, definitions = item.callspec.params, item._fixtureinfo.name2fixturedefs
+    known = all(
+        name in parameters or name == "request" or (name in _OURS and len(definitions.get(name, ())) == 1)
+        for name in item.fixturenames
+    )
+    return known and not is_property(item) and not _users_hooks(item)
+
+
+def only_own_teardown(item: pytest.Function, nextitem: pytest.Item | None) -> bool:
+    """In a rank: no fixture of wider scope, of an item before, ends together with this item."""
+    kept = {item, *(nextitem.listchain() if nextitem is not None else ())}
+    stack = item.session._setupstate.stack
+    return all(node in kept or len(finalizers) == 1 for node, (finalizers, _) in stack.items())  # 1: the node's own
+
+
+def _users_hooks(item: pytest.Item) -> bool:
+    plugins = item.config.pluginmanager._conftest_plugins
+    return any(impl.plugin in plugins for hook in _HOOKS for impl in getattr(item.ihook, hook).get_hookimpls())
