@@ -1,0 +1,84 @@
+"""How many messages a test on processes takes, and that nobody can tell from its report."""
+
+from __future__ import annotations
+
+import pytest
+
+COUNT = """
+import pytest
+from pdlcheck.worlds.processes.ranks import ProcessRanks
+
+sent = []
+outcomes = ProcessRanks.outcomes
+
+def counted(self, fn, *args, **kwargs):
+    if getattr(fn, "__module__", "") == "pdlcheck.harness.rank_session":
+        sent.append(fn.__name__)
+    return outcomes(self, fn, *args, **kwargs)
+
+ProcessRanks.outcomes = counted
+
+def pytest_sessionfinish():
+    print("messages:", *sent)
+"""
+HEAD = "import pytest\npytestmark = pytest.mark.world_size(2)\n"
+
+
+@pytest.fixture
+def run(pytester):
+    """Run a file on gloo; its messages are printed at the end of the session."""
+
+    def run(source, conftest=""):
+        pytester.makeconftest(COUNT + conftest)
+        pytester.makepyfile(HEAD + source)
+        return pytester.runpytest_subprocess("--world", "gloo", "-p", "no:cacheprovider", "-s")
+
+    return run
+
+
+def test_a_body_with_our_fixtures_alone_takes_one_message(run):
+    result = run("@pytest.mark.parametrize('x', [1, 2])\ndef test_a(rank, world_size, x): assert rank < world_size")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*messages: collect run run*"])
+
+
+def test_a_fixture_of_the_users_has_phases_of_its_own(run):
+    result = run("@pytest.fixture\ndef one(): yield 1\ndef test_a(rank, one): assert one == 1")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*messages: collect setup call teardown*"])
+
+
+def test_a_hook_of_a_conftest_file_has_phases_of_its_own(run):
+    hook = """
+def pytest_runtest_setup(item):
+    from pdlcheck.harness.cases import runs_in_a_rank
+    if runs_in_a_rank(item.config):
+        raise ValueError("not ready")
+"""
+    result = run("def test_a(rank): pass", hook)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*messages: collect setup teardown*", "*ERROR at setup of test_a*"])
+
+
+def test_a_failure_on_one_rank_is_one_failure_and_the_next_test_passes(run):
+    result = run("def test_a(rank): assert rank == 0\ndef test_b(rank): pass")
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*messages: collect run teardown run*"])
+
+
+def test_what_ends_with_the_last_test_of_a_file_is_told_as_its_teardown(run):
+    result = run(
+        """
+@pytest.fixture(scope="module")
+def wide():
+    yield
+    raise ValueError("wide would not end")
+
+def test_a(rank, wide): pass
+def test_b(rank): pass
+"""
+    )
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(
+        ["*messages: collect setup call teardown run teardown*", "*ERROR at teardown of test_b*"]
+    )
