@@ -192,8 +192,8 @@ def test_a_wrong_world_size_is_refused_with_the_cure(processes, world_size, erro
 
 
 def test_a_backend_that_torch_lacks_is_refused_with_the_cure():
-    with pytest.raises(WorldUnavailable, match="no backend 'mpi'; pip install"):
-        ProcessWorld("mpi").run(dist.get_rank, world_size=2)
+    with pytest.raises(WorldUnavailable, match="no backend 'ucc'; use backend gloo"):
+        ProcessWorld("ucc").run(dist.get_rank, world_size=2)
 
 
 def test_a_module_that_cannot_be_preloaded_is_reported():
