@@ -23,7 +23,9 @@ def run(pytester):
 
     def run(source, *options, world="gloo", **files):
         pytester.makepyfile(test_inner=HEAD + source, **files)
-        return pytester.runpytest_inprocess("--world", world, "-p", "no:cacheprovider", *options)
+        # in this process, and where the project is installed in place, pytest finds its files imported already
+        quiet = ("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
+        return pytester.runpytest_inprocess("--world", world, "-p", "no:cacheprovider", *quiet, *options)
 
     return run
 
