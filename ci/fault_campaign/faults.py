@@ -144,7 +144,7 @@ def _stop(base: _Base) -> Fault:
 
 def _kill_server(base: _Base) -> Fault:
     """The process that forks the ranks is killed, and they go down with it."""
-    told = r"RankDied: rank \d went down with the fork server"
+    told = r"RankDied: rank \d went down with the process that had forked it"
     return base.make(signo="SIGKILL", expects=(told,), where=base.rng.choice(["body", "controller"]))
 
 

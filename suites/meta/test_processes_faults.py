@@ -396,7 +396,7 @@ def test_a_killed_fork_server_takes_the_ranks_along_and_is_replaced():
     try:
         world.run(dist.get_rank, world_size=2)
         os.kill(forkserver.retain(world).pid, signal.SIGKILL)
-        with pytest.raises(RankDied, match=r"rank \d went down with the fork server"):
+        with pytest.raises(RankDied, match=r"rank \d went down with the process that had forked it"):
             world.run(lambda: time.sleep(10), world_size=2)
         assert_heals(world)
     finally:

@@ -500,7 +500,7 @@ def test_options(request):
         f"[pytest]\n{strict}faulthandler_timeout = 50\ncache_dir = .c\nlog_file = all.log\nlog_level = INFO\n"
         "addopts = --strict-markers --strict-config --import-mode=importlib\nfilterwarnings = error\n"
     )
-    result = pytester.runpytest_inprocess("deep", "--world", "gloo", "--flavour=sweet", "-v", "-o", "taste=sour")
+    result = pytester.runpytest_subprocess("deep", "--world", "gloo", "--flavour=sweet", "-v", "-o", "taste=sour")
     result.assert_outcomes(passed=2)
     assert "of the controller" in (pytester.path / "all.log").read_text(), "the ranks do not write to the same file"
 

@@ -18,7 +18,7 @@ _DUMP = re.compile(r"^.*\(most recent call first\):\n(?P<frames>(?:  .*\n?)+)", 
 def rank_died(rank: int, exitcode: int, last_operation: str, stderr: str, *, orphaned: bool = False) -> RankDied:
     """Make the error for a process that ended without a result, maybe only because the fork server had ended."""
     before = "" if exitcode < 0 else " before its function returned"
-    how = "went down with the fork server, whose process has ended" if orphaned else how_it_ended(exitcode) + before
+    how = "went down with the process that had forked it" if orphaned else how_it_ended(exitcode) + before
     lines = [f"rank {rank} {how}"]
     if last_operation:
         lines.append(f"  last operation  {last_operation}")
