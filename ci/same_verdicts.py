@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 TESTS = HERE / "verdicts" / "test_thirty.py"
 DYING = HERE / "verdicts" / "test_dying.py"
 PYTHON = sys.executable
-PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--color=no"]
+PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-o", "addopts=", "--color=no"]
 LIMIT_S = 300
 EXPECTED_EXIT = 1  # some tests fail on purpose
 

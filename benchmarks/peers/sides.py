@@ -159,7 +159,7 @@ class Side:
 
     def command(self, python: str, mpiexec: str, world_size: int) -> Sequence[str]:
         """The command line that runs the tests of the working directory."""
-        pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *self.options]
+        pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *self.options]
         if not self.mpiexec:
             return pytest
         return [mpiexec, "--allow-run-as-root", "--oversubscribe", "-n", str(world_size), *pytest]

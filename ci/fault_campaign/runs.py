@@ -55,7 +55,8 @@ def _run(folder: Path, faults: Sequence[Fault], plugins: Sequence[str]) -> Run:
     shared = folder / "shm" if can_enter() else SHARED_MEMORY
     before = Before.look(token, folder / "temporary", shared)
     record = folder / "record"
-    command = [sys.executable, "-m", "pytest", "-q", "--world", "gloo", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+    command = [sys.executable, "-m", "pytest", "-q", "--world", "gloo", "-p", "no:cacheprovider"]
+    command += ["-p", "no:benchmark", "-p", "no:randomly"]
     command += ["-p", "fault_campaign.recorder", *(word for plugin in plugins for word in ("-p", plugin))]
     command += [f"--faults-record={record}", f"--faults-moments={folder / 'moments'}", f"--basetemp={folder / 'base'}"]
     command += [f"--faults-watch={int(faults[0].watch)}", "test_faults.py"]

@@ -68,7 +68,7 @@ VERDICTS = {
     "test_the_next_one[gloo-2]": "PASSED",
     "test_every_rank_has_its_own_process[gloo]": "PASSED",
 }
-PYTEST = ["-m", "pytest", "-rA", "-p", "no:cacheprovider", "--color=no", "test_launched_ranks.py"]
+PYTEST = ["-m", "pytest", "-rA", "-p", "no:cacheprovider", "-p", "no:randomly", "--color=no", "test_launched_ranks.py"]
 
 
 def outside() -> dict[str, str]:

@@ -225,7 +225,7 @@ class Collector:
         places: dict[int, Stack] = {}
         for member in late.values():
             member.send(WhereAreYou(self._call))
-        self._listen_for_stacks(places, _STACKS_S)
+        self._listen_for_stacks(places, _STACKS_S, lambda: bool(self._pending.keys() - places.keys()))
         stacks = {rank: place.stack for rank, place in places.items()}
         states: dict[int, str] = {}
         said = ""
@@ -233,7 +233,8 @@ class Collector:
         if silent:  # stopped, or in C code that does not let Python run: faulthandler needs no Python
             for member in silent.values():
                 member.signal(signal.SIGUSR1)
-            self._listen_for_stacks(places, _STACKS_S / 2)
+            # the signal may end a system call: who answers only now may be about to return
+            self._listen_for_stacks(places, _STACKS_S / 2, lambda: bool(self._pending.keys() & silent.keys()))
             for rank, member in silent.items():
                 out, err = member.output()
                 rest, stacks[rank] = take_stack(err)
@@ -248,9 +249,9 @@ class Collector:
         self._stopping = True
         self._end(rank, Raised(rank, error, output=said))  # also where it ended a moment later
 
-    def _listen_for_stacks(self, places: dict[int, Stack], seconds: float) -> None:
+    def _listen_for_stacks(self, places: dict[int, Stack], seconds: float, goes_on: Callable[[], bool]) -> None:
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and self._pending.keys() - places.keys():
+        while (left := until - time.monotonic()) > 0 and goes_on():
             for member, report in self._wait(left):
                 if isinstance(report, Stack) and report.call == self._call:
                     places[member.rank] = report

@@ -128,7 +128,8 @@ class Pool:
             events = self._wait(max(until - time.monotonic(), 0.0))
             for member, report in events:
                 if isinstance(report, Died):
-                    how = "went down with the process that had forked it" if report.orphaned else how_it_ended(report.exitcode)
+                    ended = how_it_ended(report.exitcode)
+                    how = "went down with the process that had forked it" if report.orphaned else ended
                     self._replace(f"rank {member.rank} {how}")
                     return
                 if isinstance(report, Here):

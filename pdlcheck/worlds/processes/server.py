@@ -10,7 +10,6 @@ its controller.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib
 import json
 import os
@@ -20,6 +19,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from typing import NoReturn
@@ -92,23 +92,25 @@ def _watch_process(pid: int) -> int | None:
 
 @contextlib.contextmanager
 def _noticing_hang_up(control: socket.socket, ranks: dict[int, int]) -> Iterator[None]:
-    """An import may take long, and the controller may end meanwhile: a signal tells."""
-
-    def look(*_: object) -> None:
-        if any(event & select.POLLHUP for _, event in poll.poll(0)):
-            _end(ranks)
-
+    """An import may take long, and the controller may end meanwhile: a thread notices. It has ended before any fork."""
+    done_r, done_w = os.pipe()
     poll = select.poll()
     poll.register(control, 0)
-    signal.signal(signal.SIGIO, look)
-    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
-    flags = fcntl.fcntl(control, fcntl.F_GETFL)
-    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
+    poll.register(done_r, select.POLLIN)
+
+    def watch() -> None:
+        if done_r not in dict(poll.poll()):
+            _end(ranks)
+
+    watching = threading.Thread(target=watch, name="pdlcheck hang-up")
+    watching.start()
     try:
-        look()  # it may have gone before
         yield
     finally:
-        fcntl.fcntl(control, fcntl.F_SETFL, flags)
+        os.write(done_w, b".")
+        watching.join()
+        os.close(done_r)
+        os.close(done_w)
 
 
 def _import(names: list[str]) -> dict[str, str]:
@@ -146,7 +148,6 @@ def _become_rank(rank_fds: list[int], missing: dict[str, str], foreign_fds: list
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGIO, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for fd in foreign_fds:
             os.close(fd)
@@ -158,6 +159,8 @@ def _become_rank(rank_fds: list[int], missing: dict[str, str], foreign_fds: list
 
         rank_main(rank_fds, missing, server)
     except BaseException:
+        for name, why in missing.items():  # a second attempt at an import fails for another reason than the first
+            print(f"the fork server could not import {name}: {why}", file=sys.stderr)
         traceback.print_exc()
         sys.stderr.flush()
     finally:
