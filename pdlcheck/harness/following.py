@@ -8,7 +8,7 @@ import pytest
 
 from pdlcheck.harness import cases
 
-__all__ = ["next_on_the_same_ranks", "remember_next"]
+__all__ = ["Following", "next_on_the_same_ranks", "remember_next"]
 
 _next = pytest.StashKey[pytest.Item | None]()
 _chain = pytest.StashKey[dict[pytest.Item, pytest.Item]]()

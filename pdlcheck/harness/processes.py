@@ -12,7 +12,7 @@ from pdlcheck.harness import rank_session
 from pdlcheck.harness.at_once import needs_one_message
 from pdlcheck.harness.cases import Case
 from pdlcheck.harness.folders import has_failed, shared_path
-from pdlcheck.harness.following import next_on_the_same_ranks
+from pdlcheck.harness.following import Following, next_on_the_same_ranks
 from pdlcheck.harness.rank_output import RankOutput
 from pdlcheck.harness.time_limits import not_counted, read_marker, seconds_left
 from pdlcheck.harness.verdicts import verdict
@@ -64,18 +64,20 @@ class ProcessItem:
         if not self._at_once:
             self._phase("call", rank_session.call, self._item.nodeid, drawn)
             return
-        item, following = self._item, next_on_the_same_ranks(self._item)
+        item = self._item
         where = str(item.path), item.nodeid, str(shared_path(item))
-        self._begun = not all(self._phase("call", rank_session.run, *where, following))
+        self._begun = not all(self._phase("call", rank_session.run, *where, self._following()))
 
     def teardown(self) -> None:
         __tracebackhide__ = True
         with self._stack:
             if self._ranks is not None and self._ranks.intact and self._begun:
-                following = next_on_the_same_ranks(self._item)
-                self._phase(
-                    "teardown", rank_session.teardown, self._item.nodeid, following, has_failed(self._item)
-                )
+                what = self._item.nodeid, self._following(), has_failed(self._item)
+                self._phase("teardown", rank_session.teardown, *what)
+
+    def _following(self) -> Following:
+        """What runs next on these ranks; they end after this item if they are its own."""
+        return None if self._world.isolation == "fresh" else next_on_the_same_ranks(self._item)
 
     def _collect(self, ranks: ProcessRanks) -> None:
         """Once for each file on the same processes."""
@@ -107,6 +109,7 @@ class ProcessItem:
 def finish(world: World, exitstatus: int) -> None:
     """End the sessions in the ranks of a world; raise the first error of the fixtures that are torn down."""
     assert isinstance(world, ProcessWorld)
+    world.isolation = "pool"  # the ranks that were kept, as they are
     with ExitStack() as every_pool:
         for world_size in world.running():
             every_pool.callback(world.run, rank_session.finish, exitstatus, world_size=world_size)

@@ -49,6 +49,14 @@ def test_a_default_group_that_a_test_has_destroyed_is_made_again(world):
     world.run(dist.barrier, world_size=2)
 
 
+def test_a_fresh_run_leaves_the_kept_processes_alone(world):
+    pids = world.pids(2)
+    world.isolation = "fresh"
+    assert set(world.run(os.getpid, world_size=2)).isdisjoint(pids)
+    world.isolation = "pool"
+    assert world.pids(2) == pids
+
+
 def test_nothing_runs_after_a_fresh_run(world):
     world.isolation = "fresh"
     for pid in world.run(os.getpid, world_size=2):
@@ -81,6 +89,16 @@ def test_as_the_option_says(number):
     dist.barrier()
     assert len(pids) == number
 
+@pytest.fixture(scope="module")
+def kept():
+    yield
+    raise RuntimeError("a fixture of the module is torn down")
+
+@pytest.mark.isolation("fresh")
+@pytest.mark.world_size(2)
+def test_fixture_of_fresh_ranks(kept):
+    pass
+
 @pytest.mark.isolation("fresh")
 def test_of_a_controller(world):
     assert world.run(os.getpid, world_size=2) != world.run(os.getpid, world_size=2)
@@ -95,8 +113,9 @@ def test_wrong():
 def test_the_marker_and_the_option(pytester):
     pytester.makepyfile(FILE)
     result = pytester.runpytest_inprocess("--world", "gloo", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=5, errors=1)
+    result.assert_outcomes(passed=6, errors=2)
+    result.stdout.fnmatch_lines(["*RuntimeError: a fixture of the module is torn down"])
     result.stdout.fnmatch_lines(["*test_wrong*isolation must be one of pool, reinit, fresh; got 'none'*"])
     result = pytester.runpytest_inprocess("--world", "gloo", "--isolation", "fresh", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=4, failed=1, errors=1)
+    result.assert_outcomes(passed=5, failed=1, errors=2)
     result.stdout.fnmatch_lines(["FAILED *test_as_the_option_says[[]gloo-2-2]*"])

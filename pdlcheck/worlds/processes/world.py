@@ -115,14 +115,14 @@ class ProcessWorld:
         """See :class:`pdlcheck.worlds.protocol.World`; processes that are there already are used again."""
         check_world_size(world_size)
         with self._one_at_a_time:
-            pool = self._pool(world_size)
+            fresh, rejoin = self.isolation == "fresh", self.isolation == "reinit"
+            pool = self._new_pool(world_size) if fresh else self._kept_pool(world_size)
             from pdlcheck.worlds.processes.ranks import ProcessRanks  # it imports torch: see _check_backend
 
-            rejoin = self.isolation == "reinit"
             try:
                 yield ProcessRanks(pool, self.seed, self.timeout_s, rejoin=rejoin, debugged=self._debugged)
             finally:
-                if self.isolation == "fresh" and pool.is_usable:
+                if fresh and pool.is_usable:
                     pool.close()
 
     def running(self) -> list[int]:
@@ -146,32 +146,35 @@ class ProcessWorld:
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a world cannot be sent to its ranks; inside the function use torch.distributed")
 
-    def _pool(self, world_size: int) -> Pool:
+    def _kept_pool(self, world_size: int) -> Pool:
         pool = self._pools.get(world_size)
         if pool is not None:
-            if pool.is_worn or (self.isolation == "fresh" and pool.is_usable):
+            if pool.is_worn:
                 pool.close()
             pool.drop_if_lost()
         if pool is None or not pool.is_usable:
-            self._check_backend()
-            if self.name == "nccl":
-                import torch
+            pool = self._pools[world_size] = self._new_pool(world_size)
+        return pool
 
-                check_devices(world_size, torch.cuda.device_count())
-            from pdlcheck.worlds.processes.pool import Pool, Setup  # it imports torch: see _check_backend
+    def _new_pool(self, world_size: int) -> Pool:
+        self._check_backend()
+        if self.name == "nccl":
+            import torch
 
-            placement = self._placement or self._here()
-            placement.check(world_size)
-            setup = Setup(world_size, self.name, self._threads, self._watch and self.name in _WATCHED)
-            pool = self._pools[world_size] = Pool(setup, placement)
-            if self._prepare is not None:
-                from pdlcheck.worlds.processes.ranks import ProcessRanks
+            check_devices(world_size, torch.cuda.device_count())
+        from pdlcheck.worlds.processes.pool import Pool, Setup  # it imports torch: see _check_backend
+        from pdlcheck.worlds.processes.ranks import ProcessRanks
 
-                try:
-                    ProcessRanks(pool, self.seed, self.timeout_s).run(self._prepare)
-                except BaseException:
-                    pool.kill()
-                    raise
+        placement = self._placement or self._here()
+        placement.check(world_size)
+        setup = Setup(world_size, self.name, self._threads, self._watch and self.name in _WATCHED)
+        pool = Pool(setup, placement)
+        if self._prepare is not None:
+            try:
+                ProcessRanks(pool, self.seed, self.timeout_s).run(self._prepare)
+            except BaseException:
+                pool.kill()
+                raise
         return pool
 
     def _here(self) -> Placement:
