@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from _pytest.logging import LoggingPlugin, catching_logs
+from _pytest.logging import LogCaptureHandler, LoggingPlugin
 
 from pdlcheck.worlds.processes.journal import note
 
-__all__ = ["RankHooks", "journal_of_log", "note_properties"]
+__all__ = ["RankHooks", "journal_log", "note_properties"]
 
 _noted = pytest.StashKey[int]()
 
@@ -60,20 +58,19 @@ def note_properties(item: pytest.Item) -> None:
     item.stash[_noted] = len(item.user_properties)
 
 
-@contextmanager
-def journal_of_log(config: pytest.Config) -> Iterator[None]:
-    """Note what is logged, in the format and from the level on that pytest was asked for."""
+def journal_log(config: pytest.Config) -> None:
+    """Note what is logged, in the format and from the level on that pytest was asked for.
+
+    pytest attaches its handler for reports anew in every phase, to the root and to each logger of torch: in a rank,
+    whose reports are the controller's, that handler is ours.
+    """
     plugin: LoggingPlugin | None = config.pluginmanager.getplugin("logging-plugin")
-    if plugin is None:
-        yield
-        return
-    handler = _Journal()
-    handler.setFormatter(plugin.formatter)
-    with catching_logs(handler, level=plugin.log_level):
-        yield
+    if plugin is not None:
+        plugin.report_handler = _Journal()
+        plugin.report_handler.setFormatter(plugin.formatter)
 
 
-class _Journal(logging.Handler):
+class _Journal(LogCaptureHandler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("c10d-") and record.levelno == logging.DEBUG:
             return  # torch tells of every exception in a collective: the report does so better

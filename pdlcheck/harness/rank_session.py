@@ -30,7 +30,7 @@ from pdlcheck.harness.at_once import only_own_teardown
 from pdlcheck.harness.cases import IN_RANK, RankContext, set_rank_context
 from pdlcheck.harness.examples import is_property
 from pdlcheck.harness.folders import SHARED
-from pdlcheck.harness.rank_hooks import RankHooks, journal_of_log, note_properties
+from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_properties
 from pdlcheck.harness.reports import RANK_REPORT, RANK_XFAIL
 
 __all__ = ["KEEP", "SessionDescription", "call", "collect", "describe", "finish", "run", "setup", "teardown"]
@@ -104,6 +104,7 @@ class _RankSession:
             config._inicache["filterwarnings"], config.known_args_namespace.pythonwarnings = description.filters
             _set_basetemp(config, Path(description.basetemp), f"{description.world}-{dist.get_world_size()}")
             rank_debugger.take_breakpoints()  # pytest's own debugger has just put itself in front
+            journal_log(config)
             self.hooks = RankHooks(config)
             config.pluginmanager.register(self.hooks, "pdlcheck-rank")
             self.session = pytest.Session.from_config(config)
@@ -272,11 +273,10 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
     if when == "setup":
         item.stash[_marked] = _xfail_marks(item)
     rank_coverage.switch(f"{item.nodeid}|{'run' if when == 'call' else when}")
-    with journal_of_log(item.config):
-        call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt, pytest.exit.Exception))
-        if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
-            traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report
-        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+    call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt, pytest.exit.Exception))
+    if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
+        traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report
+    report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     note_properties(item)
     if call.excinfo is None:
         late_mark = _xfail_marks(item) > item.stash[_marked]
