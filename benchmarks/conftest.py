@@ -13,6 +13,8 @@ import torch
 
 from pdlcheck.worlds import Ranks, get_world
 
+collect_ignore = ["harness_peers.py", "peers"]  # a program of its own, not a file of benchmarks
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="larger inputs, more ranks and more rounds: takes long")
