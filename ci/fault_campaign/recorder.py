@@ -63,7 +63,7 @@ class _Recorder:
         self._write(event="test", test=item.name)
         limit = item.get_closest_marker("limit")
         for world in self._worlds:
-            world._timeout_s = limit.args[0] if limit else PATIENT_S
+            world.timeout_s = limit.args[0] if limit else PATIENT_S
         for mark in item.iter_markers("strike"):
             if mark.args[1] == "between_tests":
                 self._strike(mark)
