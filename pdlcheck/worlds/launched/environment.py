@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["INSIDE", "Launch", "launch_of"]
+from pdlcheck.worlds.processes.surroundings import INSIDE
 
-INSIDE = "PDLCHECK_INSIDE"  # set where the processes are spoken for already: children are no members of the launch
+__all__ = ["INSIDE", "Launch", "launch_of"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pdlcheck.worlds.processes.messages import AreYouThere, Call, Here, Ready, R
 from pdlcheck.worlds.processes.placement import Placement
 from pdlcheck.worlds.processes.referee import Referee
 from pdlcheck.worlds.processes.story import how_it_ended
-from pdlcheck.worlds.processes.surroundings import Surroundings
+from pdlcheck.worlds.processes.surroundings import INSIDE, Surroundings
 
 __all__ = ["Pool", "Setup"]
 
@@ -198,7 +198,7 @@ class Pool:
         setup, placement = self._setup, self._placement
         variables = {
             **placement.variables(rank, setup.world_size),
-            "PDLCHECK_INSIDE": "1",  # a pytest started by a test belongs to no launch
+            INSIDE: "1",
             "MASTER_ADDR": placement.host,
             "MASTER_PORT": str(port),
             "RANK": str(rank),

@@ -10,7 +10,9 @@ from typing import Any
 
 from pdlcheck.worlds.processes.messages import Changes
 
-__all__ = ["Surroundings", "import_path"]
+__all__ = ["INSIDE", "Surroundings", "import_path"]
+
+INSIDE = "PDLCHECK_INSIDE"  # set in ranks, and where a launch is spoken for: a pytest started there is no member of it
 
 
 @dataclass(frozen=True, slots=True)
