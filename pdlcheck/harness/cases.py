@@ -11,6 +11,7 @@ import pytest
 
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
 from pdlcheck.harness import launched
+from pdlcheck.worlds import WORLDS
 from pdlcheck.worlds.arguments import check_isolation
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ __all__ = [
 ]
 
 CASE = "pdlcheck_case"  # the hidden argument by which a test is repeated
-KNOWN_WORLDS = ("gloo", "mpi", "sim")
 
 _open: pytest.StashKey[dict[str, World]] = pytest.StashKey()
 _context: RankContext | None = None
@@ -81,8 +81,8 @@ def check_options(config: pytest.Config) -> None:
     names = world_names(config)
     config.option.world = ",".join(names)  # the ranks' own sessions are under no launcher
     for name in names or [""]:
-        if name not in KNOWN_WORLDS:
-            raise pytest.UsageError(f"--world must name some of {', '.join(KNOWN_WORLDS)}; got {name!r}")
+        if name not in WORLDS:
+            raise pytest.UsageError(f"--world must name some of {', '.join(sorted(WORLDS))}; got {name!r}")
     rank = config.getoption("--rank-pdb")
     if rank is not None and rank < 0:
         raise pytest.UsageError(f"--rank-pdb takes the number of a rank, from 0 on; got {rank}")
@@ -136,7 +136,7 @@ def world_of(item: pytest.Item) -> str | None:
     if case is not None:
         return case.world
     name = callspec.params.get("world") if callspec is not None else None
-    return name if name in KNOWN_WORLDS else None  # else a parameter or fixture of the user's has that name
+    return name if name in WORLDS else None  # else a parameter or fixture of the user's has that name
 
 
 def require_ranks(item: pytest.Item) -> None:

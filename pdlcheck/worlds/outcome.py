@@ -64,10 +64,9 @@ def results(outcomes: Sequence[Outcome]) -> list[Any]:
     if not raised:
         return [o.value for o in outcomes if isinstance(o, Returned)]
     first = raised[0]
-    world_story = getattr(first.error, "ranks", None)
-    if world_story is None:  # Deadlock and its kin already tell about every rank
-        for note in _story(first, outcomes):
-            first.error.add_note(note)
+    told = getattr(first.error, "ranks", None) is not None  # Deadlock and its kin tell about every rank
+    for note in _output(first) if told else _story(first, outcomes):
+        first.error.add_note(note)
     raise first.error
 
 
@@ -86,9 +85,12 @@ def _story(first: Raised, outcomes: Sequence[Outcome]) -> list[str]:
     for raised in [first, *others.values()]:
         if raised.traceback or raised is not first:
             notes.append(f"traceback on rank {raised.rank}:\n{_traceback(raised)}")
-        if raised.output:
-            notes.append(f"output of rank {raised.rank}:\n{raised.output.rstrip()}")
+        notes += _output(raised)
     return notes
+
+
+def _output(raised: Raised) -> list[str]:
+    return [f"output of rank {raised.rank}:\n{raised.output.rstrip()}"] if raised.output.strip() else []
 
 
 def _words(outcome: Outcome, first: Raised, world_size: int) -> str:

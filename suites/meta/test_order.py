@@ -95,6 +95,24 @@ def parameters_of_a_module():
         dist.all_reduce(p.grad)
 
 
+class Optimizer:
+    """Keeps parameters as torch's optimizers do."""
+
+    def __init__(self):
+        self.param_groups = [{"params": [torch.nn.Parameter(torch.ones(2)) for _ in range(2)], "lr": 0.1}]
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = torch.ones(2)
+
+    def sync(self):
+        for group in self.param_groups:
+            for p in reversed(group["params"]) if is_odd() else group["params"]:
+                dist.all_reduce(p.grad)
+
+
+def parameters_of_an_optimizer():
+    Optimizer().sync()
+
+
 def methods():
     layer = Layer()
     for method in (layer.sync_bias, layer.sync_weight) if is_odd() else (layer.sync_weight, layer.sync_bias):
@@ -128,6 +146,7 @@ BROKEN = [
     tensors_without_a_variable,
     entries_of_a_dict,
     parameters_of_a_module,
+    parameters_of_an_optimizer,
     methods,
     asynchronously,
     three_in_a_circle,
@@ -139,7 +158,7 @@ BROKEN = [
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_another_order_is_reported(world, program, world_size):
     with pytest.raises(CollectiveMismatch, match="ranks 0 and 1 differ in the order of equal calls") as caught:
-        world.run(program, world_size=world_size)
+        assert world.run(program, world_size=world_size) == [None] * world_size
     assert caught.value.what == "the order"
     assert [line[:7] for line in caught.value.ranks] == ["rank 0:", "rank 1:"]
     assert all("test_order.py:" in line for line in caught.value.ranks)
@@ -192,6 +211,24 @@ def taking_turns_on_one_line():
         dist.all_reduce(mine if turn == dist.get_rank() else zeros)
 
 
+def contribute():
+    mine = torch.ones(3)
+    dist.all_reduce(mine)
+
+
+def listen():
+    zeros = torch.zeros(3)
+    dist.all_reduce(zeros)
+
+
+def taking_turns_in_two_functions():
+    for turn in range(dist.get_world_size()):
+        if dist.get_rank() == turn:
+            contribute()
+        else:
+            listen()
+
+
 def roots_in_turn():
     for root in range(dist.get_world_size()):
         if root == dist.get_rank():
@@ -221,6 +258,7 @@ TWINS = [
     one_collective_from_two_branches,
     taking_turns,
     taking_turns_on_one_line,
+    taking_turns_in_two_functions,
     roots_in_turn,
     other_names_once,
     groups_in_another_order,
@@ -230,4 +268,4 @@ TWINS = [
 @pytest.mark.parametrize("program", TWINS, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_what_only_looks_alike_passes(world, program, world_size):
-    world.run(program, world_size=world_size)
+    assert world.run(program, world_size=world_size) == [None] * world_size

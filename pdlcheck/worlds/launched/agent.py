@@ -41,7 +41,7 @@ from pdlcheck.worlds.launched.messages import (
 from pdlcheck.worlds.processes import forkserver
 from pdlcheck.worlds.processes.local import LocalProcess, cores
 
-__all__ = ["interface_of", "serve", "software", "variables"]
+__all__ = ["serve", "software", "variables"]
 
 _SIOCGIFADDR = 0x8915
 _GOODBYE_S = 60.0
@@ -50,8 +50,7 @@ _GOODBYE_S = 60.0
 def serve(launch: Launch) -> int:
     """Serve until rank 0 ends; return the exit code that it ends with, 1 if it vanishes."""
     os.environ[INSIDE] = "1"
-    user = object()
-    server = forkserver.retain(user)
+    server = forkserver.retain(launch)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's to handle
     connections = reach(launch)
     control = next(connections)
@@ -71,26 +70,26 @@ def serve(launch: Launch) -> int:
         print(f"pdlcheck: rank {launch.rank} ends, as rank 0 has gone ({error!r})", file=sys.stderr, flush=True)
         return 1
     finally:
-        forkserver.release(user)
         forkserver.stop()
 
 
 def software() -> dict[str, str]:
     """Versions that must agree between the processes of a launch."""
     names = ("pdlcheck", "torch", "numpy", "pytest", "hypothesis", "cloudpickle")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    python = ".".join(platform.python_version_tuple()[:2])  # what travels is the same for all of one minor version
+    return {"python": python, **{name: version(name) for name in names}}
 
 
 def variables(launch: Launch, address: str) -> dict[str, str]:
     """What ranks in this process's place find in their environment."""
     own = {"LOCAL_RANK": str(launch.local_rank), "LOCAL_WORLD_SIZE": str(launch.local_world_size)}
-    interface = interface_of(address)
+    interface = _interface_of(address)
     if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
         own["GLOO_SOCKET_IFNAME"] = interface
     return own
 
 
-def interface_of(address: str) -> str:
+def _interface_of(address: str) -> str:
     """The name of the network interface with this IPv4 address; empty if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

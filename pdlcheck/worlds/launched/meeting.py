@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.launched.environment import Launch
 
-__all__ = ["Listener", "host_of", "reach"]
+__all__ = ["Listener", "reach"]
 
 _KEY = "pdlcheck/rank0"
 _PATIENCE_S = 300.0  # rank 0 may import much before it listens
@@ -37,7 +37,7 @@ class Listener:
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self.host = host_of(launch)
+        self.host = _host_of(launch)
         self._key = secrets.token_bytes(32)
         self._socket = socket.create_server((self.host, 0), backlog=4 * launch.world_size)
         self._directory = _private_directory(launch)
@@ -95,7 +95,7 @@ def reach(launch: Launch) -> Iterator[Connection[Any, Any]]:
         yield _connect(place)
 
 
-def host_of(launch: Launch) -> str:
+def _host_of(launch: Launch) -> str:
     """The address at which rank 0 can be reached by the other ranks."""
     if launch.local_world_size == launch.world_size:
         return "127.0.0.1"

@@ -61,11 +61,6 @@ class LaunchedPlacement:
         self._agents: dict[int, tuple[Connection[Any, Any], Hello]] = {}
         self._forks = 0
 
-    @property
-    def hosts(self) -> list[str]:
-        """Names of the machines of the ranks that have joined, besides this one."""
-        return [hello.host for _, (_, hello) in sorted(self._agents.items())]
-
     def check(self, world_size: int) -> None:
         if world_size > self.launch.world_size:
             raise WorldTooSmall(

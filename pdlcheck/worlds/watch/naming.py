@@ -23,6 +23,7 @@ __all__ = ["Name", "names_of"]
 
 _FRAMES = 4  # innermost user frames that are searched
 _ITEMS = 256  # longer lists and dicts are not searched
+_DEPTH = 2  # lists in dicts are, as an optimizer keeps its parameters
 
 
 class Name(NamedTuple):
@@ -52,27 +53,27 @@ def names_of(tensor: Tensor) -> tuple[Name, ...]:
 # -- by identity -----------------------------------------------------------------------------------
 
 
-def _in_scope(tensor: Tensor, scope: Mapping[str, Any]) -> Iterator[str]:
+def _in_scope(wanted: object, scope: Mapping[str, Any]) -> Iterator[str]:
+    """The variables that hold the object, and their places in lists and dicts; those of ``self`` too."""
     for name, value in scope.items():
-        if value is tensor:
+        if value is wanted:
             yield name
-        elif type(value) in (list, tuple, dict):
-            yield from _in_container(tensor, name, value)
-        elif name == "self" and hasattr(value, "__dict__"):
-            for attribute, held in vars(value).items():
-                if held is tensor:
-                    yield f"self.{attribute}"
-                elif type(held) in (list, tuple, dict):
-                    yield from _in_container(tensor, f"self.{attribute}", held)
+        else:
+            yield from _in_container(wanted, name, value, _DEPTH)
+    own = getattr(scope.get("self"), "__dict__", None)
+    if own:
+        yield from (f"self.{name}" for name in _in_scope(wanted, {k: v for k, v in own.items() if k != "self"}))
 
 
-def _in_container(tensor: Tensor, name: str, container: Any) -> Iterator[str]:
-    if len(container) > _ITEMS:
+def _in_container(wanted: object, name: str, container: Any, depth: int) -> Iterator[str]:
+    if type(container) not in (list, tuple, dict) or len(container) > _ITEMS:
         return
     items = container.items() if type(container) is dict else enumerate(container)
     for key, held in items:
-        if held is tensor:
+        if held is wanted:
             yield f"{name}[{key!r}]"
+        elif depth > 1:
+            yield from _in_container(wanted, f"{name}[{key!r}]", held, depth - 1)
 
 
 def _parameter(frame: FrameType, argument: str) -> Iterator[str]:
@@ -81,10 +82,11 @@ def _parameter(frame: FrameType, argument: str) -> Iterator[str]:
     parameter = frame.f_locals.get(root)
     if not isinstance(parameter, Parameter):
         return
-    scope = dict(frame.f_locals)
-    if hasattr(scope.get("self"), "__dict__"):
-        scope |= {f"self.{attribute}": value for attribute, value in vars(scope["self"]).items()}
-        scope |= {f"self.{name}": child for name, child in getattr(scope["self"], "_modules", {}).items()}
+    scope = {name: value for name, value in frame.f_locals.items() if name != root}
+    yield from (f"{name}{dot}{rest}" for name in _in_scope(parameter, scope))
+    own = scope.get("self")
+    if hasattr(own, "__dict__"):
+        scope |= {f"self.{name}": value for name, value in (vars(own) | getattr(own, "_modules", {})).items()}
     for name, value in scope.items():
         if isinstance(value, Module):
             for path, held in value.named_parameters():

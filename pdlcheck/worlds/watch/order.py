@@ -17,6 +17,7 @@ import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 from pdlcheck.errors import CollectiveMismatch
@@ -74,17 +75,21 @@ def _crossing(meetings: Sequence[_Meeting]) -> tuple[_Meeting, Name, Name, _Meet
     for meeting in meetings:
         balance.update(name[:2] for name in meeting.names[0])
         balance.subtract(name[:2] for name in meeting.names[1])
-    for one in meetings:
-        for x in one.names[0]:
-            for y in one.names[1]:
-                if balance[x[:2]] or balance[y[:2]]:
-                    continue
-                for other in meetings:
-                    again = other.find(1, x[:2])
-                    if again is not None:
-                        there = other.find(0, y[:2]) or min(other.names[0], default=again)
-                        if not _takes_turns(x, y, there, again):
-                            return one, x, y, other, there, again
+    for one, other in product(meetings, meetings):
+        crossing: tuple[Name, Name, Name, Name] | None = None
+        for x, y in product(sorted(one.names[0]), sorted(one.names[1])):
+            again = other.find(1, x[:2])
+            if again is None:
+                continue
+            there = other.find(0, y[:2]) or min(other.names[0], default=again)
+            if _takes_turns(x, y, there, again):  # so do the functions that the branches call
+                crossing = None
+                break
+            if crossing is None and not (balance[x[:2]] or balance[y[:2]]):
+                crossing = x, y, there, again
+        if crossing is not None:
+            x, y, there, again = crossing
+            return one, x, y, other, there, again
     return None
 
 
