@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import getsource
 from pathlib import Path
+
+from pdlcheck.suites.meta.hoarding import hoard, limit_memory
 
 from fault_campaign.faults import PATIENT_S, Fault
 
@@ -47,22 +50,6 @@ class Odd(Exception):
 
     def __init__(self, one, two):
         super().__init__(f"{{one}} and {{two}}")
-
-
-def limit_memory(more):
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, resource.RLIM_INFINITY))
-
-
-def hoard():
-    kept = []
-    for nbytes in (2**22, 2**16, 2**10):
-        try:
-            while True:
-                kept.append(bytearray(nbytes))
-        except MemoryError:
-            if nbytes == 2**10:
-                raise
 '''
 
 _HEALTHY = '''
@@ -78,7 +65,7 @@ def {name}_{which}(rank, world_size):
 
 def test_file(faults: Sequence[Fault], moments: Path) -> str:
     """The source of a test file for these faults; each writes its moment into a file of the folder ``moments``."""
-    text = _HEAD.format(moments=str(moments))
+    text = "\n\n".join([_HEAD.format(moments=str(moments)), getsource(limit_memory), getsource(hoard)])
     for fault in faults:
         text += f"\n\n# {fault}"
         if fault.where == "run":

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from inspect import getsource
+
 import pytest
 
-HOARD = """
+from .hoarding import hoard, limit_memory
+
+HOARD = f"""
 import resource
 from pathlib import Path
 
@@ -12,19 +16,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+{getsource(limit_memory)}
+
+{getsource(hoard)}
+
 @pytest.mark.world_size(2)
 def test_hoards(rank):
     if rank == 1:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**26, resource.RLIM_INFINITY))
-        kept = []
-        for nbytes in (2**22, 2**16, 2**10):
-            try:
-                while True:
-                    kept.append(bytearray(nbytes))
-            except MemoryError:
-                if nbytes == 2**10:
-                    raise
+        limit_memory(2**26)
+        hoard()
     dist.all_reduce(torch.ones(1))
 """
 

@@ -22,6 +22,8 @@ from pdlcheck.errors import RankDied, RankFailed, RankTimeout
 from pdlcheck.worlds.outcome import Raised, Returned, Stopped
 from pdlcheck.worlds.processes import ProcessWorld, forkserver
 
+from .hoarding import hoard, limit_memory
+
 LINE = os.path.basename(__file__)
 ROOT = str(Path(__file__).parents[2])
 
@@ -240,23 +242,15 @@ def test_a_stopped_rank_is_told_from_those_that_wait_for_it(watch):
         world.close()
 
 
-def hoard() -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**26, resource.RLIM_INFINITY))
-    kept = []
-    for nbytes in (2**22, 2**16, 2**10):
-        try:
-            while True:
-                kept.append(bytearray(nbytes))
-        except MemoryError:
-            if nbytes == 2**10:
-                raise
+def hoard_little() -> None:
+    limit_memory(2**26)
+    hoard()
 
 
 def test_a_rank_without_memory_can_still_say_so(processes):
     before = processes.pids(2)
     with pytest.raises(MemoryError) as caught:
-        processes.run(on_rank_1(hoard), world_size=2)
+        processes.run(on_rank_1(hoard_little), world_size=2)
     assert "rank 1 of 2 raised this" in caught.value.__notes__
     assert not set(before) & set(processes.pids(2)), "these processes may run out of memory again"
     assert_heals(processes)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from pdlcheck.worlds.watch.callsite import user_line
-from pdlcheck.worlds.watch.naming import names_of
+from pdlcheck.worlds.watch.naming import Name, names_of
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature
 
@@ -82,7 +82,15 @@ class WatchedGroup(dist.ProcessGroup):
     def __repr__(self) -> str:
         return f"<{self._watched_backend} group {self._watched_name} of ranks {self._members}>"
 
-    # -- one collective ----------------------------------------------------------------------------
+    # -- one operation -----------------------------------------------------------------------------
+
+    def _where(self) -> str:
+        """The user's line for the report; costs a walk over the frames."""
+        return user_line()
+
+    def _names(self, compared: Sequence[Tensor]) -> tuple[Name, ...]:
+        """What the tensor is called on this rank, for the order to be compared."""
+        return names_of(compared[0]) if compared else ()
 
     def _post(
         self,
@@ -109,8 +117,8 @@ class WatchedGroup(dist.ProcessGroup):
             reduce_op=_reduce_name(reduce_op) if reduce_op is not None else "",
             root=self._members[root] if root >= 0 else -1,
             splits=splits,
-            where=user_line(),
-            names=names_of(compare[0]) if compare else (),
+            where=self._where(),
+            names=self._names(compare),
         )
         return self._engine.post(Operation(signature, parts, method, args, reduce_op))
 
@@ -126,7 +134,7 @@ class WatchedGroup(dist.ProcessGroup):
             dtypes=(str(tensor.dtype).removeprefix("torch."),),
             peer=self._members[peer] if peer >= 0 else -1,
             tag=tag,
-            where=user_line(),
+            where=self._where(),
         )
         part = Part([tensor], []) if op == "send" else Part([], [tensor])
         return self._engine.post(Operation(signature, [part], method, args))
