@@ -112,7 +112,7 @@ def _fork(rank: int, fork: int, server: forkserver.ForkServer, connections: Iter
     about.send(Link(rank, fork, is_pipe=False))
     with pipe:
         try:
-            process = LocalProcess(server, about, pipe, None)
+            process = LocalProcess(server, about, pipe, ())
         except WorldUnavailable as error:
             about.send(Started(-1, str(error)))
             return

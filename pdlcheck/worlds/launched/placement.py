@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -51,6 +50,8 @@ class LaunchedPlacement:
         WorldUnavailable: the launched processes do not find each other, or differ in their software.
     """
 
+    shares_memory = False  # the ranks may be anywhere
+
     def __init__(self, launch: Launch) -> None:
         os.environ[INSIDE] = "1"
         self.launch = launch
@@ -71,10 +72,10 @@ class LaunchedPlacement:
                 available=self.launch.world_size,
             )
 
-    def place(self, rank: int, world_size: int, listening: socket.socket | None) -> RankProcess:
+    def place(self, rank: int, world_size: int, fds: Sequence[int]) -> RankProcess:
         self._join()
         if rank == 0:
-            return LocalPlacement(self._server).place(rank, world_size, listening)
+            return LocalPlacement(self._server).place(rank, world_size, fds)
         self._forks += 1
         try:
             self._agents[rank][0].send(Fork(self._forks))

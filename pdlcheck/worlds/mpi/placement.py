@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,6 +20,7 @@ class MpiPlacement:
     """A ``Placement`` whose pools have an mpiexec each: MPI does not outlive the loss of a rank."""
 
     host = LocalPlacement.host
+    shares_memory = True
 
     def __init__(self, server: ForkServer) -> None:
         server.preload([_PRELOAD])
@@ -31,12 +31,12 @@ class MpiPlacement:
     def check(self, world_size: int) -> None:
         """There is always room."""
 
-    def place(self, rank: int, world_size: int, listening: socket.socket | None) -> MpiProcess:
+    def place(self, rank: int, world_size: int, fds: Sequence[int]) -> MpiProcess:
         if rank == 0:
             self._job = SharedJob(world_size)
         assert self._job is not None
         with self._job:
-            return MpiProcess(self._job, self._local.place(rank, world_size, listening))
+            return MpiProcess(self._job, self._local.place(rank, world_size, fds))
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
         assert self._job is not None

@@ -20,6 +20,7 @@ from pdlcheck.worlds.processes.messages import (
     Stack,
     Stop,
     WhereAreYou,
+    put,
 )
 from pdlcheck.worlds.processes.position import place_of
 
@@ -62,14 +63,14 @@ class Channel:
     def send(self, report: Report) -> None:
         """Send a message, from any thread."""
         with self._sending:
-            self._connection.send(report)
+            put(self._connection, report)
 
     def end(self, call: int, report: Report) -> None:
         """Report how a call ended, unless that was done."""
         with self._sending:
             if self._reported < call:
                 self._reported = call
-                self._connection.send(report)
+                put(self._connection, report)
 
     def _listen(self) -> None:
         while True:

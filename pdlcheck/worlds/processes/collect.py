@@ -5,16 +5,20 @@ from __future__ import annotations
 import pickle
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pdlcheck.errors import PdlcheckError, PeerFailed, RankFailed
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
+from pdlcheck.worlds.processes.board import Board
 from pdlcheck.worlds.processes.member import Died, Member
 from pdlcheck.worlds.processes.messages import (
     Aftermath,
+    Asks,
     Done,
     Failed,
+    Grant,
     Halted,
     Posted,
     Refuse,
@@ -22,7 +26,6 @@ from pdlcheck.worlds.processes.messages import (
     Stack,
     Stop,
     Unwatch,
-    Waits,
     WhereAreYou,
 )
 from pdlcheck.worlds.processes.referee import Referee
@@ -45,6 +48,7 @@ class Collector:
         call: the number of the call.
         wait: blocks until something happens, at most so many seconds; returns what did.
         referee: None where operations are not watched.
+        board: where ranks have written what they posted; None where they send it.
         timeout_s: for the whole call.
         debugged: a rank that is not told to stop, and is waited for, when another one has failed.
     """
@@ -55,6 +59,7 @@ class Collector:
         call: int,
         wait: Callable[[float], Events],
         referee: Referee | None,
+        board: Board | None,
         timeout_s: float,
         debugged: int | None = None,
     ) -> None:
@@ -62,6 +67,8 @@ class Collector:
         self._call = call
         self._wait = wait
         self._referee = referee
+        self._board = board
+        self._read = [0] * len(members)  # bytes of each log
         self._timeout_s = timeout_s
         self._debugged = debugged
         self._pending = {member.rank: member for member in members}
@@ -87,6 +94,8 @@ class Collector:
             self._end(rank, Stopped(rank, self._waits_in(rank)))
         if self._verdict is not None:
             self._pronounce(self._verdict)
+        if any(not isinstance(outcome, Returned) for outcome in self._outcomes.values()):
+            self._catch_up(range(len(self._members)))
         return [self._with_last(self._outcomes[member.rank]) for member in self._members]
 
     def can_go_on(self) -> bool:
@@ -115,6 +124,8 @@ class Collector:
         rank = member.rank
         if rank not in self._pending or getattr(report, "call", self._call) != self._call:
             return
+        if isinstance(report, Failed | Died):
+            self._catch_up([rank])
         match report:
             case Done(payload=payload, after=after):
                 self._after[rank] = after
@@ -130,18 +141,38 @@ class Collector:
                 if after is not None:
                     self._after[rank] = after
                 self._end(rank, Stopped(rank, self._waits_in(rank) or where))
-            case Posted() | Waits() | Unwatch():
-                self._judge(lambda referee: self._pass_on(referee, rank, report))
-
-    def _pass_on(self, referee: Referee, rank: int, report: Posted | Waits | Unwatch) -> None:
-        match report:
             case Posted(operation=operation, signature=signature):
-                for other, message in referee.posted(rank, operation, signature):
-                    self._members[other].send(message)
-            case Waits(operation=operation):
-                referee.waits(rank, operation)
+                self._posted(rank, operation, signature)
+                self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
+            case Asks(operation=operation, waits=waits):
+                self._catch_up([rank, *self._outcomes])
+                self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
+                if waits:
+                    self._judge(lambda referee: referee.waits(rank, operation))
             case Unwatch():
-                referee.unwatch()
+                self._judge(lambda referee: referee.unwatch())
+
+    def _catch_up(self, ranks: Iterable[int]) -> None:
+        """Read what these ranks have posted since the last time.
+
+        That of a rank that asks or has ended is known before anything is judged, so what it goes on from here is exact.
+        """
+        if self._board is None or self._referee is None:
+            return
+        for rank in ranks:
+            for (call, operation, signature), end in self._board.logged(rank, self._read[rank]):
+                self._read[rank] = end
+                if call == self._call:  # else it has not begun this one
+                    self._posted(rank, operation, signature)
+
+    def _posted(self, rank: int, operation: int, signature: Any) -> None:
+        if self._referee is not None:
+            self._referee.saw(rank, signature)
+            self._judge(lambda referee: self._grant(referee.posted(rank, operation, signature)))
+
+    def _grant(self, grants: Iterable[tuple[int, Grant]]) -> None:
+        for rank, grant in grants:
+            self._members[rank].send(grant)
 
     def _returned(self, rank: int, payload: bytes) -> None:
         try:
@@ -154,6 +185,8 @@ class Collector:
             self._raised(rank, trouble)
             return
         self._end(rank, Returned(rank, value))
+        if self._referee is not None and self._referee.has_open:
+            self._catch_up(list(self._outcomes))
         self._judge(lambda referee: referee.ended(rank))
 
     def _failed(self, rank: int, report: Failed) -> None:

@@ -7,13 +7,13 @@ import contextlib
 import fcntl
 import os
 import socket
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.forkserver import Child, ForkServer
+from pdlcheck.worlds.processes.nameless import nameless_file
 
 __all__ = ["LocalPlacement", "LocalProcess", "cores"]
 
@@ -24,6 +24,7 @@ class LocalPlacement:
     """Forks every rank from one server; a ``Placement``."""
 
     host = "127.0.0.1"
+    shares_memory = True
 
     def __init__(self, server: ForkServer) -> None:
         self._server = server
@@ -32,10 +33,10 @@ class LocalPlacement:
     def check(self, world_size: int) -> None:
         """There is always room."""
 
-    def place(self, rank: int, world_size: int, listening: socket.socket | None) -> LocalProcess:
+    def place(self, rank: int, world_size: int, fds: Sequence[int]) -> LocalProcess:
         ours, theirs = Pipe(duplex=True)
         with theirs:
-            return LocalProcess(self._server, ours, theirs, listening)
+            return LocalProcess(self._server, ours, theirs, fds)
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
@@ -52,7 +53,7 @@ class LocalProcess:
         server: forks it.
         ours: the controller's end of the pipe, if the controller is this process.
         theirs: the rank's end.
-        listening: for rank 0, the socket of its store.
+        more: descriptors that the rank gets besides.
     """
 
     def __init__(
@@ -60,14 +61,12 @@ class LocalProcess:
         server: ForkServer,
         ours: Connection[Any, Any],
         theirs: Connection[Any, Any],
-        listening: socket.socket | None,
+        more: Sequence[int],
     ) -> None:
         self._server = server
         self.connection = ours
         self._files = [_File(), _File(), _File()]
-        fds = [theirs.fileno(), *(file.fd for file in self._files)]
-        if listening is not None:
-            fds.append(listening.fileno())
+        fds = [theirs.fileno(), *(file.fd for file in self._files), *more]
         try:
             self._child: Child = server.fork(fds)
         except BaseException:
@@ -128,21 +127,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _nameless_file() -> int:
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("pdlcheck output")
-    else:
-        with tempfile.TemporaryFile(buffering=0) as file:
-            fd = os.dup(file.fileno())
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
-    return fd
-
-
 class _File:
     """A file without a name; reading does not disturb the rank that writes to it."""
 
     def __init__(self) -> None:
-        self.fd = _nameless_file()
+        self.fd = nameless_file("pdlcheck output")
+        fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_APPEND)
         self._read = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 

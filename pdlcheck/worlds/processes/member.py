@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.processes.messages import Command, Report
+from pdlcheck.worlds.processes.messages import Command, Report, put
 from pdlcheck.worlds.processes.placement import RankProcess
 
 __all__ = ["Died", "Member", "Written"]
@@ -62,7 +62,7 @@ class Member:
     def send(self, message: Command) -> None:
         """Send; a rank that has gone is noticed when it is read from."""
         try:
-            self.connection.send(message)
+            put(self.connection, message)
         except OSError:
             return
 

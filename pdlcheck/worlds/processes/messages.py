@@ -7,13 +7,16 @@ imports nothing.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import Any
 
 __all__ = [
     "Aftermath",
     "AreYouThere",
+    "Asks",
     "Call",
     "Changes",
     "Command",
@@ -30,18 +33,34 @@ __all__ = [
     "Start",
     "Stop",
     "Unwatch",
-    "Waits",
     "WhereAreYou",
+    "put",
 ]
+
+
+def put(connection: Connection[Any, Any], message: Any) -> None:
+    """Send a message; its reader calls ``recv``."""
+    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+
+class _Message:
+    """Pickled as the class and its values: a dataclass would look its fields up each time."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple([getattr(self, name) for name in self.__slots__])
+
 
 # -- controller to rank ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Start(_Message):
     """The first message: who the rank is.
 
-    Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables.
+    Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables. ``board``:
+    the ranks share memory, see ``board.py``.
     """
 
     rank: int
@@ -52,10 +71,11 @@ class Start:
     port: int
     variables: Mapping[str, str]
     watch: bool
+    board: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(_Message):
     """What has changed around the controller's code since the last call, to change around the rank's.
 
     Only changes are sent: what the rank's own code did to its surroundings stays.
@@ -68,7 +88,7 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(_Message):
     """Call a function. ``payload`` is (fn, args, kwargs); ``module`` the name and file of fn's module.
 
     With a ``seed``, the rank first forgets the settings of earlier calls and seeds its random streams; with ``rejoin``
@@ -84,26 +104,26 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(_Message):
     """Another rank has failed: come to an end."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
-class WhereAreYou:
+class WhereAreYou(_Message):
     """Send a :class:`Stack`."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
-class AreYouThere:
+class AreYouThere(_Message):
     """Send a :class:`Here`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(_Message):
     """Every member has announced a fitting operation: make the call on the real group.
 
     ``source``: of a message, the rank that it comes from.
@@ -114,7 +134,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(_Message):
     """No operation of this call goes on; whoever waits for one raises ``error``."""
 
     call: int
@@ -125,14 +145,14 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(_Message):
     """The default group is up. ``missing``: preloaded modules that could not be imported, with the reason."""
 
     missing: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Aftermath:
+class Aftermath(_Message):
     """What a function left behind in the rank.
 
     Args:
@@ -147,7 +167,7 @@ class Aftermath:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Done(_Message):
     """The function returned; ``payload`` is its result."""
 
     call: int
@@ -156,7 +176,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(_Message):
     """The function raised.
 
     ``error`` is the pickled exception, None if it cannot travel; ``kind``, ``text`` and ``words`` (the
@@ -176,7 +196,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Halted:
+class Halted(_Message):
     """The rank was told to stop; ``where`` is the call that it is in. Without ``after`` it is still in it."""
 
     call: int
@@ -185,7 +205,7 @@ class Halted:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class Stack(_Message):
     """Where the rank's main thread is, in one line and in full."""
 
     call: int
@@ -194,13 +214,13 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class Here(_Message):
     """The process lives and is not stopped."""
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
-    """The rank wants to take part in an operation; ``signature`` says in which."""
+class Posted(_Message):
+    """The rank has posted an operation, and this is not on the board."""
 
     call: int
     operation: int
@@ -208,19 +228,20 @@ class Posted:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """The rank does nothing else until this operation is granted."""
+class Asks(_Message):
+    """The rank goes on with this operation when it is granted; ``waits``: and does nothing else until then."""
 
     call: int
     operation: int
+    waits: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Unwatch:
+class Unwatch(_Message):
     """Several threads of this rank communicate, so that a waiting one does not mean a waiting rank."""
 
     call: int
 
 
 Command = Start | Call | Stop | WhereAreYou | AreYouThere | Grant | Refuse
-Report = Ready | Done | Failed | Halted | Stack | Here | Posted | Waits | Unwatch
+Report = Ready | Done | Failed | Halted | Stack | Here | Posted | Asks | Unwatch

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -60,16 +59,18 @@ class Placement(Protocol):
     Args:
         host: the address on which rank 0 hosts the store of a pool; rank 0 runs on the controller's machine.
         environment: the variables that the controller saw when the ranks' surroundings were fixed.
+        shares_memory: all ranks are on the controller's machine.
     """
 
     host: str
     environment: Mapping[str, str]
+    shares_memory: bool
 
     def check(self, world_size: int) -> None:
         """Raise ``WorldTooSmall`` if there is no place for so many ranks."""
 
-    def place(self, rank: int, world_size: int, listening: socket.socket | None) -> RankProcess:
-        """Start a rank; rank 0 is given the socket that listens for its store."""
+    def place(self, rank: int, world_size: int, fds: Sequence[int]) -> RankProcess:
+        """Start a rank, and give it what ``main`` of ``rank.py`` wants besides its own pipe and files."""
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
         """Environment variables of that rank besides ``RANK``, ``WORLD_SIZE`` and ``MASTER_*``."""

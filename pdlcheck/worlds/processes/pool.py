@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TextIO
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.outcome import Outcome, Raised
+from pdlcheck.worlds.processes.board import Board, shared_file
 from pdlcheck.worlds.processes.collect import Collector
 from pdlcheck.worlds.processes.member import Died, Member, Written
 from pdlcheck.worlds.processes.messages import AreYouThere, Call, Here, Ready, Report, Start
@@ -54,13 +57,20 @@ class Pool:
         self._selector = selectors.DefaultSelector()
         self._members: list[Member] = []
         self._live = False
+        self._board: Board | None = None
         self.is_usable = True
         self.is_worn = False  # of groups that nobody destroyed: replace it when nothing runs on it
         try:
-            with socket.create_server((placement.host, 0), backlog=setup.world_size) as listening:
+            with ExitStack() as stack:
+                fd = self._share(stack) if placement.shares_memory and setup.watch else None
+                listening = stack.enter_context(
+                    socket.create_server((placement.host, 0), backlog=setup.world_size)
+                )
                 for rank in range(setup.world_size):
-                    process = placement.place(rank, setup.world_size, listening if rank == 0 else None)
-                    self._members.append(Member(rank, process))
+                    more = [] if fd is None else [fd]
+                    if rank == 0:
+                        more.append(listening.fileno())
+                    self._members.append(Member(rank, placement.place(rank, setup.world_size, more)))
                 self._start(listening.getsockname()[1])
         except BaseException:
             self.kill()
@@ -103,7 +113,9 @@ class Pool:
         try:
             for member in self._members:
                 member.send(message)
-            collector = Collector(self._members, self._calls, self._wait, referee, timeout_s, debugged)
+            collector = Collector(
+                self._members, self._calls, self._wait, referee, self._board, timeout_s, debugged
+            )
             outcomes = self._with_output(collector.outcomes())
         except BaseException:  # Ctrl-C above all
             self.kill()
@@ -160,17 +172,29 @@ class Pool:
             member.signal(signal.SIGKILL)
         for member in members:
             member.wait_ended(_LEAVE_S)
-            member.close()
+        self._give_back(members)
 
     def abandon(self) -> None:
         """Give back the descriptors in a fork of the controller; the ranks are not its own."""
         self.is_usable = False
         members, self._members = self._members, []
         self._selector.close()
-        for member in members:
-            member.close()
+        self._give_back(members)
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _give_back(self, members: Sequence[Member]) -> None:
+        for member in members:
+            member.close()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+    def _share(self, stack: ExitStack) -> int:
+        fd = shared_file(self.world_size)
+        stack.callback(os.close, fd)  # the ranks have their own by then
+        self._board = Board(fd, self.world_size)
+        return fd
 
     def _start(self, port: int) -> None:
         for member in self._members:
@@ -204,8 +228,17 @@ class Pool:
             "RANK": str(rank),
             "WORLD_SIZE": str(setup.world_size),
         }
-        threads = setup.threads or placement.threads(rank, setup.world_size)
-        return Start(rank, setup.world_size, setup.backend, threads, placement.host, port, variables, setup.watch)
+        return Start(
+            rank=rank,
+            world_size=setup.world_size,
+            backend=setup.backend,
+            threads=setup.threads or placement.threads(rank, setup.world_size),
+            host=placement.host,
+            port=port,
+            variables=variables,
+            watch=setup.watch,
+            board=self._board is not None,
+        )
 
     def _replace(self, why: str) -> None:
         size = self.world_size

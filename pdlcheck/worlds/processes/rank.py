@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from pdlcheck.errors import PeerFailed, RankFailed
 from pdlcheck.worlds.processes.announce import Announcer
+from pdlcheck.worlds.processes.board import Board
 from pdlcheck.worlds.processes.channel import Channel, leave
 from pdlcheck.worlds.processes.journal import open_journal
 from pdlcheck.worlds.processes.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
@@ -49,7 +50,10 @@ _UNSENDABLE = (SystemExit, KeyboardInterrupt, GeneratorExit)  # raised in the co
 
 
 def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int) -> NoReturn:
-    """Serve as one rank. ``fds``: pipe, stdout, stderr, journal and, on rank 0, the store's listening socket."""
+    """Serve as one rank.
+
+    ``fds``: pipe, stdout, stderr, journal; the board, if there is one; on rank 0, the store's listening socket.
+    """
     _die_with(server_pid)
     open_journal(fds[3])
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text file in every fork
@@ -57,7 +61,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int) -> NoR
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
     channel = Channel(Connection(fds[0]))
     start: Start = channel.receive()
-    announcer = Announcer(channel.send)
+    announcer = Announcer(start.rank, channel.send, Board(fds[4], start.world_size) if start.board else None)
     os.environ.update(start.variables)
     if start.watch:
         channel.on_message = announcer.handle
@@ -65,7 +69,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int) -> NoR
         _watch(start.backend, announcer)
     channel.start()
     torch.set_num_threads(start.threads)
-    store = _join(start, fds[4] if start.rank == 0 else None)
+    store = _join(start, fds[-1] if start.rank == 0 else None)
     channel.send(Ready(missing))
     while (call := channel.next_call()) is not None:
         announcer.begin(call.call)

@@ -24,17 +24,22 @@ class Referee:
         self._open: dict[tuple[int, int], Signature] = {}  # (rank, operation): announced, not granted
         self._waiting: dict[int, Signature] = {}
         self._last: dict[int, Signature] = {}
+        self._asked: set[tuple[int, int]] = set()
+        self._granted: dict[tuple[int, int], Grant] = {}  # to ranks that have not asked yet, and need not
         self._ended: set[int] = set()
         self._unwatched = False
 
+    def saw(self, rank: int, signature: Any) -> None:
+        """Note what a rank posted, for reports."""
+        self._last[rank] = signature
+
     def posted(self, rank: int, operation: int, signature: Any) -> list[tuple[int, Grant]]:
-        """Take an announcement; return the grants for all ranks that it completes.
+        """Take an announcement; return the grants that it completes, for the ranks that have asked for them.
 
         Raises:
             CollectiveMismatch: the operation does not fit what other ranks have announced.
         """
         self._waiting.pop(rank, None)
-        self._last[rank] = signature
         self._open[rank, operation] = signature
         match = self._matcher.post(signature, (rank, operation))
         if match is None:
@@ -45,8 +50,18 @@ class Referee:
             granted = self._open.pop((member, number))
             if self._waiting.get(member) is granted:
                 del self._waiting[member]
-            grants.append((member, Grant(number, source)))
+            grant = Grant(number, source)
+            if (member, number) in self._asked:
+                grants.append((member, grant))
+            else:
+                self._granted[member, number] = grant
         return grants
+
+    def asks(self, rank: int, operation: int) -> list[tuple[int, Grant]]:
+        """Note that a rank goes on with an operation when it is granted; return the grant if it is by now."""
+        self._asked.add((rank, operation))
+        grant = self._granted.pop((rank, operation), None)
+        return [] if grant is None else [(rank, grant)]
 
     def waits(self, rank: int, operation: int) -> None:
         """Note that a rank waits.
@@ -59,6 +74,11 @@ class Referee:
             self._waiting[rank] = signature
             self._check()
 
+    @property
+    def has_open(self) -> bool:
+        """Whether some rank has announced an operation that is not complete."""
+        return bool(self._open)
+
     def unwatch(self) -> None:
         """Several threads of a rank communicate: waits prove nothing any more."""
         self._unwatched = True
@@ -70,6 +90,7 @@ class Referee:
             Deadlock: all the others wait.
         """
         self._ended.add(rank)
+        self._waiting.pop(rank, None)  # it has seen on the board that it could go on
         self._check()
 
     def waits_in(self, rank: int) -> str:

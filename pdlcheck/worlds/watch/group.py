@@ -120,7 +120,8 @@ class WatchedGroup(dist.ProcessGroup):
             where=self._where(),
             names=self._names(compare),
         )
-        return self._engine.post(Operation(signature, parts, method, args, reduce_op))
+        is_async = getattr(args[-1], "asyncOp", True)  # of the options; C++ callers do not say
+        return self._engine.post(Operation(signature, parts, method, args, reduce_op, is_async))
 
     def _message(
         self, op: str, tensor: Tensor, peer: int, tag: int, method: str, args: tuple[Any, ...]

@@ -28,10 +28,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """``method`` and ``args`` are the call as torch made it, so that a real process group can be given the same."""
+    """``method`` and ``args`` are the call as torch made it, so that a real process group can be given the same.
+
+    ``is_async``: whoever makes the call may do something else before it waits.
+    """
 
     signature: Signature
     parts: Sequence[Part]
     method: str
     args: tuple[Any, ...]
     reduce_op: Any = None
+    is_async: bool = True

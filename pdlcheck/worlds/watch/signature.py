@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pdlcheck.worlds.watch.naming import Name
 
@@ -46,6 +47,9 @@ class Signature:
     splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     where: str = ""
     names: tuple[Name, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Signature, tuple([getattr(self, name) for name in self.__slots__])
 
     @property
     def is_p2p(self) -> bool:

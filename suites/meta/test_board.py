@@ -1,0 +1,263 @@
+"""Ranks that see on the board that they may go on, and the controller that judges the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pdlcheck.errors import CollectiveMismatch, Deadlock
+from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds.processes.board import ASKS, GOES, POSTED, Board, shared_file
+from pdlcheck.worlds.processes.meeting import Meetings
+from pdlcheck.worlds.processes.referee import Referee
+from pdlcheck.worlds.watch import Signature
+from pdlcheck.worlds.watch.naming import Name
+
+MANY = 2000  # more than a log holds
+LINE = os.path.basename(__file__)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    world = ProcessWorld()
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def board():
+    fd = shared_file(2)
+    board = Board(fd, 2)
+    os.close(fd)
+    yield board
+    board.close()
+
+
+# -- the shared memory -----------------------------------------------------------------------------
+
+
+def test_a_word_is_seen_by_all_views(board):
+    board.say(1, 4096, POSTED)
+    assert board.states([0, 1], 4096) == [0, POSTED]
+    board.say(1, 4096, ASKS)
+    assert board.states([1], 4096) == [ASKS]
+    assert board.states([1], 4096 + (1 << 40)) == [0], "another operation in the same place"
+    board.say(1, 4096 + (1 << 40), GOES)
+    assert board.states([1], 4096) == [0], "an older one gives way"
+
+
+def test_a_log_is_read_in_pieces_and_refuses_what_does_not_fit(board):
+    assert board.log(1, "one") and board.log(1, "two")
+    entries = list(board.logged(1, 0))
+    assert [entry for entry, _ in entries] == ["one", "two"]
+    assert board.log(1, "three")
+    assert [entry for entry, _ in board.logged(1, entries[-1][1])] == ["three"]
+    assert not board.log(1, "x" * 2**20)
+    assert [entry for entry, _ in board.logged(1, 0)] == ["one", "two", "three"]
+    board.clear(1)
+    assert not list(board.logged(1, 0))
+
+
+# -- who meets -------------------------------------------------------------------------------------
+
+
+def collective(rank: int, **others) -> Signature:
+    given = {"op": "all_reduce", "group": "0", "members": (0, 1), "seq": 3, "shapes": ((2,),), "dtypes": ("float32",)}
+    return Signature(**{"rank": rank, "reduce_op": "SUM", "where": f"train.py:{rank}", **given, **others})
+
+
+def digests(first: Signature, second: Signature, calls: tuple[int, int] = (1, 1)) -> list[int | None]:
+    return [
+        meeting and meeting.digest
+        for meeting in (Meetings(call).of(signature) for call, signature in zip(calls, (first, second), strict=True))
+    ]
+
+
+def test_equal_calls_meet_from_whatever_line():
+    one, other = digests(collective(0), collective(1))
+    assert one == other
+    assert Meetings(1).of(collective(1)).others == (0,)
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"op": "broadcast"},
+        {"group": "1"},
+        {"members": (0, 1, 2)},
+        {"seq": 4},
+        {"shapes": ((3,),)},
+        {"dtypes": ("float64",)},
+        {"reduce_op": "MAX"},
+        {"root": 1},
+        {"names": (Name("b", "train.py step", "train.py:1"),)},
+    ],
+    ids=lambda difference: next(iter(difference)),
+)
+def test_calls_that_the_controller_has_to_judge_do_not_meet(difference):
+    one, other = digests(collective(0), collective(1, **difference))
+    assert one != other
+
+
+def test_calls_of_different_times_do_not_meet():
+    one, other = digests(collective(0), collective(1), calls=(1, 2))
+    assert one != other
+
+
+def test_uneven_splits_are_left_to_the_controller():
+    even = {"op": "all_to_all", "splits": ((2, 2), (2, 2))}
+    one, other = digests(collective(0, **even), collective(1, **even))
+    assert one == other is not None
+    assert Meetings(1).of(collective(0, op="all_to_all", splits=((1, 3), (1, 3)))) is None
+
+
+def message(op: str, rank: int, peer: int, tag: int = 0, numel: int = 2) -> Signature:
+    return collective(rank, op=op, peer=peer, tag=tag, seq=-1, shapes=((numel,),), reduce_op="")
+
+
+def test_messages_meet_by_their_number_until_anybody_may_send():
+    sender, receiver = Meetings(1), Meetings(1)
+    for _ in range(2):
+        assert sender.of(message("send", 0, 1)).digest == receiver.of(message("recv", 1, 0)).digest
+    ahead = sender.of(message("send", 0, 1))
+    assert sender.of(message("send", 0, 1)).digest != receiver.of(message("recv", 1, 0)).digest
+    assert ahead.others == (1,)
+    assert sender.of(message("send", 0, 1, tag=7)).digest != receiver.of(message("recv", 1, 0, tag=8)).digest
+    assert receiver.of(message("recv", 1, -1)) is None
+    assert receiver.of(message("recv", 1, 0)) is None, "which message this one gets is the controller's to say"
+
+
+# -- exact verdicts although the controller hears late ----------------------------------------------
+
+
+def test_a_rank_that_went_on_by_the_board_and_ended_does_not_count_as_waiting():
+    referee = Referee(2)
+    referee.posted(0, 1, collective(0))
+    referee.asks(0, 1)
+    referee.waits(0, 1)
+    referee.ended(0)  # rank 1 has shown it on the board that it was there, and is at work
+    referee.posted(1, 1, collective(1))
+    referee.ended(1)
+
+
+def stops_after_many() -> None:
+    total = torch.ones(1)
+    for _ in range(MANY):
+        dist.all_reduce(total)
+        total.fill_(1.0)
+    if dist.get_rank() == 0:
+        dist.all_reduce(total)
+
+
+def test_a_deadlock_after_more_operations_than_the_log_holds(processes):
+    with pytest.raises(Deadlock) as caught:
+        processes.run(stops_after_many, world_size=2)
+    assert f"collective {MANY}, at suites/meta/{LINE}" in str(caught.value)
+    assert "rank 1 has returned and will not take part" in str(caught.value)
+
+
+def differs_after_many() -> None:
+    for _ in range(MANY // 4):
+        dist.all_reduce(torch.ones(1))
+    dist.all_reduce(torch.ones(1 + dist.get_rank()))
+
+
+def test_a_mismatch_after_many_operations_that_nobody_asked_for(processes):
+    with pytest.raises(CollectiveMismatch, match="differ in the shape"):
+        processes.run(differs_after_many, world_size=2)
+
+
+def pending_and_urgent(rank: int) -> list[float]:
+    """An operation that is not under way must not be overtaken by one that all ranks wait for."""
+    found = []
+    for step in range(30):
+        late, urgent = torch.tensor([1.0 + step]), torch.tensor([100.0 + step])
+        if (step + rank) % 2:
+            time.sleep(0.0005)
+        work = dist.all_reduce(late, async_op=True)
+        dist.all_reduce(urgent)
+        work.wait()
+        found += [late.item(), urgent.item()]
+    return found
+
+
+def test_operations_of_a_group_start_in_one_order(processes):
+    def on_rank() -> list[float]:
+        return pending_and_urgent(dist.get_rank())
+
+    expected = [2 * value for step in range(30) for value in (1.0 + step, 100.0 + step)]
+    assert processes.run(on_rank, world_size=2) == [expected, expected]
+
+
+def mixed_messages() -> list[float]:
+    rank = dist.get_rank()
+    if rank == 0:
+        for value in range(1, 5):
+            dist.send(torch.tensor([float(value)]), 1)
+        return []
+    taken = [torch.empty(1) for _ in range(4)]
+    dist.recv(taken[0], 0)
+    pending = dist.irecv(taken[1])  # from anybody: the second message, whatever is received meanwhile
+    dist.recv(taken[2], 0)
+    dist.recv(taken[3], 0)
+    assert pending is not None
+    pending.wait()
+    return [tensor.item() for tensor in taken]
+
+
+def test_a_receive_from_anybody_takes_its_turn(processes):
+    assert processes.run(mixed_messages, world_size=2)[1] == [1.0, 2.0, 3.0, 4.0]
+
+
+def meets_now_and_then(steps: int) -> float:
+    rank, total = dist.get_rank(), torch.zeros(1)
+    chance = random.Random(rank)
+    for step in range(steps):
+        if chance.random() < 0.3:
+            time.sleep(chance.uniform(0.0, 0.002))
+        one = torch.ones(1)
+        if step % 3 < 2:
+            dist.all_reduce(one)
+            total += one
+        elif rank == 0:
+            dist.recv(one, 1)
+        elif rank == 1:
+            dist.send(one, 0)
+    return total.item()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_no_verdict_on_correct_ranks_that_the_system_stops_at_any_moment(processes, world_size):
+    """Each stop lets one rank see the board, or the controller hear, at another moment than usual."""
+    pids = processes.pids(world_size)
+    chance, over = random.Random(world_size), threading.Event()
+
+    def disturb() -> None:
+        while not over.is_set():
+            pid = chance.choice(pids)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(chance.uniform(0.0005, 0.003))
+                os.kill(pid, signal.SIGCONT)
+            time.sleep(chance.uniform(0.0003, 0.002))
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        with processes.open(world_size) as ranks:
+            for _ in range(60):
+                assert ranks.run(meets_now_and_then, 6) == [4.0 * world_size] * world_size
+    finally:
+        over.set()
+        thread.join()
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    assert processes.pids(world_size) == pids
