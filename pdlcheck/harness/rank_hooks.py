@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from _pytest.logging import LogCaptureHandler, LoggingPlugin
+from _pytest.logging import LogCaptureHandler, LoggingPlugin, caplog_handler_key, caplog_records_key
 
 from pdlcheck.worlds.processes.journal import note
 
@@ -59,18 +61,60 @@ def note_properties(item: pytest.Item) -> None:
 
 
 def journal_log(config: pytest.Config) -> None:
-    """Note what is logged, in the format and from the level on that pytest was asked for.
-
-    pytest attaches its handler for reports anew in every phase, to the root and to each logger of torch: in a rank,
-    whose reports are the controller's, that handler is ours.
-    """
+    """Note what is logged, in the format and from the level on that pytest was asked for."""
     plugin: LoggingPlugin | None = config.pluginmanager.getplugin("logging-plugin")
     if plugin is not None:
-        plugin.report_handler = _Journal()
-        plugin.report_handler.setFormatter(plugin.formatter)
+        journal = _Journal()
+        journal.setFormatter(plugin.formatter)
+        if plugin.log_level is not None:
+            journal.setLevel(plugin.log_level)
+            plugin.caplog_handler.setLevel(plugin.log_level)
+        plugin._runtest_for = _StandingHandlers(plugin, journal).runtest_for  # type: ignore[method-assign]
+
+
+class _StandingHandlers:
+    """pytest's handlers, attached for good.
+
+    pytest attaches two handlers anew in every phase, to the root and to each logger that does not propagate, of which
+    torch has dozens: a seventh of what a small test costs in a rank. Here, a phase attaches what is missing.
+    """
+
+    def __init__(self, plugin: LoggingPlugin, journal: _Journal) -> None:
+        self._plugin = plugin
+        self._handlers = (plugin.caplog_handler, journal)
+
+    @contextmanager
+    def runtest_for(self, item: pytest.Item, when: str) -> Iterator[None]:
+        """In the place of pytest's ``LoggingPlugin._runtest_for``."""
+        self._attach()
+        captured = self._plugin.caplog_handler
+        captured.reset()
+        item.stash[caplog_records_key][when] = captured.records
+        item.stash[caplog_handler_key] = captured
+        root, level = logging.getLogger(), self._plugin.log_level
+        if level is None:
+            yield
+            return
+        before = root.level
+        root.setLevel(min(before, level))
+        try:
+            yield
+        finally:
+            root.setLevel(before)
+
+    def _attach(self) -> None:
+        root = logging.getLogger()
+        loggers = (known for known in root.manager.loggerDict.values() if isinstance(known, logging.Logger))
+        for logger in (root, *loggers):
+            needs = logger is root or not logger.propagate
+            for handler in self._handlers:
+                if (handler in logger.handlers) is not needs:
+                    (logger.addHandler if needs else logger.removeHandler)(handler)
 
 
 class _Journal(LogCaptureHandler):
+    """Shown in the report of the controller, whose pytest takes the notes."""
+
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("c10d-") and record.levelno == logging.DEBUG:
             return  # torch tells of every exception in a collective: the report does so better

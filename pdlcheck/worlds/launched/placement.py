@@ -180,6 +180,9 @@ class AgentProcess:
     def has_started(self) -> bool:
         return self._pid > 0 or (self._about.poll(0) and self.started() > 0)
 
+    def is_well(self) -> bool:
+        return False  # not certain from afar
+
     def is_stopped(self) -> bool:
         answer = self._answer(IsStopped(), Stopped)
         return answer is not None and answer.stopped

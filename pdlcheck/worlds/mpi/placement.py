@@ -118,6 +118,9 @@ class MpiProcess:
     def has_started(self) -> bool:
         return self._process.has_started()
 
+    def is_well(self) -> bool:
+        return not self._job.last_words and self._process.is_well()
+
     def is_stopped(self) -> bool:
         return self._process.is_stopped()
 

@@ -17,6 +17,7 @@ from pdlcheck.worlds.processes.nameless import nameless_file
 
 __all__ = ["LocalPlacement", "LocalProcess", "cores"]
 
+_NO_SIGNAL = b"\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n"  # pending, in /proc
 _KEPT_BYTES = 1 << 20  # of what was read already
 
 
@@ -100,6 +101,16 @@ class LocalProcess:
         with contextlib.suppress(WorldUnavailable):  # it could not be started
             if self.has_started():
                 self._server.signal(self.started(), signo)
+
+    def is_well(self) -> bool:
+        try:
+            with open(f"/proc/{self.started()}/status", "rb", buffering=0) as file:
+                status = file.read(4096)
+        except OSError:
+            return False
+        runs = status.partition(b"State:\t")[2][:1] in (b"R", b"S", b"D")
+        has_memory = b"\nVmRSS:" in status  # the first that a process gives back when it ends
+        return runs and has_memory and _NO_SIGNAL in status
 
     def is_stopped(self) -> bool:
         try:

@@ -85,6 +85,10 @@ class Member:
         words.append(Died(exitcode, self._process.orphaned))
         return words
 
+    def is_well(self) -> bool:
+        """True if it is certain that the process runs and that no signal is about to end or stop it."""
+        return self._process.is_well()
+
     def is_stopped(self) -> bool:
         """Whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False where there is no /proc."""
         return self._process.is_stopped()

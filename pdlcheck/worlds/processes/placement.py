@@ -37,6 +37,9 @@ class RankProcess(Protocol):
     def ended(self, timeout_s: float) -> bool:
         """Wait for the end of a process that has started."""
 
+    def is_well(self) -> bool:
+        """True if it is certain that the process runs and that no signal is about to end or stop it."""
+
     def is_stopped(self) -> bool:
         """Whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False where there is no /proc."""
 

@@ -128,9 +128,10 @@ class Pool:
     def drop_if_lost(self) -> None:
         """Give up a pool of which a rank ended or was stopped while nothing ran on it; say so on stderr.
 
-        The ranks are asked: word of a death takes a moment to arrive, and the next call must not be blamed for it.
+        Word of a death takes a moment to arrive, and the next call must not be blamed for it: ranks of which the
+        system does not say that they are well are asked.
         """
-        if not self.is_usable:
+        if not self.is_usable or all(member.is_well() for member in self._members):
             return
         for member in self._members:
             member.send(AreYouThere())

@@ -9,18 +9,15 @@ from types import FrameType
 
 import torch
 
-from pdlcheck.worlds.watch import short
+from pdlcheck.worlds.watch import is_machinery, short
 
 __all__ = ["Place", "place_of", "user_traceback"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DISTRIBUTED = os.path.join(_TORCH, "distributed") + os.sep
 _WORLDS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_HARNESS = os.path.join(os.path.dirname(os.path.dirname(_WORLDS)), "harness") + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = os.path.join(_LIBRARY, "site-packages") + os.sep
-_site = os.path.dirname(os.path.dirname(torch.__file__))  # where its neighbours are installed, most often
-_PLUGGY, _PYTEST = (os.path.join(_site, name) + os.sep for name in ("pluggy", "_pytest"))
 
 
 class Place:
@@ -81,7 +78,7 @@ def _is_internal(frame: FrameType) -> bool:
 
 def _is_machinery(path: str) -> bool:
     """What calls the user's code: this package's own files, and pytest's where a test runs."""
-    return path == "<string>" or path.startswith((_WORLDS, _HARNESS, _PYTEST, _PLUGGY))
+    return path == "<string>" or path.startswith(_WORLDS) or is_machinery(path)
 
 
 def _stack(frame: FrameType | None) -> str:

@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 
 import torch
 
-__all__ = ["end_at_user_line", "short", "user_frames", "user_line"]
+__all__ = ["end_at_user_line", "is_machinery", "short", "user_frames", "user_line"]
 
 # beginnings of the file names that are not the user's
 _INTERNAL = (
@@ -19,6 +19,12 @@ _INTERNAL = (
     "<frozen",
 )
 _is_internal: dict[CodeType, bool] = {}
+# and of those that call the user's tests
+_site = os.path.dirname(os.path.dirname(torch.__file__))  # where its neighbours are installed, most often
+_MACHINERY = (
+    *(os.path.join(_site, name) + os.sep for name in ("_pytest", "pluggy")),
+    os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "harness") + os.sep,
+)
 
 
 def user_frames() -> Iterator[FrameType]:
@@ -39,6 +45,11 @@ def user_line() -> str:
     for frame in user_frames():
         return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
     return ""
+
+
+def is_machinery(path: str) -> bool:
+    """Is this a file of what calls the user's tests?"""
+    return path.startswith(_MACHINERY)
 
 
 def short(path: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from pdlcheck.worlds.watch.callsite import short, user_frames
+from pdlcheck.worlds.watch.callsite import is_machinery, short, user_frames
 
 __all__ = ["Name", "names_of"]
 
@@ -44,7 +44,10 @@ def names_of(tensor: Tensor) -> tuple[Name, ...]:
     """Return every name that the innermost user functions have for ``tensor``; empty outside user code."""
     names = []
     for frame, _ in zip(user_frames(), range(_FRAMES), strict=False):
-        path = short(frame.f_code.co_filename)
+        path = frame.f_code.co_filename
+        if is_machinery(path):
+            break
+        path = short(path)
         for text in list(_in_scope(tensor, frame.f_locals)) or _from_text(frame):
             names.append(Name(text, f"{path} {frame.f_code.co_qualname}", f"{path}:{frame.f_lineno}"))
     return tuple(names)

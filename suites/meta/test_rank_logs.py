@@ -1,0 +1,84 @@
+"""Logs in a rank, whose handlers are attached once: as pytest shows them, whatever the tests do to logging."""
+
+from __future__ import annotations
+
+import pytest
+
+# what keeps state must be there before pytester notes which modules are
+import pdlcheck.harness.processes
+import pdlcheck.harness.simulated  # noqa: F401
+
+SOURCE = """
+import logging, logging.config
+
+import pytest
+
+pytestmark = pytest.mark.world_size(2)
+
+
+def test_a_logger_that_stops_propagating(rank, caplog):
+    logging.getLogger("mine").propagate = False
+    logging.getLogger("later").warning("by the root")
+    assert caplog.messages == ["by the root"]
+
+
+def test_is_heard_from_the_next_phase_on(rank, caplog):
+    logging.getLogger("mine").warning("of %d", rank)
+    assert caplog.messages == [f"of {rank}"]
+    assert [record.levelname for record in caplog.get_records("call")] == ["WARNING"]
+    logging.getLogger("mine").propagate = True
+
+
+def test_and_only_once_when_it_propagates_again(rank, caplog):
+    logging.getLogger("mine").warning("once")
+    assert caplog.messages == ["once"]
+
+
+def test_a_level_of_a_test_ends_with_it(rank, caplog):
+    caplog.set_level(logging.DEBUG)
+    logging.debug("said")
+    assert caplog.messages == ["said"]
+
+
+def test_the_next_one_has_its_own(rank, caplog):
+    assert caplog.messages == []
+    logging.debug("not said")
+    assert caplog.messages == []
+
+
+def test_a_configuration_that_throws_handlers_away(rank):
+    logging.config.dictConfig({"version": 1, "root": {"handlers": []}, "disable_existing_loggers": False})
+    assert not logging.getLogger().handlers
+
+
+def test_does_so_for_its_own_phase(rank, caplog):
+    logging.warning("heard")
+    assert caplog.messages == ["heard"]
+
+
+def test_fails(rank):
+    logging.getLogger("mine").info("info of %d", rank)
+    logging.getLogger("mine").error("error of %d", rank)
+    assert False
+"""
+
+
+def _run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
+    pytester.makeini("[pytest]\n")
+    pytester.makepyfile(SOURCE)
+    return pytester.runpytest_subprocess("--world", "gloo", "-p", "no:randomly", "-p", "no:cacheprovider", *options)
+
+
+def test_handlers_hear_what_pytests_own_would(pytester):
+    result = _run(pytester)
+    result.assert_outcomes(passed=7, failed=1)
+    for rank in (0, 1):
+        result.stdout.fnmatch_lines([f"*Captured log call [[]rank {rank}]*", f"ERROR *error of {rank}"])
+    result.stdout.no_fnmatch_line("INFO *info of*")
+
+
+def test_a_level_of_the_run_is_that_of_the_ranks(pytester):
+    result = _run(pytester, "--log-level=INFO", "-k", "fails or own")
+    for rank in (0, 1):
+        result.stdout.fnmatch_lines([f"INFO *info of {rank}", f"ERROR *error of {rank}"])
+    result.assert_outcomes(passed=2, failed=1)
