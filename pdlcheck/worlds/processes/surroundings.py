@@ -45,12 +45,22 @@ def _here() -> Surroundings:
 
 
 def _environment() -> Mapping[str, str]:
-    """The environment; the same object for as long as nothing changes, since decoding all of it takes a while."""
+    """The environment; the same object for as long as nothing changes. Decoding all of it takes a while."""
     global _decoded
     encoded = getattr(os.environ, "_data", None)  # what os.environ decodes at every access
-    if encoded is None or encoded != _decoded[0]:
-        _decoded = dict(encoded or {}), dict(os.environ)
-    return _decoded[1]
+    if encoded is None:
+        return dict(os.environ)
+    known, decoded = _decoded
+    if encoded != known:
+        environ: Any = os.environ
+        decode_name, decode_value = environ.decodekey, environ.decodevalue
+        decoded = dict(decoded)
+        for name in known.keys() - encoded.keys():
+            del decoded[decode_name(name)]
+        for name, value in encoded.items() - known.items():
+            decoded[decode_name(name)] = decode_value(value)
+        _decoded = dict(encoded), decoded
+    return decoded
 
 
 _decoded: tuple[dict[Any, Any], Mapping[str, str]] = {}, {}
