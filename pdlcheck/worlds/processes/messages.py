@@ -41,7 +41,8 @@ __all__ = [
 class Start:
     """The first message: who the rank is.
 
-    Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables.
+    Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables;
+    ``device`` is ``cpu`` or ``cuda``.
     """
 
     rank: int
@@ -52,6 +53,7 @@ class Start:
     port: int
     variables: Mapping[str, str]
     watch: bool
+    device: str
 
 
 @dataclass(frozen=True, slots=True)

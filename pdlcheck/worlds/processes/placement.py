@@ -68,6 +68,9 @@ class Placement(Protocol):
     def check(self, world_size: int) -> None:
         """Raise ``WorldTooSmall`` if there is no place for so many ranks."""
 
+    def ranks_here(self, world_size: int) -> int:
+        """How many of so many ranks run on the controller's machine."""
+
     def place(self, rank: int, world_size: int, listening: socket.socket | None) -> RankProcess:
         """Start a rank; rank 0 is given the socket that listens for its store."""
 

@@ -38,6 +38,7 @@ class Setup:
     backend: str
     threads: int | None  # None: what the placement finds fitting
     watch: bool
+    device: str
 
 
 class Pool:
@@ -205,7 +206,17 @@ class Pool:
             "WORLD_SIZE": str(setup.world_size),
         }
         threads = setup.threads or placement.threads(rank, setup.world_size)
-        return Start(rank, setup.world_size, setup.backend, threads, placement.host, port, variables, setup.watch)
+        return Start(
+            rank,
+            setup.world_size,
+            setup.backend,
+            threads,
+            placement.host,
+            port,
+            variables,
+            setup.watch,
+            setup.device,
+        )
 
     def _replace(self, why: str) -> None:
         size = self.world_size
