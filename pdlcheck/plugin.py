@@ -287,7 +287,7 @@ def rank(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """The device of this rank: the CPU, or with nccl and ``--rank-device cuda`` the CUDA device that is its own."""
+    """The device of this rank: the CPU; on nccl, and with ``--rank-device cuda``, its CUDA device."""
     return cases.rank_context(request, "device").device
 
 
