@@ -1,6 +1,6 @@
 """Injects seeded random faults into the ranks of real pytest runs and judges what pytest says of each.
 
-Usage: python ci/inject_faults.py [--count 500] [--seed 0] [--world-sizes 2,3,4] [--only N]
+Usage: python ci/inject_faults.py [--world gloo] [--count 500] [--seed 0] [--world-sizes 2,3,4] [--only N]
 
 A rank is killed, crashes, is stopped, raises, exits, never answers, passes a wrong shape, runs out of memory, or the
 whole run gets a Ctrl-C, at a random moment. Every fault must be reported with the right rank and cause, in time; the
@@ -10,6 +10,7 @@ next test must pass; no process, port, shared memory or file may remain. Exit co
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shlex
 import sys
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from fault_campaign.faults import KINDS, Fault, draw
+from fault_campaign.faults import KINDS, WORLDS, Fault, draw
 from fault_campaign.own_memory import can_enter
 from fault_campaign.runs import run_faults
 from fault_campaign.verdict import Verdict, judge
@@ -33,6 +34,7 @@ _FAULTS_A_RUN = 20
 def main() -> int:
     """Run the campaign; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world", choices=WORLDS, default="gloo", help="default: %(default)s")
     parser.add_argument("--count", type=int, default=500, help="number of faults; default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="the faults follow from it; default: %(default)s")
     parser.add_argument("--world-sizes", default="2,3,4", metavar="N,N", help="default: %(default)s")
@@ -44,7 +46,7 @@ def main() -> int:
     options = parser.parse_args()
     sizes = [int(word) for word in options.world_sizes.split(",")]
     numbers = range(options.count) if options.only is None else [options.only]
-    faults = [draw(options.seed, number, sizes) for number in numbers]
+    faults = [draw(options.seed, number, sizes, options.world) for number in numbers]
     if options.kinds:
         faults = [fault for fault in faults if fault.kind in options.kinds.split(",")]
     can_enter()  # it forks: before there are threads
@@ -54,17 +56,18 @@ def main() -> int:
     failed = [verdict for verdict in verdicts if not verdict.held]
     held, seconds = len(verdicts) - len(failed), time.monotonic() - start
     load = f"load {os.getloadavg()[0]:.0f} on {_cores()} cores"
-    print(f"{held} of {len(verdicts)} faults held, {seconds:.0f} s, {load}, times allowed x {options.slow:g}")
+    what = f"{held} of {len(verdicts)} faults held on {options.world}"
+    print(f"{what}, {seconds:.0f} s, {load}, times allowed x {options.slow:g}")
     return 1 if failed else 0
 
 
 def _campaign(faults: Sequence[Fault], options: argparse.Namespace) -> list[Verdict]:
     verdicts: list[Verdict] = []
     with ThreadPoolExecutor(options.jobs) as threads:
-        runs = {threads.submit(run_faults, chunk, plugins=options.plugin): chunk for chunk in _chunks(faults)}
+        run = functools.partial(run_faults, world=options.world, plugins=options.plugin)
+        runs = {threads.submit(run, chunk): chunk for chunk in _chunks(faults)}
         for future in as_completed(runs):
-            run = future.result()
-            new = [judge(fault, run, slow=options.slow) for fault in runs[future]]
+            new = [judge(fault, future.result(), slow=options.slow) for fault in runs[future]]
             verdicts += new
             for verdict in new:
                 if not verdict.held:
@@ -76,7 +79,7 @@ def _campaign(faults: Sequence[Fault], options: argparse.Namespace) -> list[Verd
 
 def _alone(fault: Fault, options: argparse.Namespace) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="pdlcheck-fault-") as folder:
-        run = run_faults([fault], plugins=options.plugin, keep=Path(folder))
+        run = run_faults([fault], world=options.world, plugins=options.plugin, keep=Path(folder))
         print((Path(folder) / "test_faults.py").read_text())
     print(run.output)
     verdict = judge(fault, run, slow=options.slow)
@@ -96,7 +99,8 @@ def _chunks(faults: Sequence[Fault]) -> Iterator[list[Fault]]:
 
 def _tell(verdict: Verdict, options: argparse.Namespace) -> None:
     fault = verdict.fault
-    replay = ["python", "ci/inject_faults.py", "--seed", str(options.seed), "--world-sizes", options.world_sizes]
+    replay = ["python", "ci/inject_faults.py", *(["--world", options.world] if options.world != "gloo" else [])]
+    replay += ["--seed", str(options.seed), "--world-sizes", options.world_sizes]
     replay += ["--only", str(fault.number), *(word for plugin in options.plugin for word in ("--plugin", plugin))]
     lines = "\n".join(verdict.trouble).splitlines()
     with _printing:

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from pdlcheck import __version__
-from pdlcheck.worlds.registry import WORLDS
+from pdlcheck.worlds.registry import worlds_on
 
 __all__ = ["main"]
 
 HELD, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130  # as a shell has it
+
+SUITED = worlds_on("cpu")  # where the suites' tensors are
 
 EXAMPLES = """\
 examples:
@@ -74,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         "--world",
         metavar="NAME[,NAME]",
         type=_worlds,
-        help=f"where ranks run: {', '.join(sorted(WORLDS))}; default: all that work on this machine",
+        help=f"where ranks run: {', '.join(SUITED)}; default: all that work on this machine",
     )
     verify.add_argument(
         "--examples",
@@ -135,8 +137,8 @@ def _doctor() -> int:
 def _worlds(text: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
-        if name not in WORLDS:
-            raise argparse.ArgumentTypeError(f"must name some of {', '.join(sorted(WORLDS))}; got {name!r}")
+        if name not in SUITED:
+            raise argparse.ArgumentTypeError(f"must name some of {', '.join(SUITED)}; got {name!r}")
     return names
 
 

@@ -26,7 +26,7 @@ CUDA_BUILD = "a CUDA build of torch: pytorch.org/get-started"
 
 
 def examine() -> list[Part]:
-    """Look at everything that pdlcheck can use; each world is tried with two ranks."""
+    """Look at everything that pdlcheck can use; each world is tried with two ranks, or one if it has one device."""
     return [
         Part("pdlcheck", __version__),
         Part("python", f"{platform.python_version()} {sys.executable}"),
@@ -91,7 +91,8 @@ def _mpi() -> Part:
 def _world(name: str) -> Part:
     trial = try_world(name)
     if trial.works:
-        return Part(f"world {name}", f"works: 2 ranks ran in {trial.seconds:.1f} s")
+        ranks = "rank" if trial.ranks == 1 else "ranks"
+        return Part(f"world {name}", f"works: {trial.ranks} {ranks} ran in {trial.seconds:.1f} s")
     return Part(f"world {name}", f"does not work: {trial.why}", trial.cure or "see the message")
 
 

@@ -24,6 +24,7 @@ import pytest
 
 from pdlcheck.harness import cases, interrupt, launched
 from pdlcheck.worlds.arguments import ISOLATIONS
+from pdlcheck.worlds.devices import DEVICES
 
 if TYPE_CHECKING:
     import torch
@@ -46,8 +47,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--world",
         metavar="NAME[,NAME]",
-        help="where ranks run: sim (simulated, in this process), gloo (processes) or mpi (processes in a run of "
-        "mpiexec); default: sim, and gloo under torchrun, mpiexec or srun",
+        help="where ranks run: sim (simulated, in this process), gloo (processes), mpi (processes in a run of "
+        "mpiexec) or nccl (processes with a CUDA device each); default: sim, and gloo under torchrun, mpiexec or srun",
+    )
+    group.addoption(
+        "--rank-device",
+        choices=DEVICES,
+        help="the fixture `device` of the ranks: cpu, or cuda, whose devices the ranks of gloo share; default: cuda on "
+        "nccl, cpu elsewhere",
     )
     group.addoption(
         "--init-method",
@@ -157,14 +164,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         require_cuda()
     cases.require_ranks(item)
-    cases.isolate(item)
-    if cases.case_of(item) is not None:
+    if cases.world_of(item) is not None:
         from pdlcheck.harness.time_limits import not_counted
 
         with not_counted(item):  # torch is imported here at the latest
-            from pdlcheck.harness.ranked import prepare
+            cases.isolate(item)
+            if cases.case_of(item) is not None:
+                from pdlcheck.harness.ranked import prepare
 
-            prepare(item)
+                prepare(item)
 
 
 @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
@@ -279,7 +287,7 @@ def rank(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """The device of this rank."""
+    """The device of this rank: the CPU; on nccl, and with ``--rank-device cuda``, its CUDA device."""
     return cases.rank_context(request, "device").device
 
 

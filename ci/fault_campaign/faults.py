@@ -7,7 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["KINDS", "Fault", "draw"]
+__all__ = ["KINDS", "WORLDS", "Fault", "draw"]
+
+WORLDS = ("gloo", "mpi")
 
 LIMIT_S = 1.5  # of the calls in which a rank never answers
 PATIENT_S = 30.0  # of all others: none may need it
@@ -29,7 +31,7 @@ class Fault:
         signo: name of the signal that comes from outside.
         limit_s: time limit of the test.
         extra: statements of the other ranks.
-        watch: the ranks are watched (the default), or bare gloo.
+        watch: the ranks are watched (the default), or have the bare group.
     """
 
     number: int
@@ -65,13 +67,13 @@ class Fault:
         return f"{self.kind} on rank {self.rank} of {self.world_size} ({start}) in {self.where}{moment}: {what}"
 
 
-def draw(seed: int, number: int, world_sizes: Sequence[int]) -> Fault:
-    """The fault with this number."""
+def draw(seed: int, number: int, world_sizes: Sequence[int], world: str = "gloo") -> Fault:
+    """The fault with this number, for one of ``WORLDS``."""
     rng = random.Random(f"{seed} {number}")
     of_the_run = rng.random() < _SHARE_OF_THE_RUN
     kind = rng.choice([kind for kind in KINDS if (kind in _OF_THE_RUN) == of_the_run])
     size = rng.choice(list(world_sizes))
-    base = _Base(number, kind, rng.randrange(size), size, rng.random() < 0.5, rng)
+    base = _Base(number, kind, rng.randrange(size), size, rng.random() < 0.5, rng, world)
     return KINDS[kind](base)
 
 
@@ -85,6 +87,7 @@ class _Base:
     world_size: int
     watch: bool
     rng: random.Random
+    world: str
 
     def anywhere(self, action: Sequence[str], *expects: str, **more: object) -> Fault:
         """The rank itself does it, at a random moment of a random phase."""
@@ -211,7 +214,11 @@ def _sleep(base: _Base) -> Fault:
 
 
 def _mismatch(base: _Base) -> Fault:
-    """Another shape on one rank: bare gloo ends the process of the rank that receives more than it expects."""
+    """Another shape on one rank: bare gloo ends the process of the rank that receives more than it expects.
+
+    What a bare MPI does then is undefined.
+    """
+    watch = base.watch or base.world == "mpi"
     collective = base.rng.choice(
         [
             "dist.all_reduce(torch.ones({n}))",
@@ -219,7 +226,7 @@ def _mismatch(base: _Base) -> Fault:
         ]
     )
     wrong, right = base.rng.choice([(10, 1000), (5000, 1000)])
-    if base.watch:
+    if watch:
         expects = (
             r"CollectiveMismatch: ",
             rf"rank {base.rank}: .*\({wrong},\)",
@@ -229,6 +236,7 @@ def _mismatch(base: _Base) -> Fault:
         victim = base.rank if wrong < right else r"\d"
         expects = (rf"RankDied: rank {victim} was killed by SIGABRT", r"Received data size doesn't match|op\.preamble")
     return base.make(
+        watch=watch,
         moment="together",
         where=base.rng.choice(["body", "controller"]),
         action=(collective.format(n=wrong),),

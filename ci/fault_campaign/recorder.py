@@ -46,13 +46,13 @@ class _Recorder:
         self._moments = Path(config.getoption("faults_moments"))
         self._worlds: list[ProcessWorld] = []
         self._files = 0
-        watch = bool(config.getoption("faults_watch"))
+        watch, name = bool(config.getoption("faults_watch")), config.getoption("--world")
 
         def make(**options: Any) -> ProcessWorld:
-            self._worlds.append(ProcessWorld(backend="gloo", watch=watch, timeout_s=PATIENT_S, **options))
+            self._worlds.append(ProcessWorld(backend=name, watch=watch, timeout_s=PATIENT_S, **options))
             return self._worlds[-1]
 
-        registry.WORLDS["gloo"] = make
+        registry.WORLDS[name] = make
 
     def pytest_sessionstart(self) -> None:
         self._files = len(open_files())
@@ -125,7 +125,7 @@ class _Recorder:
         """Processes that the session started and does not need; what has just been killed may take a moment."""
         until = time.monotonic() + _STRAY_S
         while True:
-            needed = {pid for pool in self._pools().values() for pid in pool.pids}
+            needed = {pid for pool in self._pools().values() for pid in (*pool.pids, *_mpiexec(pool))}
             if forkserver._running is not None:
                 needed.add(self._server())
             strays = [f"process {pid} ({name})" for pid, name in descendants(os.getpid()).items() if pid not in needed]
@@ -136,3 +136,12 @@ class _Recorder:
     def _write(self, **record: Any) -> None:
         with self._file.open("a") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def _mpiexec(pool: Any) -> list[int]:
+    """Where the ranks take part in MPI, the processes of their run of mpiexec."""
+    shared = getattr(pool._placement, "_job", None)
+    if shared is None:
+        return []
+    supervisor = shared._job.pid
+    return [supervisor, *descendants(supervisor)]

@@ -31,10 +31,13 @@ _FAULT_S = 10.0
 _OURS = ("test_faults.py", "pytest.ini", "__pycache__")
 
 
-def run_faults(faults: Sequence[Fault], *, plugins: Sequence[str] = (), keep: Path | None = None) -> Run:
+def run_faults(
+    faults: Sequence[Fault], *, world: str = "gloo", plugins: Sequence[str] = (), keep: Path | None = None
+) -> Run:
     """Run one test file with these faults, which share ``watch``; see what is there afterwards.
 
     Args:
+        world: ``gloo`` or ``mpi``.
         plugins: of pytest, besides the recorder.
         keep: a folder that gets a copy of the test file.
     """
@@ -47,15 +50,15 @@ def run_faults(faults: Sequence[Fault], *, plugins: Sequence[str] = (), keep: Pa
         (folder / "here" / "pytest.ini").write_text("[pytest]\n")
         if keep is not None:
             (keep / "test_faults.py").write_text(source)
-        return _run(folder, faults, plugins)
+        return _run(folder, faults, world, plugins)
 
 
-def _run(folder: Path, faults: Sequence[Fault], plugins: Sequence[str]) -> Run:
+def _run(folder: Path, faults: Sequence[Fault], world: str, plugins: Sequence[str]) -> Run:
     token = f"PDLCHECK_FAULTS_RUN={uuid.uuid4().hex}"
     shared = folder / "shm" if can_enter() else SHARED_MEMORY
     before = Before.look(token, folder / "temporary", shared)
     record = folder / "record"
-    command = [sys.executable, "-m", "pytest", "-q", "--world", "gloo", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "--world", world, "-p", "no:cacheprovider"]
     command += ["-p", "no:benchmark", "-p", "no:randomly"]
     command += ["-p", "fault_campaign.recorder", *(word for plugin in plugins for word in ("-p", plugin))]
     command += [f"--faults-record={record}", f"--faults-moments={folder / 'moments'}", f"--basetemp={folder / 'base'}"]

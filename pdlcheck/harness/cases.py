@@ -188,10 +188,13 @@ def open_world(config: pytest.Config, name: str | None) -> World:
     name = name or world_names(config)[0]
     worlds = config.stash.setdefault(_open, {})
     if name not in worlds:
+        device, seed = config.getoption("--rank-device"), config.getoption("--pdl-seed")
         try:
-            worlds[name] = get_world(name, seed=config.getoption("--pdl-seed"), **_options(config, name))
+            world = get_world(name, device=device, seed=seed, **_options(config, name))
+            world.check()
         except WorldUnavailable as missing:
-            pytest.skip(str(missing))
+            raise pytest.skip.Exception(str(missing), _use_item_location=True) from None
+        worlds[name] = world
     return worlds[name]
 
 
@@ -206,7 +209,7 @@ def _options(config: pytest.Config, name: str) -> dict[str, Any]:
 
 def warm_up(config: pytest.Config) -> None:
     """While tests are collected, let a fork server import what ranks will need, and launched processes join."""
-    if {"gloo", "mpi"} & {*world_names(config)} and not config.getoption("collectonly"):
+    if {*world_names(config)} - {"sim"} and not config.getoption("collectonly"):
         from pdlcheck.worlds.processes import forkserver
 
         forkserver.start(preload=launched.PRELOAD)

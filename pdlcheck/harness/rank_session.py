@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import torch
 import torch.distributed as dist
 from _pytest.capture import FDCapture, MultiCapture
 from _pytest.config import _prepareconfig
@@ -32,6 +31,7 @@ from pdlcheck.harness.examples import is_property
 from pdlcheck.harness.folders import SHARED
 from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_properties
 from pdlcheck.harness.reports import RANK_REPORT, RANK_XFAIL
+from pdlcheck.worlds.processes.own_device import own_device
 
 __all__ = ["KEEP", "SessionDescription", "call", "collect", "describe", "finish", "run", "setup", "teardown"]
 
@@ -162,7 +162,7 @@ def setup(path: str, nodeid: str, shared: str) -> None:
     item = _session.item(path, nodeid)
     item.stash[SHARED] = Path(shared)
     set_rank_context(
-        RankContext(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), dist.group.WORLD)  # type: ignore[arg-type]
+        RankContext(dist.get_rank(), dist.get_world_size(), own_device(), dist.group.WORLD)  # type: ignore[arg-type]
     )
     rank_coverage.save()  # what ran since the last test
     _session.around.close()

@@ -25,13 +25,14 @@ Key = tuple[str, str]  # primitive and world
 
 @dataclass(frozen=True)
 class WorldTrial:
-    """Whether two ranks ran in the world ``name`` here; if not, why, and the command that helps, if any."""
+    """Whether ``ranks`` ranks ran in the world ``name`` here; if not, why, and the command that helps, if any."""
 
     name: str
     works: bool
     seconds: float
     why: str = ""
     cure: str = ""
+    ranks: int = 2
 
 
 @dataclass(frozen=True)

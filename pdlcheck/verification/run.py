@@ -16,7 +16,7 @@ from pdlcheck.verification.packages import DENSE_NODES, rank_packages
 from pdlcheck.verification.replicas import train_replicas
 from pdlcheck.verification.suites import UsageError, run_suites
 from pdlcheck.verification.worlds import try_world
-from pdlcheck.worlds import WORLDS
+from pdlcheck.worlds.registry import worlds_on
 
 __all__ = ["UsageError", "verify"]
 
@@ -76,7 +76,7 @@ def _find_worlds(console: Console, asked: Sequence[str] | None) -> tuple[list[st
     """The worlds that work, and whether all that were asked for do."""
     heading(console, "worlds")
     works = []
-    for name in asked or sorted(WORLDS, key=lambda name: (name != "sim", name)):  # the fastest first
+    for name in asked or sorted(worlds_on("cpu"), key=lambda name: (name != "sim", name)):  # the fastest first
         trial = try_world(name)
         if trial.works:
             works.append(name)

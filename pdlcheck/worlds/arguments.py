@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ISOLATIONS", "check_devices", "check_isolation", "check_world_size"]
+__all__ = ["ISOLATIONS", "check_isolation", "check_world_size"]
 
 ISOLATIONS = ("pool", "reinit", "fresh")
 
@@ -15,15 +15,6 @@ def check_world_size(world_size: Any) -> None:
         raise TypeError(f"world_size must be an int, got {world_size!r}; pass the number of ranks, such as 2")
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}; pass the number of ranks, such as 2")
-
-
-def check_devices(world_size: int, devices: int) -> None:
-    """Raise unless each of ``world_size`` ranks can have a device of its own, as nccl demands."""
-    if world_size > devices:
-        raise ValueError(
-            f"nccl needs a device for each rank: world_size is {world_size}, this machine has {devices}; "
-            "ask for fewer ranks, or use gloo, whose ranks may share a device"
-        )
 
 
 def check_isolation(isolation: Any) -> str:

@@ -46,6 +46,9 @@ class World(Protocol):
     def shares_process(self) -> bool:
         """True where the ranks are threads of this process, so that they see its objects."""
 
+    def check(self) -> None:
+        """Raise ``WorldUnavailable`` where this machine lacks what the ranks need."""
+
     def run(self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` on every rank and return the results in rank order.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pdlcheck.worlds.devices import choose_device
 from pdlcheck.worlds.protocol import World
 
-__all__ = ["WORLDS", "get_world"]
+__all__ = ["WORLDS", "get_world", "worlds_on"]
 
 
-def _sim(**options: Any) -> World:
+def _sim(device: str, **options: Any) -> World:
     from pdlcheck.worlds.simulated import SimulatedWorld
 
     return SimulatedWorld(**options)
@@ -28,20 +29,29 @@ def _mpi(**options: Any) -> World:
     return ProcessWorld(backend="mpi", **options)
 
 
-WORLDS: dict[str, Callable[..., World]] = {"gloo": _gloo, "mpi": _mpi, "sim": _sim}
+def _nccl(**options: Any) -> World:
+    from pdlcheck.worlds.processes import ProcessWorld
+
+    return ProcessWorld(backend="nccl", **options)
 
 
-def get_world(name: str, **options: Any) -> World:
+WORLDS: dict[str, Callable[..., World]] = {"gloo": _gloo, "mpi": _mpi, "nccl": _nccl, "sim": _sim}
+
+
+def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
     """Return a new world.
 
     Args:
-        name: ``sim`` (simulated ranks in this process), ``gloo`` (local processes) or ``mpi`` (local processes in a run
-            of mpiexec).
-        options: what the world takes: ``seed``; for ``gloo`` and ``mpi`` also ``watch``, ``timeout_s`` and
+        name: ``sim`` (simulated ranks in this process), ``gloo`` (local processes), ``mpi`` (local processes in a run
+            of mpiexec) or ``nccl`` (local processes, each with a CUDA device of its own).
+        device: of the ranks, ``cpu`` or ``cuda``; default: ``cuda`` on ``nccl``, ``cpu`` elsewhere. ``gloo`` takes
+            both; its ranks share the CUDA devices that there are.
+        options: what the world takes: ``seed``; for all but ``sim`` also ``watch``, ``timeout_s`` and
             ``threads_per_rank``.
 
     Raises:
-        ValueError: there is no world of that name.
+        ValueError: there is no world of that name, or no such device.
+        WorldUnavailable: the world's ranks cannot have that device.
 
     Example:
         >>> get_world("sim").run(lambda: 7, world_size=2)
@@ -49,4 +59,14 @@ def get_world(name: str, **options: Any) -> World:
     """
     if name not in WORLDS:
         raise ValueError(f"world must be one of {', '.join(sorted(WORLDS))}; got {name!r}")
-    return WORLDS[name](**options)
+    return WORLDS[name](device=choose_device(name, device), **options)
+
+
+def worlds_on(device: str) -> list[str]:
+    """The names of the worlds whose ranks have this kind of device, unless asked for another one.
+
+    Example:
+        >>> worlds_on("cpu"), worlds_on("cuda")
+        (['gloo', 'mpi', 'sim'], ['nccl'])
+    """
+    return sorted(name for name in WORLDS if choose_device(name, None) == device)

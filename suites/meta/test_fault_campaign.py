@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from .needs_mpi import needs_mpi
+
 ROOT = Path(__file__).parents[2]
 COMMAND = ROOT / "ci" / "inject_faults.py"
 
@@ -28,7 +30,15 @@ def test_a_sample_of_faults_holds(tmp_path):
     kinds = "kill-self,kill-outside,kill-idle,segv,raise-inside,exit,mismatch,memory"
     done = run_campaign("--count", "16", "--seed", "1", "--kinds", kinds, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert " faults held" in done.stdout
+    assert " faults held on gloo" in done.stdout
+
+
+@needs_mpi
+def test_a_sample_of_faults_holds_on_mpi(tmp_path):
+    kinds = "kill-self,kill-outside,kill-idle,segv,exit,mismatch"
+    done = run_campaign("--world", "mpi", "--count", "16", "--seed", "1", "--kinds", kinds, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " faults held on mpi" in done.stdout
 
 
 BROKEN = {

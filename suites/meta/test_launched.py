@@ -68,6 +68,7 @@ VERDICTS = {
     "test_the_next_one[gloo-2]": "PASSED",
     "test_every_rank_has_its_own_process[gloo]": "PASSED",
 }
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
 PYTEST = ["-m", "pytest", "-rA", "-p", "no:cacheprovider", "-p", "no:randomly", "--color=no", "test_launched_ranks.py"]
 
 
@@ -102,8 +103,20 @@ def assert_one_true_report(code: int, text: str, launcher: str) -> None:
 
 
 def test_torchrun(tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
-    assert_one_true_report(*launched([*torchrun, *PYTEST], tmp_path), "torchrun")
+    assert_one_true_report(*launched([*TORCHRUN, *PYTEST], tmp_path), "torchrun")
+
+
+@pytest.mark.parametrize(("chosen", "code"), [("test_one_rank_fails", "1"), ("test_the_next_one", "0")])
+def test_under_torchrun_every_process_ends_with_the_exit_code_of_rank_0(tmp_path, chosen, code):
+    (tmp_path / "noting_the_code.py").write_text(  # torchrun itself would end the others after the first failure
+        """
+import os, pathlib, subprocess, sys
+code = subprocess.call([sys.executable, *sys.argv[1:]])
+pathlib.Path("code" + os.environ["RANK"]).write_text(str(code))
+"""
+    )
+    _, text = launched([*TORCHRUN, "noting_the_code.py", *PYTEST, "-k", chosen], tmp_path)
+    assert [(tmp_path / f"code{rank}").read_text() for rank in range(3)] == [code] * 3, text
 
 
 def test_mpiexec(tmp_path):
@@ -221,7 +234,7 @@ def test_workers_of_xdist_and_a_launch_exclude_each_other(tmp_path):
     assert "-n divides one machine among workers, torchrun has divided it already" in text
 
 
-TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+BY_TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -244,15 +257,15 @@ TEMPORARY = f"file://{tempfile.gettempdir()}/pdlcheck-{os.getuid()}-"
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        (TORCHRUN | MASTER, Launch("torchrun", 5, 8, 1, 4, "env://")),
+        (BY_TORCHRUN | MASTER, Launch("torchrun", 5, 8, 1, 4, "env://")),
         (OPEN_MPI, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}prterun-host-7-1/store")),
         (OPEN_MPI | MASTER, Launch("mpiexec", 1, 2, 1, 2, "env://")),
         (MPICH, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}host-1/store")),
         (SLURM | MASTER, Launch("srun", 3, 4, 1, 2, "env://")),
         (SLURM | OPEN_MPI, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}prterun-host-7-1/store")),
-        (SLURM | OPEN_MPI | TORCHRUN | MASTER, Launch("torchrun", 5, 8, 1, 4, "env://")),
-        (TORCHRUN | MASTER | {"WORLD_SIZE": "1", "RANK": "0"}, None),
-        (TORCHRUN | MASTER | {INSIDE: "1"}, None),
+        (SLURM | OPEN_MPI | BY_TORCHRUN | MASTER, Launch("torchrun", 5, 8, 1, 4, "env://")),
+        (BY_TORCHRUN | MASTER | {"WORLD_SIZE": "1", "RANK": "0"}, None),
+        (BY_TORCHRUN | MASTER | {INSIDE: "1"}, None),
         ({"SLURM_PROCID": "0"}, None),
         (MASTER, None),
         ({}, None),
@@ -270,7 +283,7 @@ def test_several_nodes_need_a_place_to_meet():
 
 def test_a_variable_that_is_no_number_is_named():
     with pytest.raises(ValueError, match="WORLD_SIZE must be a number, got 'two'"):
-        launch_of(TORCHRUN | {"WORLD_SIZE": "two"})
+        launch_of(BY_TORCHRUN | {"WORLD_SIZE": "two"})
 
 
 def test_versions_that_differ_are_named(monkeypatch, tmp_path):

@@ -320,7 +320,7 @@ def test_a_marked_test_never_passes_without_ranks(pytester, source):
 @pytest.mark.parametrize(
     ("options", "source", "message"),
     [
-        (["--world", "slurm"], "", "*--world must name some of gloo, mpi, sim; got 'slurm'*"),
+        (["--world", "slurm"], "", "*--world must name some of gloo, mpi, nccl, sim; got 'slurm'*"),
         (["--subject", "x"], "", "*--subject takes NAME=MODULE:FUNCTION; got 'x'*"),
         (
             [],

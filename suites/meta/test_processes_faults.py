@@ -207,6 +207,7 @@ def test_a_rank_stuck_where_python_cannot_run_is_shown_with_its_stack():
         head, *_, innermost = caught.value.stacks[0].splitlines()
         assert head == "stack of rank 0, innermost call last:"
         assert innermost.endswith(", in stuck")
+        assert "rank.py" not in caught.value.stacks[0]
     finally:
         world.close()
 

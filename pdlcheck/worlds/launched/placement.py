@@ -72,6 +72,9 @@ class LaunchedPlacement:
                 available=self.launch.world_size,
             )
 
+    def ranks_here(self, world_size: int) -> int:
+        return min(world_size, self.launch.local_world_size)
+
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> RankProcess:
         self._join()
         if rank == 0:

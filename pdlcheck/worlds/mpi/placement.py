@@ -31,6 +31,9 @@ class MpiPlacement:
     def check(self, world_size: int) -> None:
         """There is always room."""
 
+    def ranks_here(self, world_size: int) -> int:
+        return world_size
+
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> MpiProcess:
         if rank == 0:
             self._job = SharedJob(world_size)

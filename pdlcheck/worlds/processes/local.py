@@ -34,6 +34,9 @@ class LocalPlacement:
     def check(self, world_size: int) -> None:
         """There is always room."""
 
+    def ranks_here(self, world_size: int) -> int:
+        return world_size
+
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> LocalProcess:
         ours, theirs = Pipe(duplex=True)
         with theirs:
@@ -41,7 +44,12 @@ class LocalPlacement:
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-        return {"GLOO_SOCKET_IFNAME": loopback, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size)}
+        return {
+            "GLOO_SOCKET_IFNAME": loopback,
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "NCCL_SOCKET_IFNAME": loopback,
+        }
 
     def threads(self, rank: int, world_size: int) -> int:
         return max(1, cores() // world_size)

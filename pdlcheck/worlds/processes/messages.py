@@ -59,8 +59,8 @@ class _Message:
 class Start(_Message):
     """The first message: who the rank is.
 
-    Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables. ``board``:
-    the ranks share memory, see ``board.py``.
+    Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables;
+    ``device`` is ``cpu`` or ``cuda``; ``board``: the ranks share memory, see ``board.py``.
     """
 
     rank: int
@@ -72,6 +72,7 @@ class Start(_Message):
     variables: Mapping[str, str]
     watch: bool
     board: bool
+    device: str
 
 
 @dataclass(frozen=True, slots=True)

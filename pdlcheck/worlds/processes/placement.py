@@ -72,6 +72,9 @@ class Placement(Protocol):
     def check(self, world_size: int) -> None:
         """Raise ``WorldTooSmall`` if there is no place for so many ranks."""
 
+    def ranks_here(self, world_size: int) -> int:
+        """How many of so many ranks run on the controller's machine."""
+
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> RankProcess:
         """Start a rank, and give it what ``main`` of ``rank.py`` wants besides its own pipe and files."""
 

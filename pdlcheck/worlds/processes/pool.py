@@ -41,6 +41,7 @@ class Setup:
     backend: str
     threads: int | None  # None: what the placement finds fitting
     watch: bool
+    device: str
 
 
 class Pool:
@@ -239,6 +240,7 @@ class Pool:
             variables=variables,
             watch=setup.watch,
             board=self._board is not None,
+            device=setup.device,
         )
 
     def _replace(self, why: str) -> None:

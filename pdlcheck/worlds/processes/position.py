@@ -9,9 +9,9 @@ from types import FrameType
 
 import torch
 
-from pdlcheck.worlds.watch import is_machinery, short
+from pdlcheck.worlds.watch import calls_tests, short
 
-__all__ = ["Place", "place_of", "user_traceback"]
+__all__ = ["Place", "is_machinery", "place_of", "user_traceback"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DISTRIBUTED = os.path.join(_TORCH, "distributed") + os.sep
@@ -76,11 +76,11 @@ def _is_internal(frame: FrameType) -> bool:
     return path.startswith(_LIBRARY) and not path.startswith(_PACKAGES)  # threading, contextlib, ...
 
 
-def _is_machinery(path: str) -> bool:
+def is_machinery(path: str) -> bool:
     """What calls the user's code: this package's own files, and pytest's where a test runs."""
-    return path == "<string>" or path.startswith(_WORLDS) or is_machinery(path)
+    return path == "<string>" or path.startswith(_WORLDS) or calls_tests(path)
 
 
 def _stack(frame: FrameType | None) -> str:
-    frames = [f for f in traceback.extract_stack(frame) if not _is_machinery(f.filename)] if frame else []
+    frames = [f for f in traceback.extract_stack(frame) if not is_machinery(f.filename)] if frame else []
     return "".join(traceback.StackSummary.from_list(frames).format())

@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -27,6 +28,7 @@ from pdlcheck.worlds.processes.board import Board
 from pdlcheck.worlds.processes.channel import Channel, leave
 from pdlcheck.worlds.processes.journal import open_journal
 from pdlcheck.worlds.processes.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
+from pdlcheck.worlds.processes.own_device import own_device, select_own_device, take_device, was_lost
 from pdlcheck.worlds.processes.payload import dump_error, dump_result, import_module_of, load_call
 from pdlcheck.worlds.processes.position import user_traceback
 from pdlcheck.worlds.processes.watched_gloo import watch_gloo
@@ -69,6 +71,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int) -> NoR
         _watch(start.backend, announcer)
     channel.start()
     torch.set_num_threads(start.threads)
+    take_device(start.device, start.backend, int(os.environ["LOCAL_RANK"]))
     store = _join(start, fds[-1] if start.rank == 0 else None)
     channel.send(Ready(missing))
     while (call := channel.next_call()) is not None:
@@ -122,7 +125,9 @@ def _init(start: Start, store: Store) -> None:
         import pdlcheck.worlds.mpi as mpi  # importing it registers the backend
 
         backend = mpi.BACKEND
-    dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.world_size)
+    # nccl connects at once then: a device that it cannot use is told here, and not in the first test
+    bound = own_device() if backend == "nccl" else None
+    dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.world_size, device_id=bound)
 
 
 def _serve(call: Call, start: Start, store: TCPStore, channel: Channel) -> None:
@@ -144,7 +149,10 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel) -> None:
     except BaseException as error:  # every way to fail is a report, sys.exit and Ctrl-C included
         if isinstance(error, MemoryError):
             traceback.clear_frames(error.__traceback__)  # what the function hoarded, to have room for the report
-        report = _failed(call.call, error, start.rank, _aftermath(default_group))
+        after = _aftermath(default_group)
+        if was_lost(error):
+            after = replace(after, default_group=False)  # of no use without the device
+        report = _failed(call.call, error, start.rank, after)
     sys.stdout.flush()
     sys.stderr.flush()
     channel.end(call.call, report)
@@ -173,6 +181,7 @@ def _fresh_state(seed: int, start: Start) -> None:
         torch.default_generator.manual_seed(own_seed)
     else:  # where there is nothing to seed it would note a stack trace for each kind of device, at every call
         torch.manual_seed(own_seed)
+    select_own_device()
     random.seed(own_seed)
     np.random.seed(own_seed % 2**32)
     torch.set_default_dtype(torch.float32)

@@ -7,12 +7,14 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from pdlcheck.errors import RankDied, RankTimeout
+from pdlcheck.worlds.processes.position import is_machinery
 
 __all__ = ["how_it_ended", "rank_died", "rank_timeout", "take_stack"]
 
 _LINES = 40
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _DUMP = re.compile(r"^.*\(most recent call first\):\n(?P<frames>(?:  .*\n?)+)", re.MULTILINE)
+_LIBRARIES = re.compile(r"\n*^Extension modules: .*\(total: \d+\)$", re.MULTILINE)  # the end of a dump at a crash
 
 
 def rank_died(rank: int, exitcode: int, last_operation: str, stderr: str, *, orphaned: bool = False) -> RankDied:
@@ -23,7 +25,7 @@ def rank_died(rank: int, exitcode: int, last_operation: str, stderr: str, *, orp
     if last_operation:
         lines.append(f"  last operation  {last_operation}")
     if stderr.strip():
-        lines.append("  stderr          " + "\n                  ".join(_tail(stderr)))
+        lines.append("  stderr          " + "\n                  ".join(_tail(_without_machinery(stderr))))
     return RankDied("\n".join(lines), rank=rank, exitcode=exitcode, stderr=stderr)
 
 
@@ -55,8 +57,24 @@ def take_stack(stderr: str) -> tuple[str, str]:
     found = list(_DUMP.finditer(stderr))
     if not found:
         return stderr, ""
-    frames = [_FRAME.sub(r'  File "\1", line \2, in \3', line) for line in found[-1]["frames"].splitlines()]
+    frames = [_FRAME.sub(r'  File "\1", line \2, in \3', line) for line in _users(found[-1]["frames"].splitlines())]
     return stderr[: found[-1].start()] + stderr[found[-1].end() :], "\n".join(reversed(frames))
+
+
+def _without_machinery(stderr: str) -> str:
+    """What a rank wrote, with faulthandler's dumps cut to what leads from the user's test to the end."""
+
+    def cut(dump: re.Match[str]) -> str:
+        head, _, _ = dump[0].partition("\n")
+        return "\n".join([head, *_users(dump["frames"].splitlines()), ""])
+
+    return _LIBRARIES.sub("", _DUMP.sub(cut, stderr))
+
+
+def _users(frames: Sequence[str]) -> Sequence[str]:
+    """Frames of the user and of the libraries that the user calls; all, where a rank died outside of these."""
+    chosen = [line for line in frames if not ((frame := _FRAME.match(line)) and is_machinery(frame[1]))]
+    return chosen or frames
 
 
 def _stack_of(rank: int, stack: str) -> str:

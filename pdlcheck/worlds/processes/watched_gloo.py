@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.errors import Unsupported
-from pdlcheck.worlds.processes.announce import Announcer, GroupEngine
+from pdlcheck.worlds.processes.announce import Announcer
+from pdlcheck.worlds.processes.on_stream import CudaAwareEngine
 from pdlcheck.worlds.processes.watched_groups import being_made, meet_in_new_group, numbered
 from pdlcheck.worlds.watch import WatchedGroup
 
@@ -36,11 +38,11 @@ def watch_gloo(announcer: Announcer) -> None:
             gloo = real_class(store, rank, size, timeout=timeout)
             real = dist.ProcessGroup(store, rank, size)  # what torch itself puts around a backend
             real._set_default_backend(_GLOO)
-            real._register_backend(torch.device("cpu"), _GLOO, gloo)
+            _register(real, gloo)
             name, members = being_made[-1]  # torch does not tell the class
-            super().__init__(name, rank, members, GroupEngine(announcer, real), "gloo")
+            super().__init__(name, rank, members, CudaAwareEngine(announcer, real), "gloo")
             # C++ code that asks for the backend itself (DDP's logger, monitored_barrier) finds it
-            self._register_backend(torch.device("cpu"), _GLOO, gloo)
+            _register(self, gloo)
             self.options = SimpleNamespace()  # torch writes name and members there
             numbered(self)
 
@@ -48,6 +50,12 @@ def watch_gloo(announcer: Announcer) -> None:
             """Counted by the watched group itself."""
 
     c10d.ProcessGroupGloo = WatchedGloo  # type: ignore[misc, assignment]  # the point of this module
+
+
+def _register(group: dist.ProcessGroup, gloo: Any) -> None:
+    """For the devices that torch itself registers gloo for: the CPU, and CUDA even where there is none."""
+    for device in dist.Backend.backend_capability["gloo"]:
+        group._register_backend(torch.device(device), _GLOO, gloo)
 
 
 def _self_test() -> None:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.arguments import check_devices, check_isolation, check_world_size
+from pdlcheck.worlds.arguments import check_isolation, check_world_size
+from pdlcheck.worlds.devices import CUDA_CURE, check_devices, choose_device, why_no_cuda
 from pdlcheck.worlds.processes import forkserver
 from pdlcheck.worlds.processes.local import LocalPlacement
 
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["ProcessWorld"]
 
 _A_LONG_TIME_S = 10 * 24 * 3600.0
-_CURES = {
-    "nccl": "install a CUDA build of torch: https://pytorch.org/get-started/locally",
-}
-
-
 _WATCHED = ("gloo", "mpi")
 
 
@@ -38,7 +34,10 @@ class ProcessWorld:
     its arguments and its result travel by value (cloudpickle), so lambdas, closures and notebooks work.
 
     Args:
-        backend: of the default group: ``gloo``; ``mpi``, for which mpiexec is run here; or another one of this torch.
+        backend: of the default group: ``gloo``; ``mpi``, for which mpiexec is run here; ``nccl``, whose ranks have a
+            CUDA device each; or another one of this torch.
+        device: ``cuda``: the current device of a machine's rank ``r`` is its CUDA device ``r``, modulo their number, so
+            ranks of gloo can share one. ``cpu``: no rank touches CUDA. Default: ``cuda`` for nccl, else ``cpu``.
         threads_per_rank: of torch's operations; default: the cores, shared out among the ranks.
         timeout_s: a call in which some rank takes longer fails with ``RankTimeout``; may be set anew between calls.
         watch: compare what the ranks post before it goes to the real group, so a mismatch or a
@@ -54,7 +53,8 @@ class ProcessWorld:
             another rank fails.
 
     Raises:
-        WorldUnavailable: torch lacks the backend, or the system cannot fork.
+        WorldUnavailable: at the first use: torch lacks the backend or the device, or the system cannot fork.
+        WorldTooSmall: at the first use of so many ranks: nccl has too few devices for them.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -74,6 +74,7 @@ class ProcessWorld:
         self,
         backend: str = "gloo",
         *,
+        device: str | None = None,
         threads_per_rank: int | None = None,
         timeout_s: float = 60.0,
         watch: bool = True,
@@ -88,6 +89,7 @@ class ProcessWorld:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, got {timeout_s}; pass seconds, such as 60.0")
         self.name = backend
+        self.device = choose_device(backend, device)
         self.seed = seed
         self._threads = threads_per_rank
         self.timeout_s = timeout_s if debugged is None else _A_LONG_TIME_S
@@ -117,7 +119,7 @@ class ProcessWorld:
         with self._one_at_a_time:
             fresh, rejoin = self.isolation == "fresh", self.isolation == "reinit"
             pool = self._new_pool(world_size) if fresh else self._kept_pool(world_size)
-            from pdlcheck.worlds.processes.ranks import ProcessRanks  # it imports torch: see _check_backend
+            from pdlcheck.worlds.processes.ranks import ProcessRanks  # it imports torch: see check
 
             try:
                 yield ProcessRanks(pool, self.seed, self.timeout_s, rejoin=rejoin, debugged=self._debugged)
@@ -157,17 +159,17 @@ class ProcessWorld:
         return pool
 
     def _new_pool(self, world_size: int) -> Pool:
-        self._check_backend()
-        if self.name == "nccl":
-            import torch
-
-            check_devices(world_size, torch.cuda.device_count())
-        from pdlcheck.worlds.processes.pool import Pool, Setup  # it imports torch: see _check_backend
+        self.check()
+        from pdlcheck.worlds.processes.pool import Pool, Setup  # it imports torch: see check
         from pdlcheck.worlds.processes.ranks import ProcessRanks
 
         placement = self._placement or self._here()
         placement.check(world_size)
-        setup = Setup(world_size, self.name, self._threads, self._watch and self.name in _WATCHED)
+        if self.name == "nccl":
+            import torch
+
+            check_devices(placement.ranks_here(world_size), torch.cuda.device_count())
+        setup = Setup(world_size, self.name, self._threads, self._watch and self.name in _WATCHED, self.device)
         pool = Pool(setup, placement)
         if self._prepare is not None:
             try:
@@ -180,12 +182,13 @@ class ProcessWorld:
     def _here(self) -> Placement:
         server = forkserver.retain(self)
         if self.name == "mpi":
-            from pdlcheck.worlds.mpi.placement import MpiPlacement  # it imports torch: see _check_backend
+            from pdlcheck.worlds.mpi.placement import MpiPlacement  # it imports torch: see check
 
             return MpiPlacement(server)
         return LocalPlacement(server)
 
-    def _check_backend(self) -> None:
+    def check(self) -> None:
+        """See :class:`pdlcheck.worlds.protocol.World`."""
         if self._is_checked:
             return
         if self.name == "mpi":
@@ -196,8 +199,12 @@ class ProcessWorld:
 
         if not (server.alive and dist.is_available() and dist.is_backend_available(self.name)):
             forkserver.release(self)
-            cure = _CURES.get(self.name, "use backend gloo")
+            cure = f"install {CUDA_CURE}" if self.name == "nccl" else "use backend gloo"
             raise WorldUnavailable(f"this torch has no backend {self.name!r}; {cure}", world=self.name, cure=cure)
+        if self.device == "cuda" and (why := why_no_cuda()):
+            forkserver.release(self)
+            cure = f"install {CUDA_CURE}"
+            raise WorldUnavailable(f"ranks of {self.name} on CUDA: {why}; {cure}", world=self.name, cure=cure)
         self._is_checked = True
 
     def _check_mpi(self) -> None:

@@ -48,6 +48,9 @@ class SimulatedWorld:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(seed={self.seed})"
 
+    def check(self) -> None:
+        """Nothing is needed."""
+
     def run(self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
         """See :class:`pdlcheck.worlds.protocol.World`."""
         __tracebackhide__ = True

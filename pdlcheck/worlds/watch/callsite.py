@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 
 import torch
 
-__all__ = ["end_at_user_line", "is_machinery", "short", "user_frames", "user_line"]
+__all__ = ["calls_tests", "end_at_user_line", "short", "user_frames", "user_line"]
 
 # beginnings of the file names that are not the user's
 _INTERNAL = (
@@ -47,8 +47,8 @@ def user_line() -> str:
     return ""
 
 
-def is_machinery(path: str) -> bool:
-    """Is this a file of what calls the user's tests?"""
+def calls_tests(path: str) -> bool:
+    """Is this a file of pytest or of the harness?"""
     return path.startswith(_MACHINERY)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from pdlcheck.worlds.watch.callsite import is_machinery, short, user_frames
+from pdlcheck.worlds.watch.callsite import calls_tests, short, user_frames
 
 __all__ = ["Name", "names_of"]
 
@@ -45,7 +45,7 @@ def names_of(tensor: Tensor) -> tuple[Name, ...]:
     names = []
     for frame, _ in zip(user_frames(), range(_FRAMES), strict=False):
         path = frame.f_code.co_filename
-        if is_machinery(path):
+        if calls_tests(path):
             break
         path = short(path)
         for text in list(_in_scope(tensor, frame.f_locals)) or _from_text(frame):

@@ -1,0 +1,78 @@
+"""Which devices the ranks of a world have. Does not import torch on top: the controller may have no use for it."""
+
+from __future__ import annotations
+
+from pdlcheck.errors import WorldTooSmall, WorldUnavailable
+
+__all__ = ["CUDA_CURE", "DEVICES", "check_devices", "choose_device", "device_name", "why_no_cuda"]
+
+DEVICES = ("cpu", "cuda")
+CUDA_CURE = "a CUDA build of torch on a machine with an NVIDIA GPU: https://pytorch.org/get-started/locally"
+
+_OFFERED = {"gloo": DEVICES, "nccl": ("cuda",)}  # the first is the default; other worlds have the CPU alone
+
+
+def choose_device(world: str, device: str | None) -> str:
+    """The kind of device of a world's ranks: ``device``, or the world's own choice.
+
+    gloo can have both, and has the CPU unless it is asked: a test must not become another one because the machine
+    that it runs on has a GPU.
+
+    Raises:
+        ValueError: there is no such kind.
+        WorldUnavailable: the world's groups do not move tensors of that kind.
+
+    Example:
+        >>> [choose_device(world, None) for world in ("sim", "gloo", "mpi", "nccl")]
+        ['cpu', 'cpu', 'cpu', 'cuda']
+        >>> choose_device("gloo", "cuda")
+        'cuda'
+    """
+    offered = _OFFERED.get(world, ("cpu",))
+    if device is None:
+        return offered[0]
+    if device not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}; got {device!r}")
+    if device not in offered:
+        able = " or ".join(name for name, kinds in _OFFERED.items() if device in kinds)
+        cure = f"--world {able}" if device == "cuda" else "leave the device away"
+        raise WorldUnavailable(
+            f"the ranks of world {world} have {offered[0]} tensors, not {device}; {cure}", world=world, cure=cure
+        )
+    return device
+
+
+def device_name(local_rank: int, devices: int) -> str:
+    """The CUDA device of a rank on a machine with so many of them: ranks share them in turn where they must.
+
+    Example:
+        >>> [device_name(local_rank, devices=2) for local_rank in range(4)]
+        ['cuda:0', 'cuda:1', 'cuda:0', 'cuda:1']
+    """
+    return f"cuda:{local_rank % devices}"
+
+
+def check_devices(ranks: int, devices: int) -> None:
+    """Raise unless each of a machine's ranks can have a CUDA device of its own, as nccl demands."""
+    if ranks > devices:
+        cure = "--world gloo --rank-device cuda"
+        raise WorldTooSmall(
+            f"needs {ranks} ranks, each with a CUDA device of its own on nccl, and this machine has {devices}; "
+            f'ranks of gloo can share a device: {cure}, or get_world("gloo", device="cuda")',
+            world="nccl",
+            cure=cure,
+            world_size=ranks,
+            available=devices,
+        )
+
+
+def why_no_cuda() -> str:
+    """Why torch has no CUDA device here; empty if it has one.
+
+    It asks the driver's management library where it can, so that this process may still fork afterwards.
+    """
+    import torch
+
+    if torch.cuda.device_count():
+        return ""
+    return "this torch is a CPU build" if torch.version.cuda is None else "torch finds no CUDA device"

@@ -1,0 +1,28 @@
+"""What several files of these tests have in common."""
+
+from __future__ import annotations
+
+import pytest
+
+# the inner runs forget the modules that they import: what keeps state must be there before
+import pdlcheck.harness.processes
+import pdlcheck.harness.simulated  # noqa: F401
+
+HEAD = """
+import logging, os, sys, warnings
+import pytest, torch, torch.distributed as dist
+W = pytest.mark.world_size(2)
+"""
+
+
+@pytest.fixture
+def run(pytester):
+    """Write a test file, run it on rank processes in a pytest of its own."""
+
+    def run(source, *options, world="gloo", **files):
+        pytester.makepyfile(test_inner=HEAD + source, **files)
+        # in this process, and where the project is installed in place, pytest finds its files imported already
+        quiet = ("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
+        return pytester.runpytest_inprocess("--world", world, "-p", "no:cacheprovider", *quiet, *options)
+
+    return run

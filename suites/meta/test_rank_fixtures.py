@@ -1,0 +1,144 @@
+"""Fixtures in rank processes: when they are set up and torn down, and whose temporary folders are whose."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import HEAD
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_tmp_path_is_the_ranks_own_and_shared_tmp_path_is_one(run, world, pytester):
+    source = """
+@W
+def test_paths(rank, tmp_path, shared_tmp_path, tmp_path_factory):
+    (tmp_path / "mine").write_text(str(rank))
+    (shared_tmp_path / str(rank)).write_text("")
+    paths = [None, None]
+    dist.all_gather_object(paths, (str(tmp_path), str(shared_tmp_path)))
+    assert paths[0][0] != paths[1][0] and paths[0][1] == paths[1][1]
+    assert (tmp_path / "mine").read_text() == str(rank)
+    assert sorted(os.listdir(shared_tmp_path)) == ["0", "1"]
+    assert tmp_path_factory.mktemp("more").is_dir()
+
+@W
+def test_shared_is_new(shared_tmp_path):
+    assert os.listdir(shared_tmp_path) == []
+
+@W
+def test_fails(rank, tmp_path, shared_tmp_path):
+    (tmp_path / "kept").write_text("")
+    (shared_tmp_path / "kept").write_text("")
+    dist.barrier()
+    assert rank == 0
+"""
+    base = pytester.path / "base"
+    result = run(source, f"--basetemp={base}", "-o", "tmp_path_retention_policy=failed", world=world)
+    result.assert_outcomes(passed=2, failed=1)
+    kept = sorted(path.parent.name for path in base.rglob("kept") if "current" not in str(path))
+    assert [name[:10] for name in kept] == ["test_fails"] * (3 if world == "gloo" else len(kept)), kept
+    assert not list(base.rglob("mine")), "the folders of tests that passed are gone"
+    assert all("shared" not in path.name for path in base.iterdir() if "test_paths" in path.name)
+
+
+def test_fixtures_of_every_scope_are_set_up_and_torn_down_when_pytest_does_it(pytester):
+    package = pytester.mkpydir("package")
+    (package / "conftest.py").write_text(
+        """
+import os, pytest, torch.distributed as dist
+
+def tell(what):
+    if dist.is_initialized():
+        with open(os.path.join(os.path.dirname(__file__), f"log{dist.get_world_size()}-{dist.get_rank()}"), "a") as log:
+            print(what, file=log)
+
+def make(scope):
+    @pytest.fixture(scope=scope, name=scope + "_thing")
+    def thing():
+        tell(f"+{scope}")
+        yield scope
+        tell(f"-{scope}")
+    return thing
+
+session_thing, package_thing, module_thing, class_thing, function_thing = map(
+    make, ["session", "package", "module", "class", "function"])
+
+@pytest.fixture(autouse=True)
+def automatic(session_thing, package_thing):
+    yield
+
+@pytest.fixture(params=["a", "b"], scope="module")
+def letter(request):
+    tell(f"+{request.param}")
+    yield request.param
+    tell(f"-{request.param}")
+
+def pytest_sessionfinish():
+    tell("finish")
+"""
+    )
+    (package / "test_one.py").write_text(
+        """
+import pytest
+from package.conftest import tell
+
+@pytest.mark.world_size(2)
+class TestClass:
+    def test_first(self, class_thing, function_thing): tell("first")
+    def test_second(self, class_thing): tell("second")
+
+@pytest.mark.world_size(2)
+def test_letter(module_thing, letter): tell(letter)
+"""
+    )
+    (package / "test_two.py").write_text(
+        """
+import pytest
+from package.conftest import tell
+
+@pytest.mark.world_size(3)
+def test_on_three(): tell("three")
+
+@pytest.mark.world_size(2)
+def test_last(module_thing): tell("last")
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("x", [1, 2], ids=["one", "two"])
+def test_ids(x, request): assert request.node.name == f"test_ids[gloo-2-{['one', 'two'][x - 1]}]"
+
+def test_without_ranks(): pass
+"""
+    )
+    options = ("--world", "gloo", "-p", "no:cacheprovider")
+    pytester.runpytest_inprocess(*options).assert_outcomes(passed=9)
+    expected = "+session +package +class +function first -function second -class +module +a a -a +b b -b -module "
+    expected += "+module last -module -package -session finish"
+    for rank in range(2):
+        assert (package / f"log2-{rank}").read_text().split() == expected.split()
+    only_one = ["+session", "+package", "three", "-package", "-session", "finish"]
+    assert (package / "log3-2").read_text().split() == only_one
+
+
+def test_an_error_in_a_late_teardown_belongs_to_the_test_that_pytest_blames(run):
+    result = run(
+        """
+@pytest.fixture(scope="module")
+def broken(rank_of):
+    yield
+    if dist.get_rank() == 1:
+        raise OSError("cannot give it back")
+
+@pytest.fixture(scope="module")
+def rank_of():
+    yield
+
+@W
+def test_one(broken): pass
+
+@W
+def test_two(broken): pass
+""",
+        test_later=HEAD + "@W\ndef test_three(): pass",
+    )
+    result.assert_outcomes(passed=3, errors=1)
+    result.stdout.fnmatch_lines(["*ERROR at teardown of test_two?gloo-2?*", "*OSError: cannot give it back*"])
