@@ -41,6 +41,8 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
     world = cases.world_of(item)
     if world is not None:
         command = ["pytest", item.nodeid, "--world", world, f"--pdl-seed={item.config.getoption('--pdl-seed')}"]
+        if world == "sim" and (semantics := item.config.getoption("--semantics")) != "rendezvous":
+            command += ["--semantics", semantics]
         for subject in item.config.getoption("--subject"):
             command += ["--subject", subject]
         report.sections.append(("replay", shlex.join(command)))

@@ -37,8 +37,8 @@ def get_world(name: str, **options: Any) -> World:
     Args:
         name: ``sim`` (simulated ranks in this process), ``gloo`` (local processes) or ``mpi`` (local processes in a run
             of mpiexec).
-        options: what the world takes: ``seed``; for ``gloo`` and ``mpi`` also ``watch``, ``timeout_s`` and
-            ``threads_per_rank``.
+        options: what the world takes: ``seed``; for ``sim`` also ``semantics``; for ``gloo`` and ``mpi``
+            also ``watch``, ``timeout_s`` and ``threads_per_rank``.
 
     Raises:
         ValueError: there is no world of that name.

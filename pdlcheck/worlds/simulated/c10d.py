@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ def _self_test() -> None:
         (c10d, "_World"),
         (_c10d, "_set_thread_isolation_mode"),
         (_c10d, "_unregister_all_process_groups"),
+        (torch._C, "_ImperativeEngine"),
         (torch._C.Future, "wait"),
         (c10d_logger, "_c10d_logger"),
     ]
@@ -92,14 +94,41 @@ def _wait_for_future(self: torch._C.Future[Any]) -> Any:
     """``Future.wait`` that gives other ranks their turn, also for futures that C++ made (``then``, DDP's join)."""
     rank = current_rank()
     if rank is not None and not self.done():
-        rank.network.scheduler.wait_until(self.done, "Future.wait of an asynchronous operation")
+        rank.network.wait(self.done, "Future.wait of an asynchronous operation")
     return _wait_in_cpp(self)
+
+
+def _reads(name: str) -> Callable[..., Any]:
+    """A method of tensors that reads their memory without telling torch's dispatcher."""
+    original = getattr(torch.Tensor, name)
+
+    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        rank = current_rank()
+        if rank is not None:
+            rank.network.reads(rank.rank, self, f"Tensor.{name}")
+        return original(self, *args, **kwargs)
+
+    return wraps(original)(read)
+
+
+class _Engine(torch._C._ImperativeEngine):
+    """Autograd's engine, which says when a backward pass has ended."""
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().run_backward(*args, **kwargs)
+        finally:
+            if (rank := current_rank()) is not None:
+                rank.network.after_backward(rank.rank)
 
 
 def _install() -> None:
     if type(c10d._world) is not _RankLocalWorld:
         c10d._world.__class__ = _RankLocalWorld
         torch._C.Future.wait = _wait_for_future  # type: ignore[method-assign]
+        torch.autograd.Variable._execution_engine = _Engine()
+        for name in ("numpy", "tolist"):
+            setattr(torch.Tensor, name, _reads(name))
         # torch logs each exception that passes through it, once a rank; the verdict tells all of it
         c10d_logger._c10d_logger.addFilter(lambda record: current_rank() is None)
 
