@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from types import FrameType
@@ -12,11 +11,13 @@ import torch
 import torch.distributed.c10d_logger as c10d_logger
 import torch.distributed.distributed_c10d as c10d
 
+from pdlcheck.worlds.watch.callsite import WRAPPERS
+
 __all__ = ["Origin", "origin"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _WORLDS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_PASSED_THROUGH = {c10d.__file__, c10d_logger.__file__, contextlib.__file__}
+_PASSED_THROUGH = {c10d.__file__, c10d_logger.__file__, *WRAPPERS}
 _BLOCKING = {"recv", "send"}  # functions of torch.distributed that wait for what they post
 
 
