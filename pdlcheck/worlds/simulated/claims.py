@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -99,6 +100,8 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if FakeTensor in types:
+            return func(*args, **kwargs)  # it has no memory
         if types and not _PLAIN.issuperset(types):
             return NotImplemented  # a subclass unpacks itself first, and its plain tensors come here
         if self._by_storage:
