@@ -28,12 +28,14 @@ def moves(operations: Sequence[Operation], parts: Sequence[Sequence[Part]], orde
         tensor itself.
     """
     signature = operations[0].signature
-    if signature.op == "barrier":
+    if not operations[0].parts:  # a barrier
         return [[] for _ in operations]
     if signature.op == "send":
         sent, taken = parts[0][0].inputs[0], parts[1][0].outputs[0]
         return [[], [(taken, sent.detach().reshape(taken.shape))]]
     root = signature.members.index(signature.root) if signature.root >= 0 else 0
+    if signature.reduce_op == "PREMUL_SUM":
+        parts = [_multiplied(own, operation) for own, operation in zip(parts, operations, strict=True)]
     writes: list[list[Write]] = [[] for _ in operations]
     with torch.no_grad():
         for column in zip(*parts, strict=True):
@@ -63,6 +65,12 @@ def write(writes: Sequence[Write]) -> None:
     """Write through ``.data``, so the version counters of tensors show only what the user wrote."""
     for output, value in writes:
         output.data.copy_(value.data)
+
+
+def _multiplied(parts: Sequence[Part], operation: Operation) -> list[Part]:
+    """Each rank's inputs times the factor that this rank has given."""
+    _, factor = operation.reduce_op.__getstate__()
+    return [Part([tensor.detach() * factor for tensor in part.inputs], part.outputs) for part in parts]
 
 
 Parts = Sequence[Part]  # one of each rank, in group order
@@ -123,36 +131,36 @@ _MOVES: dict[str, Callable[[Parts, int, Any, Order], list[list[Write]]]] = {
 }
 
 
-def _average(values: Sequence[Tensor], factor: Any) -> Tensor:
+def _average(values: Sequence[Tensor]) -> Tensor:
     if not (values[0].is_floating_point() or values[0].is_complex()):
         raise ValueError(f"ReduceOp.AVG needs a floating-point tensor, got {values[0].dtype}; use SUM")
-    return _sum(values, factor) / len(values)
+    return _sum(values) / len(values)
 
 
-def _sum(values: Sequence[Tensor], factor: Any) -> Tensor:
+def _sum(values: Sequence[Tensor]) -> Tensor:
     total = values[0].detach().clone()
     for value in values[1:]:
         total += value.detach()
     return total
 
 
-def _fold(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Sequence[Tensor], Any], Tensor]:
-    return lambda values, factor: reduce(combine, [value.detach() for value in values]).clone()
+def _fold(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Sequence[Tensor]], Tensor]:
+    return lambda values: reduce(combine, [value.detach() for value in values]).clone()
 
 
-_REDUCTIONS: dict[str, Callable[[Sequence[Tensor], Any], Tensor]] = {
+_REDUCTIONS: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
     "AVG": _average,
     "BAND": _fold(torch.bitwise_and),
     "BOR": _fold(torch.bitwise_or),
     "BXOR": _fold(torch.bitwise_xor),
     "MAX": _fold(torch.maximum),
     "MIN": _fold(torch.minimum),
-    "PREMUL_SUM": lambda values, factor: _sum([value.detach() * factor for value in values], None),
+    "PREMUL_SUM": _sum,  # of inputs that are multiplied already
     "PRODUCT": _fold(torch.mul),
     "SUM": _sum,
 }
 
 
 def _reduced(values: Sequence[Tensor], reduce_op: Any, order: Order) -> Tensor:
-    kind, factor = reduce_op.__getstate__()
-    return _REDUCTIONS[kind.name](order(values), factor)
+    kind, _ = reduce_op.__getstate__()
+    return _REDUCTIONS[kind.name](order(values))

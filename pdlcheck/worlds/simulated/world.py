@@ -9,6 +9,8 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+import torch.distributed as dist
+
 from pdlcheck.worlds.arguments import check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
 from pdlcheck.worlds.semantics import Semantics, make_semantics
@@ -112,7 +114,7 @@ class SimulatedRanks:
         def as_rank(rank: int, body: Callable[[], Any]) -> Callable[[], Any]:
             def main() -> Any:
                 __tracebackhide__ = True
-                if join:
+                if join or not dist.is_initialized():  # a program that ends its group leaves none to the next
                     join_group(self._network, self._store, self.world_size)
                 try:
                     return body()
