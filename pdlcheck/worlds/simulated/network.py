@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError
@@ -119,8 +118,8 @@ class Network:
     def _protect(self, work: SimulatedWork) -> None:
         """Until the rank waits for the operation, its buffers are not the rank's own.
 
-        What torch posts in a backward pass (DDP's reducer) is poisoned and not watched: watching costs time, and no
-        code but torch's knows of the handle.
+        What torch itself posts (DDP's reducer, functional collectives) is poisoned and not watched: watching costs
+        time, and torch waits before it hands a result out.
         """
         operation, origin = work.operation, work.origin
         claims = self._claims[operation.signature.rank]
@@ -133,7 +132,7 @@ class Network:
             return
         work.protect(self.semantics.poison)
         self._open[id(work)] = work
-        if self.semantics.hazards and not (origin.torchs_own and torch._C._current_graph_task_id() != -1):
+        if self.semantics.hazards and not origin.torchs_own:
             claims.hold(work, operation.signature, read_by(operation), written_by(operation))
 
     def finished(self, work: SimulatedWork) -> None:
