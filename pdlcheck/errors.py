@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
+    "BufferHazard",
     "CollectiveMismatch",
     "Deadlock",
     "Inconclusive",
+    "LeakedWork",
     "PdlcheckError",
     "PeerFailed",
     "RankDied",
@@ -54,6 +56,31 @@ class CollectiveMismatch(PdlcheckError):
 
     ranks: Sequence[str]
     what: str
+
+
+class BufferHazard(PdlcheckError):
+    """A rank touched a buffer of an operation that it had not waited for.
+
+    Fields: ``rank``; ``access``, ``"read"`` or ``"write"``; ``buffer``, ``"input"`` or ``"output"`` of the operation;
+    ``operation``, in words; ``posted``, the line that posted it; ``touched``, the line that read or wrote.
+    """
+
+    rank: int
+    access: str
+    buffer: str
+    operation: str
+    posted: str
+    touched: str
+
+
+class LeakedWork(PdlcheckError):
+    """All ranks returned and left operations behind.
+
+    Fields: ``ranks``, one line for each such operation; ``posted``, the lines that posted them, in the same order.
+    """
+
+    ranks: Sequence[str]
+    posted: Sequence[str]
 
 
 class PeerFailed(PdlcheckError):

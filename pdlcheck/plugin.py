@@ -25,6 +25,7 @@ import pytest
 from pdlcheck.harness import cases, interrupt, launched
 from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
+from pdlcheck.worlds.semantics import PROFILES
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,8 @@ _exitcode: pytest.StashKey[int] = pytest.StashKey()
 MARKERS = (
     "world_size(*sizes): run the body of the test on every rank, once for each number of ranks",
     "isolation(mode): what the test shares with others on processes: 'pool', 'reinit' or 'fresh'",
+    "semantics(profile, **changes): what the simulated network does where the rules leave a choice, such as "
+    "semantics('nccl') or semantics(send='buffered', leaks=False); real backends have their own",
     "gpu: needs CUDA; skipped with a reason where there is none",
     "verifies(primitive): the primitive that a suite test is about; the fixture `subject` returns it",
 )
@@ -75,6 +78,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         default=0,
         help="seed of the simulated schedule and of the ranks' random streams; default: %(default)s",
+    )
+    group.addoption(
+        "--semantics",
+        choices=sorted(PROFILES),
+        default="rendezvous",
+        help="what the simulated network does where the rules leave a choice; default: %(default)s; a marker "
+        "`semantics` comes first",
     )
     group.addoption(
         "--subject",

@@ -13,6 +13,7 @@ from pdlcheck.errors import WorldTooSmall, WorldUnavailable
 from pdlcheck.harness import launched
 from pdlcheck.worlds import WORLDS
 from pdlcheck.worlds.arguments import check_isolation
+from pdlcheck.worlds.semantics import make_semantics
 
 if TYPE_CHECKING:
     import torch
@@ -162,7 +163,10 @@ def too_few_ranks_skip() -> Iterator[None]:
 
 
 def isolate(item: pytest.Item) -> None:
-    """Let the item's world share as much between tests as ``--isolation`` or the marker ``isolation`` says."""
+    """Let the item's world share as much between tests as ``--isolation`` or the marker ``isolation`` says.
+
+    Simulated ranks get the semantics of ``--semantics`` or of the marker ``semantics``.
+    """
     name = world_of(item)
     if name is None or runs_in_a_rank(item.config):
         return
@@ -174,6 +178,17 @@ def isolate(item: pytest.Item) -> None:
     world = open_world(item.config, name)
     if not world.shares_process:  # simulated ranks are new for each test in any case
         world.isolation = mode
+    else:
+        _set_semantics(item, world)
+
+
+def _set_semantics(item: pytest.Item, world: Any) -> None:
+    marker, profile = item.get_closest_marker("semantics"), item.config.getoption("--semantics")
+    try:
+        arguments = (marker.args or (profile,), marker.kwargs) if marker else ((profile,), {})
+        world.semantics = make_semantics(*arguments[0], **arguments[1])
+    except (TypeError, ValueError) as error:
+        pytest.fail(f"{item.nodeid}: {error}", pytrace=False)
 
 
 def runs_in_a_rank(config: pytest.Config) -> bool:

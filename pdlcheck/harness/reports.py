@@ -43,6 +43,8 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
         command = ["pytest", item.nodeid, "--world", world, f"--pdl-seed={item.config.getoption('--pdl-seed')}"]
         if device := item.config.getoption("--rank-device"):
             command += ["--rank-device", device]
+        if world == "sim" and (semantics := item.config.getoption("--semantics")) != "rendezvous":
+            command += ["--semantics", semantics]
         for subject in item.config.getoption("--subject"):
             command += ["--subject", subject]
         report.sections.append(("replay", shlex.join(command)))

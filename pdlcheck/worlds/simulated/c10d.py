@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -19,13 +20,13 @@ from torch._C import _distributed_c10d as _c10d
 from torch.distributed import c10d_logger
 
 from pdlcheck.errors import Unsupported
+from pdlcheck.worlds.simulated.groups import BACKEND, install
 from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.simulated.store import SimulatedStore
 from pdlcheck.worlds.watch import WatchedGroup
 
 __all__ = ["join_group", "rank_local_torch_distributed"]
 
-BACKEND = "sim"
 _FIELDS: dict[str, Callable[[], Any]] = {
     "comms": list,
     "default_pg": lambda: None,
@@ -47,8 +48,10 @@ def _self_test() -> None:
         (c10d, "_World"),
         (_c10d, "_set_thread_isolation_mode"),
         (_c10d, "_unregister_all_process_groups"),
+        (torch._C, "_ImperativeEngine"),
         (torch._C.Future, "wait"),
         (c10d_logger, "_c10d_logger"),
+        (c10d_logger, "_get_msg_dict"),
     ]
     missing = [f"{where.__name__}.{name}" for where, name in needed if not hasattr(where, name)]
     missing += [f"_World.{name}" for name in ("default_pg", "pg_map", "pg_names") if not hasattr(c10d._World, name)]
@@ -92,16 +95,50 @@ def _wait_for_future(self: torch._C.Future[Any]) -> Any:
     """``Future.wait`` that gives other ranks their turn, also for futures that C++ made (``then``, DDP's join)."""
     rank = current_rank()
     if rank is not None and not self.done():
-        rank.network.scheduler.wait_until(self.done, "Future.wait of an asynchronous operation")
+        rank.network.wait(self.done, "Future.wait of an asynchronous operation")
     return _wait_in_cpp(self)
+
+
+def _reads(name: str) -> Callable[..., Any]:
+    """A method of tensors that reads their memory without telling torch's dispatcher."""
+    original = getattr(torch.Tensor, name)
+
+    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        rank = current_rank()
+        if rank is not None:
+            rank.network.reads(rank.rank, self, f"Tensor.{name}")
+        return original(self, *args, **kwargs)
+
+    return wraps(original)(read)
+
+
+class _Engine(torch._C._ImperativeEngine):
+    """Autograd's engine, which says when a backward pass has ended."""
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().run_backward(*args, **kwargs)
+        finally:
+            if (rank := current_rank()) is not None:
+                rank.network.after_backward(rank.rank)
+
+
+def _not_in_ranks(describe: Callable[..., Any]) -> Callable[..., Any]:
+    """What a log entry would say; for a group that the rank is not in, it would raise another error."""
+    return lambda *args, **kwargs: {} if current_rank() is not None else describe(*args, **kwargs)
 
 
 def _install() -> None:
     if type(c10d._world) is not _RankLocalWorld:
         c10d._world.__class__ = _RankLocalWorld
+        install()
         torch._C.Future.wait = _wait_for_future  # type: ignore[method-assign]
+        torch.autograd.Variable._execution_engine = _Engine()
+        for name in ("numpy", "tolist"):
+            setattr(torch.Tensor, name, _reads(name))
         # torch logs each exception that passes through it, once a rank; the verdict tells all of it
         c10d_logger._c10d_logger.addFilter(lambda record: current_rank() is None)
+        c10d_logger._get_msg_dict = _not_in_ranks(c10d_logger._get_msg_dict)
 
 
 @contextmanager
@@ -119,10 +156,11 @@ def join_group(network: Any, store: SimulatedStore, world_size: int) -> None:
     """Give the running rank a fresh default process group on ``network``."""
     rank = current_rank()
     assert rank is not None
-    rank.c10d = {name: make() for name, make in _FIELDS.items()}
+    rank.c10d = {name: make() for name, make in _FIELDS.items()} | {"store": store, "adopted": True}
     rank.network = network
     _c10d._unregister_all_process_groups()
     dist.init_process_group(BACKEND, store=store, rank=rank.rank, world_size=world_size)
+    rank.c10d["adopted"] = False
 
 
 def _create(options: Any, backend_options: Any) -> WatchedGroup:

@@ -11,80 +11,115 @@ from torch import Tensor
 
 from pdlcheck.worlds.watch import Operation, Part
 
-__all__ = ["execute"]
+__all__ = ["Order", "Write", "moves", "read_by", "write", "written_by"]
+
+Write = tuple[Tensor, Tensor]  # (output, its new value)
+Order = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # the values of a reduction, in the order of adding
 
 
-def execute(operations: Sequence[Operation]) -> None:
-    """Carry out one collective (operations in group order) or one message (send, recv).
+def moves(operations: Sequence[Operation], parts: Sequence[Sequence[Part]], order: Order) -> list[list[Write]]:
+    """Work out one collective (operations in group order) or one message (send, recv).
 
-    Outputs are written through ``.data``, so the version counters of tensors show only what the user wrote.
-    Reductions add in group order, on every rank the same bits.
+    ``parts[i]`` are those of ``operations[i]``, their inputs maybe copies. Reductions add in one order for all ranks,
+    so every rank gets the same bits.
+
+    Returns:
+        For each operation, what is to be written; a value of a collective is a copy, that of a message is the sent
+        tensor itself.
     """
-    first = operations[0]
-    signature = first.signature
-    if signature.op == "barrier":
-        return
+    signature = operations[0].signature
+    if not operations[0].parts:  # a barrier
+        return [[] for _ in operations]
     if signature.op == "send":
-        sent, taken = operations[0].parts[0].inputs[0], operations[1].parts[0].outputs[0]
-        _write(taken, sent.detach().reshape(taken.shape))
-        return
+        sent, taken = parts[0][0].inputs[0], parts[1][0].outputs[0]
+        return [[], [(taken, sent.detach().reshape(taken.shape))]]
     root = signature.members.index(signature.root) if signature.root >= 0 else 0
+    if signature.reduce_op == "PREMUL_SUM":
+        parts = [_multiplied(own, operation) for own, operation in zip(parts, operations, strict=True)]
+    writes: list[list[Write]] = [[] for _ in operations]
     with torch.no_grad():
-        for index in range(len(first.parts)):
-            parts = [operation.parts[index] for operation in operations]
-            _MOVES[signature.op](parts, root, first.reduce_op)
+        for column in zip(*parts, strict=True):
+            moved = _MOVES[signature.op](column, root, operations[0].reduce_op, order)
+            for mine, more in zip(writes, moved, strict=True):
+                mine += more
+    return writes
 
 
-def _all_reduce(parts: Sequence[Part], root: int, reduce_op: Any) -> None:
-    total = _reduced([part.inputs[0] for part in parts], reduce_op)
-    for part in parts:
-        _write(part.outputs[0], total)
+def read_by(operation: Operation) -> list[Tensor]:
+    """The tensors that an operation reads on its rank."""
+    signature = operation.signature
+    if signature.op == "broadcast" and signature.root != signature.rank:
+        return []
+    return [tensor for part in operation.parts for tensor in part.inputs]
 
 
-def _reduce(parts: Sequence[Part], root: int, reduce_op: Any) -> None:
-    _write(parts[root].outputs[0], _reduced([part.inputs[0] for part in parts], reduce_op))
+def written_by(operation: Operation) -> list[Tensor]:
+    """The tensors that an operation writes on its rank."""
+    signature = operation.signature
+    if signature.op in ("broadcast", "reduce") and (signature.op == "reduce") != (signature.root == signature.rank):
+        return []
+    return [tensor for part in operation.parts for tensor in part.outputs]
 
 
-def _broadcast(parts: Sequence[Part], root: int, reduce_op: Any) -> None:
+def write(writes: Sequence[Write]) -> None:
+    """Write through ``.data``, so the version counters of tensors show only what the user wrote."""
+    for output, value in writes:
+        output.data.copy_(value.data)
+
+
+def _multiplied(parts: Sequence[Part], operation: Operation) -> list[Part]:
+    """Each rank's inputs times the factor that this rank has given."""
+    _, factor = operation.reduce_op.__getstate__()
+    return [Part([tensor.detach() * factor for tensor in part.inputs], part.outputs) for part in parts]
+
+
+Parts = Sequence[Part]  # one of each rank, in group order
+
+
+def _all_reduce(parts: Parts, root: int, reduce_op: Any, order: Order) -> list[list[Write]]:
+    total = _reduced([part.inputs[0] for part in parts], reduce_op, order)
+    return [[(part.outputs[0], total)] for part in parts]
+
+
+def _reduce(parts: Parts, root: int, reduce_op: Any, order: Order) -> list[list[Write]]:
+    total = _reduced([part.inputs[0] for part in parts], reduce_op, order)
+    return [[(part.outputs[0], total)] if rank == root else [] for rank, part in enumerate(parts)]
+
+
+def _broadcast(parts: Parts, root: int, reduce_op: Any, order: Order) -> list[list[Write]]:
     value = parts[root].inputs[0].detach().clone()
-    for rank, part in enumerate(parts):
-        if rank != root:
-            _write(part.outputs[0], value)
+    return [[(part.outputs[0], value)] if rank != root else [] for rank, part in enumerate(parts)]
 
 
-def _all_gather(parts: Sequence[Part], root: int, reduce_op: Any) -> None:
+def _all_gather(parts: Parts, root: int, reduce_op: Any, order: Order) -> list[list[Write]]:
     values = [part.inputs[0].detach().clone() for part in parts]
-    for part in parts:
-        for output, value in zip(part.outputs, values, strict=True):
-            _write(output, value)
+    return [list(zip(part.outputs, values, strict=True)) for part in parts]
 
 
-def _gather(parts: Sequence[Part], root: int, reduce_op: Any) -> None:
+def _gather(parts: Parts, root: int, reduce_op: Any, order: Order) -> list[list[Write]]:
     values = [part.inputs[0].detach().clone() for part in parts]
-    for output, value in zip(parts[root].outputs, values, strict=True):
-        _write(output, value)
+    return [list(zip(p.outputs, values, strict=True)) if rank == root else [] for rank, p in enumerate(parts)]
 
 
-def _scatter(parts: Sequence[Part], root: int, reduce_op: Any) -> None:
+def _scatter(parts: Parts, root: int, reduce_op: Any, order: Order) -> list[list[Write]]:
     values = [value.detach().clone() for value in parts[root].inputs]
-    for part, value in zip(parts, values, strict=True):
-        _write(part.outputs[0], value)
+    return [[(part.outputs[0], value)] for part, value in zip(parts, values, strict=True)]
 
 
-def _reduce_scatter(parts: Sequence[Part], root: int, reduce_op: Any) -> None:
-    totals = [_reduced([part.inputs[i] for part in parts], reduce_op) for i in range(len(parts))]
-    for part, total in zip(parts, totals, strict=True):
-        _write(part.outputs[0], total)
+def _reduce_scatter(parts: Parts, root: int, reduce_op: Any, order: Order) -> list[list[Write]]:
+    totals = [_reduced([part.inputs[i] for part in parts], reduce_op, order) for i in range(len(parts))]
+    return [[(part.outputs[0], total)] for part, total in zip(parts, totals, strict=True)]
 
 
-def _all_to_all(parts: Sequence[Part], root: int, reduce_op: Any) -> None:
+def _all_to_all(parts: Parts, root: int, reduce_op: Any, order: Order) -> list[list[Write]]:
     values = [[value.detach().clone() for value in part.inputs] for part in parts]
-    for rank, part in enumerate(parts):
-        for output, row in zip(part.outputs, values, strict=True):
-            _write(output, row[rank].reshape(output.shape))
+    return [
+        [(output, row[rank].reshape(output.shape)) for output, row in zip(part.outputs, values, strict=True)]
+        for rank, part in enumerate(parts)
+    ]
 
 
-_MOVES: dict[str, Callable[[Sequence[Part], int, Any], None]] = {
+_MOVES: dict[str, Callable[[Parts, int, Any, Order], list[list[Write]]]] = {
     "all_gather": _all_gather,
     "all_reduce": _all_reduce,
     "all_to_all": _all_to_all,
@@ -96,40 +131,36 @@ _MOVES: dict[str, Callable[[Sequence[Part], int, Any], None]] = {
 }
 
 
-def _write(output: Tensor, value: Tensor) -> None:
-    output.data.copy_(value.data)
-
-
-def _average(values: Sequence[Tensor], factor: Any) -> Tensor:
+def _average(values: Sequence[Tensor]) -> Tensor:
     if not (values[0].is_floating_point() or values[0].is_complex()):
         raise ValueError(f"ReduceOp.AVG needs a floating-point tensor, got {values[0].dtype}; use SUM")
-    return _sum(values, factor) / len(values)
+    return _sum(values) / len(values)
 
 
-def _sum(values: Sequence[Tensor], factor: Any) -> Tensor:
+def _sum(values: Sequence[Tensor]) -> Tensor:
     total = values[0].detach().clone()
     for value in values[1:]:
         total += value.detach()
     return total
 
 
-def _fold(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Sequence[Tensor], Any], Tensor]:
-    return lambda values, factor: reduce(combine, [value.detach() for value in values]).clone()
+def _fold(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Sequence[Tensor]], Tensor]:
+    return lambda values: reduce(combine, [value.detach() for value in values]).clone()
 
 
-_REDUCTIONS: dict[str, Callable[[Sequence[Tensor], Any], Tensor]] = {
+_REDUCTIONS: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
     "AVG": _average,
     "BAND": _fold(torch.bitwise_and),
     "BOR": _fold(torch.bitwise_or),
     "BXOR": _fold(torch.bitwise_xor),
     "MAX": _fold(torch.maximum),
     "MIN": _fold(torch.minimum),
-    "PREMUL_SUM": lambda values, factor: _sum([value.detach() * factor for value in values], None),
+    "PREMUL_SUM": _sum,  # of inputs that are multiplied already
     "PRODUCT": _fold(torch.mul),
     "SUM": _sum,
 }
 
 
-def _reduced(values: Sequence[Tensor], reduce_op: Any) -> Tensor:
-    kind, factor = reduce_op.__getstate__()
-    return _REDUCTIONS[kind.name](values, factor)
+def _reduced(values: Sequence[Tensor], reduce_op: Any, order: Order) -> Tensor:
+    kind, _ = reduce_op.__getstate__()
+    return _REDUCTIONS[kind.name](order(values))

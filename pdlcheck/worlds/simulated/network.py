@@ -1,53 +1,186 @@
 """The engine of the simulated world: pairs the operations of the ranks and moves their data.
 
-Sends are rendezvous, as gloo's are: a send is complete when its receive has been posted and the data has moved.
+What is left open by the rules of ``torch.distributed`` is decided by :class:`pdlcheck.worlds.semantics.Semantics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError
-from pdlcheck.worlds.simulated.collectives import execute
+from pdlcheck.worlds.semantics import Semantics
+from pdlcheck.worlds.simulated.claims import Claims
+from pdlcheck.worlds.simulated.collectives import read_by, written_by
+from pdlcheck.worlds.simulated.lanes import Lanes
+from pdlcheck.worlds.simulated.leaks import leaked
+from pdlcheck.worlds.simulated.origin import Origin, origin
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
-from pdlcheck.worlds.watch import Matcher, Operation, Signature, WatchedWork, deadlock
+from pdlcheck.worlds.simulated.work import SimulatedWork, Transfer
+from pdlcheck.worlds.watch import Match, Matcher, Operation, Signature, deadlock
 
 __all__ = ["Network"]
+
+_BLOCKING = Origin(blocking=True, torchs_own=False, batch=None)
 
 
 class Network:
     """Links the ranks of a simulated cluster; an ``Engine`` for their process groups."""
 
-    def __init__(self, world_size: int, seed: int) -> None:
+    def __init__(self, world_size: int, seed: int, semantics: Semantics) -> None:
         self.scheduler = Scheduler(world_size, seed=seed, stuck=self._stuck)
+        self.semantics = semantics
+        self._seed = seed
+        self._claims = [Claims() for _ in range(world_size)]
         self.reset()
 
     def reset(self) -> None:
         """Forget what is under way, after ranks failed in the middle of it."""
         self._matcher = Matcher()
-        self._posted: dict[int, tuple[Operation, SimulatedWork]] = {}
+        self._lanes = Lanes()
+        self._posted: dict[int, SimulatedWork] = {}  # not matched yet
+        self._open: dict[int, SimulatedWork] = {}  # asynchronous, and not waited for yet
+        self._unmoved: list[Transfer] = []  # data that moves at a random moment
+        self._unseen: list[SimulatedWork] = []  # complete, and nobody has been told
         self.last: dict[int, Signature] = {}  # rank -> its last operation
+
+    def begin(self) -> None:
+        """A run starts."""
+        self.last.clear()
+        self._random = random.Random(f"semantics {self._seed}")
+
+    def leave(self, rank: int) -> None:
+        """The running rank has ended."""
+        self._claims[rank].clear()
+
+    def leaks(self) -> PdlcheckError | None:
+        """What the ranks left behind, once all have returned."""
+        return leaked(self._posted.values(), self._open.values()) if self.semantics.leaks else None
+
+    # -- operations --------------------------------------------------------------------------------
 
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
         self.scheduler.switch()
         self.scheduler.progress()
-        self.last[operation.signature.rank] = operation.signature
-        work = SimulatedWork(self.scheduler, operation)
-        key = id(work)
-        self._posted[key] = (operation, work)
+        self._let_things_happen()
+        signature = operation.signature
+        self.last[signature.rank] = signature
+        work = SimulatedWork(self, operation, _origin(operation))
+        self._posted[id(work)] = work
+        if signature.op == "send" and self.semantics.buffers(_nbytes(operation.parts[0].inputs[0])):
+            work.buffer()
+        self._protect(work)
         try:
-            match = self._matcher.post(operation.signature, key)
+            for match in self._matches(work):
+                self._complete(match)
         except CollectiveMismatch as error:
             self.scheduler.fail(error)
             raise
-        if match is not None:
-            operations, works = zip(*(self._posted.pop(k) for k in match.keys), strict=True)  # type: ignore[call-overload]
-            execute(operations)
-            for done, source in zip(works, reversed(match.signatures), strict=False):
-                done.complete(source.members.index(source.rank))  # torch asks for the number in the group
         return work
+
+    def _matches(self, work: SimulatedWork) -> Iterator[Match]:
+        signature = work.operation.signature
+        if signature.is_p2p and self.semantics.messages == "in_order":
+            yield from self._lanes.post(signature, id(work), work.origin.batch)
+        elif match := self._matcher.post(signature, id(work)):
+            yield match
+
+    def _complete(self, match: Match) -> None:
+        works = [self._posted.pop(key) for key in match.keys]  # type: ignore[call-overload]
+        transfer = Transfer(works, self._order)
+        for work, source in zip(works, reversed(match.signatures), strict=False):
+            work.match(transfer, source.members.index(source.rank))  # torch asks for the number in the group
+        if self.semantics.data == "at_once":
+            transfer.move()
+        elif self.semantics.data == "random":
+            self._unmoved.append(transfer)
+        for work in works:
+            if self.semantics.completion == "in_order" or work.owner is None or work.owner.ready is not None:
+                work.show()
+            else:
+                self._unseen.append(work)
+
+    def _order(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.semantics.reduce == "rank_order":
+            return values
+        if self.semantics.reduce == "reversed":
+            return values[::-1]
+        places = list(range(len(values)))
+        random.Random(f"reduce {self._seed}").shuffle(places)  # the same order at every call, as real backends have
+        return [values[place] for place in places]
+
+    # -- buffers -----------------------------------------------------------------------------------
+
+    def _protect(self, work: SimulatedWork) -> None:
+        """Until the rank waits for the operation, its buffers are not the rank's own.
+
+        What torch itself posts (DDP's reducer, functional collectives) is poisoned and not watched: watching costs
+        time, and torch waits before it hands a result out.
+        """
+        operation, origin = work.operation, work.origin
+        claims = self._claims[operation.signature.rank]
+        if claims.held:
+            for tensor in read_by(operation):
+                claims.check(tensor, "read", operation.signature.kind)
+            for tensor in written_by(operation):
+                claims.check(tensor, "write", operation.signature.kind)
+        if origin.blocking:
+            return
+        work.protect(self.semantics.poison)
+        self._open[id(work)] = work
+        if self.semantics.hazards and not origin.torchs_own:
+            claims.hold(work, operation.signature, read_by(operation), written_by(operation))
+
+    def finished(self, work: SimulatedWork) -> None:
+        """The rank has waited for the operation."""
+        if not work.origin.blocking:
+            self._open.pop(id(work), None)
+            self._claims[work.operation.signature.rank].release(work)
+
+    def reads(self, rank: int, tensor: Tensor, by: str) -> None:
+        """The running rank reads a tensor where no dispatch mode sees it."""
+        self._claims[rank].check(tensor, "read", by)
+
+    def after_backward(self, rank: int) -> None:
+        """A backward pass of the running rank has ended."""
+        self._claims[rank].resume()
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def wait(self, ready: Callable[[], bool], waits_for: Any) -> None:
+        """Block the running rank until ``ready()``."""
+        __tracebackhide__ = True
+        self._let_things_happen()
+        self._show(of=current_rank())
+        self.scheduler.wait_until(ready, waits_for)
+
+    def poll(self, waits_for: Any) -> None:
+        """The running rank asks whether something has happened."""
+        self._let_things_happen()
+        self.scheduler.poll(waits_for)
+
+    def _let_things_happen(self) -> None:
+        """Some of what the semantics leave open happens now."""
+        if self._unmoved:
+            for transfer in self._unmoved:
+                if self._random.random() < 0.5:
+                    transfer.move()
+            self._unmoved = [transfer for transfer in self._unmoved if not transfer.moved]
+        if self._unseen:
+            self._show(of=None)
+
+    def _show(self, of: RankThread | None) -> None:
+        """Show some operations to their ranks, and to the rank ``of`` all of its own, as it is about to block."""
+        if self._unseen:
+            chosen = [work for work in self._unseen if work.owner is of or self._random.random() < 0.5]
+            self._unseen = [work for work in self._unseen if work not in chosen]
+            self._random.shuffle(chosen)
+            for work in chosen:
+                work.show()
 
     def _stuck(self, waiting: Sequence[RankThread], ranks: Sequence[RankThread]) -> PdlcheckError:
         return deadlock(
@@ -61,41 +194,11 @@ class Network:
         )
 
 
-class SimulatedWork(WatchedWork):
-    """The handle of an operation; waiting for it gives other ranks their turn."""
+def _origin(operation: Operation) -> Origin:
+    """Blocking calls say so in their options, those of messages by the function that made them."""
+    options = operation.args[-1] if operation.args else None
+    return _BLOCKING if getattr(options, "asyncOp", True) is False else origin()
 
-    def __init__(self, scheduler: Scheduler, operation: Operation) -> None:
-        super().__init__(operation)
-        self._scheduler = scheduler
-        self._owner: RankThread | None = current_rank()
-        self._done = False
 
-    def complete(self, source: int) -> None:
-        """Called by the rank that brought the last missing part."""
-        self._done = True
-        self._source = source
-        if self._future is not None and self._owner is not None:
-            # callbacks of the future belong in the thread of the rank that owns it
-            self._owner.on_resume.append(self._settle_future)
-
-    def _is_settled(self) -> bool:
-        return self._done
-
-    def _settle_future(self) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_result(self.result())
-
-    def wait(self, timeout: Any = None) -> bool:
-        self._scheduler.wait_until(lambda: self._done, self._operation.signature)
-        self._settle_future()
-        return True
-
-    def is_completed(self) -> bool:
-        self._scheduler.poll(self._operation.signature)
-        return self._done
-
-    def is_success(self) -> bool:
-        return self._done
-
-    def exception(self) -> None:
-        return None
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

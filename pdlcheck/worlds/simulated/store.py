@@ -52,6 +52,8 @@ class SimulatedStore(Store):
     def num_keys(self) -> int:
         return len(self._values)
 
+    deleteKey, getNumKeys = delete_key, num_keys  # what a PrefixStore around this one calls
+
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
         missing = ", ".join(repr(key) for key in keys if key not in self._values)
         self._scheduler.wait_until(

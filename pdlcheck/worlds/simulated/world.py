@@ -9,8 +9,11 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+import torch.distributed as dist
+
 from pdlcheck.worlds.arguments import check_world_size
-from pdlcheck.worlds.outcome import Outcome, Returned, results
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
+from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated.c10d import join_group, rank_local_torch_distributed
 from pdlcheck.worlds.simulated.network import Network
 from pdlcheck.worlds.simulated.scheduler import current_rank
@@ -27,6 +30,7 @@ class SimulatedWorld:
 
     Args:
         seed: chooses the schedule and the random streams of the ranks; the same seed replays the same run.
+        semantics: what the network does where the rules leave a choice; a :class:`Semantics` or the name of a profile.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -42,8 +46,9 @@ class SimulatedWorld:
     isolation = "fresh"  # threads cost next to nothing
     shares_process = True
 
-    def __init__(self, *, seed: int = 0) -> None:
+    def __init__(self, *, seed: int = 0, semantics: Semantics | str = "rendezvous") -> None:
         self.seed = seed
+        self.semantics = make_semantics(semantics)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(seed={self.seed})"
@@ -71,7 +76,7 @@ class SimulatedWorld:
             stack.callback(_open_clusters.discard, me)
             _open_clusters.add(me)
             stack.enter_context(rank_local_torch_distributed())
-            ranks = SimulatedRanks(world_size, self.seed)
+            ranks = SimulatedRanks(world_size, self.seed, self.semantics)
             stack.callback(ranks.close)
             yield ranks
 
@@ -82,9 +87,9 @@ class SimulatedWorld:
 class SimulatedRanks:
     """Ranks that stay for several runs; after a failure they get a fresh process group."""
 
-    def __init__(self, world_size: int, seed: int) -> None:
+    def __init__(self, world_size: int, seed: int, semantics: Semantics) -> None:
         self.world_size = world_size
-        self._network = Network(world_size, seed)
+        self._network = Network(world_size, seed, semantics)
         self._store = SimulatedStore(self._network.scheduler)
         self._joined = False
 
@@ -109,17 +114,22 @@ class SimulatedRanks:
         """Call ``bodies[r]()`` as rank r."""
         join = not self._joined
 
-        def as_rank(body: Callable[[], Any]) -> Callable[[], Any]:
+        def as_rank(rank: int, body: Callable[[], Any]) -> Callable[[], Any]:
             def main() -> Any:
                 __tracebackhide__ = True
-                if join:
+                if join or not dist.is_initialized():  # a program that ends its group leaves none to the next
                     join_group(self._network, self._store, self.world_size)
-                return body()
+                try:
+                    return body()
+                finally:
+                    self._network.leave(rank)
 
             return main
 
-        self._network.last.clear()
-        ended = self._network.scheduler.run([as_rank(body) for body in bodies])
+        self._network.begin()
+        ended = self._network.scheduler.run([as_rank(rank, body) for rank, body in enumerate(bodies)])
+        if all(isinstance(outcome, Returned) for outcome in ended) and (leaks := self._network.leaks()):
+            ended[0] = Raised(0, leaks)
         outcomes = [replace(outcome, last=str(self._network.last.get(outcome.rank, ""))) for outcome in ended]
         self._joined = all(isinstance(outcome, Returned) for outcome in outcomes)
         if not self._joined:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType, FrameType
 
 import torch
+import typing_extensions
 
-__all__ = ["calls_tests", "end_at_user_line", "short", "user_frames", "user_line"]
+__all__ = ["WRAPPERS", "calls_tests", "end_at_user_line", "short", "user_frames", "user_line"]
 
+# files of libraries that stand between a user's line and torch: context managers, deprecated names
+WRAPPERS = (contextlib.__file__, typing_extensions.__file__, warnings.__file__)
 # beginnings of the file names that are not the user's
 _INTERNAL = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,  # pdlcheck/worlds
     "<frozen",
+    *WRAPPERS,
 )
 _is_internal: dict[CodeType, bool] = {}
 # and of those that call the user's tests

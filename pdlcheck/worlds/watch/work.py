@@ -40,7 +40,10 @@ class WatchedWork(dist.Work):
                 self._settle_future()
             elif torch._C._current_graph_task_id() != -1:
                 # DDP's reducer will block on this future in C++, where nobody sees it: wait here first
-                torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
+                if torch._C._current_autograd_node() is None:  # the pass is over: its callbacks run, this is one
+                    self.synchronize()
+                else:
+                    torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
         return self._future
 
     def _is_settled(self) -> bool:

@@ -1,0 +1,234 @@
+"""The buffers that pending operations of one rank hold, and what touches them before the rank has waited.
+
+A dispatch mode sees every operation on tensors with its schema, so it knows what is read and what is written. It is
+in place only while operations are pending. It lies below the user's own modes, which may come and go above it. During a
+backward pass torch puts back the modes that were there when it began: what a hook posts is watched from the pass's end
+on, and a rank whose hooks have posted once keeps the mode, so that the next pass has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _python_dispatch as dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pdlcheck.errors import BufferHazard
+from pdlcheck.worlds.watch import Signature, user_line
+
+__all__ = ["Claims"]
+
+
+class _Claim:
+    """One tensor of a pending operation."""
+
+    def __init__(self, owner: object, signature: Signature, tensor: Tensor, is_output: bool) -> None:
+        self.owner = owner
+        self.signature = signature
+        self.tensor = tensor
+        self.is_output = is_output
+
+
+class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """All buffers that one rank must leave alone."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._by_storage: dict[int, list[_Claim]] = {}
+        self._handling = 0
+        self._posts_in_hooks = False
+
+    @property
+    def held(self) -> bool:
+        """True while there is anything to be left alone."""
+        return bool(self._by_storage)
+
+    def hold(self, owner: object, signature: Signature, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """From now on ``inputs`` must not be written, ``outputs`` neither read nor written; ``owner`` is the key."""
+        written = {id(tensor) for tensor in outputs}
+        for tensor in [*outputs, *(tensor for tensor in inputs if id(tensor) not in written)]:
+            if tensor.numel() and tensor.layout == torch.strided:
+                claim = _Claim(owner, signature, tensor, id(tensor) in written)
+                self._by_storage.setdefault(_storage(tensor), []).append(claim)
+        if self._by_storage:
+            self._enter()
+            if torch._C._current_graph_task_id() != -1:
+                self._posts_in_hooks = True
+
+    def resume(self) -> None:
+        """A backward pass has ended, and torch has put back the modes that were there before it."""
+        if self._by_storage:
+            self._enter()
+
+    def release(self, owner: object) -> None:
+        """The operation has been waited for."""
+        for storage, claims in list(self._by_storage.items()):
+            rest = [claim for claim in claims if claim.owner is not owner]
+            if rest:
+                self._by_storage[storage] = rest
+            else:
+                del self._by_storage[storage]
+        if not (self._by_storage or self._posts_in_hooks):
+            self._leave()
+
+    def clear(self) -> None:
+        """The rank has ended."""
+        self._by_storage.clear()
+        self._posts_in_hooks = False
+        self._leave()
+
+    def check(self, tensor: Tensor, access: str, by: str) -> None:
+        """Raise if ``access`` (``read`` or ``write``) to ``tensor`` is too early; ``by`` says what does it.
+
+        Raises:
+            BufferHazard: a pending operation holds the memory.
+        """
+        if not self._by_storage or tensor.layout != torch.strided:
+            return
+        for claim in self._by_storage.get(_storage(tensor), ()):
+            if (claim.is_output or access == "write") and _overlap(claim.tensor, tensor):
+                raise _hazard(claim, access, by)
+
+    # -- the mode ----------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if FakeTensor in types:
+            return func(*args, **kwargs)  # it has no memory
+        if types and not _PLAIN.issuperset(types):
+            return NotImplemented  # a subclass unpacks itself first, and its plain tensors come here
+        if self._by_storage:
+            for tensor, access in _accesses(func, args, kwargs):
+                self.check(tensor, access, str(func))
+        self._handling += 1
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._handling -= 1
+
+    def _enter(self) -> None:
+        if self._handling or self in (stack := dispatch._get_current_dispatch_mode_stack()):
+            return  # the mode is out of the stack while it handles a call
+        above = [mode for mode in stack if getattr(mode, "_mode_key", None) is None]
+        for _ in above:
+            dispatch._pop_mode()
+        for mode in [self, *above]:
+            dispatch._push_mode(mode)
+
+    def _leave(self) -> None:
+        stack = dispatch._get_current_dispatch_mode_stack()
+        if self._handling or self not in stack:
+            return  # in the middle of a backward pass torch has put its own stack in place
+        ours = [mode for mode in stack if getattr(mode, "_mode_key", None) is None]
+        for _ in ours:
+            dispatch._pop_mode()
+        for mode in ours:
+            if mode is not self:
+                dispatch._push_mode(mode)
+
+
+def _hazard(claim: _Claim, access: str, by: str) -> BufferHazard:
+    signature, touched = claim.signature, user_line()
+    buffer = "output" if claim.is_output else "input"
+    does = {"read": "reads", "write": "writes"}[access]
+    return BufferHazard(
+        f"rank {signature.rank} {does} the {buffer} of a pending operation at {touched}\n"
+        f"  posted  {signature}\n"
+        f"  {access:6}  {by} at {touched}\n"
+        f"  {_WHY[buffer]}; wait for the operation first",
+        rank=signature.rank,
+        access=access,
+        buffer=buffer,
+        operation=str(signature),
+        posted=signature.where,
+        touched=touched,
+    )
+
+
+_WHY = {
+    "input": "until wait() returns, what is sent may be the old values or the new ones",
+    "output": "until wait() returns, the buffer holds neither the old values nor the result",
+}
+
+
+# -- what an operation does to its arguments -------------------------------------------------------
+
+_PLAIN = {Tensor, torch.nn.Parameter}
+_LOOK_AWAY = ("resize_", "set_", "record_stream")
+_COMMUNICATION = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional")  # checked when posted
+
+
+@lru_cache(maxsize=4096)
+def _reads_and_writes(func: Any) -> tuple[tuple[str, str], ...] | None:
+    """(argument, access) for each argument; None for views and for what looks at shapes alone."""
+    schema = func._schema
+    namespace, name = schema.name.split("::")
+    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    if is_view or namespace in _COMMUNICATION or name in _LOOK_AWAY:
+        return None
+    if name.endswith("_like") or name.startswith(("new_", "sym_", "is_")):
+        return None
+    return tuple(
+        (argument.name, "write" if argument.alias_info is not None and argument.alias_info.is_write else "read")
+        for argument in schema.arguments
+    )
+
+
+def _accesses(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, str]]:
+    if not isinstance(func, torch._ops.OpOverload):
+        return
+    known = _reads_and_writes(func)
+    if known is None:
+        return
+    for value, (_, access) in zip(args, known, strict=False):
+        yield from ((tensor, access) for tensor in _tensors(value))
+    if kwargs:
+        by_name = dict(known)
+        for name, value in kwargs.items():
+            yield from ((tensor, by_name.get(name, "read")) for tensor in _tensors(value))
+
+
+def _tensors(value: Any) -> Sequence[Tensor]:
+    if isinstance(value, Tensor):
+        return (value,)
+    if isinstance(value, list | tuple):
+        return [item for item in value if isinstance(item, Tensor)]
+    return ()
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Do two tensors of one storage share a byte?"""
+    first, second = _span(one), _span(other)
+    if first[0] >= second[1] or second[0] >= first[1]:
+        return False
+    if one.is_contiguous() and other.is_contiguous():
+        return True
+    return bool(_bytes(one) & _bytes(other))
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    size = tensor.element_size()
+    first = int(tensor.storage_offset()) * size
+    steps = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (first, first + (steps + 1) * size) if tensor.numel() else (first, first)
+
+
+def _bytes(tensor: Tensor) -> set[int]:
+    size, places = tensor.element_size(), {int(tensor.storage_offset())}
+    for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        places = {place + step * stride for place in places for step in range(extent)}
+    return {place * size + byte for place in places for byte in range(size)}

@@ -1,0 +1,153 @@
+"""How process groups come to be on simulated ranks: any backend name gives a simulated one, and all ranks take part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from pdlcheck.errors import CollectiveMismatch, Unsupported
+from pdlcheck.worlds.simulated.origin import origin
+from pdlcheck.worlds.simulated.scheduler import current_rank
+from pdlcheck.worlds.watch import Operation, Signature, user_line
+
+__all__ = ["BACKEND", "install"]
+
+BACKEND = "sim"
+_NEEDED = (
+    "_get_default_timeout",
+    "_new_process_group_helper",
+    "_warn_not_in_group",
+    "init_process_group",
+    "monitored_barrier",
+    "rendezvous",
+)
+
+
+def install() -> None:
+    """Exchange what ``torch.distributed`` calls to make groups; other threads than ranks see no difference."""
+    missing = [name for name in _NEEDED if not hasattr(c10d, name)]
+    if missing:
+        raise Unsupported(f"the simulated world does not know this torch: distributed_c10d lacks {', '.join(missing)}")
+    names: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+        "_get_default_timeout": _without_libraries,
+        "_new_process_group_helper": _simulated,
+        "_warn_not_in_group": _refused,
+        "init_process_group": _adopted,
+        "monitored_barrier": _exact,
+        "rendezvous": _met,
+    }
+    for name, wrap in names.items():
+        setattr(c10d, name, wrap(getattr(c10d, name)))
+    dist.init_process_group = c10d.init_process_group
+    dist.monitored_barrier = c10d.monitored_barrier
+
+
+def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Of ``_new_process_group_helper``, which every rank calls for each group, also those that are no members."""
+
+    @wraps(make)
+    def helper(
+        size: int, place: int | None, ranks: Sequence[int], backend: Any, store: Any, name: str, **rest: Any
+    ) -> Any:
+        me = current_rank()
+        if me is None:
+            return make(size, place, ranks, backend, store, name, **rest)
+        if me.c10d["default_pg"] is not None:
+            _meet(me, name, tuple(ranks) or tuple(range(size)))
+        return make(size, place, ranks, BACKEND, store, name, **rest)
+
+    return helper
+
+
+def _meet(me: Any, name: str, ranks: tuple[int, ...]) -> None:
+    """All ranks make the same groups in the same order; with local synchronisation, the members do."""
+    everyone = tuple(range(me.c10d["default_pg"].size()))
+    local = not str(name).isdigit()  # torch numbers groups, except those that members make on their own
+    if local and me.rank not in ranks:
+        return
+    signature = Signature(
+        me.rank,
+        f"new_group{ranks}" if len(ranks) > 1 else f"new_group({ranks[0]})",
+        f"made as {name}",
+        ranks if local else everyone,
+        seq=0,
+        where=user_line(),
+    )
+    me.network.post(Operation(signature, (), "", (_waited_for(),))).wait()
+
+
+def _waited_for() -> c10d.BarrierOptions:
+    options = c10d.BarrierOptions()
+    options.asyncOp = False
+    return options
+
+
+def _refused(warn: Callable[..., Any]) -> Callable[..., Any]:
+    """Of ``_warn_not_in_group``: torch warns and skips the call, so the tensor stays as it is."""
+
+    @wraps(warn)
+    def refuse(op_name: str) -> None:
+        me = current_rank()
+        if me is None or origin().torchs_own:
+            return warn(op_name)  # type: ignore[no-any-return]
+        line = f"rank {me.rank}: {op_name}, at {user_line()}"
+        raise CollectiveMismatch(
+            f"rank {me.rank} calls {op_name} on a group that it is not in; torch skips the call and leaves the tensor "
+            f"as it is\n  {line}\n  call it on the members alone",
+            what="the group",
+            ranks=[line],
+        )
+
+    return refuse
+
+
+def _adopted(init: Callable[..., Any]) -> Callable[..., Any]:
+    """Of ``init_process_group``: the first call of a program takes the group that its rank has already."""
+
+    @wraps(init)
+    def adopt(*args: Any, **kwargs: Any) -> None:
+        me = current_rank()
+        if me is None or me.c10d["default_pg"] is None or me.c10d["adopted"]:
+            return init(*args, **kwargs)  # type: ignore[no-any-return]
+        me.c10d["adopted"] = True
+        for name, own in (("rank", me.rank), ("world_size", me.c10d["default_pg"].size())):
+            if kwargs.get(name, -1) not in (-1, own):
+                raise ValueError(f"init_process_group({name}={kwargs[name]}) on a simulated rank whose {name} is {own}")
+        return None
+
+    return adopt
+
+
+def _exact(monitored_barrier: Callable[..., Any]) -> Callable[..., Any]:
+    """Of ``monitored_barrier``: any barrier names the ranks that do not come."""
+
+    @wraps(monitored_barrier)
+    def barrier(group: Any = None, *args: Any, **kwargs: Any) -> None:
+        if current_rank() is None:
+            return monitored_barrier(group, *args, **kwargs)  # type: ignore[no-any-return]
+        dist.barrier(group)
+        return None
+
+    return barrier
+
+
+def _without_libraries(default_timeout: Callable[..., Any]) -> Callable[..., Any]:
+    """Of ``_get_default_timeout``, which asks for NCCL's own and warns where torch has none."""
+    return wraps(default_timeout)(lambda name: default_timeout(name if current_rank() is None else BACKEND))
+
+
+def _met(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
+    """Of ``rendezvous``, which finds the other processes by an address."""
+
+    @wraps(rendezvous)
+    def meet(*args: Any, **kwargs: Any) -> Any:
+        me = current_rank()
+        if me is None:
+            return rendezvous(*args, **kwargs)
+        return iter([(me.c10d["store"], me.rank, len(me.network.scheduler.ranks))])
+
+    return meet

@@ -1,0 +1,67 @@
+"""Messages between two ranks in the order posted, whatever their tags: how NCCL carries them out.
+
+Each rank has one lane to each peer of a group. Its operations are carried out one after the other, so two ranks that
+both post a send and then a receive wait for ever. The operations of one ``batch_isend_irecv`` go together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+
+from pdlcheck.errors import Unsupported
+from pdlcheck.worlds.watch import Match, Signature
+from pdlcheck.worlds.watch.mismatch import p2p_mismatch
+
+__all__ = ["Lanes"]
+
+
+class _Batch:
+    """Operations that go together; ``of`` tells them from those of another batch."""
+
+    def __init__(self, of: object) -> None:
+        self.of = of
+        self.operations: list[tuple[Signature, Hashable]] = []
+
+    def first(self, op: str) -> int | None:
+        return next((i for i, (signature, _) in enumerate(self.operations) if signature.op == op), None)
+
+
+class Lanes:
+    """Pairs sends with receives."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[str, int, int], list[_Batch]] = defaultdict(list)  # (group, rank, peer)
+
+    def post(self, signature: Signature, key: Hashable, batch: object | None) -> Iterator[Match]:
+        """Add an operation; yield what it completes.
+
+        Raises:
+            CollectiveMismatch: a message does not fit its buffer.
+            Unsupported: a receive from any rank.
+        """
+        if signature.peer < 0:
+            raise Unsupported("nccl has no receive from any rank, nor have messages in order: name the source")
+        mine = self._lanes[signature.group, signature.rank, signature.peer]
+        if batch is None or not mine or mine[-1].of is not batch:
+            mine.append(_Batch(batch))
+        mine[-1].operations.append((signature, key))
+        theirs = self._lanes[signature.group, signature.peer, signature.rank]
+        while mine and theirs:
+            match = _pair(mine[0], theirs[0]) or _pair(theirs[0], mine[0])
+            if match is None:
+                return
+            for lane in (mine, theirs):
+                if lane and not lane[0].operations:
+                    lane.pop(0)
+            yield match
+
+
+def _pair(sender: _Batch, receiver: _Batch) -> Match | None:
+    send, recv = sender.first("send"), receiver.first("recv")
+    if send is None or recv is None:
+        return None
+    (sent, key), (taken, other) = sender.operations.pop(send), receiver.operations.pop(recv)
+    if error := p2p_mismatch(sent, taken):
+        raise error
+    return Match((sent, taken), (key, other))

@@ -1,0 +1,133 @@
+"""The handle of an operation on simulated ranks, from the post to the moment when its results are there to be used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pdlcheck.worlds.simulated.collectives import Order, Write, moves, read_by, write, written_by
+from pdlcheck.worlds.simulated.origin import Origin
+from pdlcheck.worlds.simulated.poison import poison
+from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
+from pdlcheck.worlds.watch import Operation, Part, WatchedWork
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.simulated.network import Network
+
+__all__ = ["SimulatedWork", "Transfer"]
+
+
+class SimulatedWork(WatchedWork):
+    """An operation is posted, then *matched* when its partners are there, then *finished* by its rank.
+
+    A rank that waits finishes a matched operation: results are delivered and the buffers belong to the rank again.
+    Polls and futures do so once the operation is *visible*, which the semantics may delay.
+    """
+
+    def __init__(self, network: Network, operation: Operation, origin: Origin) -> None:
+        super().__init__(operation)
+        self.operation = operation
+        self.origin = origin
+        self.parts = operation.parts
+        self.holds_back = False  # results stay out of the outputs until this rank has waited
+        self.matched = False
+        self.visible = False
+        self.finished = False
+        self.transfer: Transfer | None = None
+        self.results: Sequence[Write] = ()
+        self.owner: RankThread | None = current_rank()
+        self._network = network
+
+    def protect(self, poisoned: bool) -> None:
+        """Copy the inputs that lie in outputs, and poison the outputs, if wanted."""
+        outputs = written_by(self.operation)
+        if not poisoned or not outputs:
+            return
+        self.holds_back = True
+        storages = {tensor.untyped_storage()._cdata for tensor in outputs}
+        own = {id(tensor) for tensor in read_by(self.operation)}
+        self.parts = [Part([_apart(x, storages, own) for x in part.inputs], part.outputs) for part in self.parts]
+        for output in outputs:
+            poison(output)
+
+    def buffer(self) -> None:
+        """A send that need not wait: its data is taken along now."""
+        self.parts = [Part([x.detach().clone() for x in part.inputs], part.outputs) for part in self.parts]
+        self.matched = self.visible = True
+
+    def match(self, transfer: Transfer, source: int) -> None:
+        """All partners are there; called by the rank that came last. ``source`` is a place in the group."""
+        self.transfer, self._source, self.matched = transfer, source, True
+
+    def show(self) -> None:
+        """Polls and futures learn that the operation is complete."""
+        self.visible = True
+        if self._future is not None and self.owner is not None and not self.finished:
+            # callbacks of the future belong in the thread of the rank that owns it
+            self.owner.on_resume.append(self.finish)
+
+    def finish(self) -> None:
+        """Deliver the results; called by the owning rank."""
+        if not self.finished:
+            self.finished = self.visible = True
+            if self.transfer is not None:
+                self.transfer.move()
+            self._network.finished(self)
+            write(self.results)
+            self.results = ()
+        self._settle_future()
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._network.wait(lambda: self.matched, self.operation.signature)
+        self.finish()
+        return True
+
+    def is_completed(self) -> bool:
+        self._network.poll(self.operation.signature)
+        if self.visible:
+            self.finish()
+        return self.finished
+
+    def is_success(self) -> bool:
+        return self.visible
+
+    def exception(self) -> None:
+        return None
+
+    def _is_settled(self) -> bool:
+        if self.visible:
+            self.finish()
+        return self.finished
+
+    def _settle_future(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(self.result())
+
+
+class Transfer:
+    """The data of one match: read from the inputs at some moment, then held for ranks that have not waited yet."""
+
+    def __init__(self, works: Sequence[SimulatedWork], order: Order) -> None:
+        self._works = works
+        self._order = order
+        self.moved = False
+
+    def move(self) -> None:
+        """Read all inputs, and write the outputs that are not held back."""
+        if self.moved:
+            return
+        self.moved = True
+        results = moves([work.operation for work in self._works], [work.parts for work in self._works], self._order)
+        for work, writes in zip(self._works, results, strict=True):
+            if not work.holds_back:
+                write(writes)
+            elif work.operation.signature.is_p2p:
+                work.results = [(output, value.clone()) for output, value in writes]
+            else:
+                work.results = writes
+
+
+def _apart(tensor: Any, storages: set[int], own: set[int]) -> Any:
+    """A copy of an input that shares memory with an output; the poison would reach it."""
+    shared = id(tensor) in own and tensor.untyped_storage()._cdata in storages
+    return tensor.detach().clone() if shared else tensor

@@ -1,0 +1,369 @@
+"""Buffers of pending operations, work that is left behind, and the choices that the rules leave to a network."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+
+from pdlcheck.errors import BufferHazard, Deadlock, LeakedWork, Unsupported
+from pdlcheck.worlds import get_world
+from pdlcheck.worlds.semantics import PROFILES, Semantics, make_semantics
+from pdlcheck.worlds.simulated.strategies import semantics as any_semantics
+
+from . import hazard_programs as programs
+from .hazard_programs import HAZARDS, INNOCENT, LEAKS
+
+SILENT = {"poison": False, "hazards": False, "leaks": False}  # as a real backend is
+NAMES = sorted(PROFILES)
+
+
+# torch warns of names that it renames from release to release
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+
+
+def run(program, *args, semantics="rendezvous", seed=0, world_size=2):
+    return get_world("sim", seed=seed, semantics=semantics).run(program, *args, world_size=world_size)
+
+
+def line(program, mark):
+    """Where the source of a program has the comment ``mark``."""
+    lines, first = inspect.getsourcelines(program)
+    return f"hazard_programs.py:{next(first + i for i, text in enumerate(lines) if f'# {mark}' in text)}"
+
+
+def names(programs):
+    return [program.__name__ for program in programs]
+
+
+# -- buffer hazards -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", NAMES)
+@pytest.mark.parametrize(("access", "buffer", "program"), HAZARDS, ids=names(p for _, _, p in HAZARDS))
+def test_a_buffer_that_is_touched_too_early_is_reported_with_both_lines(access, buffer, program, profile):
+    with pytest.raises(BufferHazard) as caught:
+        run(program, False, semantics=profile)
+    hazard = caught.value
+    assert hazard.access == access
+    assert hazard.buffer == buffer or not buffer
+    assert hazard.touched.endswith(line(program, "touches"))
+    assert hazard.posted.endswith(line(program, "posts"))
+    assert hazard.touched in str(hazard) and hazard.operation in str(hazard)
+
+
+@pytest.mark.parametrize("profile", NAMES)
+@pytest.mark.parametrize("program", [p for _, _, p in HAZARDS] + LEAKS, ids=lambda program: program.__name__)
+def test_the_twin_that_waits_first_is_accepted(program, profile):
+    for seed in range(3):
+        run(program, True, semantics=profile, seed=seed)
+
+
+@pytest.mark.parametrize("profile", NAMES)
+@pytest.mark.parametrize(("program", "expected"), INNOCENT, ids=names(p for p, _ in INNOCENT))
+def test_what_touches_nothing_under_way_is_accepted(program, expected, profile):
+    for seed in range(3):
+        assert run(program, semantics=profile, seed=seed) == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "early"),
+    [(torch.float32, "nan"), (torch.bfloat16, "nan"), (torch.complex64, "nan"), (torch.int64, str(-(2**63))),
+     (torch.uint8, "255"), (torch.bool, "True")],
+    ids=str,
+)  # fmt: skip
+def test_what_is_read_too_early_is_poison(dtype, early):
+    def program():
+        x = torch.zeros(1, dtype=dtype)
+        work = dist.irecv(x, 0) if dist.get_rank() else dist.isend(x, 1)
+        seen = str(x.item())
+        work.wait()
+        return seen, x.item()
+
+    seen, after = run(program, semantics=Semantics(hazards=False))[1]
+    assert early in seen
+    assert after == 0
+
+
+def test_without_the_checks_the_faults_are_silent():
+    for _, _, program in HAZARDS:
+        run(program, False, semantics=make_semantics(**SILENT))
+
+
+@pytest.mark.parametrize(("data", "received"), [("at_once", 1.0), ("at_wait", 2.0)])
+def test_a_write_that_nobody_sees_shows_when_the_data_is_read_late(data, received):
+    def program():
+        x = torch.ones(1)
+        if dist.get_rank() == 1:
+            work = dist.irecv(x, 0)
+            dist.barrier()
+            dist.barrier()
+            work.wait()
+            return x.item()
+        memory = x.numpy()
+        work = dist.isend(x, 1)
+        dist.barrier()
+        memory[0] = 2.0  # past torch
+        dist.barrier()
+        return work.wait()
+
+    assert run(program, semantics=Semantics(data=data))[1] == received
+
+
+def test_data_that_moves_at_random_is_read_before_or_after_the_write():
+    def program():
+        x = torch.zeros(1)
+        if dist.get_rank() == 1:
+            dist.recv(x, 0)
+            return x.item()
+        memory = x.numpy()
+        work = dist.isend(x, 1)
+        for step in range(4):
+            memory[0] = step
+            work.is_completed()
+        return work.wait()
+
+    got = {run(program, semantics=Semantics(data="random"), seed=seed)[1] for seed in range(20)}
+    assert len(got) > 1
+
+
+def test_modes_of_the_user_come_and_go_above_the_watch():
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def program(early):
+        x = torch.ones(3, 3)
+        with FlopCounterMode(display=False):
+            work = dist.all_reduce(x, async_op=True)
+        with FlopCounterMode(display=False) as counter:
+            if not early:
+                work.wait()
+            x @ x
+        work.wait()
+        return counter.get_total_flops(), len(_get_current_dispatch_mode_stack())
+
+    assert run(program, False) == [(54, 0)] * 2
+    with pytest.raises(BufferHazard):
+        run(program, True)
+
+
+# -- leaked work ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", NAMES)
+@pytest.mark.parametrize("program", LEAKS, ids=names(LEAKS))
+def test_work_that_nobody_waited_for_is_reported_with_its_line(program, profile):
+    with pytest.raises(LeakedWork) as caught:
+        run(program, False, semantics=profile)
+    assert {place.rpartition("/")[2] for place in caught.value.posted} == {line(program, "leaks")}
+    assert len(caught.value.ranks) == len(caught.value.posted)
+
+
+@pytest.mark.parametrize("program", LEAKS, ids=names(LEAKS))
+def test_leaks_that_are_meant_can_be_allowed(program):
+    run(program, False, semantics=make_semantics(leaks=False))
+
+
+def test_a_message_that_nobody_received_is_a_leak_where_sends_are_buffered():
+    with pytest.raises(LeakedWork, match=r"rank 0: send to rank 1 .*; the message was never received"):
+        run(programs.never_received, semantics="buffered")
+    with pytest.raises(Deadlock):
+        run(programs.never_received)
+
+
+def test_ranks_are_fit_for_use_after_a_leak():
+    with get_world("sim").open(2) as ranks:
+        with pytest.raises(LeakedWork):
+            ranks.run(programs.handle_is_dropped, False)
+        ranks.run(programs.handle_is_dropped, True)
+
+
+# -- choices --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("semantics", "ends"),
+    [
+        (Semantics(), False),
+        (make_semantics("gloo"), False),
+        (make_semantics("nccl"), False),
+        (Semantics(send="eager", eager_bytes=15), False),
+        (Semantics(send="eager", eager_bytes=16), True),
+        (Semantics(send="buffered"), True),
+    ],
+    ids=["rendezvous", "gloo", "nccl", "eager-15", "eager-16", "buffered"],
+)
+def test_two_sends_head_to_head_end_only_where_sends_are_buffered(semantics, ends):
+    assert run(programs.head_to_tail, 4, semantics=semantics) == [1.0, 0.0]
+    if ends:
+        assert run(programs.head_to_head, 4, semantics=semantics) == [1.0, 0.0]
+    else:
+        with pytest.raises(Deadlock) as caught:
+            run(programs.head_to_head, 4, semantics=semantics)
+        assert sorted(caught.value.cycle) == [0, 1]
+
+
+def test_messages_in_order_let_only_a_batch_cross():
+    assert run(programs.both_post_their_send_first) == [1.0, 0.0]
+    with pytest.raises(Deadlock) as caught:
+        run(programs.both_post_their_send_first, semantics="nccl")
+    assert sorted(caught.value.cycle) == [0, 1]
+    assert run(programs.both_post_a_batch, semantics="nccl") == [1.0, 0.0]
+
+
+def test_tags_are_ignored_where_messages_are_in_order():
+    assert run(programs.tags_crosswise)[1] == {1: 1.0, 2: 2.0}
+    assert run(programs.tags_crosswise, semantics="nccl")[1] == {1: 2.0, 2: 1.0}
+    assert run(programs.tags_in_order, semantics="nccl")[1] == {1: 1.0, 2: 2.0}
+
+
+def test_nccl_refuses_a_receive_from_any_rank():
+    def program():
+        return dist.send(torch.ones(1), 0) if dist.get_rank() else dist.recv(torch.zeros(1))
+
+    assert run(program)[0] == 1
+    with pytest.raises(Unsupported, match="name the source"):
+        run(program, semantics="nccl")
+
+
+def test_the_order_of_adding_shows_in_float32_and_is_the_same_on_every_rank():
+    assert run(programs.summed_in_float32, world_size=3) == [0.0] * 3
+    sums = set()
+    for semantics in (Semantics(), Semantics(reduce="reversed"), Semantics(reduce="random")):
+        for seed in range(6):
+            values = run(programs.summed_in_float32, semantics=semantics, seed=seed, world_size=3)
+            assert len(set(values)) == 1
+            sums.add(values[0])
+    assert sums == {0.0, 1.0}
+
+
+def test_callbacks_of_futures_may_run_in_any_order():
+    def program():
+        order = []
+        futures = []
+        for i in range(4):
+            future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+            futures.append(future.then(lambda _, i=i: order.append(i)))
+        for future in futures:
+            future.wait()
+        return order
+
+    def orders(completion):
+        found = [run(program, semantics=Semantics(completion=completion), seed=seed) for seed in range(10)]
+        return {tuple(order) for run in found for order in run}
+
+    assert orders("in_order") == {(0, 1, 2, 3)}
+    assert len(orders("random")) > 1
+
+
+def test_semantics_replay_with_their_seed():
+    def seen():
+        return [run(programs.waits_in_another_order, semantics="gloo", seed=seed) for seed in range(5)]
+
+    assert seen() == seen()
+
+
+@given(semantics=any_semantics())
+def test_a_correct_program_is_correct_under_all_semantics(semantics):
+    for program, expected in INNOCENT:
+        assert run(program, semantics=semantics) == [expected] * 2
+    with pytest.raises(BufferHazard):
+        run(programs.irecv_then_use, False, semantics=semantics)
+
+
+# -- how semantics are chosen ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"send": "fast"}, ValueError, "send must be one of rendezvous, eager, buffered; got 'fast'"),
+        ({"data": "late"}, ValueError, "data must be one of at_once, at_wait, random; got 'late'"),
+        ({"send": "eager"}, ValueError, "eager_bytes must be at least 1 with send='eager', and 0 otherwise; got 0"),
+        ({"eager_bytes": 4}, ValueError, "got 4 with send='rendezvous'"),
+        ({"send": "eager", "eager_bytes": 1.5}, TypeError, "eager_bytes must be an int, got 1.5"),
+        ({"poison": 1}, TypeError, "poison must be True or False, got 1"),
+    ],
+)
+def test_unknown_values_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Semantics(**arguments)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="semantics must be one of buffered, gloo, nccl, rendezvous; got 'mpi'"):
+        get_world("sim", semantics="mpi")
+    with pytest.raises(TypeError, match="semantics has no 'tags'; it has send, eager_bytes"):
+        make_semantics("nccl", tags=False)
+    with pytest.raises(TypeError, match="semantics must be a Semantics or the name of a profile, got 3"):
+        make_semantics(3)
+
+
+SOURCE = """
+import pytest, torch, torch.distributed as dist
+
+def exchange():
+    x, y, peer = torch.ones(2), torch.zeros(2), 1 - dist.get_rank()
+    dist.send(x, peer)
+    dist.recv(y, peer)
+
+@pytest.mark.world_size(2)
+def test_unmarked(rank):
+    exchange()
+
+@pytest.mark.semantics("buffered")
+@pytest.mark.world_size(2)
+def test_profile(rank):
+    exchange()
+
+@pytest.mark.semantics(send="eager", eager_bytes=8)
+@pytest.mark.world_size(2)
+def test_values(rank):
+    exchange()
+
+@pytest.mark.semantics(send="eager", eager_bytes=8)
+def test_controller(world):
+    world.run(exchange, world_size=2)
+
+@pytest.mark.semantics(leaks=False)
+@pytest.mark.world_size(2)
+def test_leak_that_is_meant(rank):
+    dist.all_reduce(torch.ones(2), async_op=True)
+
+@pytest.mark.world_size(2)
+def test_leak(rank):
+    dist.all_reduce(torch.ones(2), async_op=True)
+"""
+
+
+def test_a_marker_or_the_option_chooses_the_semantics(pytester):
+    pytester.makepyfile(SOURCE)
+    result = pytester.runpytest_inprocess("--world", "sim", "-p", "no:cacheprovider", "-v")
+    result.assert_outcomes(passed=4, failed=2)
+    result.stdout.fnmatch_lines(["*::test_unmarked?sim-2? FAILED*", "*::test_leak?sim-2? FAILED*"])
+    result.stdout.fnmatch_lines(["*LeakedWork: all ranks have returned, and 2 operations were left behind*"])
+    result = pytester.runpytest_inprocess("--world", "sim", "-p", "no:cacheprovider", "--semantics", "buffered")
+    result.assert_outcomes(passed=5, failed=1)
+    result.stdout.fnmatch_lines(["*::test_leak?sim-2?' --world sim --pdl-seed=0 --semantics buffered"])
+
+
+def test_a_marker_that_cannot_be_meant_fails_the_test(pytester):
+    pytester.makepyfile(
+        """
+import pytest
+
+@pytest.mark.semantics("fast")
+@pytest.mark.world_size(2)
+def test_name(rank): ...
+
+@pytest.mark.semantics(speed=1)
+@pytest.mark.world_size(2)
+def test_value(rank): ...
+"""
+    )
+    result = pytester.runpytest_inprocess("--world", "sim", "-p", "no:cacheprovider")
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(["*semantics must be one of*got 'fast'*", "*semantics has no 'speed'*"])
