@@ -9,6 +9,7 @@ __all__ = [
     "CollectiveMismatch",
     "Deadlock",
     "Inconclusive",
+    "Livelock",
     "PdlcheckError",
     "PeerFailed",
     "RankDied",
@@ -47,6 +48,13 @@ class Deadlock(PdlcheckError):
 
     ranks: Sequence[str]
     cycle: Sequence[int]
+
+
+class Livelock(Deadlock):
+    """Ranks ask for ever for what never comes. Fields: ``ranks``, one line for each; ``polls``, how often in a row."""
+
+    polls: int
+    cycle: Sequence[int] = ()
 
 
 class CollectiveMismatch(PdlcheckError):

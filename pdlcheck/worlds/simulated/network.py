@@ -11,6 +11,7 @@ from typing import Any
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError
 from pdlcheck.worlds.simulated.collectives import execute
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
+from pdlcheck.worlds.simulated.schedules.access import Post, Question
 from pdlcheck.worlds.watch import Matcher, Operation, Signature, WatchedWork, deadlock
 
 __all__ = ["Network"]
@@ -31,7 +32,7 @@ class Network:
 
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
-        self.scheduler.switch()
+        self.scheduler.switch(Post(operation.signature))
         self.scheduler.progress()
         self.last[operation.signature.rank] = operation.signature
         work = SimulatedWork(self.scheduler, operation)
@@ -91,7 +92,7 @@ class SimulatedWork(WatchedWork):
         return True
 
     def is_completed(self) -> bool:
-        self._scheduler.poll(self._operation.signature)
+        self._scheduler.poll(self._operation.signature, Question(self._operation.signature))
         return self._done
 
     def is_success(self) -> bool:

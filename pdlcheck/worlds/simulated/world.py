@@ -1,4 +1,4 @@
-"""A cluster inside this process: ranks are threads under a seeded scheduler, found deadlocks are exact."""
+"""A cluster inside this process: ranks are threads under a scheduler, found deadlocks are exact."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pdlcheck.worlds.arguments import check_world_size
@@ -14,6 +15,7 @@ from pdlcheck.worlds.outcome import Outcome, Returned, results
 from pdlcheck.worlds.simulated.c10d import join_group, rank_local_torch_distributed
 from pdlcheck.worlds.simulated.network import Network
 from pdlcheck.worlds.simulated.scheduler import current_rank
+from pdlcheck.worlds.simulated.schedules import First, Schedule, schedule_of
 from pdlcheck.worlds.simulated.store import SimulatedStore
 
 __all__ = ["SimulatedWorld"]
@@ -26,7 +28,9 @@ class SimulatedWorld:
     """Runs functions on simulated ranks.
 
     Args:
-        seed: chooses the schedule and the random streams of the ranks; the same seed replays the same run.
+        seed: of the random streams of the ranks; they are the same under every schedule.
+        schedule: who goes on at each switch point, as ``--schedule`` takes it: ``first``, ``random`` (from ``seed``),
+            ``random:7``, ``pct:7,3``, ``replay:4r1-17r0``; or a schedule itself. Each run begins with it anew.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -42,11 +46,12 @@ class SimulatedWorld:
     isolation = "fresh"  # threads cost next to nothing
     shares_process = True
 
-    def __init__(self, *, seed: int = 0) -> None:
+    def __init__(self, *, seed: int = 0, schedule: str | Schedule = "random") -> None:
         self.seed = seed
+        self.schedule = schedule_of(schedule, seed=seed) if isinstance(schedule, str) else schedule
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(seed={self.seed})"
+        return f"{type(self).__name__}(seed={self.seed}, schedule={str(self.schedule)!r})"
 
     def run(self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
         """See :class:`pdlcheck.worlds.protocol.World`."""
@@ -68,7 +73,7 @@ class SimulatedWorld:
             stack.callback(_open_clusters.discard, me)
             _open_clusters.add(me)
             stack.enter_context(rank_local_torch_distributed())
-            ranks = SimulatedRanks(world_size, self.seed)
+            ranks = SimulatedRanks(world_size, self)
             stack.callback(ranks.close)
             yield ranks
 
@@ -79,9 +84,10 @@ class SimulatedWorld:
 class SimulatedRanks:
     """Ranks that stay for several runs; after a failure they get a fresh process group."""
 
-    def __init__(self, world_size: int, seed: int) -> None:
+    def __init__(self, world_size: int, world: SimulatedWorld) -> None:
         self.world_size = world_size
-        self._network = Network(world_size, seed)
+        self._world = world
+        self._network = Network(world_size, world.seed)
         self._store = SimulatedStore(self._network.scheduler)
         self._joined = False
 
@@ -90,7 +96,11 @@ class SimulatedRanks:
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
         __tracebackhide__ = True
-        return results(self.outcomes(fn, *args, **kwargs))
+        try:
+            return results(self.outcomes(fn, *args, **kwargs))
+        except BaseException as error:
+            error.add_note(f"replay: {self._world!r}")
+            raise
 
     def outcomes(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Outcome]:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
@@ -102,24 +112,26 @@ class SimulatedRanks:
 
         return self.run_bodies([body] * self.world_size)
 
-    def run_bodies(self, bodies: Sequence[Callable[[], Any]]) -> list[Outcome]:
-        """Call ``bodies[r]()`` as rank r."""
-        join = not self._joined
-
-        def as_rank(body: Callable[[], Any]) -> Callable[[], Any]:
-            def main() -> Any:
-                __tracebackhide__ = True
-                if join:
-                    join_group(self._network, self._store, self.world_size)
-                return body()
-
-            return main
-
-        self._network.last.clear()
-        ended = self._network.scheduler.run([as_rank(body) for body in bodies])
-        outcomes = [replace(outcome, last=str(self._network.last.get(outcome.rank, ""))) for outcome in ended]
-        self._joined = all(isinstance(outcome, Returned) for outcome in outcomes)
+    def run_bodies(
+        self, bodies: Sequence[Callable[[], Any]], schedule: Schedule | None = None
+    ) -> list[Outcome]:
+        """Call ``bodies[r]()`` as rank r, under ``schedule`` or else the world's."""
         if not self._joined:
+            self._join()
+        return self._run(bodies, schedule or self._world.schedule)
+
+    def _join(self) -> None:
+        """Make the default group: a run of its own, so that the choices of a schedule are those of the bodies."""
+        bodies = [partial(join_group, self._network, self._store, self.world_size)] * self.world_size
+        results(self._run(bodies, First()))
+        self._joined = True
+
+    def _run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule) -> list[Outcome]:
+        self._network.last.clear()
+        ended = self._network.scheduler.run(bodies, schedule)
+        outcomes = [replace(outcome, last=str(self._network.last.get(outcome.rank, ""))) for outcome in ended]
+        if not all(isinstance(outcome, Returned) for outcome in outcomes):
+            self._joined = False
             self._network.reset()
             self._store = SimulatedStore(self._network.scheduler)
         return outcomes
