@@ -15,6 +15,7 @@ __all__ = [
     "RankDied",
     "RankFailed",
     "RankTimeout",
+    "ScheduleNotFollowed",
     "Unsupported",
     "WorldTooSmall",
     "WorldUnavailable",
@@ -92,6 +93,10 @@ class RankTimeout(PdlcheckError):
     timeout_s: float
     ranks: Sequence[str]
     stacks: Sequence[str]
+
+
+class ScheduleNotFollowed(PdlcheckError):
+    """A recorded choice could not be made: the program, its input or its world size is not what was recorded."""
 
 
 class Inconclusive(PdlcheckError):

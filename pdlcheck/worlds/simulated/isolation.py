@@ -1,8 +1,9 @@
 """What belongs to a rank although torch and Python keep it for the whole process.
 
 Swapped at every switch: the random streams of torch, numpy and Python, the default dtype, the launcher's
-environment variables. Grad mode, autocast, inference mode and the default device are per thread in torch already. Module globals of the
-user's code are shared by the simulated ranks; a run on processes shows whether a test depends on that.
+environment variables. Grad mode, autocast, inference mode and the default device are per thread in torch
+already. Module globals of the user's code are shared by the simulated ranks; a run on processes shows whether a test
+depends on that.
 """
 
 from __future__ import annotations

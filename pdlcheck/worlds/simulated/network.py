@@ -12,7 +12,7 @@ from pdlcheck.errors import CollectiveMismatch, PdlcheckError
 from pdlcheck.worlds.simulated.collectives import execute
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
 from pdlcheck.worlds.simulated.schedules.access import Post, Question
-from pdlcheck.worlds.watch import Matcher, Operation, Signature, WatchedWork, deadlock
+from pdlcheck.worlds.watch import Matcher, Operation, Signature, WatchedWork, deadlock, user_call
 
 __all__ = ["Network"]
 
@@ -32,10 +32,11 @@ class Network:
 
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
-        self.scheduler.switch(Post(operation.signature))
+        post = Post(operation.signature)
+        self.scheduler.switch(post)
         self.scheduler.progress()
         self.last[operation.signature.rank] = operation.signature
-        work = SimulatedWork(self.scheduler, operation)
+        work = SimulatedWork(self.scheduler, operation, post)
         key = id(work)
         self._posted[key] = (operation, work)
         try:
@@ -65,8 +66,10 @@ class Network:
 class SimulatedWork(WatchedWork):
     """The handle of an operation; waiting for it gives other ranks their turn."""
 
-    def __init__(self, scheduler: Scheduler, operation: Operation) -> None:
+    def __init__(self, scheduler: Scheduler, operation: Operation, post: Post) -> None:
         super().__init__(operation)
+        self._post = post
+        self._call = user_call() if scheduler.every_step else None
         self._scheduler = scheduler
         self._owner: RankThread | None = current_rank()
         self._done = False
@@ -87,6 +90,9 @@ class SimulatedWork(WatchedWork):
             self._future.set_result(self.result())
 
     def wait(self, timeout: Any = None) -> bool:
+        if self._call is not None:
+            self._post.blocks_in_call = self._call == user_call()
+            self._call = None
         self._scheduler.wait_until(lambda: self._done, self._operation.signature)
         self._settle_future()
         return True

@@ -83,7 +83,7 @@ class Scheduler:
     def run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule) -> list[Outcome]:
         """Call ``bodies[r]()`` as rank r; return how each rank ended."""
         self._schedule = schedule
-        self._every_step = schedule.every_step
+        self.every_step = schedule.every_step
         schedule.begin(len(self.ranks))
         self._pending[:] = [None] * len(self.ranks)
         self._failures = 0
@@ -166,6 +166,8 @@ class Scheduler:
             if me.body is None:
                 return
             me.outcome = self._call(me, me.body)
+            if self.error is None and not self._stopping:
+                self._pending[me.rank] = None
             self.progress()
             self._pass_turn("end", me.rank)
 
@@ -185,7 +187,8 @@ class Scheduler:
 
     def _yield(self, me: RankThread, kind: str, pending: Any) -> None:
         __tracebackhide__ = True
-        self._pending[me.rank] = pending
+        if self.error is None and not self._stopping:  # else the rank only ends
+            self._pending[me.rank] = pending
         following = self._choose(kind, me.rank)
         if following is not me:
             me.state.save()
@@ -212,10 +215,14 @@ class Scheduler:
             return waiting[0]
         if self.error is not None or self._stopping:
             return runnable[0]  # the ranks only end: nothing to choose
-        if len(runnable) == 1 and not self._every_step:
+        if len(runnable) == 1 and not self.every_step:
             return runnable[0]
         point = SwitchPoint(kind, current, tuple([rank.rank for rank in runnable]), self._pending)
-        return self.ranks[self._schedule.choose(point)]
+        try:
+            return self.ranks[self._schedule.choose(point)]
+        except PdlcheckError as error:
+            self.fail(error)  # raised here it would end a thread that others wait for
+            return runnable[0]
 
     def _livelock(self) -> Livelock:
         waiting = [rank for rank in self.ranks if rank.outcome is None]

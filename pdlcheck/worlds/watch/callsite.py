@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 
 import torch
 
-__all__ = ["end_at_user_line", "short", "user_frames", "user_line"]
+__all__ = ["end_at_user_line", "short", "user_call", "user_frames", "user_line"]
 
 # beginnings of the file names that are not the user's
 _INTERNAL = (
@@ -32,6 +32,13 @@ def user_frames() -> Iterator[FrameType]:
         if not internal:
             yield frame
         frame = frame.f_back
+
+
+def user_call() -> tuple[FrameType, int] | None:
+    """Return the innermost frame outside torch and the worlds, and the call in it that is under way."""
+    for frame in user_frames():
+        return frame, frame.f_lasti
+    return None
 
 
 def user_line() -> str:

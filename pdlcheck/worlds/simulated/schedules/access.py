@@ -1,7 +1,8 @@
-"""What a rank does when its turn comes, as far as it concerns other ranks: the words of :mod:`.dependency`."""
+"""What a rank does when its turn comes, as far as it concerns other ranks."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pdlcheck.worlds.watch import Signature
@@ -9,10 +10,12 @@ from pdlcheck.worlds.watch import Signature
 __all__ = ["Access", "Post", "Question", "StoreAccess"]
 
 
-class Post(NamedTuple):
-    """An operation is posted."""
+@dataclass(eq=False, slots=True)
+class Post:
+    """An operation is posted; ``blocks_in_call``: by a call that waits for it, so that no user code runs in between."""
 
     signature: Signature
+    blocks_in_call: bool = False
 
 
 class Question(NamedTuple):

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping
 
+from pdlcheck.errors import ScheduleNotFollowed
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint, usual
 
-__all__ = ["Recorder", "Replay", "ScheduleNotFollowed"]
+__all__ = ["Recorder", "Replay"]
 
 _CODE = re.compile(r"(\d+)r(\d+)")
-
-
-class ScheduleNotFollowed(UserWarning):
-    """A recorded choice could not be made: the program is not the one that was recorded."""
 
 
 class Replay:
     """The usual choices, except those given: at choice ``i`` rank ``r`` goes on.
 
     A choice is a switch point at which more than one rank can go on; they are counted from 0 in each run.
+
+    Args:
+        switches: choice -> rank.
+        strict: a rank that cannot go on at its choice is ``ScheduleNotFollowed``; False makes the usual choice instead.
 
     Example:
         >>> str(Replay({4: 1, 17: 0}))
@@ -55,11 +55,9 @@ class Replay:
         if rank in point.runnable:
             return rank
         if self._strict:
-            warnings.warn(
+            raise ScheduleNotFollowed(
                 f"{self}: at choice {self._choice} rank {rank} cannot go on, only {list(point.runnable)}: the "
-                "program, its input or its world size is not the one that was recorded",
-                ScheduleNotFollowed,
-                stacklevel=2,
+                "program, its input or its world size is not the one that was recorded"
             )
         return usual(point)
 
