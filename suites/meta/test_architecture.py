@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "checks": {"errors"},
     "bench": {"errors"},
     "report": {"errors"},
-    "harness": {"errors", "worlds"},
+    "harness": {"errors", "strategies", "worlds"},
+    "strategies": {"worlds"},
     "plugin": {"errors", "worlds", "harness"},
 }
 

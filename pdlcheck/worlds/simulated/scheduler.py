@@ -90,6 +90,7 @@ class Scheduler:
         self._polls = 0
         self._stopping = False
         self.error = None
+        self._schedule_error: BaseException | None = None
         self._all_done.clear()
         for rank, body in zip(self.ranks, bodies, strict=True):
             rank.begin(body)
@@ -102,6 +103,8 @@ class Scheduler:
             except BaseException:
                 self._stopping = True  # each rank ends at its next switch point
                 raise
+        if self._schedule_error is not None:
+            raise self._schedule_error
         return [rank.outcome for rank in self.ranks if rank.outcome is not None]
 
     def close(self) -> None:
@@ -220,8 +223,9 @@ class Scheduler:
         point = SwitchPoint(kind, current, tuple([rank.rank for rank in runnable]), self._pending)
         try:
             return self.ranks[self._schedule.choose(point)]
-        except PdlcheckError as error:
-            self.fail(error)  # raised here it would end a thread that others wait for
+        except BaseException as error:  # it belongs to the controller; here it would end a thread that others wait for
+            self._schedule_error = error
+            self._stopping = True
             return runnable[0]
 
     def _livelock(self) -> Livelock:

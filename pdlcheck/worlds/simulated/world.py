@@ -128,13 +128,20 @@ class SimulatedRanks:
 
     def _run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule) -> list[Outcome]:
         self._network.last.clear()
-        ended = self._network.scheduler.run(bodies, schedule)
+        try:
+            ended = self._network.scheduler.run(bodies, schedule)
+        except BaseException:  # of the schedule itself, or an interrupt
+            self._begin_anew()
+            raise
         outcomes = [replace(outcome, last=str(self._network.last.get(outcome.rank, ""))) for outcome in ended]
         if not all(isinstance(outcome, Returned) for outcome in outcomes):
-            self._joined = False
-            self._network.reset()
-            self._store = SimulatedStore(self._network.scheduler)
+            self._begin_anew()
         return outcomes
+
+    def _begin_anew(self) -> None:
+        self._joined = False
+        self._network.reset()
+        self._store = SimulatedStore(self._network.scheduler)
 
     def close(self) -> None:
         """End the rank threads."""

@@ -61,6 +61,9 @@ class Replay:
             )
         return usual(point)
 
+    def __repr__(self) -> str:
+        return f"Replay({self.switches})"
+
     def __str__(self) -> str:
         return "replay:" + "-".join(f"{choice}r{rank}" for choice, rank in self.switches.items())
 
@@ -71,21 +74,21 @@ class Recorder:
     every_step = True
 
     def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
+        self.schedule = schedule
         self.switches: dict[int, int] = {}
         self.choices = 0  # switch points at which more than one rank could go on
         self.steps = 0  # all switch points
 
     def begin(self, world_size: int) -> None:
-        self._schedule.begin(world_size)
+        self.schedule.begin(world_size)
         self.switches = {}
         self.choices = self.steps = 0
 
     def choose(self, point: SwitchPoint) -> int:
         self.steps += 1
         if len(point.runnable) == 1:
-            return self._schedule.choose(point) if self._schedule.every_step else point.runnable[0]
-        rank = self._schedule.choose(point)
+            return self.schedule.choose(point) if self.schedule.every_step else point.runnable[0]
+        rank = self.schedule.choose(point)
         if rank != usual(point):
             self.switches[self.choices] = rank
         self.choices += 1
@@ -96,4 +99,4 @@ class Recorder:
         return Replay(self.switches)
 
     def __str__(self) -> str:
-        return str(self._schedule)
+        return str(self.schedule)
