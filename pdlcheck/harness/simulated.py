@@ -78,8 +78,9 @@ class SimulatedItem:
     def _run_afresh(self, schedule: Schedule) -> BaseException | None:
         """Run the bodies on new ranks with new fixtures, as in a run of this one schedule alone."""
         if self._used:
+            notes = dict(self._item.stash._storage)
             self.teardown()
-            self._ranks.clear()
+            self._item.stash._storage.update(notes)
             self._stack = ExitStack()
             self.setup()
         self._used = True
@@ -92,11 +93,12 @@ class SimulatedItem:
         return None
 
     def teardown(self) -> None:
+        ranks, self._ranks = self._ranks, []
         with self._stack:
             notes = dict(self._item.stash._storage)  # tmp_path takes its own away at the first rank's teardown
-            for rank in reversed(range(len(self._ranks))):
+            for rank, fixtures in reversed(list(enumerate(ranks))):
                 self._item.stash._storage.update(notes)
-                self._on_rank(rank, partial(self._finish, self._ranks[rank]))
+                self._on_rank(rank, partial(self._finish, fixtures))
 
     def _on_rank(self, rank: int, work: Callable[[], None]) -> None:
         """Run ``work`` as one rank while the others stand still."""

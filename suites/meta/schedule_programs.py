@@ -26,24 +26,22 @@ def first_come(fair=False):
 
 
 def election(distinct=False):
-    """The first two bids make a leader and a deputy. The last rank bids twice: it may become both, and answers once.
+    """The first three bids make the officers. The last rank bids three times, and takes two offices at most.
 
-    distinct: the deputy is another rank.
+    distinct: nobody has two offices.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    elected = torch.zeros(2, dtype=torch.int64)
+    elected = torch.zeros(3, dtype=torch.int64)
     if rank == 0:
-        bidders = [dist.recv(torch.zeros(1), tag=BID) for _ in range(last + 1)]
-        leader = bidders[0]
-        deputy = next(b for b in bidders if b != leader) if distinct else bidders[1]
-        elected[:] = torch.tensor([leader, deputy])
+        bidders = [dist.recv(torch.zeros(1), tag=BID) for _ in range(last + 2)]
+        elected[:] = torch.tensor((list(dict.fromkeys(bidders)) if distinct else bidders)[:3])
     else:
-        bids = [dist.isend(torch.zeros(1), 0, tag=BID) for _ in range(2 if rank == last else 1)]
+        bids = [dist.isend(torch.zeros(1), 0, tag=BID) for _ in range(3 if rank == last else 1)]
         for bid in bids:
             bid.wait()
     dist.broadcast(elected, 0)
     if rank == 0:
         for role, winner in enumerate(elected.tolist()):
             dist.send(torch.tensor([role]), winner, tag=ROLE)
-    elif rank in elected.tolist():
+    for _ in range(min(2, elected.tolist().count(rank))):
         dist.recv(torch.zeros(1, dtype=torch.int64), 0, tag=ROLE)

@@ -9,11 +9,15 @@ from pdlcheck.worlds.simulated.schedules.replay import Replay
 
 __all__ = ["DrawnSchedule"]
 
-_MAX_DRAWN = 400  # choices; Hypothesis limits what an example may draw
+_MAX_CHOICE = 1000  # beyond it nothing is drawn: Hypothesis limits what an example may draw
+_MAX_GAP = 16
 
 
 class DrawnSchedule:
-    """Choice ``0`` is the usual one; ``k`` is the k-th of the others, so that small numbers mean few switches.
+    """The usual choices, with switches between: the fewer numbers are drawn, and the smaller, the fewer switches.
+
+    The first number is 0: no more switches; or ``k``: ``k - 1`` usual choices and then a switch to another rank, which
+    the second number names.
 
     Args:
         draw: ``draw(n)`` returns a number below n.
@@ -23,21 +27,29 @@ class DrawnSchedule:
 
     def __init__(self, draw: Callable[[int], int]) -> None:
         self._draw = draw
-        self._switches: dict[int, int] = {}
-        self._choice = 0
+        self.begin(0)
 
     def begin(self, world_size: int) -> None:
-        self._switches = {}
+        self._switches: dict[int, int] = {}
         self._choice = 0
+        self._next = 0  # the choice at which something is drawn, or a switch made
+        self._switch = False
 
     def choose(self, point: SwitchPoint) -> int:
-        chosen = usual(point)
-        if self._choice < _MAX_DRAWN:
-            drawn = self._draw(len(point.runnable))
-            if drawn:
-                chosen = [rank for rank in point.runnable if rank != chosen][drawn - 1]
-                self._switches[self._choice] = chosen
+        choice, chosen = self._choice, usual(point)
         self._choice += 1
+        while choice == self._next and not self._switch and choice < _MAX_CHOICE:
+            gap = self._draw(_MAX_GAP + 2)
+            if gap == 0:
+                self._next = -1
+            else:
+                self._switch = gap <= _MAX_GAP
+                self._next += gap - 1
+        if choice == self._next and self._switch:
+            others = [rank for rank in point.runnable if rank != chosen]
+            chosen = self._switches[choice] = others[self._draw(len(others))]
+            self._switch = False
+            self._next += 1
         return chosen
 
     def __reduce__(self) -> tuple[type[Replay], tuple[dict[int, int]]]:
