@@ -15,8 +15,9 @@ import pdlcheck
 PACKAGE = Path(pdlcheck.__file__).parent
 MAY_IMPORT = {
     "errors": set(),
+    "faults": set(),
     "primitives": {"errors"},
-    "worlds": {"errors"},
+    "worlds": {"errors", "faults"},
     "checks": {"errors"},
     "bench": {"errors"},
     "report": {"errors"},

@@ -5,22 +5,27 @@ Sends are rendezvous, as gloo's are: a send is complete when its receive has bee
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError
+from pdlcheck.faults import Kill
 from pdlcheck.worlds.simulated.collectives import execute
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
 from pdlcheck.worlds.simulated.schedules.access import Post, Question
 from pdlcheck.worlds.watch import Matcher, Operation, Signature, WatchedWork, deadlock, user_call
 
-__all__ = ["Network"]
+__all__ = ["Network", "RankKilled"]
+
+_CLOSED = "[sim] Connection closed by peer [rank {}]. This is typically caused by a remote worker crashing."
 
 
 class Network:
     """Links the ranks of a simulated cluster; an ``Engine`` for their process groups."""
 
-    def __init__(self, world_size: int, seed: int) -> None:
+    def __init__(self, world_size: int, seed: int, faults: Sequence[Kill] = ()) -> None:
+        self._faults = faults
         self.scheduler = Scheduler(world_size, seed=seed, stuck=self._stuck)
         self.reset()
 
@@ -29,12 +34,40 @@ class Network:
         self._matcher = Matcher()
         self._posted: dict[int, tuple[Operation, SimulatedWork]] = {}
         self.last: dict[int, Signature] = {}  # rank -> its last operation
+        self.begin()
+
+    def begin(self) -> None:
+        """A run starts: operations are counted from 0."""
+        self.last.clear()
+        self.killed: dict[int, Signature] = {}  # rank -> the operation that it did not get to post
+        self._counts: Counter[int] = Counter()
+
+    def _suffer(self, signature: Signature) -> None:
+        """Apply the faults that this operation meets, and what earlier ones leave of it."""
+        rank = signature.rank
+        number = self._counts[rank]
+        self._counts[rank] += 1
+        if rank in self.killed:
+            raise RankKilled
+        if any(fault.rank == rank and fault.operation == number for fault in self._faults):
+            self.killed[rank] = signature
+            for key, (operation, work) in list(self._posted.items()):
+                if operation.signature.rank != rank and _needs(operation.signature, rank):
+                    del self._posted[key]
+                    work.lose(rank)
+            raise RankKilled
+        for lost in self.killed:
+            if _needs(signature, lost):
+                self.last[rank] = signature
+                raise RuntimeError(_CLOSED.format(lost))
 
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
         post = Post(operation.signature)
         self.scheduler.switch(post)
         self.scheduler.progress()
+        if self._faults:
+            self._suffer(operation.signature)
         self.last[operation.signature.rank] = operation.signature
         work = SimulatedWork(self.scheduler, operation, post)
         key = id(work)
@@ -63,6 +96,15 @@ class Network:
         )
 
 
+class RankKilled(BaseException):
+    """Ends the thread of a rank that a fault kills; no ``except Exception`` of the user's stops it."""
+
+
+def _needs(signature: Signature, rank: int) -> bool:
+    """Can the operation not do without this rank? A receive from any source can, as on gloo."""
+    return signature.peer == rank if signature.is_p2p else rank in signature.members
+
+
 class SimulatedWork(WatchedWork):
     """The handle of an operation; waiting for it gives other ranks their turn."""
 
@@ -73,6 +115,11 @@ class SimulatedWork(WatchedWork):
         self._scheduler = scheduler
         self._owner: RankThread | None = current_rank()
         self._done = False
+        self._lost: int | None = None  # a rank that is gone, and without which there is no end
+
+    def lose(self, rank: int) -> None:
+        """The operation will never be complete, as ``rank`` is gone."""
+        self._lost = rank
 
     def complete(self, source: int) -> None:
         """Called by the rank that brought the last missing part."""
@@ -93,13 +140,15 @@ class SimulatedWork(WatchedWork):
         if self._call is not None:
             self._post.blocks_in_call = self._call == user_call()
             self._call = None
-        self._scheduler.wait_until(lambda: self._done, self._operation.signature)
+        self._scheduler.wait_until(lambda: self._done or self._lost is not None, self._operation.signature)
+        if self._lost is not None:
+            raise RuntimeError(_CLOSED.format(self._lost))
         self._settle_future()
         return True
 
     def is_completed(self) -> bool:
         self._scheduler.poll(self._operation.signature, Question(self._operation.signature))
-        return self._done
+        return self._done or self._lost is not None
 
     def is_success(self) -> bool:
         return self._done

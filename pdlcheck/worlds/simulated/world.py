@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pdlcheck.errors import Inconclusive, RankDied
+from pdlcheck.faults import Kill
 from pdlcheck.worlds.arguments import check_world_size
-from pdlcheck.worlds.outcome import Outcome, Returned, results
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
 from pdlcheck.worlds.simulated.c10d import join_group, rank_local_torch_distributed
 from pdlcheck.worlds.simulated.network import Network
 from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.simulated.schedules import First, Schedule, schedule_of
 from pdlcheck.worlds.simulated.store import SimulatedStore
+from pdlcheck.worlds.watch import Signature
 
 __all__ = ["SimulatedWorld"]
 
+_LATER = 1_000_000  # the death of a rank is no cause beside a failure of a survivor's own
 _one_cluster_at_a_time = threading.RLock()
 _open_clusters: set[int] = set()  # by thread: the lock would let one thread in twice
 
@@ -31,6 +35,9 @@ class SimulatedWorld:
         seed: of the random streams of the ranks; they are the same under every schedule.
         schedule: who goes on at each switch point, as ``--schedule`` takes it: ``first``, ``random`` (from ``seed``),
             ``random:7``, ``pct:7,3``, ``replay:4r1-17r0``; or a schedule itself. Each run begins with it anew.
+        faults: what the ranks suffer (:mod:`pdlcheck.faults`). If all survivors return, so does the run, with the
+            ``RankDied`` in the place of the value of a rank that was killed. A fault that did not come about is
+            ``Inconclusive``.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -46,12 +53,16 @@ class SimulatedWorld:
     isolation = "fresh"  # threads cost next to nothing
     shares_process = True
 
-    def __init__(self, *, seed: int = 0, schedule: str | Schedule = "random") -> None:
+    def __init__(
+        self, *, seed: int = 0, schedule: str | Schedule = "random", faults: Sequence[Kill] = ()
+    ) -> None:
         self.seed = seed
+        self.faults = tuple(faults)
         self.schedule = schedule_of(schedule, seed=seed) if isinstance(schedule, str) else schedule
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(seed={self.seed}, schedule={str(self.schedule)!r})"
+        faults = f", faults={list(self.faults)}" if self.faults else ""
+        return f"{type(self).__name__}(seed={self.seed}, schedule={str(self.schedule)!r}{faults})"
 
     def run(self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
         """See :class:`pdlcheck.worlds.protocol.World`."""
@@ -87,7 +98,7 @@ class SimulatedRanks:
     def __init__(self, world_size: int, world: SimulatedWorld) -> None:
         self.world_size = world_size
         self._world = world
-        self._network = Network(world_size, world.seed)
+        self._network = Network(world_size, world.seed, world.faults)
         self._store = SimulatedStore(self._network.scheduler)
         self._joined = False
 
@@ -120,6 +131,31 @@ class SimulatedRanks:
             self._join()
         return self._run(bodies, schedule or self._world.schedule)
 
+    def _with_faults(self, outcomes: Sequence[Outcome], killed: Mapping[int, Signature]) -> list[Outcome]:
+        """Say which rank a fault has killed; survivors that only lost it are no cause of their own."""
+        for fault in self._world.faults:
+            if fault.rank not in killed and all(isinstance(outcome, Returned) for outcome in outcomes):
+                raise Inconclusive(f"{fault} did not come about: the rank posts fewer operations")
+        died: dict[int, RankDied] = {
+            rank: RankDied(
+                f"rank {rank} was killed by a fault when it was about to post {signature}",
+                rank=rank, exitcode=-9, stderr="",
+            )
+            for rank, signature in killed.items()
+        }
+        told = [
+            replace(outcome, consequence=True, order=_LATER + outcome.order)
+            if isinstance(outcome, Raised) and str(outcome.error).startswith("[sim] Connection closed by peer")
+            else outcome
+            for outcome in outcomes
+        ]
+        if all(isinstance(outcome, Returned) for outcome in told if outcome.rank not in died):
+            return [Returned(o.rank, died[o.rank], o.last) if o.rank in died else o for o in told]
+        return [
+            replace(o, error=died[o.rank], site="", order=_LATER) if isinstance(o, Raised) and o.rank in died else o
+            for o in told
+        ]
+
     def _join(self) -> None:
         """Make the default group: a run of its own, so that the choices of a schedule are those of the bodies."""
         bodies = [partial(join_group, self._network, self._store, self.world_size)] * self.world_size
@@ -127,7 +163,7 @@ class SimulatedRanks:
         self._joined = True
 
     def _run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule) -> list[Outcome]:
-        self._network.last.clear()
+        self._network.begin()
         try:
             ended = self._network.scheduler.run(bodies, schedule)
         except BaseException:  # of the schedule itself, or an interrupt
@@ -135,7 +171,12 @@ class SimulatedRanks:
             raise
         outcomes = [replace(outcome, last=str(self._network.last.get(outcome.rank, ""))) for outcome in ended]
         if not all(isinstance(outcome, Returned) for outcome in outcomes):
+            killed = dict(self._network.killed)
             self._begin_anew()
+            if killed:
+                return self._with_faults(outcomes, killed)
+        elif self._world.faults and self._joined:
+            return self._with_faults(outcomes, {})
         return outcomes
 
     def _begin_anew(self) -> None:
