@@ -11,11 +11,13 @@ __all__ = [
     "Deadlock",
     "Inconclusive",
     "LeakedWork",
+    "Livelock",
     "PdlcheckError",
     "PeerFailed",
     "RankDied",
     "RankFailed",
     "RankTimeout",
+    "ScheduleNotFollowed",
     "Unsupported",
     "WorldTooSmall",
     "WorldUnavailable",
@@ -49,6 +51,13 @@ class Deadlock(PdlcheckError):
 
     ranks: Sequence[str]
     cycle: Sequence[int]
+
+
+class Livelock(Deadlock):
+    """Ranks ask for ever for what never comes. Fields: ``ranks``, one line for each; ``polls``, how often in a row."""
+
+    polls: int
+    cycle: Sequence[int] = ()
 
 
 class CollectiveMismatch(PdlcheckError):
@@ -111,6 +120,10 @@ class RankTimeout(PdlcheckError):
     timeout_s: float
     ranks: Sequence[str]
     stacks: Sequence[str]
+
+
+class ScheduleNotFollowed(PdlcheckError):
+    """A recorded choice could not be made: the program, its input or its world size is not what was recorded."""
 
 
 class Inconclusive(PdlcheckError):

@@ -40,6 +40,7 @@ MARKERS = (
     "isolation(mode): what the test shares with others on processes: 'pool', 'reinit' or 'fresh'",
     "semantics(profile, **changes): what the simulated network does where the rules leave a choice, such as "
     "semantics('nccl') or semantics(send='buffered', leaks=False); real backends have their own",
+    "schedules(count): on sim, run the test under so many schedules, or under 'all' of them that differ",
     "gpu: needs CUDA; skipped with a reason where there is none",
     "verifies(primitive): the primitive that a suite test is about; the fixture `subject` returns it",
 )
@@ -77,7 +78,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         metavar="N",
         default=0,
-        help="seed of the simulated schedule and of the ranks' random streams; default: %(default)s",
+        help="seed of the ranks' random streams, and of the simulated schedule; default: %(default)s",
+    )
+    group.addoption(
+        "--schedule",
+        metavar="SCHEDULE",
+        help="which simulated rank goes on: first, random:SEED, pct:SEED[,DEPTH[,STEPS]] or replay:CODE, as a failure "
+        "prints it; default: random, from --pdl-seed; where it is given the marker schedules says nothing",
     )
     group.addoption(
         "--semantics",
@@ -194,8 +201,17 @@ def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if cases.case_of(pyfuncitem) is None or cases.runs_in_a_rank(pyfuncitem.config):
+    if cases.runs_in_a_rank(pyfuncitem.config):
         return None
+    if cases.case_of(pyfuncitem) is None:
+        if pyfuncitem.get_closest_marker("schedules") is None:
+            return None
+        from pdlcheck.harness.schedules import call_under_schedules, runs_under_schedules
+
+        if not runs_under_schedules(pyfuncitem):
+            return None
+        call_under_schedules(pyfuncitem)
+        return True
     from pdlcheck.harness.ranked import call
 
     call(pyfuncitem)

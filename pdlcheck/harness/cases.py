@@ -89,6 +89,13 @@ def check_options(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--rank-pdb takes the number of a rank, from 0 on; got {rank}")
     if rank is not None and (hasattr(config, "workerinput") or config.getoption("numprocesses", None)):
         raise pytest.UsageError("--rank-pdb needs the terminal, which workers of pytest-xdist do not have; use -n 0")
+    if (spec := config.getoption("--schedule")) is not None:
+        from pdlcheck.worlds.simulated.schedules import schedule_of
+
+        try:
+            schedule_of(spec)
+        except ValueError as error:
+            raise pytest.UsageError(f"--{error}") from None
     for text in config.getoption("--subject"):
         name, _, target = text.partition("=")
         if not (name and target.count(":") == 1):
@@ -215,7 +222,8 @@ def open_world(config: pytest.Config, name: str | None) -> World:
 
 def _options(config: pytest.Config, name: str) -> dict[str, Any]:
     if name == "sim":
-        return {}
+        spec = config.getoption("--schedule")
+        return {} if spec is None else {"schedule": spec}
     from pdlcheck.harness.preparation import options_of_processes
 
     options = options_of_processes(config)

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-__all__ = ["RANK_FIXTURES", "accept_rank_fixtures", "is_property", "ranks_receive_examples"]
+__all__ = [
+    "RANK_FIXTURES",
+    "accept_rank_fixtures",
+    "draw_schedule",
+    "is_property",
+    "note_schedule",
+    "ranks_receive_examples",
+]
 
 RANK_FIXTURES = frozenset({"device", "group", "rank", "subject", "world_size"})
 
@@ -67,3 +74,19 @@ def ranks_receive_examples(item: pytest.Function, run: Callable[[dict[str, Any]]
         yield
     finally:
         handle.inner_test = body
+
+
+def draw_schedule() -> Any:
+    """A schedule as a part of the example under way, so that both shrink together."""
+    from hypothesis.control import current_build_context
+
+    from pdlcheck.strategies import schedules
+
+    return current_build_context().data.draw(schedules())
+
+
+def note_schedule(schedule: Any) -> None:
+    """Show a failing example's schedule beside its arguments."""
+    from hypothesis import note
+
+    note(f"schedule: {schedule}")

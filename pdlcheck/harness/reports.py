@@ -12,6 +12,7 @@ from _pytest._io import TerminalWriter
 
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness import cases
+from pdlcheck.harness.schedules import FOUND
 
 __all__ = ["RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
 
@@ -45,6 +46,9 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
             command += ["--rank-device", device]
         if world == "sim" and (semantics := item.config.getoption("--semantics")) != "rendezvous":
             command += ["--semantics", semantics]
+        schedule = item.stash.get(FOUND, item.config.getoption("--schedule"))
+        if schedule is not None and world == "sim":
+            command.append(f"--schedule={schedule}")
         for subject in item.config.getoption("--subject"):
             command += ["--subject", subject]
         report.sections.append(("replay", shlex.join(command)))

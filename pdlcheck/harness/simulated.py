@@ -19,8 +19,11 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck.harness.cases import CASE, Case, RankContext, set_rank_context
+from pdlcheck.harness.examples import draw_schedule, is_property, note_schedule
+from pdlcheck.harness.schedules import runs_under_schedules, search_schedules
 from pdlcheck.worlds.outcome import results
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
+from pdlcheck.worlds.simulated.schedules import DrawnSchedule, Replay, Schedule
 
 __all__ = ["SimulatedItem"]
 
@@ -54,14 +57,48 @@ class SimulatedItem:
 
     def call(self, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
-        results(self._cluster.run_bodies([partial(self._body, rank, drawn) for rank in self._ranks]))
+        schedule = next((value for value in drawn.values() if isinstance(value, DrawnSchedule | Replay)), None)
+        if schedule is None and runs_under_schedules(self._item):
+            if not is_property(self._item):
+                self._used = False
+                search_schedules(self._item, self._run_afresh)
+                return
+            schedule = draw_schedule()
+        try:
+            self._run(drawn, schedule)
+        except Exception:
+            if schedule is not None and is_property(self._item):
+                note_schedule(schedule)
+            raise
+
+    def _run(self, drawn: dict[str, Any], schedule: Schedule | None) -> None:
+        __tracebackhide__ = True
+        results(self._cluster.run_bodies([partial(self._body, rank, drawn) for rank in self._ranks], schedule))
+
+    def _run_afresh(self, schedule: Schedule) -> BaseException | None:
+        """Run the bodies on new ranks with new fixtures, as in a run of this one schedule alone."""
+        if self._used:
+            notes = dict(self._item.stash._storage)
+            self.teardown()
+            self._item.stash._storage.update(notes)
+            self._stack = ExitStack()
+            self.setup()
+        self._used = True
+        try:
+            self._run({}, schedule)
+        except (KeyboardInterrupt, SystemExit, pytest.exit.Exception, pytest.skip.Exception, pytest.xfail.Exception):
+            raise
+        except BaseException as error:
+            return error
+        return None
 
     def teardown(self) -> None:
+        ranks, self._ranks = self._ranks, []
         with self._stack:
             notes = dict(self._item.stash._storage)  # tmp_path takes its own away at the first rank's teardown
-            for rank in reversed(range(len(self._ranks))):
+            for rank, fixtures in reversed(list(enumerate(ranks))):
                 self._item.stash._storage.update(notes)
-                self._on_rank(rank, partial(self._finish, self._ranks[rank]))
+                self._on_rank(rank, partial(self._finish, fixtures))
 
     def _on_rank(self, rank: int, work: Callable[[], None]) -> None:
         """Run ``work`` as one rank while the others stand still."""

@@ -15,12 +15,14 @@ import pdlcheck
 PACKAGE = Path(pdlcheck.__file__).parent
 MAY_IMPORT = {
     "errors": set(),
+    "faults": set(),
     "primitives": {"errors"},
-    "worlds": {"errors"},
+    "worlds": {"errors", "faults"},
     "checks": {"errors"},
     "bench": {"errors"},
     "report": {"errors"},
-    "harness": {"errors", "worlds"},
+    "harness": {"errors", "strategies", "worlds"},
+    "strategies": {"worlds"},
     "plugin": {"errors", "worlds", "harness"},
 }
 

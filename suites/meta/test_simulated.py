@@ -7,13 +7,14 @@ import random
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdlcheck.errors import CollectiveMismatch, Deadlock
+from pdlcheck.errors import CollectiveMismatch, Deadlock, Livelock
 from pdlcheck.worlds import get_world
 
 from .programs import EXPECTED, MISMATCHES, all_reduce, early_leaver, ring_of_pairs, ring_of_sends, train_ddp
@@ -129,7 +130,7 @@ def test_a_rank_that_leaves_early_is_named(sim):
         sim.run(early_leaver, world_size=3)
 
 
-def test_a_rank_that_asks_for_ever_is_a_deadlock_too(sim):
+def test_a_rank_that_asks_for_ever_is_a_livelock(sim):
     def program(sender_comes):
         if dist.get_rank() == 0:
             work = dist.irecv(torch.zeros(1), 1)
@@ -138,8 +139,10 @@ def test_a_rank_that_asks_for_ever_is_a_deadlock_too(sim):
         elif sender_comes:
             dist.send(torch.ones(1), 0)
 
-    with pytest.raises(Deadlock, match="rank 0: blocked in recv from rank 1"):
+    with pytest.raises(Livelock, match="rank 0: asks for recv from rank 1") as caught:
         sim.run(program, False, world_size=2)
+    assert caught.value.polls == 20_000
+    assert len(caught.value.ranks) == 1  # rank 1 has returned
     sim.run(program, True, world_size=2)
 
 
@@ -212,17 +215,20 @@ def test_a_seed_replays_its_schedule_and_seeds_differ():
 
 def test_every_rank_has_random_streams_of_its_own_that_do_not_touch_the_controllers(sim):
     def program():
-        drawn = [torch.rand(1).item(), random.random()]
+        drawn = [torch.rand(1).item(), random.random(), np.random.rand()]
         dist.barrier()
-        return [*drawn, torch.rand(1).item(), random.random()]
+        return [*drawn, torch.rand(1).item(), random.random(), np.random.rand()]
 
     torch.manual_seed(5)
-    expected = torch.rand(1)
+    np.random.seed(5)
+    expected, of_numpy = torch.rand(1), np.random.rand()
     torch.manual_seed(5)
+    np.random.seed(5)
     first, second = sim.run(program, world_size=2), get_world("sim", seed=0).run(program, world_size=2)
     assert torch.equal(torch.rand(1), expected)
+    assert np.random.rand() == of_numpy
     assert first == second
-    assert len({value for rank in first for value in rank}) == 8
+    assert len({value for rank in first for value in rank}) == 12
 
 
 def test_every_rank_has_its_launchers_environment_and_default_dtype(sim):

@@ -1,8 +1,9 @@
 """What belongs to a rank although torch and Python keep it for the whole process.
 
-Swapped at every switch: the torch and Python random streams, the default dtype, the launcher's environment variables.
-Grad mode, autocast, inference mode and the default device are per thread in torch already. Module globals of the
-user's code are shared by the simulated ranks; a run on processes shows whether a test depends on that.
+Swapped at every switch: the random streams of torch, numpy and Python, the default dtype, the launcher's
+environment variables. Grad mode, autocast, inference mode and the default device are per thread in torch
+already. Module globals of the user's code are shared by the simulated ranks; a run on processes shows whether a test
+depends on that.
 """
 
 from __future__ import annotations
@@ -13,11 +14,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 __all__ = ["RankState", "isolated_controller"]
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_set_numpy = getattr(np.random, "set_bit_generator")  # noqa: B009 - its type stub does not export it
+_get_numpy = getattr(np.random, "get_bit_generator")  # noqa: B009
+_generators: list[np.random.MT19937] = []  # one for each rank: making one takes longer than a small run
+
+
+def _generator_of(rank: int) -> np.random.MT19937:
+    while len(_generators) <= rank:
+        _generators.append(np.random.MT19937())
+    return _generators[rank]
 
 
 class RankState:
@@ -26,6 +37,7 @@ class RankState:
     def __init__(self, rank: int, world_size: int, seed: int) -> None:
         self._rank = rank
         self._seed = seed * 10_007 + rank  # ranks start with different streams
+        self._numpy = _generator_of(rank)
         self._environment = dict(
             zip(_RANK_VARIABLES, map(str, (rank, rank, world_size, world_size)), strict=True)
         )
@@ -34,6 +46,8 @@ class RankState:
         """The rank starts."""
         torch.default_generator.manual_seed(self._seed)
         random.seed(self._seed)
+        _set_numpy(self._numpy)
+        np.random.seed(self._seed % 2**32)
         torch.set_default_dtype(torch.float32)
         os.environ.update(self._environment)
 
@@ -47,6 +61,7 @@ class RankState:
         """The rank has its turn again."""
         torch.default_generator.set_state(self._torch)
         random.setstate(self._python)
+        _set_numpy(self._numpy)
         torch.set_default_dtype(self._dtype)
         os.environ.update(self._environment)
 
@@ -55,6 +70,7 @@ class RankState:
 def isolated_controller() -> Iterator[None]:
     """Give the controller back what the ranks change."""
     torch_state, python_state = torch.default_generator.get_state(), random.getstate()
+    numpy_generator = _get_numpy()
     dtype, hook = torch.get_default_dtype(), sys.excepthook
     environment = {name: os.environ.get(name) for name in _RANK_VARIABLES}
     try:
@@ -62,6 +78,7 @@ def isolated_controller() -> Iterator[None]:
     finally:
         torch.default_generator.set_state(torch_state)
         random.setstate(python_state)
+        _set_numpy(numpy_generator)
         torch.set_default_dtype(dtype)
         sys.excepthook = hook  # init_process_group puts its own in front, once for each rank
         for name, value in environment.items():

@@ -6,12 +6,14 @@ What is left open by the rules of ``torch.distributed`` is decided by :class:`pd
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError
+from pdlcheck.faults import Kill
 from pdlcheck.worlds.semantics import Semantics
 from pdlcheck.worlds.simulated.claims import Claims
 from pdlcheck.worlds.simulated.collectives import read_by, written_by
@@ -19,10 +21,12 @@ from pdlcheck.worlds.simulated.lanes import Lanes
 from pdlcheck.worlds.simulated.leaks import leaked
 from pdlcheck.worlds.simulated.origin import Origin, origin
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
-from pdlcheck.worlds.simulated.work import SimulatedWork, Transfer
+from pdlcheck.worlds.simulated.schedules.access import Post, Question
+from pdlcheck.worlds.simulated.work import SimulatedWork, Transfer, closed_by
 from pdlcheck.worlds.watch import Match, Matcher, Operation, Signature, deadlock
 
-__all__ = ["Network"]
+__all__ = ["Network", "RankKilled"]
+
 
 _BLOCKING = Origin(blocking=True, torchs_own=False, batch=None)
 
@@ -30,7 +34,8 @@ _BLOCKING = Origin(blocking=True, torchs_own=False, batch=None)
 class Network:
     """Links the ranks of a simulated cluster; an ``Engine`` for their process groups."""
 
-    def __init__(self, world_size: int, seed: int, semantics: Semantics) -> None:
+    def __init__(self, world_size: int, seed: int, semantics: Semantics, faults: Sequence[Kill] = ()) -> None:
+        self._faults = faults
         self.scheduler = Scheduler(world_size, seed=seed, stuck=self._stuck)
         self.semantics = semantics
         self._seed = seed
@@ -46,11 +51,34 @@ class Network:
         self._unmoved: list[Transfer] = []  # data that moves at a random moment
         self._unseen: list[SimulatedWork] = []  # complete, and nobody has been told
         self.last: dict[int, Signature] = {}  # rank -> its last operation
+        self.begin()
 
     def begin(self) -> None:
-        """A run starts."""
+        """A run starts: operations are counted from 0."""
         self.last.clear()
+        self.killed: dict[int, Signature] = {}  # rank -> the operation that it did not get to post
+        self._counts: Counter[int] = Counter()
         self._random = random.Random(f"semantics {self._seed}")
+
+    def _suffer(self, signature: Signature) -> None:
+        """Apply the faults that this operation meets, and what earlier ones leave of it."""
+        rank = signature.rank
+        number = self._counts[rank]
+        self._counts[rank] += 1
+        if rank in self.killed:
+            raise RankKilled
+        if any(fault.rank == rank and fault.operation == number for fault in self._faults):
+            self.killed[rank] = signature
+            for key, work in list(self._posted.items()):
+                needy = work.operation.signature
+                if needy.rank != rank and _needs(needy, rank):
+                    del self._posted[key]
+                    work.lose(rank)
+            raise RankKilled
+        for lost in self.killed:
+            if _needs(signature, lost):
+                self.last[rank] = signature
+                raise closed_by(lost)
 
     def leave(self, rank: int) -> None:
         """The running rank has ended."""
@@ -64,12 +92,15 @@ class Network:
 
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
-        self.scheduler.switch()
+        post = Post(operation.signature)
+        self.scheduler.switch(post)
         self.scheduler.progress()
         self._let_things_happen()
         signature = operation.signature
+        if self._faults:
+            self._suffer(signature)
         self.last[signature.rank] = signature
-        work = SimulatedWork(self, operation, _origin(operation))
+        work = SimulatedWork(self, operation, _origin(operation), post)
         self._posted[id(work)] = work
         if signature.op == "send" and self.semantics.buffers(_nbytes(operation.parts[0].inputs[0])):
             work.buffer()
@@ -158,10 +189,10 @@ class Network:
         self._show(of=current_rank())
         self.scheduler.wait_until(ready, waits_for)
 
-    def poll(self, waits_for: Any) -> None:
-        """The running rank asks whether something has happened."""
+    def poll(self, waits_for: Signature) -> None:
+        """The running rank asks whether an operation is complete."""
         self._let_things_happen()
-        self.scheduler.poll(waits_for)
+        self.scheduler.poll(waits_for, Question(waits_for))
 
     def _let_things_happen(self) -> None:
         """Some of what the semantics leave open happens now."""
@@ -192,6 +223,15 @@ class Network:
                 if isinstance(rank.waits_for, Signature)
             },
         )
+
+
+class RankKilled(BaseException):
+    """Ends the thread of a rank that a fault kills; no ``except Exception`` of the user's stops it."""
+
+
+def _needs(signature: Signature, rank: int) -> bool:
+    """Can the operation not do without this rank? A receive from any source can, as on gloo."""
+    return signature.peer == rank if signature.is_p2p else rank in signature.members
 
 
 def _origin(operation: Operation) -> Origin:

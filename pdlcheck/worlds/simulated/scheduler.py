@@ -1,20 +1,20 @@
-"""Ranks as threads of which one runs at a time, and the seeded choice of the next one.
+"""Ranks as threads of which one runs at a time; a schedule chooses the next one.
 
 A rank gives up its turn only at a switch point (an operation is posted, waited for, or polled), so a run is a function
-of the seed. Each rank owns one lock; a switch releases the lock of the next rank and acquires the own one.
+of the schedule. Each rank owns one lock; a switch releases the lock of the next rank and acquires the own one.
 """
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
-from pdlcheck.errors import PdlcheckError, PeerFailed
+from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
 from pdlcheck.worlds.simulated.isolation import RankState, isolated_controller
+from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
 from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.watch import end_at_user_line
 
@@ -62,7 +62,7 @@ class Scheduler:
 
     Args:
         world_size: number of ranks.
-        seed: chooses the schedule; every run starts from it anew, so the same seed gives the same schedule.
+        seed: of the random streams of the ranks; each run starts from it anew.
         stuck: makes the error for ranks that all wait, from (waiting ranks, all ranks).
     """
 
@@ -75,30 +75,36 @@ class Scheduler:
     ) -> None:
         self.ranks = [RankThread(rank, world_size, seed) for rank in range(world_size)]
         self.error: PdlcheckError | None = None  # a verdict about the whole world; every rank raises it
-        self._seed = seed
         self._stuck = stuck
+        self._pending: list[Any] = [None] * world_size
         self._threads: list[threading.Thread] = []
         self._all_done = threading.Event()
 
-    def run(self, bodies: Sequence[Callable[[], Any]]) -> list[Outcome]:
+    def run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule) -> list[Outcome]:
         """Call ``bodies[r]()`` as rank r; return how each rank ended."""
-        self._choices = random.Random(self._seed)
+        self._schedule = schedule
+        self.every_step = schedule.every_step
+        schedule.begin(len(self.ranks))
+        self._pending[:] = [None] * len(self.ranks)
         self._failures = 0
         self._polls = 0
         self._stopping = False
         self.error = None
+        self._schedule_error: BaseException | None = None
         self._all_done.clear()
         for rank, body in zip(self.ranks, bodies, strict=True):
             rank.begin(body)
         with isolated_controller():
             if not self._threads:
                 self._start()
-            self._pass_turn()
+            self._pass_turn("begin", -1)
             try:
                 self._all_done.wait()
             except BaseException:
                 self._stopping = True  # each rank ends at its next switch point
                 raise
+        if self._schedule_error is not None:
+            raise self._schedule_error
         return [rank.outcome for rank in self.ranks if rank.outcome is not None]
 
     def close(self) -> None:
@@ -115,11 +121,11 @@ class Scheduler:
             self._threads.append(thread)
             thread.start()
 
-    def switch(self) -> None:
-        """Let the schedule choose who goes on; called by the running rank."""
-        self._yield(_me())
+    def switch(self, pending: Any = None) -> None:
+        """Let the schedule choose who goes on; ``pending`` is what the running rank does when its turn comes again."""
+        self._yield(_me(), "post", pending)
 
-    def wait_until(self, ready: Callable[[], bool], waits_for: Any) -> None:
+    def wait_until(self, ready: Callable[[], bool], waits_for: Any, pending: Any = None) -> None:
         """Block the running rank until ``ready()``; ``waits_for`` is what a report says about it."""
         __tracebackhide__ = True
         me = _me()
@@ -129,20 +135,20 @@ class Scheduler:
         me.ready, me.waits_for = ready, waits_for
         try:
             while not ready():
-                self._yield(me)
+                self._yield(me, "wait", pending)
         finally:
             me.ready = None
         me.waits_for = None  # kept when the wait ends by an error: it is where the rank was stopped
 
-    def poll(self, waits_for: Any) -> None:
+    def poll(self, waits_for: Any, pending: Any = None) -> None:
         """Like :meth:`switch`, for a rank that asks whether something has happened; nobody may ask for ever."""
         __tracebackhide__ = True
         me = _me()
         me.waits_for = waits_for
         self._polls += 1
         if self._polls > _MAX_POLLS:
-            self.fail(self._stuck([rank for rank in self.ranks if rank.outcome is None], self.ranks))
-        self._yield(me)
+            self.fail(self._livelock())
+        self._yield(me, "poll", pending)
         me.waits_for = None
 
     def progress(self) -> None:
@@ -163,8 +169,10 @@ class Scheduler:
             if me.body is None:
                 return
             me.outcome = self._call(me, me.body)
+            if self.error is None and not self._stopping:
+                self._pending[me.rank] = None
             self.progress()
-            self._pass_turn()
+            self._pass_turn("end", me.rank)
 
     def _call(self, me: RankThread, body: Callable[[], Any]) -> Outcome:
         __tracebackhide__ = True
@@ -180,9 +188,11 @@ class Scheduler:
                 end_at_user_line(error)
             return Raised(me.rank, error, order=self._failures, site=site_of(error))
 
-    def _yield(self, me: RankThread) -> None:
+    def _yield(self, me: RankThread, kind: str, pending: Any) -> None:
         __tracebackhide__ = True
-        following = self._choose()
+        if self.error is None and not self._stopping:  # else the rank only ends
+            self._pending[me.rank] = pending
+        following = self._choose(kind, me.rank)
         if following is not me:
             me.state.save()
             following.turn.release()
@@ -190,13 +200,13 @@ class Scheduler:
             me.state.restore()
         self._check(me)
 
-    def _pass_turn(self) -> None:
+    def _pass_turn(self, kind: str, current: int) -> None:
         if all(rank.outcome is not None for rank in self.ranks):
             self._all_done.set()
             return
-        self._choose().turn.release()
+        self._choose(kind, current).turn.release()
 
-    def _choose(self) -> RankThread:
+    def _choose(self, kind: str, current: int) -> RankThread:
         runnable = [rank for rank in self.ranks if rank.is_runnable()]
         if not runnable:
             waiting = [rank for rank in self.ranks if rank.outcome is None]
@@ -206,7 +216,23 @@ class Scheduler:
                 else:
                     self.error = self._stuck(waiting, self.ranks)
             return waiting[0]
-        return runnable[0] if len(runnable) == 1 else self._choices.choice(runnable)
+        if self.error is not None or self._stopping:
+            return runnable[0]  # the ranks only end: nothing to choose
+        if len(runnable) == 1 and not self.every_step:
+            return runnable[0]
+        point = SwitchPoint(kind, current, tuple([rank.rank for rank in runnable]), self._pending)
+        try:
+            return self.ranks[self._schedule.choose(point)]
+        except BaseException as error:  # it belongs to the controller; here it would end a thread that others wait for
+            self._schedule_error = error
+            self._stopping = True
+            return runnable[0]
+
+    def _livelock(self) -> Livelock:
+        waiting = [rank for rank in self.ranks if rank.outcome is None]
+        lines = [f"rank {rank.rank}: {_is_doing(rank)}" for rank in waiting]
+        head = f"no rank makes progress: they have asked {_MAX_POLLS} times in a row for something that does not come"
+        return Livelock("\n  ".join([head, *lines]), ranks=lines, polls=_MAX_POLLS)
 
     def _check(self, me: RankThread) -> None:
         __tracebackhide__ = True
@@ -216,6 +242,12 @@ class Scheduler:
             raise copy(self.error)  # each rank its own traceback
         if self._stopping:
             raise PeerFailed("another rank failed")
+
+
+def _is_doing(rank: RankThread) -> str:
+    if rank.waits_for is None:
+        return "runs its own code"
+    return f"blocked in {rank.waits_for}" if rank.ready is not None else f"asks for {rank.waits_for}"
 
 
 def _me() -> RankThread:

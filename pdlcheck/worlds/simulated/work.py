@@ -9,12 +9,13 @@ from pdlcheck.worlds.simulated.collectives import Order, Write, moves, read_by, 
 from pdlcheck.worlds.simulated.origin import Origin
 from pdlcheck.worlds.simulated.poison import poison
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
-from pdlcheck.worlds.watch import Operation, Part, WatchedWork
+from pdlcheck.worlds.simulated.schedules.access import Post
+from pdlcheck.worlds.watch import Operation, Part, WatchedWork, user_call
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.simulated.network import Network
 
-__all__ = ["SimulatedWork", "Transfer"]
+__all__ = ["SimulatedWork", "Transfer", "closed_by"]
 
 
 class SimulatedWork(WatchedWork):
@@ -24,8 +25,11 @@ class SimulatedWork(WatchedWork):
     Polls and futures do so once the operation is *visible*, which the semantics may delay.
     """
 
-    def __init__(self, network: Network, operation: Operation, origin: Origin) -> None:
+    def __init__(self, network: Network, operation: Operation, origin: Origin, post: Post) -> None:
         super().__init__(operation)
+        self._post = post
+        self._call = user_call() if network.scheduler.every_step else None
+        self._lost: int | None = None  # a rank that is gone, and without which there is no end
         self.operation = operation
         self.origin = origin
         self.parts = operation.parts
@@ -77,8 +81,17 @@ class SimulatedWork(WatchedWork):
             self.results = ()
         self._settle_future()
 
+    def lose(self, rank: int) -> None:
+        """The operation will never be complete, as ``rank`` is gone."""
+        self._lost = rank
+
     def wait(self, timeout: Any = None) -> bool:
-        self._network.wait(lambda: self.matched, self.operation.signature)
+        if self._call is not None:
+            self._post.blocks_in_call = self._call == user_call()
+            self._call = None
+        self._network.wait(lambda: self.matched or self._lost is not None, self.operation.signature)
+        if self._lost is not None:
+            raise closed_by(self._lost)
         self.finish()
         return True
 
@@ -86,7 +99,7 @@ class SimulatedWork(WatchedWork):
         self._network.poll(self.operation.signature)
         if self.visible:
             self.finish()
-        return self.finished
+        return self.finished or self._lost is not None
 
     def is_success(self) -> bool:
         return self.visible
@@ -102,6 +115,13 @@ class SimulatedWork(WatchedWork):
     def _settle_future(self) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(self.result())
+
+
+def closed_by(rank: int) -> RuntimeError:
+    """What gloo raises in a rank that needs one that is gone."""
+    return RuntimeError(
+        f"[sim] Connection closed by peer [rank {rank}]. This is typically caused by a remote worker crashing."
+    )
 
 
 class Transfer:

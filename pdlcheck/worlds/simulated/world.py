@@ -1,26 +1,32 @@
-"""A cluster inside this process: ranks are threads under a seeded scheduler, found deadlocks are exact."""
+"""A cluster inside this process: ranks are threads under a scheduler, found deadlocks are exact."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
+from pdlcheck.errors import Inconclusive, RankDied
+from pdlcheck.faults import Kill
 from pdlcheck.worlds.arguments import check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated.c10d import join_group, rank_local_torch_distributed
 from pdlcheck.worlds.simulated.network import Network
 from pdlcheck.worlds.simulated.scheduler import current_rank
+from pdlcheck.worlds.simulated.schedules import First, Schedule, schedule_of
 from pdlcheck.worlds.simulated.store import SimulatedStore
+from pdlcheck.worlds.watch import Signature
 
 __all__ = ["SimulatedWorld"]
 
+_LATER = 1_000_000  # the death of a rank is no cause beside a failure of a survivor's own
 _one_cluster_at_a_time = threading.RLock()
 _open_clusters: set[int] = set()  # by thread: the lock would let one thread in twice
 
@@ -29,8 +35,13 @@ class SimulatedWorld:
     """Runs functions on simulated ranks.
 
     Args:
-        seed: chooses the schedule and the random streams of the ranks; the same seed replays the same run.
+        seed: of the random streams of the ranks; they are the same under every schedule.
+        schedule: who goes on at each switch point, as ``--schedule`` takes it: ``first``, ``random`` (from ``seed``),
+            ``random:7``, ``pct:7,3``, ``replay:4r1-17r0``; or a schedule itself. Each run begins with it anew.
         semantics: what the network does where the rules leave a choice; a :class:`Semantics` or the name of a profile.
+        faults: what the ranks suffer (:mod:`pdlcheck.faults`). If all survivors return, so does the run, with the
+            ``RankDied`` in the place of the value of a rank that was killed. A fault that did not come about is
+            ``Inconclusive``.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -46,12 +57,23 @@ class SimulatedWorld:
     isolation = "fresh"  # threads cost next to nothing
     shares_process = True
 
-    def __init__(self, *, seed: int = 0, semantics: Semantics | str = "rendezvous") -> None:
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        schedule: str | Schedule = "random",
+        semantics: Semantics | str = "rendezvous",
+        faults: Sequence[Kill] = (),
+    ) -> None:
         self.seed = seed
         self.semantics = make_semantics(semantics)
+        self.faults = tuple(faults)
+        self.schedule = schedule_of(schedule, seed=seed) if isinstance(schedule, str) else schedule
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(seed={self.seed})"
+        semantics = f", semantics={self.semantics}" if self.semantics != Semantics() else ""
+        faults = f", faults={list(self.faults)}" if self.faults else ""
+        return f"{type(self).__name__}(seed={self.seed}, schedule={str(self.schedule)!r}{semantics}{faults})"
 
     def check(self) -> None:
         """Nothing is needed."""
@@ -76,7 +98,7 @@ class SimulatedWorld:
             stack.callback(_open_clusters.discard, me)
             _open_clusters.add(me)
             stack.enter_context(rank_local_torch_distributed())
-            ranks = SimulatedRanks(world_size, self.seed, self.semantics)
+            ranks = SimulatedRanks(world_size, self)
             stack.callback(ranks.close)
             yield ranks
 
@@ -87,9 +109,10 @@ class SimulatedWorld:
 class SimulatedRanks:
     """Ranks that stay for several runs; after a failure they get a fresh process group."""
 
-    def __init__(self, world_size: int, seed: int, semantics: Semantics) -> None:
+    def __init__(self, world_size: int, world: SimulatedWorld) -> None:
         self.world_size = world_size
-        self._network = Network(world_size, seed, semantics)
+        self._world = world
+        self._network = Network(world_size, world.seed, world.semantics, world.faults)
         self._store = SimulatedStore(self._network.scheduler)
         self._joined = False
 
@@ -98,7 +121,11 @@ class SimulatedRanks:
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
         __tracebackhide__ = True
-        return results(self.outcomes(fn, *args, **kwargs))
+        try:
+            return results(self.outcomes(fn, *args, **kwargs))
+        except BaseException as error:
+            error.add_note(f"replay: {self._world!r}")
+            raise
 
     def outcomes(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Outcome]:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
@@ -110,32 +137,78 @@ class SimulatedRanks:
 
         return self.run_bodies([body] * self.world_size)
 
-    def run_bodies(self, bodies: Sequence[Callable[[], Any]]) -> list[Outcome]:
-        """Call ``bodies[r]()`` as rank r."""
-        join = not self._joined
+    def run_bodies(
+        self, bodies: Sequence[Callable[[], Any]], schedule: Schedule | None = None
+    ) -> list[Outcome]:
+        """Call ``bodies[r]()`` as rank r, under ``schedule`` or else the world's."""
+        if not self._joined:
+            self._join()
+        bodies = [partial(self._as_rank, rank, body) for rank, body in enumerate(bodies)]
+        return self._run(bodies, schedule or self._world.schedule)
 
-        def as_rank(rank: int, body: Callable[[], Any]) -> Callable[[], Any]:
-            def main() -> Any:
-                __tracebackhide__ = True
-                if join or not dist.is_initialized():  # a program that ends its group leaves none to the next
-                    join_group(self._network, self._store, self.world_size)
-                try:
-                    return body()
-                finally:
-                    self._network.leave(rank)
+    def _as_rank(self, rank: int, body: Callable[[], Any]) -> Any:
+        __tracebackhide__ = True
+        if not dist.is_initialized():  # a program that ended its group left none to the next
+            join_group(self._network, self._store, self.world_size)
+        try:
+            return body()
+        finally:
+            self._network.leave(rank)
 
-            return main
+    def _with_faults(self, outcomes: Sequence[Outcome], killed: Mapping[int, Signature]) -> list[Outcome]:
+        """Say which rank a fault has killed; survivors that only lost it are no cause of their own."""
+        for fault in self._world.faults:
+            if fault.rank not in killed and all(isinstance(outcome, Returned) for outcome in outcomes):
+                raise Inconclusive(f"{fault} did not come about: the rank posts fewer operations")
+        died: dict[int, RankDied] = {
+            rank: RankDied(
+                f"rank {rank} was killed by a fault when it was about to post {signature}",
+                rank=rank, exitcode=-9, stderr="",
+            )
+            for rank, signature in killed.items()
+        }
+        told = [
+            replace(outcome, consequence=True, order=_LATER + outcome.order)
+            if isinstance(outcome, Raised) and str(outcome.error).startswith("[sim] Connection closed by peer")
+            else outcome
+            for outcome in outcomes
+        ]
+        if all(isinstance(outcome, Returned) for outcome in told if outcome.rank not in died):
+            return [Returned(o.rank, died[o.rank], o.last) if o.rank in died else o for o in told]
+        return [
+            replace(o, error=died[o.rank], site="", order=_LATER) if isinstance(o, Raised) and o.rank in died else o
+            for o in told
+        ]
 
+    def _join(self) -> None:
+        """Make the default group: a run of its own, so that the choices of a schedule are those of the bodies."""
+        bodies = [partial(join_group, self._network, self._store, self.world_size)] * self.world_size
+        results(self._run(bodies, First()))
+        self._joined = True
+
+    def _run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule) -> list[Outcome]:
         self._network.begin()
-        ended = self._network.scheduler.run([as_rank(rank, body) for rank, body in enumerate(bodies)])
+        try:
+            ended = self._network.scheduler.run(bodies, schedule)
+        except BaseException:  # of the schedule itself, or an interrupt
+            self._begin_anew()
+            raise
         if all(isinstance(outcome, Returned) for outcome in ended) and (leaks := self._network.leaks()):
             ended[0] = Raised(0, leaks)
         outcomes = [replace(outcome, last=str(self._network.last.get(outcome.rank, ""))) for outcome in ended]
-        self._joined = all(isinstance(outcome, Returned) for outcome in outcomes)
-        if not self._joined:
-            self._network.reset()
-            self._store = SimulatedStore(self._network.scheduler)
+        if not all(isinstance(outcome, Returned) for outcome in outcomes):
+            killed = dict(self._network.killed)
+            self._begin_anew()
+            if killed:
+                return self._with_faults(outcomes, killed)
+        elif self._world.faults and self._joined:
+            return self._with_faults(outcomes, {})
         return outcomes
+
+    def _begin_anew(self) -> None:
+        self._joined = False
+        self._network.reset()
+        self._store = SimulatedStore(self._network.scheduler)
 
     def close(self) -> None:
         """End the rank threads."""

@@ -1,6 +1,6 @@
 """What every world can observe: what each rank posts, from which line, and whether the ranks fit together."""
 
-from pdlcheck.worlds.watch.callsite import calls_tests, end_at_user_line, short, user_line
+from pdlcheck.worlds.watch.callsite import calls_tests, end_at_user_line, short, user_call, user_line
 from pdlcheck.worlds.watch.deadlock import deadlock
 from pdlcheck.worlds.watch.group import Engine, WatchedGroup
 from pdlcheck.worlds.watch.matcher import Match, Matcher
@@ -21,5 +21,6 @@ __all__ = [
     "deadlock",
     "end_at_user_line",
     "short",
+    "user_call",
     "user_line",
 ]

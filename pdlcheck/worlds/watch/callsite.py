@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 import torch
 import typing_extensions
 
-__all__ = ["WRAPPERS", "calls_tests", "end_at_user_line", "short", "user_frames", "user_line"]
+__all__ = ["WRAPPERS", "calls_tests", "end_at_user_line", "short", "user_call", "user_frames", "user_line"]
 
 # files of libraries that stand between a user's line and torch: context managers, deprecated names
 WRAPPERS = (contextlib.__file__, typing_extensions.__file__, warnings.__file__)
@@ -44,6 +44,13 @@ def user_frames() -> Iterator[FrameType]:
         if not internal:
             yield frame
         frame = frame.f_back
+
+
+def user_call() -> tuple[FrameType, int] | None:
+    """Return the innermost frame outside torch and the worlds, and the call in it that is under way."""
+    for frame in user_frames():
+        return frame, frame.f_lasti
+    return None
 
 
 def user_line() -> str:

@@ -1,0 +1,22 @@
+"""The schedule with the fewest context switches."""
+
+from __future__ import annotations
+
+from pdlcheck.worlds.simulated.schedules.protocol import SwitchPoint, usual
+
+__all__ = ["First"]
+
+
+class First:
+    """Each rank runs until it has to wait; then the lowest rank that can go on."""
+
+    every_step = False
+
+    def begin(self, world_size: int) -> None:
+        """Nothing is remembered."""
+
+    def choose(self, point: SwitchPoint) -> int:
+        return usual(point)
+
+    def __str__(self) -> str:
+        return "first"

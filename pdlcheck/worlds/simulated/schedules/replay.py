@@ -1,0 +1,102 @@
+"""Schedules written down: where they depart from :class:`First`, and for which rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from pdlcheck.errors import ScheduleNotFollowed
+from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint, usual
+
+__all__ = ["Recorder", "Replay"]
+
+_CODE = re.compile(r"(\d+)r(\d+)")
+
+
+class Replay:
+    """The usual choices, except those given: at choice ``i`` rank ``r`` goes on.
+
+    A choice is a switch point at which more than one rank can go on; they are counted from 0 in each run.
+
+    Args:
+        switches: choice -> rank.
+        strict: a rank that cannot go on at its choice is ``ScheduleNotFollowed``; False makes the usual choice instead.
+
+    Example:
+        >>> str(Replay({4: 1, 17: 0}))
+        'replay:4r1-17r0'
+    """
+
+    every_step = False
+
+    def __init__(self, switches: Mapping[int, int], *, strict: bool = True) -> None:
+        self.switches = dict(sorted(switches.items()))
+        self._strict = strict
+
+    @classmethod
+    def parse(cls, code: str) -> Replay:
+        """Read what ``str`` wrote, without ``replay:``; an empty code is the schedule ``first``."""
+        switches = {}
+        for item in filter(None, code.split("-")):
+            match = _CODE.fullmatch(item)
+            if match is None:
+                raise ValueError(f"a replay code is a list like 4r1-17r0 (choice 4: rank 1), got {item!r} in {code!r}")
+            switches[int(match[1])] = int(match[2])
+        return cls(switches)
+
+    def begin(self, world_size: int) -> None:
+        self._choice = -1
+
+    def choose(self, point: SwitchPoint) -> int:
+        self._choice += 1
+        rank = self.switches.get(self._choice)
+        if rank is None:
+            return usual(point)
+        if rank in point.runnable:
+            return rank
+        if self._strict:
+            raise ScheduleNotFollowed(
+                f"{self}: at choice {self._choice} rank {rank} cannot go on, only {list(point.runnable)}: the "
+                "program, its input or its world size is not the one that was recorded"
+            )
+        return usual(point)
+
+    def __repr__(self) -> str:
+        return f"Replay({self.switches})"
+
+    def __str__(self) -> str:
+        return "replay:" + "-".join(f"{choice}r{rank}" for choice, rank in self.switches.items())
+
+
+class Recorder:
+    """Follows another schedule and writes its choices down."""
+
+    every_step = True
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.switches: dict[int, int] = {}
+        self.choices = 0  # switch points at which more than one rank could go on
+        self.steps = 0  # all switch points
+
+    def begin(self, world_size: int) -> None:
+        self.schedule.begin(world_size)
+        self.switches = {}
+        self.choices = self.steps = 0
+
+    def choose(self, point: SwitchPoint) -> int:
+        self.steps += 1
+        if len(point.runnable) == 1:
+            return self.schedule.choose(point) if self.schedule.every_step else point.runnable[0]
+        rank = self.schedule.choose(point)
+        if rank != usual(point):
+            self.switches[self.choices] = rank
+        self.choices += 1
+        return rank
+
+    def replay(self) -> Replay:
+        """The last run's schedule."""
+        return Replay(self.switches)
+
+    def __str__(self) -> str:
+        return str(self.schedule)

@@ -1,0 +1,124 @@
+"""Look for a schedule under which a program fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pdlcheck.errors import Inconclusive, PdlcheckError
+from pdlcheck.worlds.simulated.schedules.exhaustive import Exhaustive
+from pdlcheck.worlds.simulated.schedules.first import First
+from pdlcheck.worlds.simulated.schedules.pct import PCT
+from pdlcheck.worlds.simulated.schedules.protocol import Schedule
+from pdlcheck.worlds.simulated.schedules.replay import Recorder, Replay
+from pdlcheck.worlds.simulated.schedules.shrink import Switches, shrink
+from pdlcheck.worlds.simulated.schedules.uniform import Random
+from pdlcheck.worlds.site import site_of
+
+__all__ = ["Failure", "search", "search_all", "variety"]
+
+Run = Callable[[Schedule], BaseException | None]
+_DEPTHS = (2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A schedule that fails.
+
+    Args:
+        error: what the shrunk schedule raises.
+        found: the schedule that failed first.
+        runs: how many schedules had been run by then, this one included.
+        switches: how many switches it made that ``first`` would not have made.
+        replay: the shrunk schedule.
+    """
+
+    error: BaseException
+    found: Schedule
+    runs: int
+    switches: int
+    replay: Replay
+
+
+def variety(number: int, steps: int) -> Schedule:
+    """The schedule of that number: ``first``, then random ones and PCT of depth 2, 3, 4 in turn.
+
+    Args:
+        number: from 0.
+        steps: switch points of a run, for PCT.
+    """
+    if number == 0:
+        return First()
+    return Random(number) if number % 2 else PCT(number, _DEPTHS[number // 2 % 3], max(steps, 1))
+
+
+def search(run: Run, count: int) -> Failure | None:
+    """Run up to ``count`` different schedules and shrink the first that fails; None if none does.
+
+    Args:
+        run: runs the program on new ranks under a schedule; returns what it raised, or None.
+        count: schedules to try.
+
+    Example:
+        >>> from pdlcheck.worlds import get_world
+        >>> def take_two():
+        ...     if dist.get_rank():
+        ...         dist.send(torch.zeros(1), 0)
+        ...     else:
+        ...         assert dist.recv(torch.zeros(1)) < dist.recv(torch.zeros(1))
+        >>> def run(schedule):
+        ...     try:
+        ...         get_world("sim", schedule=schedule).run(take_two, world_size=3)
+        ...     except AssertionError as error:
+        ...         return error
+        >>> print(search(run, 50).replay)
+        replay:3r2
+    """
+    steps = 1
+    for number in range(count):
+        recorder = Recorder(variety(number, steps))
+        error = run(recorder)
+        if error is not None:
+            return _shrunk(run, recorder, error, number + 1)
+        steps = max(steps, recorder.steps)
+    return None
+
+
+def search_all(run: Run, at_most: int) -> Failure | None:
+    """Like :func:`search`, for all schedules that differ.
+
+    Raises:
+        Inconclusive: there are more than ``at_most``.
+    """
+    every = Exhaustive()
+    runs = 0
+    while every.advance():
+        if runs == at_most:
+            raise Inconclusive(f"no schedule of the {runs} that were run fails, but there are more; raise at_most")
+        runs += 1
+        recorder = Recorder(every)
+        error = run(recorder)
+        if error is not None:
+            return _shrunk(run, recorder, error, runs)
+    return None
+
+
+def _shrunk(run: Run, recorder: Recorder, error: BaseException, runs: int) -> Failure:
+    failure = _kind(error)
+    found = recorder.replay()
+
+    def fails(replay: Replay) -> Switches | None:
+        attempt = Recorder(replay)
+        raised = run(attempt)
+        return attempt.switches if raised is not None and _kind(raised) == failure else None
+
+    shortest = Replay(shrink(found.switches, fails))
+    raised = run(shortest)  # the last run is the one that is reported
+    if raised is None or _kind(raised) != failure:
+        raised, shortest = error, found  # the program does not depend on its schedule alone
+    return Failure(raised, recorder.schedule, runs, len(found.switches), shortest)
+
+
+def _kind(error: BaseException) -> tuple[type, str]:
+    """Failures that count as one while a schedule is shrunk: verdicts of one kind, other errors of one line."""
+    return type(error), "" if isinstance(error, PdlcheckError) else site_of(error)

@@ -1,0 +1,32 @@
+"""Every choice at random."""
+
+from __future__ import annotations
+
+import random
+
+from pdlcheck.worlds.simulated.schedules.protocol import SwitchPoint
+
+__all__ = ["Random"]
+
+
+class Random:
+    """Any rank that can go on, with equal probability, from ``seed``.
+
+    A run with ``c`` choices among at most ``n`` ranks takes one given path with a probability of at least ``n ** -c``:
+    good at what many schedules show, poor at an order of few operations that are far apart; see :class:`PCT`.
+    """
+
+    every_step = False
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self._random = random.Random(seed)
+
+    def begin(self, world_size: int) -> None:
+        self._random = random.Random(self.seed)
+
+    def choose(self, point: SwitchPoint) -> int:
+        return self._random.choice(point.runnable)
+
+    def __str__(self) -> str:
+        return f"random:{self.seed}"
