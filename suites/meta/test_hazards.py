@@ -10,9 +10,9 @@ import torch.distributed as dist
 from hypothesis import given
 
 from pdlcheck.errors import BufferHazard, Deadlock, LeakedWork, Unsupported
+from pdlcheck.strategies import semantics as any_semantics
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.semantics import PROFILES, Semantics, make_semantics
-from pdlcheck.worlds.simulated.strategies import semantics as any_semantics
 
 from . import hazard_programs as programs
 from .hazard_programs import HAZARDS, INNOCENT, LEAKS
