@@ -1,6 +1,6 @@
-"""Programs that leave asynchronous operations alone too late or never; each is right when called with ``right=True``.
+"""Programs that touch the buffers of pending operations too early; each is right when called with ``right=True``.
 
-Marks in the source name the lines that a verdict must give: ``# posts`` and ``# touches``, ``# leaks``.
+Marks in the source name the lines that a verdict must give: ``# posts`` and ``# touches``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 
-def _peer() -> int:
+def peer() -> int:
     return 1 - dist.get_rank()
 
 
@@ -86,7 +86,7 @@ def all_gather_input_inside_its_output(right):
 
 def batch_overwrites_what_it_sends(right):
     x, y = torch.ones(2), torch.zeros(2)
-    ops = [dist.P2POp(dist.isend, x, _peer()), dist.P2POp(dist.irecv, y, _peer())]
+    ops = [dist.P2POp(dist.isend, x, peer()), dist.P2POp(dist.irecv, y, peer())]
     works = dist.batch_isend_irecv(ops)  # posts
     if right:
         for work in works:
@@ -229,7 +229,7 @@ def exchanged_rows_are_read_early(right):
 
 def batch_uses_what_it_receives(right):
     x, y = torch.ones(2), torch.zeros(2)
-    ops = [dist.P2POp(dist.isend, x, _peer()), dist.P2POp(dist.irecv, y, _peer())]
+    ops = [dist.P2POp(dist.isend, x, peer()), dist.P2POp(dist.irecv, y, peer())]
     sending, receiving = dist.batch_isend_irecv(ops)  # posts
     sending.wait()
     if right:
@@ -308,110 +308,12 @@ HAZARDS = [
 ]
 
 
-# -- work that is left behind ---------------------------------------------------------------------
-
-
-def handle_is_dropped(right):
-    x = torch.ones(2)
-    work = dist.all_reduce(x, async_op=True)  # leaks
-    if right:
-        work.wait()
-
-
-def sent_and_forgotten(right):
-    x = torch.ones(2)
-    if dist.get_rank() == 1:
-        return dist.recv(x, 0)
-    work = dist.isend(x, 1)  # leaks
-    return work.wait() if right else None
-
-
-def received_and_forgotten(right):
-    x = torch.ones(2)
-    if dist.get_rank() == 0:
-        return dist.send(x, 1)
-    work = dist.irecv(x, 0)  # leaks
-    return work.wait() if right else None
-
-
-def only_the_last_is_waited_for(right):
-    tensors = [torch.ones(2) for _ in range(3)]
-    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]  # leaks
-    for work in works if right else works[-1:]:
-        work.wait()
-
-
-def only_receives_are_waited_for(right):
-    x, y = torch.ones(2), torch.zeros(2)
-    ops = [dist.P2POp(dist.isend, x, _peer()), dist.P2POp(dist.irecv, y, _peer())]
-    sending, receiving = dist.batch_isend_irecv(ops)  # leaks
-    receiving.wait()
-    if right:
-        sending.wait()
-
-
-def coalesced_and_forgotten(right):
-    a, b = torch.ones(2), torch.ones(3)
-    with dist._coalescing_manager(async_ops=True) as manager:  # leaks
-        dist.all_reduce(a)
-        dist.all_reduce(b)
-    if right:
-        manager.wait()
-
-
-def only_rank_0_waits(right):
-    work = dist.barrier(async_op=True)  # leaks
-    if right or dist.get_rank() == 0:
-        work.wait()
-
-
-def barrier_in_the_place_of_a_wait(right):
-    x = torch.ones(2)
-    work = dist.all_reduce(x, async_op=True)  # leaks
-    dist.barrier()
-    if right:
-        work.wait()
-
-
-def partner_never_comes(right):
-    work = dist.irecv(torch.zeros(2), _peer()) if dist.get_rank() == 1 else None  # leaks
-    if right:
-        if work is None:
-            dist.send(torch.ones(2), 1)
-        else:
-            work.wait()
-
-
-def overlapped_over_the_end_of_the_loop(right):
-    pending = None
-    for _ in range(3):
-        if pending is not None:
-            pending.wait()
-        pending = dist.all_reduce(torch.ones(2), async_op=True)  # leaks
-    if right:
-        pending.wait()
-
-
-LEAKS = [
-    handle_is_dropped,
-    sent_and_forgotten,
-    received_and_forgotten,
-    only_the_last_is_waited_for,
-    only_receives_are_waited_for,
-    coalesced_and_forgotten,
-    only_rank_0_waits,
-    barrier_in_the_place_of_a_wait,
-    partner_never_comes,
-    overlapped_over_the_end_of_the_loop,
-]
-
-
 # -- what looks like a hazard and is none ---------------------------------------------------------
 
 
 def reads_what_it_sends():
     x = torch.ones(3)
-    work = dist.isend(x, _peer()) if dist.get_rank() == 0 else dist.irecv(torch.zeros(3), 0)
+    work = dist.isend(x, peer()) if dist.get_rank() == 0 else dist.irecv(torch.zeros(3), 0)
     total = x.sum().item() + len(x.tolist())
     work.wait()
     return total
@@ -518,73 +420,3 @@ INNOCENT = [
     (waits_twice, [3.0, 3.0]),
     (overlaps_two_buffers, [[14.0, 14.0], [22.0, 22.0]]),
 ]
-
-
-# -- what depends on when a send ends, and on tags ------------------------------------------------
-
-
-def head_to_head(numel):
-    x, y = torch.full((numel,), float(dist.get_rank())), torch.empty(numel)
-    dist.send(x, _peer())
-    dist.recv(y, _peer())
-    return y[0].item()
-
-
-def head_to_tail(numel):
-    x, y = torch.full((numel,), float(dist.get_rank())), torch.empty(numel)
-    for is_sender in (dist.get_rank() == 0, dist.get_rank() == 1):
-        if is_sender:
-            dist.send(x, _peer())
-        else:
-            dist.recv(y, _peer())
-    return y[0].item()
-
-
-def both_post_their_send_first():
-    x, y = torch.full((2,), float(dist.get_rank())), torch.empty(2)
-    works = [dist.isend(x, _peer()), dist.irecv(y, _peer())]
-    for work in works:
-        work.wait()
-    return y[0].item()
-
-
-def both_post_a_batch():
-    x, y = torch.full((2,), float(dist.get_rank())), torch.empty(2)
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, _peer()), dist.P2POp(dist.irecv, y, _peer())]):
-        work.wait()
-    return y[0].item()
-
-
-def tags_crosswise():
-    """Rank 1 asks for the second message first."""
-    if dist.get_rank() == 0:
-        works = [dist.isend(torch.tensor([float(tag)]), 1, tag=tag) for tag in (1, 2)]
-    else:
-        got = {tag: torch.zeros(1) for tag in (2, 1)}
-        works = [dist.irecv(x, 0, tag=tag) for tag, x in got.items()]
-    for work in works:
-        work.wait()
-    return None if dist.get_rank() == 0 else {tag: x.item() for tag, x in got.items()}
-
-
-def tags_in_order():
-    if dist.get_rank() == 0:
-        works = [dist.isend(torch.tensor([float(tag)]), 1, tag=tag) for tag in (1, 2)]
-    else:
-        got = {tag: torch.zeros(1) for tag in (1, 2)}
-        works = [dist.irecv(x, 0, tag=tag) for tag, x in got.items()]
-    for work in works:
-        work.wait()
-    return None if dist.get_rank() == 0 else {tag: x.item() for tag, x in got.items()}
-
-
-def never_received():
-    if dist.get_rank() == 0:
-        dist.send(torch.ones(2), 1)
-
-
-def summed_in_float32():
-    """1e8 + 1 - 1e8, which depends on the order of adding."""
-    x = torch.tensor([1e8, 1.0, -1e8][dist.get_rank()])
-    dist.all_reduce(x)
-    return x.item()

@@ -144,6 +144,7 @@ def test_a_rank_that_went_on_by_the_board_and_ended_does_not_count_as_waiting():
     referee.asks(0, 1)
     referee.waits(0, 1)
     referee.ended(0)  # rank 1 has shown it on the board that it was there, and is at work
+    assert referee.waits_in(0) == ""
     referee.posted(1, 1, collective(1))
     referee.ended(1)
 

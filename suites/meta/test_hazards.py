@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from pdlcheck.strategies import semantics as any_semantics
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.semantics import PROFILES, Semantics, make_semantics
 
-from . import hazard_programs as programs
-from .hazard_programs import HAZARDS, INNOCENT, LEAKS
+from . import hazard_programs, leak_programs, network_programs
+from .hazard_programs import HAZARDS, INNOCENT
+from .leak_programs import LEAKS
 
 SILENT = {"poison": False, "hazards": False, "leaks": False}  # as a real backend is
 NAMES = sorted(PROFILES)
@@ -32,7 +34,8 @@ def run(program, *args, semantics="rendezvous", seed=0, world_size=2):
 def line(program, mark):
     """Where the source of a program has the comment ``mark``."""
     lines, first = inspect.getsourcelines(program)
-    return f"hazard_programs.py:{next(first + i for i, text in enumerate(lines) if f'# {mark}' in text)}"
+    marked = next(first + i for i, text in enumerate(lines) if f"# {mark}" in text)
+    return f"{Path(inspect.getfile(program)).name}:{marked}"
 
 
 def names(programs):
@@ -93,41 +96,28 @@ def test_without_the_checks_the_faults_are_silent():
         run(program, False, semantics=make_semantics(**SILENT))
 
 
-@pytest.mark.parametrize(("data", "received"), [("at_once", 1.0), ("at_wait", 2.0)])
+def written_past_torch():
+    """What rank 1 receives of a buffer that rank 0 writes through numpy between two barriers."""
+    x = torch.ones(1)
+    if dist.get_rank() == 1:
+        work = dist.irecv(x, 0)
+        dist.barrier()
+        dist.barrier()
+        work.wait()
+        return x.item()
+    memory = x.numpy()
+    work = dist.isend(x, 1)
+    dist.barrier()
+    memory[0] = 2.0
+    dist.barrier()
+    return work.wait()
+
+
+@pytest.mark.parametrize(("data", "received"), [("at_once", {1.0}), ("at_wait", {2.0}), ("random", {1.0, 2.0})])
 def test_a_write_that_nobody_sees_shows_when_the_data_is_read_late(data, received):
-    def program():
-        x = torch.ones(1)
-        if dist.get_rank() == 1:
-            work = dist.irecv(x, 0)
-            dist.barrier()
-            dist.barrier()
-            work.wait()
-            return x.item()
-        memory = x.numpy()
-        work = dist.isend(x, 1)
-        dist.barrier()
-        memory[0] = 2.0  # past torch
-        dist.barrier()
-        return work.wait()
-
-    assert run(program, semantics=Semantics(data=data))[1] == received
-
-
-def test_data_that_moves_at_random_is_read_before_or_after_the_write():
-    def program():
-        x = torch.zeros(1)
-        if dist.get_rank() == 1:
-            dist.recv(x, 0)
-            return x.item()
-        memory = x.numpy()
-        work = dist.isend(x, 1)
-        for step in range(4):
-            memory[0] = step
-            work.is_completed()
-        return work.wait()
-
-    got = {run(program, semantics=Semantics(data="random"), seed=seed)[1] for seed in range(20)}
-    assert len(got) > 1
+    """One schedule: the moment is the network's alone."""
+    worlds = [get_world("sim", semantics=Semantics(data=data), schedule="first", seed=seed) for seed in range(20)]
+    assert {world.run(written_past_torch, world_size=2)[1] for world in worlds} == received
 
 
 def test_modes_of_the_user_come_and_go_above_the_watch():
@@ -169,16 +159,16 @@ def test_leaks_that_are_meant_can_be_allowed(program):
 
 def test_a_message_that_nobody_received_is_a_leak_where_sends_are_buffered():
     with pytest.raises(LeakedWork, match=r"rank 0: send to rank 1 .*; the message was never received"):
-        run(programs.never_received, semantics="buffered")
+        run(leak_programs.never_received, semantics="buffered")
     with pytest.raises(Deadlock):
-        run(programs.never_received)
+        run(leak_programs.never_received)
 
 
 def test_ranks_are_fit_for_use_after_a_leak():
     with get_world("sim").open(2) as ranks:
         with pytest.raises(LeakedWork):
-            ranks.run(programs.handle_is_dropped, False)
-        ranks.run(programs.handle_is_dropped, True)
+            ranks.run(leak_programs.handle_is_dropped, False)
+        ranks.run(leak_programs.handle_is_dropped, True)
 
 
 # -- choices --------------------------------------------------------------------------------------
@@ -197,27 +187,27 @@ def test_ranks_are_fit_for_use_after_a_leak():
     ids=["rendezvous", "gloo", "nccl", "eager-15", "eager-16", "buffered"],
 )
 def test_two_sends_head_to_head_end_only_where_sends_are_buffered(semantics, ends):
-    assert run(programs.head_to_tail, 4, semantics=semantics) == [1.0, 0.0]
+    assert run(network_programs.head_to_tail, 4, semantics=semantics) == [1.0, 0.0]
     if ends:
-        assert run(programs.head_to_head, 4, semantics=semantics) == [1.0, 0.0]
+        assert run(network_programs.head_to_head, 4, semantics=semantics) == [1.0, 0.0]
     else:
         with pytest.raises(Deadlock) as caught:
-            run(programs.head_to_head, 4, semantics=semantics)
+            run(network_programs.head_to_head, 4, semantics=semantics)
         assert sorted(caught.value.cycle) == [0, 1]
 
 
 def test_messages_in_order_let_only_a_batch_cross():
-    assert run(programs.both_post_their_send_first) == [1.0, 0.0]
+    assert run(network_programs.both_post_their_send_first) == [1.0, 0.0]
     with pytest.raises(Deadlock) as caught:
-        run(programs.both_post_their_send_first, semantics="nccl")
+        run(network_programs.both_post_their_send_first, semantics="nccl")
     assert sorted(caught.value.cycle) == [0, 1]
-    assert run(programs.both_post_a_batch, semantics="nccl") == [1.0, 0.0]
+    assert run(network_programs.both_post_a_batch, semantics="nccl") == [1.0, 0.0]
 
 
 def test_tags_are_ignored_where_messages_are_in_order():
-    assert run(programs.tags_crosswise)[1] == {1: 1.0, 2: 2.0}
-    assert run(programs.tags_crosswise, semantics="nccl")[1] == {1: 2.0, 2: 1.0}
-    assert run(programs.tags_in_order, semantics="nccl")[1] == {1: 1.0, 2: 2.0}
+    assert run(network_programs.tags, (2, 1))[1] == {1: 1.0, 2: 2.0}
+    assert run(network_programs.tags, (2, 1), semantics="nccl")[1] == {1: 2.0, 2: 1.0}
+    assert run(network_programs.tags, (1, 2), semantics="nccl")[1] == {1: 1.0, 2: 2.0}
 
 
 def test_nccl_refuses_a_receive_from_any_rank():
@@ -230,14 +220,24 @@ def test_nccl_refuses_a_receive_from_any_rank():
 
 
 def test_the_order_of_adding_shows_in_float32_and_is_the_same_on_every_rank():
-    assert run(programs.summed_in_float32, world_size=3) == [0.0] * 3
+    assert run(network_programs.summed_in_float32, world_size=3) == [0.0] * 3
     sums = set()
     for semantics in (Semantics(), Semantics(reduce="reversed"), Semantics(reduce="random")):
         for seed in range(6):
-            values = run(programs.summed_in_float32, semantics=semantics, seed=seed, world_size=3)
+            values = run(network_programs.summed_in_float32, semantics=semantics, seed=seed, world_size=3)
             assert len(set(values)) == 1
             sums.add(values[0])
     assert sums == {0.0, 1.0}
+
+
+def test_the_reversed_order_adds_the_last_rank_first():
+    def program():
+        x = torch.tensor([1.0, 1e8, -1e8][dist.get_rank()])
+        dist.all_reduce(x)
+        return x.item()
+
+    assert run(program, world_size=3) == [0.0] * 3
+    assert run(program, semantics=Semantics(reduce="reversed"), world_size=3) == [1.0] * 3
 
 
 def test_callbacks_of_futures_may_run_in_any_order():
@@ -261,7 +261,7 @@ def test_callbacks_of_futures_may_run_in_any_order():
 
 def test_semantics_replay_with_their_seed():
     def seen():
-        return [run(programs.waits_in_another_order, semantics="gloo", seed=seed) for seed in range(5)]
+        return [run(hazard_programs.waits_in_another_order, semantics="gloo", seed=seed) for seed in range(5)]
 
     assert seen() == seen()
 
@@ -271,7 +271,7 @@ def test_a_correct_program_is_correct_under_all_semantics(semantics):
     for program, expected in INNOCENT:
         assert run(program, semantics=semantics) == [expected] * 2
     with pytest.raises(BufferHazard):
-        run(programs.irecv_then_use, False, semantics=semantics)
+        run(hazard_programs.irecv_then_use, False, semantics=semantics)
 
 
 # -- how semantics are chosen ---------------------------------------------------------------------

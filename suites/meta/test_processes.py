@@ -130,6 +130,8 @@ def test_ranks_see_the_launcher_variables_and_the_surroundings_of_the_controller
     monkeypatch.chdir(tmp_path)
     found = processes.run(look, world_size=2)
     assert found == [([str(r), str(r), "2", "2", "pear"], str(tmp_path)) for r in range(2)]
+    monkeypatch.setenv("FRUIT", "plum")
+    assert processes.run(look, world_size=2)[0][0][-1] == "plum"
     monkeypatch.delenv("FRUIT")
     assert processes.run(look, world_size=2)[0][0][-1] is None
 

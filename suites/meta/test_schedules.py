@@ -101,6 +101,21 @@ def test_pct_finds_a_bug_of_depth_1_at_least_as_often_as_its_bound_says():
     assert not any(run_under(first_come, 3, fair=True)(PCT(seed, 3, 20)) for seed in range(20))
 
 
+def test_pct_finds_a_bug_of_depth_2_where_a_priority_changes_and_nowhere_else():
+    """Rank 1 comes between two steps of rank 0."""
+
+    def program():
+        first, second = count_twice()
+        assert dist.get_rank() or second == first + 1
+
+    recorder = Recorder(First())
+    run = run_under(program, 2)
+    assert run(recorder) is None
+    assert not any(run(PCT(seed, 1, recorder.steps)) for seed in range(50))
+    found = sum(run(PCT(seed, 2, recorder.steps)) is not None for seed in range(300))
+    assert found >= 300 * pct_bound(2, recorder.steps, 2) / 2
+
+
 def test_pct_lets_a_rank_that_polls_wait_for_what_it_asks_about():
     def program():
         if dist.get_rank() == 0:
