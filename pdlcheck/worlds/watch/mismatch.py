@@ -26,6 +26,8 @@ def mismatch(
     for name, words in _MUST_AGREE:
         found, expected = getattr(arriving, name), getattr(there, name)
         if found != expected:
+            if name == "dtypes" and len(found) != len(expected):  # coalesced calls, lists of parts
+                found, expected, words = len(found), len(expected), "the number of tensors"
             return _error(
                 f"ranks {there.rank} and {arriving.rank} met in collective {arriving.seq} of the {arriving.group_text} "
                 f"and differ in {words}: {_text(expected)} and {_text(found)}",
