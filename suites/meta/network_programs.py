@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from .hazard_programs import peer
+from .catalogue.hazards import peer
 
 
 def head_to_head(numel):

@@ -1,13 +1,14 @@
-"""Programs that touch the buffers of pending operations too early; each is right when called with ``right=True``.
-
-Marks in the source name the lines that a verdict must give: ``# posts`` and ``# touches``.
-"""
+"""Buffers of pending operations that are touched too early."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from pdlcheck.errors import BufferHazard
+
+from .entry import fault
 
 
 def peer() -> int:
@@ -17,10 +18,13 @@ def peer() -> int:
 # -- the input of a pending operation is written --------------------------------------------------
 
 
+@fault(BufferHazard, fields={"access": "write", "buffer": "input"}, source="pytorch tutorials #3009, #3052")
 def isend_then_next_value(right):
+    """A buffer is changed while it is being sent."""
     x = torch.ones(3)
     if dist.get_rank() == 1:
-        return dist.recv(x, 0)
+        dist.recv(x, 0)
+        return x.tolist()
     work = dist.isend(x, 1)  # posts
     if right:
         work.wait()
@@ -28,10 +32,13 @@ def isend_then_next_value(right):
     return work.wait()
 
 
+@fault(BufferHazard, fields={"access": "write", "buffer": "input"})
 def isend_then_write_through_a_view(right):
+    """The same through a view of the buffer."""
     x = torch.ones(4, 2)
     if dist.get_rank() == 1:
-        return dist.recv(x, 0)
+        dist.recv(x, 0)
+        return x.tolist()
     work = dist.isend(x, 1)  # posts
     if right:
         work.wait()
@@ -39,21 +46,27 @@ def isend_then_write_through_a_view(right):
     return work.wait()
 
 
+@fault(BufferHazard, fields={"access": "write", "buffer": "input"}, source="pytorch tutorials #3009")
 def one_buffer_for_all_messages(right):
+    """One buffer serves several messages that are all under way."""
     buffer = torch.empty(2)
-    works = []
+    works, received = [], []
     for i in range(3):
         if dist.get_rank() == 1:
             dist.recv(buffer, 0)
+            received.append(buffer.tolist())
             continue
         own = torch.empty(2) if right else buffer
         own.copy_(torch.full((2,), float(i)))  # touches
         works.append((dist.isend(own, 1), own))  # posts
     for work, _ in works:
         work.wait()
+    return received
 
 
+@fault(BufferHazard, fields={"access": "write", "buffer": "input"})
 def root_reuses_what_it_broadcasts(right):
+    """The root clears what it broadcasts."""
     x = torch.ones(3)
     work = dist.broadcast(x, 0, async_op=True)  # posts
     if right or dist.get_rank() == 1:
@@ -61,18 +74,24 @@ def root_reuses_what_it_broadcasts(right):
     if dist.get_rank() == 0:
         x.zero_()  # touches
     work.wait()
+    return x.tolist() if dist.get_rank() else None
 
 
+@fault(BufferHazard, fields={"access": "write", "buffer": "input"})
 def reduce_scatter_input_reused(right):
+    """The input of a reduce_scatter is scaled for its next use."""
     x, out = torch.ones(4), torch.zeros(2)
     work = dist.reduce_scatter_tensor(out, x, async_op=True)  # posts
     if right:
         work.wait()
     x.mul_(0.5)  # touches
     work.wait()
+    return out.tolist()
 
 
+@fault(BufferHazard, fields={"access": "write", "buffer": "output"})
 def all_gather_input_inside_its_output(right):
+    """The input of an all_gather, a part of its output, is changed."""
     out = torch.zeros(4)
     mine = out[2 * dist.get_rank() : 2 * dist.get_rank() + 2]
     mine.fill_(dist.get_rank())
@@ -84,7 +103,9 @@ def all_gather_input_inside_its_output(right):
     return out
 
 
+@fault(BufferHazard, fields={"access": "write", "buffer": "input"})
 def batch_overwrites_what_it_sends(right):
+    """A buffer of a batch of messages is cleared."""
     x, y = torch.ones(2), torch.zeros(2)
     ops = [dist.P2POp(dist.isend, x, peer()), dist.P2POp(dist.irecv, y, peer())]
     works = dist.batch_isend_irecv(ops)  # posts
@@ -94,9 +115,12 @@ def batch_overwrites_what_it_sends(right):
     x.copy_(torch.zeros(2))  # touches
     for work in works:
         work.wait()
+    return y.tolist()
 
 
+@fault(BufferHazard, fields={"access": "write", "buffer": "input"})
 def one_buffer_for_sending_and_receiving(right):
+    """A message is received into the buffer of another that is being sent."""
     x = torch.ones(2)
     if dist.get_rank() == 1:
         dist.recv(x, 0)
@@ -107,12 +131,16 @@ def one_buffer_for_sending_and_receiving(right):
     return receiving.wait()
 
 
+@fault(BufferHazard, fields={"access": "write", "buffer": "input"})
 def weight_is_sent_and_stepped(right):
+    """An optimizer steps a weight that is being sent."""
     weight = torch.ones(3, requires_grad=True)
     weight.grad = torch.ones(3)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     if dist.get_rank() == 1:
-        return dist.recv(torch.zeros(3), 0)
+        received = torch.zeros(3)
+        dist.recv(received, 0)
+        return received.tolist()
     work = dist.isend(weight.detach(), 1)  # posts
     if right:
         work.wait()
@@ -120,7 +148,9 @@ def weight_is_sent_and_stepped(right):
     return work.wait()
 
 
+@fault(BufferHazard, fields={"access": "write"})
 def parameters_are_initialised_on_their_way(right):
+    """A parameter is initialised while it is broadcast."""
     layer = nn.Linear(2, 2)
     work = dist.broadcast(layer.weight.data, 0, async_op=True)  # posts
     if right:
@@ -132,7 +162,9 @@ def parameters_are_initialised_on_their_way(right):
 # -- the output of a pending operation is read ----------------------------------------------------
 
 
+@fault(BufferHazard, fields={"access": "read", "buffer": "output"})
 def irecv_then_use(right):
+    """A message is used before it has arrived."""
     x = torch.ones(3)
     if dist.get_rank() == 0:
         return dist.send(x, 1)
@@ -144,7 +176,9 @@ def irecv_then_use(right):
     return y
 
 
+@fault(BufferHazard, fields={"access": "read", "buffer": "output"})
 def irecv_then_tolist(right):
+    """A message is turned into a list before it has arrived."""
     x = torch.ones(3)
     if dist.get_rank() == 0:
         return dist.send(x, 1)
@@ -156,7 +190,9 @@ def irecv_then_tolist(right):
     return y
 
 
+@fault(BufferHazard, fields={"access": "read", "buffer": "output"})
 def irecv_of_indices(right):
+    """Indices are used before they have arrived."""
     table, index = torch.arange(10.0), torch.zeros(2, dtype=torch.int64)
     if dist.get_rank() == 0:
         return dist.send(index, 1)
@@ -168,7 +204,9 @@ def irecv_of_indices(right):
     return rows
 
 
+@fault(BufferHazard, fields={"access": "read", "buffer": "output"}, source="pytorch PR #115710")
 def logged_before_it_is_reduced(right):
+    """A loss is logged before its sum is there."""
     loss = torch.tensor(float(dist.get_rank()))
     work = dist.all_reduce(loss, async_op=True)  # posts
     if right:
@@ -178,16 +216,21 @@ def logged_before_it_is_reduced(right):
     return text
 
 
+@fault(BufferHazard, fields={"access": "write", "buffer": "output"})
 def divided_before_it_is_summed(right):
+    """A gradient is divided while it is summed."""
     gradient = torch.ones(3)
     work = dist.all_reduce(gradient, async_op=True)  # posts
     if right:
         work.wait()
     gradient /= dist.get_world_size()  # touches
     work.wait()
+    return gradient.tolist()
 
 
+@fault(BufferHazard, fields={"access": "read", "buffer": "output"})
 def reduced_again_before_it_is_there(right):
+    """A second reduction takes the result of a first that is under way."""
     x = torch.ones(3)
     first = dist.all_reduce(x, async_op=True)  # posts
     if right:
@@ -195,9 +238,12 @@ def reduced_again_before_it_is_there(right):
     second = dist.all_reduce(x, op=dist.ReduceOp.MAX, async_op=True)  # touches
     first.wait()
     second.wait()
+    return x.tolist()
 
 
+@fault(BufferHazard, fields={"access": "read", "buffer": "output"})
 def broadcast_used_before_it_arrives(right):
+    """A broadcast tensor is used before it has arrived."""
     x = torch.ones(3)
     work = dist.broadcast(x, 0, async_op=True)  # posts
     if right or dist.get_rank() == 0:
@@ -207,7 +253,9 @@ def broadcast_used_before_it_arrives(right):
     return y
 
 
+@fault(BufferHazard, fields={"access": "read", "buffer": "output"})
 def gathered_views_are_joined_early(right):
+    """The tensor whose parts are gathered is summed too early."""
     flat = torch.zeros(4)
     work = dist.all_gather(list(flat.split(2)), torch.ones(2), async_op=True)  # posts
     if right:
@@ -217,7 +265,9 @@ def gathered_views_are_joined_early(right):
     return total
 
 
+@fault(BufferHazard, fields={"access": "read", "buffer": "output"})
 def exchanged_rows_are_read_early(right):
+    """Rows of an all_to_all are used before they have arrived."""
     out = torch.zeros(2, 3)
     work = dist.all_to_all_single(out, torch.ones(2, 3), async_op=True)  # posts
     if right:
@@ -227,7 +277,9 @@ def exchanged_rows_are_read_early(right):
     return y
 
 
+@fault(BufferHazard, fields={"access": "read", "buffer": "output"})
 def batch_uses_what_it_receives(right):
+    """What a batch of messages receives is used too early."""
     x, y = torch.ones(2), torch.zeros(2)
     ops = [dist.P2POp(dist.isend, x, peer()), dist.P2POp(dist.irecv, y, peer())]
     sending, receiving = dist.batch_isend_irecv(ops)  # posts
@@ -239,7 +291,9 @@ def batch_uses_what_it_receives(right):
     return z
 
 
+@fault(BufferHazard, fields={"access": "read", "buffer": "output"})
 def coalesced_sums_are_read_early(right):
+    """Coalesced sums are used before the manager has waited."""
     a, b = torch.ones(2), torch.ones(3)
     with dist._coalescing_manager(async_ops=True) as manager:  # posts
         dist.all_reduce(a)
@@ -251,8 +305,9 @@ def coalesced_sums_are_read_early(right):
     return y
 
 
+@fault(BufferHazard, fields={"access": "read", "buffer": "output"}, source="DeepSpeed #8061")
 def step_before_the_gradients_are_there(right):
-    """Gradients are reduced in hooks while the backward pass goes on."""
+    """The optimizer steps before the gradients that hooks reduce are there."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     works = []
@@ -269,9 +324,12 @@ def step_before_the_gradients_are_there(right):
     optimizer.step()  # touches
     for work in works:
         work.wait()
+    return [parameter.tolist() for parameter in model.parameters()]
 
 
+@fault(BufferHazard, fields={"access": "write", "buffer": "output"}, source="horovod PR #1116")
 def accumulates_into_gradients_under_way(right):
+    """A second backward pass accumulates into gradients that are being reduced."""
     weight = torch.ones(3, requires_grad=True)
     (weight * 2).sum().backward()
     work = dist.all_reduce(weight.grad, async_op=True)  # posts
@@ -279,144 +337,4 @@ def accumulates_into_gradients_under_way(right):
         work.wait()
     (weight * 3).sum().backward()  # touches
     work.wait()
-
-
-HAZARDS = [
-    ("write", "input", isend_then_next_value),
-    ("write", "input", isend_then_write_through_a_view),
-    ("write", "input", one_buffer_for_all_messages),
-    ("write", "input", root_reuses_what_it_broadcasts),
-    ("write", "input", reduce_scatter_input_reused),
-    ("write", "output", all_gather_input_inside_its_output),
-    ("write", "input", batch_overwrites_what_it_sends),
-    ("write", "input", one_buffer_for_sending_and_receiving),
-    ("write", "input", weight_is_sent_and_stepped),
-    ("write", "", parameters_are_initialised_on_their_way),
-    ("read", "output", irecv_then_use),
-    ("read", "output", irecv_then_tolist),
-    ("read", "output", irecv_of_indices),
-    ("read", "output", logged_before_it_is_reduced),
-    ("write", "output", divided_before_it_is_summed),
-    ("read", "output", reduced_again_before_it_is_there),
-    ("read", "output", broadcast_used_before_it_arrives),
-    ("read", "output", gathered_views_are_joined_early),
-    ("read", "output", exchanged_rows_are_read_early),
-    ("read", "output", batch_uses_what_it_receives),
-    ("read", "output", coalesced_sums_are_read_early),
-    ("read", "output", step_before_the_gradients_are_there),
-    ("write", "output", accumulates_into_gradients_under_way),
-]
-
-
-# -- what looks like a hazard and is none ---------------------------------------------------------
-
-
-def reads_what_it_sends():
-    x = torch.ones(3)
-    work = dist.isend(x, peer()) if dist.get_rank() == 0 else dist.irecv(torch.zeros(3), 0)
-    total = x.sum().item() + len(x.tolist())
-    work.wait()
-    return total
-
-
-def root_reads_what_it_broadcasts():
-    x = torch.ones(3)
-    work = dist.broadcast(x, 0, async_op=True)
-    total = x.sum().item() if dist.get_rank() == 0 else 3.0
-    work.wait()
-    return total
-
-
-def works_on_other_rows():
-    buffer = torch.zeros(4, 3)
-    work = dist.all_reduce(buffer[:2], async_op=True)
-    buffer[2:] += 1
-    total = buffer[2:].sum().item()
-    work.wait()
-    return total
-
-
-def works_on_other_columns():
-    buffer = torch.zeros(4, 3)
-    column = buffer[:, 1]
-    work = dist.irecv(column, 0) if dist.get_rank() else dist.isend(column, 1)
-    buffer[:, 0] += 1
-    buffer[:, 2] += 1
-    total = (buffer[:, 0] + buffer[:, 2]).sum().item()
-    work.wait()
-    return total
-
-
-def looks_at_shapes_alone():
-    x = torch.ones(2, 3)
-    work = dist.all_reduce(x, async_op=True)
-    views = x.view(-1), x[0], x.t(), x.detach()
-    others = torch.empty_like(x), torch.zeros_like(x), x.new_ones(3)
-    sizes = x.shape, x.dtype, x.numel(), x.is_contiguous()
-    work.wait()
-    return len(views) + len(others) + len(sizes)
-
-
-def asks_until_it_is_complete():
-    x = torch.ones(2)
-    work = dist.all_reduce(x, async_op=True)
-    while not work.is_completed():
-        pass
-    return x.tolist()
-
-
-def waits_for_the_future():
-    x = torch.ones(2)
-    dist.all_reduce(x, async_op=True).get_future().wait()
-    return x.tolist()
-
-
-def continues_in_a_callback():
-    x = torch.ones(2)
-    future = dist.all_reduce(x, async_op=True).get_future().then(lambda done: done.value()[0] * 2)
-    return future.wait().tolist()
-
-
-def waits_in_another_order():
-    tensors = [torch.ones(2) for _ in range(4)]
-    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    for work in reversed(works):
-        work.wait()
-    return sum(tensor.sum().item() for tensor in tensors)
-
-
-def waits_twice():
-    x = torch.ones(2)
-    work = dist.all_reduce(x, async_op=True)
-    work.wait()
-    x += 1
-    work.wait()
-    return x.tolist()
-
-
-def overlaps_two_buffers():
-    buffers = [torch.full((2,), float(i)) for i in range(2)]
-    works: list[dist.Work | None] = [None, None]
-    for i in range(6):
-        if works[i % 2] is not None:
-            works[i % 2].wait()
-        buffers[i % 2] += 1
-        works[i % 2] = dist.all_reduce(buffers[i % 2], async_op=True)
-    for work in works:
-        work.wait()
-    return [buffer.tolist() for buffer in buffers]
-
-
-INNOCENT = [
-    (reads_what_it_sends, 6.0),
-    (root_reads_what_it_broadcasts, 3.0),
-    (works_on_other_rows, 6.0),
-    (works_on_other_columns, 8.0),
-    (looks_at_shapes_alone, 11),
-    (asks_until_it_is_complete, [2.0, 2.0]),
-    (waits_for_the_future, [2.0, 2.0]),
-    (continues_in_a_callback, [4.0, 4.0]),
-    (waits_in_another_order, 16.0),
-    (waits_twice, [3.0, 3.0]),
-    (overlaps_two_buffers, [[14.0, 14.0], [22.0, 22.0]]),
-]
+    return weight.grad.tolist()

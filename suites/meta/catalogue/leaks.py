@@ -1,24 +1,28 @@
-"""Programs that leave work behind; each is right when called with ``right=True``.
-
-The mark ``# leaks`` names the line that a verdict must give.
-"""
+"""Work that is left behind when the ranks return."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
 
-from .hazard_programs import peer
+from pdlcheck.errors import LeakedWork
+
+from .entry import fault
+from .hazards import peer
 
 
+@fault(LeakedWork)
 def handle_is_dropped(right):
+    """The handle of an asynchronous reduction is dropped."""
     x = torch.ones(2)
     work = dist.all_reduce(x, async_op=True)  # leaks
     if right:
         work.wait()
 
 
+@fault(LeakedWork)
 def sent_and_forgotten(right):
+    """A message is sent and never waited for."""
     x = torch.ones(2)
     if dist.get_rank() == 1:
         return dist.recv(x, 0)
@@ -26,7 +30,9 @@ def sent_and_forgotten(right):
     return work.wait() if right else None
 
 
+@fault(LeakedWork)
 def received_and_forgotten(right):
+    """A message is received and never waited for."""
     x = torch.ones(2)
     if dist.get_rank() == 0:
         return dist.send(x, 1)
@@ -34,14 +40,18 @@ def received_and_forgotten(right):
     return work.wait() if right else None
 
 
+@fault(LeakedWork)
 def only_the_last_is_waited_for(right):
+    """Of several works, only the last is waited for."""
     tensors = [torch.ones(2) for _ in range(3)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]  # leaks
     for work in works if right else works[-1:]:
         work.wait()
 
 
+@fault(LeakedWork)
 def only_receives_are_waited_for(right):
+    """In a batch, the sends are not waited for."""
     x, y = torch.ones(2), torch.zeros(2)
     ops = [dist.P2POp(dist.isend, x, peer()), dist.P2POp(dist.irecv, y, peer())]
     sending, receiving = dist.batch_isend_irecv(ops)  # leaks
@@ -50,7 +60,9 @@ def only_receives_are_waited_for(right):
         sending.wait()
 
 
+@fault(LeakedWork)
 def coalesced_and_forgotten(right):
+    """The manager of coalesced calls is not asked to wait."""
     a, b = torch.ones(2), torch.ones(3)
     with dist._coalescing_manager(async_ops=True) as manager:  # leaks
         dist.all_reduce(a)
@@ -59,13 +71,17 @@ def coalesced_and_forgotten(right):
         manager.wait()
 
 
+@fault(LeakedWork)
 def only_rank_0_waits(right):
+    """An asynchronous barrier that one rank does not wait for."""
     work = dist.barrier(async_op=True)  # leaks
     if right or dist.get_rank() == 0:
         work.wait()
 
 
+@fault(LeakedWork)
 def barrier_in_the_place_of_a_wait(right):
+    """A barrier is taken for a wait."""
     x = torch.ones(2)
     work = dist.all_reduce(x, async_op=True)  # leaks
     dist.barrier()
@@ -73,7 +89,9 @@ def barrier_in_the_place_of_a_wait(right):
         work.wait()
 
 
+@fault(LeakedWork)
 def partner_never_comes(right):
+    """A receive is posted for which nobody sends, and nobody waits."""
     work = dist.irecv(torch.zeros(2), peer()) if dist.get_rank() == 1 else None  # leaks
     if right:
         if work is None:
@@ -82,7 +100,9 @@ def partner_never_comes(right):
             work.wait()
 
 
+@fault(LeakedWork)
 def overlapped_over_the_end_of_the_loop(right):
+    """A loop waits for the work of the step before, and nobody for the last."""
     pending = None
     for _ in range(3):
         if pending is not None:
@@ -90,22 +110,3 @@ def overlapped_over_the_end_of_the_loop(right):
         pending = dist.all_reduce(torch.ones(2), async_op=True)  # leaks
     if right:
         pending.wait()
-
-
-LEAKS = [
-    handle_is_dropped,
-    sent_and_forgotten,
-    received_and_forgotten,
-    only_the_last_is_waited_for,
-    only_receives_are_waited_for,
-    coalesced_and_forgotten,
-    only_rank_0_waits,
-    barrier_in_the_place_of_a_wait,
-    partner_never_comes,
-    overlapped_over_the_end_of_the_loop,
-]
-
-
-def never_received():
-    if dist.get_rank() == 0:
-        dist.send(torch.ones(2), 1)
