@@ -22,6 +22,8 @@ __all__ = ["RankThread", "Scheduler", "current_rank"]
 
 _MAX_POLLS = 20_000  # in a row, by all ranks together, while nothing else happens: a tenth of a second
 
+_FROM_CALLBACK = "Got the following error when running the callback"
+
 _local = threading.local()
 
 
@@ -184,6 +186,8 @@ class Scheduler:
             return Stopped(me.rank, f"in {me.waits_for}" if me.waits_for is not None else "")
         except BaseException as error:
             self._failures += 1
+            if self.error is not None and str(error).startswith(_FROM_CALLBACK):  # torch has wrapped the verdict
+                error = copy(self.error).with_traceback(error.__traceback__)
             if isinstance(error, PdlcheckError):
                 end_at_user_line(error)
             return Raised(me.rank, error, order=self._failures, site=site_of(error))
@@ -228,6 +232,17 @@ class Scheduler:
             self._stopping = True
             return runnable[0]
 
+    def _call_back(self, me: RankThread, callback: Callable[[], None]) -> None:
+        """Run a callback of a future in the midst of a wait: it may communicate, and then it is what the rank does."""
+        __tracebackhide__ = True
+        ready, waits_for = me.ready, me.waits_for
+        me.ready = me.waits_for = None
+        try:
+            callback()
+        finally:
+            me.ready = ready
+        me.waits_for = waits_for  # kept when the callback ends by an error
+
     def _livelock(self) -> Livelock:
         waiting = [rank for rank in self.ranks if rank.outcome is None]
         lines = [f"rank {rank.rank}: {_is_doing(rank)}" for rank in waiting]
@@ -237,7 +252,7 @@ class Scheduler:
     def _check(self, me: RankThread) -> None:
         __tracebackhide__ = True
         while me.on_resume:
-            me.on_resume.pop(0)()
+            self._call_back(me, me.on_resume.pop(0))
         if self.error is not None:
             raise copy(self.error)  # each rank its own traceback
         if self._stopping:

@@ -24,6 +24,7 @@ _INTERNAL = (
     "<frozen",
     *WRAPPERS,
 )
+_FUTURES = torch.futures.__file__  # calls the callbacks of futures, in the midst of whatever the thread is doing
 _is_internal: dict[CodeType, bool] = {}
 # and of those that call the user's tests
 _site = os.path.dirname(os.path.dirname(torch.__file__))  # where its neighbours are installed, most often
@@ -33,8 +34,12 @@ _MACHINERY = (
 )
 
 
-def user_frames() -> Iterator[FrameType]:
-    """Yield the frames outside torch and the worlds, innermost first."""
+def user_frames(*, of_callback: bool = False) -> Iterator[FrameType]:
+    """Yield the frames outside torch and the worlds, innermost first.
+
+    Args:
+        of_callback: in a callback of a future, only its own: which frames it interrupts is a matter of time.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -43,6 +48,8 @@ def user_frames() -> Iterator[FrameType]:
             internal = _is_internal[code] = code.co_filename.startswith(_INTERNAL)
         if not internal:
             yield frame
+        elif of_callback and code.co_filename == _FUTURES:
+            return
         frame = frame.f_back
 
 

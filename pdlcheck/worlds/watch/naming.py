@@ -41,9 +41,12 @@ class Name(NamedTuple):
 
 
 def names_of(tensor: Tensor) -> tuple[Name, ...]:
-    """Return every name that the innermost user functions have for ``tensor``; empty outside user code."""
+    """Return every name that the innermost user functions have for ``tensor``; empty outside user code.
+
+    So it is in a callback that torch itself gave to a future, as its hooks for DDP do.
+    """
     names = []
-    for frame, _ in zip(user_frames(), range(_FRAMES), strict=False):
+    for frame, _ in zip(user_frames(of_callback=True), range(_FRAMES), strict=False):
         path = frame.f_code.co_filename
         if calls_tests(path):
             break
