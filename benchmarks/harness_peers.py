@@ -14,16 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from peers.environments import INSTALL, default_cache, find_mpiexec, install, python_of
+from peers.machine import this_machine
 from peers.pool_costs import bare_suite_s, pool_start_s, pool_suite_s
 from peers.sessions import run_session
 from peers.sides import PROPERTY, SIDES, Side
@@ -77,7 +74,7 @@ def main() -> int:
         print("other programs kept the machine busy: no verdict on milliseconds is sure, run it again on a quiet one")
     if options.json:
         record = {
-            "machine": _machine(),
+            "machine": this_machine(),
             "load_before_rounds": loads,
             "rows": [
                 {"harness": name, "world_size": size, "per_test_ms": row.per_test_ms, **vars(row)}
@@ -144,23 +141,6 @@ def _extras(tests: int) -> dict[str, Callable[[], float]]:
         "example_2": example,
         "pool_suite_2": lambda: pool_suite_s(2) * 1e3,
         "bare_suite_2": lambda: bare_suite_s(2) * 1e3,
-    }
-
-
-def _machine() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "cpu": names[0] if names else platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("torch", "pytest", "hypothesis", "mpi4py")},
-        "commit": commit,
-        "datetime": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
