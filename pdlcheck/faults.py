@@ -18,6 +18,8 @@ def _check_number(fault: Any, name: str) -> None:
 class Kill:
     """The rank ends without a word when it is about to post its operation of that number, counted from 0 in each run.
 
+    Every collective, message and ``new_group`` of the rank is an operation, also those that torch posts (DDP).
+
     Its peers see what they see on gloo: operations that need the rank raise ``RuntimeError: Connection closed by
     peer``, those among survivors go on. Unlike a process, the rank's thread unwinds: ``finally`` blocks run,
     communication in them does not.

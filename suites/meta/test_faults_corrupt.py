@@ -73,7 +73,6 @@ def test_a_flipped_bit():
         (torch.int64, 1, 40, 1 + 2**40),
         (torch.int8, 1, -1, -127),
         (torch.bfloat16, 1.0, -1, -1.0),
-        (torch.complex64, 1 + 1j, -1, 1 - 1j),
     ],
 )
 def test_a_bit_of_any_dtype(dtype, value, bit, wrong):

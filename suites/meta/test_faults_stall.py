@@ -145,7 +145,7 @@ def reduce_in_halves():
     return x.item()
 
 
-@pytest.mark.parametrize("fault", [Stall(3, 0), Kill(3, 0)])
+@pytest.mark.parametrize("fault", [Stall(3, 2), Kill(3, 2)])  # after both groups are made
 def test_in_a_sub_group_only_its_members_suffer(fault):
     def program():
         try:
