@@ -144,7 +144,8 @@ def reduce_integers():
 
 
 def reduce_zeros():
-    dist.all_reduce(torch.zeros(2))
+    for _ in range(2):
+        dist.all_reduce(torch.zeros(2))
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,7 @@ def reduce_zeros():
         (Corrupt(1, 0, "bit_flip", bit=32), reduce_integers, "has elements of 32 bits; bit 32 is none of them"),
         (Corrupt(1, 1), reduce_integers, "barrier.* has no output on this rank"),
         (Corrupt(1, 0, "stale", "input"), reduce_twice, "has none of its kind, shapes and dtypes before it"),
+        (Corrupt(1, 1, "stale", "input"), reduce_zeros, "gives what the one before it gave"),
         (Corrupt(1, 0, "stale"), reduce_zeros, "gets what its output held before"),
     ],
 )

@@ -138,6 +138,42 @@ def test_a_send_that_is_buffered_does_not_need_its_receiver():
     assert "Timed out waiting 1800000ms for send" in "\n".join(failure.value.__notes__)
 
 
+def test_a_buffered_send_is_done_also_when_the_sender_gives_up_on_its_receiver():
+    def program():
+        rank = dist.get_rank()
+        work = dist.isend(torch.ones(1), 1 - rank)
+        told = caught(dist.recv, torch.ones(1), 1 - rank)
+        return told, caught(work.wait)
+
+    (told, later), _ = get_world("sim", semantics="buffered", faults=[Stall(1, 0)]).run(program, world_size=2)
+    assert "Timed out waiting" in told
+    assert later == ""
+
+
+def test_a_time_limit_elapses_in_one_group_after_the_other():
+    def program():
+        both = dist.new_group([0, 1])
+        return [caught(dist.all_reduce, torch.ones(1), dist.ReduceOp.SUM, group) for group in (None, both)]
+
+    told, _ = get_world("sim", faults=[Stall(1, 1)]).run(program, world_size=2)
+    assert ["Timed out waiting" in one for one in told] == [True, True]
+
+
+@pytest.mark.parametrize("schedule", ["first", "random:1"])
+@pytest.mark.parametrize("fault", [Stall(1, 0), Kill(1, 0)])
+def test_a_receive_from_any_source_does_without_the_rank(fault, schedule):
+    def program():
+        x = torch.full((1,), float(dist.get_rank()))
+        if dist.get_rank():
+            dist.send(x, 0)
+        else:
+            dist.recv(x)
+        return x.item()
+
+    zero, _, two = get_world("sim", schedule=schedule, faults=[fault]).run(program, world_size=3)
+    assert (zero, two) == (2.0, 2.0)
+
+
 def reduce_in_halves():
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     x = torch.ones(1)
