@@ -16,6 +16,7 @@ __all__ = [
     "PeerFailed",
     "RankDied",
     "RankFailed",
+    "RankStalled",
     "RankTimeout",
     "ScheduleNotFollowed",
     "Unsupported",
@@ -112,6 +113,13 @@ class RankDied(PdlcheckError):
     rank: int
     exitcode: int | None
     stderr: str
+
+
+class RankStalled(PdlcheckError):
+    """A fault stalled a rank, and it never went on. Fields: ``rank``; ``operation``, in words, that it did not post."""
+
+    rank: int
+    operation: str
 
 
 class RankTimeout(PdlcheckError):

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Kill"]
+__all__ = ["Corrupt", "Fault", "Kill", "Stall"]
+
+
+def _check_number(fault: Any, name: str) -> None:
+    value = getattr(fault, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{type(fault).__name__}: {name} is counted from 0, got {value!r}; pass an int of at least 0")
 
 
 @dataclass(frozen=True)
 class Kill:
     """The rank ends without a word when it is about to post its operation of that number, counted from 0 in each run.
+
+    Every collective, message and ``new_group`` of the rank is an operation, also those that torch posts (DDP).
 
     Its peers see what they see on gloo: operations that need the rank raise ``RuntimeError: Connection closed by
     peer``, those among survivors go on. Unlike a process, the rank's thread unwinds: ``finally`` blocks run,
@@ -18,3 +27,62 @@ class Kill:
 
     rank: int
     operation: int
+
+    def __post_init__(self) -> None:
+        _check_number(self, "rank")
+        _check_number(self, "operation")
+
+
+@dataclass(frozen=True)
+class Stall:
+    """The rank stops for ever when it is about to post its operation of that number, as under SIGSTOP.
+
+    Ranks that do not need it go on. When nobody can, operations that need it raise what gloo raises when its time
+    limit elapses, ``RuntimeError: Timed out waiting 1800000ms for recv operation to complete``, at no cost in time. The
+    rank that met it has lost its connections in that group, as on gloo (``Application timeout caused pair closure``);
+    other groups are well. A collective needs all its members. The thread unwinds at the end of the run, as with
+    ``Kill``.
+    """
+
+    rank: int
+    operation: int
+
+    def __post_init__(self) -> None:
+        _check_number(self, "rank")
+        _check_number(self, "operation")
+
+
+@dataclass(frozen=True)
+class Corrupt:
+    """What the rank gives to its operation of that number, or gets out of it, is damaged; its own input stays as it is.
+
+    Args:
+        how: ``nan``, one element is NaN; ``bit_flip``, one bit of one element is flipped; ``stale``, the output keeps
+            what it held before (a result that never landed), the input is what the rank gave to its operation before
+            of the same kind, shapes and dtypes.
+        where: ``output``, what this rank alone gets; ``input``, what it sends, so that all receivers get the damage.
+        element: number of the element, through all tensors that the operation reads (or writes) on the rank.
+        bit: of ``bit_flip``, 0 the lowest; negative from the top. -2 is the highest bit of a float's exponent.
+
+    Raises:
+        ValueError: a value is none of those named here.
+    """
+
+    rank: int
+    operation: int
+    how: str = "nan"
+    where: str = "output"
+    element: int = 0
+    bit: int = -2
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "operation", "element"):
+            _check_number(self, name)
+        for name, choices in (("how", ("nan", "bit_flip", "stale")), ("where", ("input", "output"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"Corrupt: {name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}")
+        if isinstance(self.bit, bool) or not isinstance(self.bit, int):
+            raise ValueError(f"Corrupt: bit is counted from 0, or from -1 from the top; got {self.bit!r}; pass an int")
+
+
+Fault = Corrupt | Kill | Stall

@@ -40,6 +40,7 @@ MARKERS = (
     "isolation(mode): what the test shares with others on processes: 'pool', 'reinit' or 'fresh'",
     "semantics(profile, **changes): what the simulated network does where the rules leave a choice, such as "
     "semantics('nccl') or semantics(send='buffered', leaks=False); real backends have their own",
+    "faults(*faults): on sim, what the ranks suffer in the body of the test, such as faults(Kill(rank=1, operation=3))",
     "schedules(count): on sim, run the test under so many schedules, or under 'all' of them that differ",
     "gpu: needs CUDA; skipped with a reason where there is none",
     "verifies(primitive): the primitive that a suite test is about; the fixture `subject` returns it",
@@ -245,7 +246,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     __tracebackhide__ = True
     world = getattr(item, "funcargs", {}).get("world")
-    with cases.too_few_ranks_skip():
+    with cases.too_few_ranks_skip(), cases.with_faults(item):
         if cases.case_of(item) is not None or cases.world_of(item) is None or world is None:
             yield
             return

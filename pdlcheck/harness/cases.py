@@ -12,7 +12,7 @@ import pytest
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
 from pdlcheck.harness import launched
 from pdlcheck.worlds import WORLDS
-from pdlcheck.worlds.arguments import check_isolation
+from pdlcheck.worlds.arguments import check_faults, check_isolation
 from pdlcheck.worlds.semantics import make_semantics
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ __all__ = [
     "set_rank_context",
     "too_few_ranks_skip",
     "warm_up",
+    "with_faults",
     "world_names",
     "world_of",
 ]
@@ -155,6 +156,8 @@ def require_ranks(item: pytest.Item) -> None:
             "on a single pytest.param: write a test for each set of world sizes",
             pytrace=False,
         )
+    if item.get_closest_marker("faults") and world_of(item) is None and not runs_in_a_rank(item.config):
+        pytest.fail("faults happen to ranks: mark the test world_size, or let it use the fixture world", pytrace=False)
 
 
 @contextmanager
@@ -172,11 +175,13 @@ def too_few_ranks_skip() -> Iterator[None]:
 def isolate(item: pytest.Item) -> None:
     """Let the item's world share as much between tests as ``--isolation`` or the marker ``isolation`` says.
 
-    Simulated ranks get the semantics of ``--semantics`` or of the marker ``semantics``.
+    Simulated ranks get the semantics of ``--semantics`` or of the marker ``semantics``; elsewhere a test with the
+    marker ``faults`` is skipped.
     """
     name = world_of(item)
     if name is None or runs_in_a_rank(item.config):
         return
+    _check_faults(item, name)
     marker = item.get_closest_marker("isolation")
     try:
         mode = check_isolation(marker.args[0] if marker and marker.args else item.config.getoption("--isolation"))
@@ -196,6 +201,37 @@ def _set_semantics(item: pytest.Item, world: Any) -> None:
         world.semantics = make_semantics(*arguments[0], **arguments[1])
     except (TypeError, ValueError) as error:
         pytest.fail(f"{item.nodeid}: {error}", pytrace=False)
+
+
+def _check_faults(item: pytest.Item, world_name: str) -> None:
+    marker, case = item.get_closest_marker("faults"), case_of(item)
+    if marker is None:
+        return
+    try:
+        if marker.kwargs or not marker.args:
+            raise ValueError(f"faults takes faults by position, such as Kill(1, 3); got {marker.kwargs or 'none'}")
+        check_faults(marker.args, None if case is None else case.world_size)
+    except ValueError as error:
+        pytest.fail(f"{item.nodeid}: {error}", pytrace=False)
+    if world_name != "sim":
+        reason = f"faults are injected on the world sim alone, not on {world_name}"
+        raise pytest.skip.Exception(reason, _use_item_location=True)
+
+
+@contextmanager
+def with_faults(item: pytest.Item) -> Iterator[None]:
+    """What simulated ranks run in the block suffers the faults of the marker; set-up and tear-down do not."""
+    __tracebackhide__ = True
+    marker = item.get_closest_marker("faults")
+    if marker is None or runs_in_a_rank(item.config):
+        yield
+        return
+    world: Any = open_world(item.config, "sim")
+    world.faults = marker.args
+    try:
+        yield
+    finally:
+        world.faults = ()
 
 
 def runs_in_a_rank(config: pytest.Config) -> bool:

@@ -114,7 +114,7 @@ class SimulatedItem:
 
         bodies: list[Callable[[], None]] = [_stand_still] * self._case.world_size
         bodies[rank] = as_rank
-        results(self._cluster.run_bodies(bodies))
+        results(self._cluster.run_bodies(bodies, faults=()))
 
     def _body(self, rank: _RankFixtures, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True

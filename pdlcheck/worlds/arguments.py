@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ISOLATIONS", "check_isolation", "check_world_size"]
+from pdlcheck.faults import Fault
+
+__all__ = ["ISOLATIONS", "check_faults", "check_isolation", "check_world_size"]
 
 ISOLATIONS = ("pool", "reinit", "fresh")
 
@@ -22,3 +24,17 @@ def check_isolation(isolation: Any) -> str:
     if isolation not in ISOLATIONS:
         raise ValueError(f"isolation must be one of {', '.join(ISOLATIONS)}; got {isolation!r}")
     return str(isolation)
+
+
+def check_faults(faults: Any, world_size: int | None = None) -> tuple[Fault, ...]:
+    """Return ``faults`` as a tuple, if they are faults, and of ranks that there are."""
+    if not isinstance(faults, list | tuple):
+        raise ValueError(f"faults must be a list of faults, got {faults!r}; pass faults=[Kill(rank=1, operation=3)]")
+    for fault in faults:
+        if not isinstance(fault, Fault):
+            raise ValueError(f"faults must be Kill, Stall and Corrupt of pdlcheck.faults; got {fault!r}")
+        if world_size is not None and fault.rank >= world_size:
+            raise ValueError(
+                f"faults: {fault} is about rank {fault.rank} of {world_size}; name a rank from 0 to {world_size - 1}"
+            )
+    return tuple(faults)

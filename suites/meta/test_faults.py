@@ -1,4 +1,4 @@
-"""Faults on the simulated cluster: survivors see what gloo shows them, and the report names the fault."""
+"""Killed ranks on the simulated cluster: survivors see what gloo shows them, and the report names the fault."""
 
 from __future__ import annotations
 

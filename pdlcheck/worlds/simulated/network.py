@@ -6,14 +6,13 @@ What is left open by the rules of ``torch.distributed`` is decided by :class:`pd
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError
-from pdlcheck.faults import Kill
+from pdlcheck.faults import Corrupt, Fault
 from pdlcheck.worlds.semantics import Semantics
 from pdlcheck.worlds.simulated.claims import Claims
 from pdlcheck.worlds.simulated.collectives import read_by, written_by
@@ -22,10 +21,11 @@ from pdlcheck.worlds.simulated.leaks import leaked
 from pdlcheck.worlds.simulated.origin import Origin, origin
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
 from pdlcheck.worlds.simulated.schedules.access import Post, Question
-from pdlcheck.worlds.simulated.work import SimulatedWork, Transfer, closed_by
+from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
+from pdlcheck.worlds.simulated.work import SimulatedWork, Transfer
 from pdlcheck.worlds.watch import Match, Matcher, Operation, Signature, deadlock
 
-__all__ = ["Network", "RankKilled"]
+__all__ = ["Network"]
 
 
 _BLOCKING = Origin(blocking=True, torchs_own=False, batch=None)
@@ -34,9 +34,8 @@ _BLOCKING = Origin(blocking=True, torchs_own=False, batch=None)
 class Network:
     """Links the ranks of a simulated cluster; an ``Engine`` for their process groups."""
 
-    def __init__(self, world_size: int, seed: int, semantics: Semantics, faults: Sequence[Kill] = ()) -> None:
-        self._faults = faults
-        self.scheduler = Scheduler(world_size, seed=seed, stuck=self._stuck)
+    def __init__(self, world_size: int, seed: int, semantics: Semantics) -> None:
+        self.scheduler = Scheduler(world_size, seed=seed, stuck=self._stuck, elapse=self._elapse)
         self.semantics = semantics
         self._seed = seed
         self._claims = [Claims() for _ in range(world_size)]
@@ -53,32 +52,27 @@ class Network:
         self.last: dict[int, Signature] = {}  # rank -> its last operation
         self.begin()
 
-    def begin(self) -> None:
-        """A run starts: operations are counted from 0."""
+    def begin(self, faults: Sequence[Fault] = ()) -> None:
+        """A run starts, which suffers these faults: operations are counted from 0."""
         self.last.clear()
-        self.killed: dict[int, Signature] = {}  # rank -> the operation that it did not get to post
-        self._counts: Counter[int] = Counter()
+        self.suffering = Suffering(faults)
         self._random = random.Random(f"semantics {self._seed}")
 
-    def _suffer(self, signature: Signature) -> None:
+    def _suffer(self, signature: Signature) -> list[Corrupt]:
         """Apply the faults that this operation meets, and what earlier ones leave of it."""
-        rank = signature.rank
-        number = self._counts[rank]
-        self._counts[rank] += 1
-        if rank in self.killed:
-            raise RankKilled
-        if any(fault.rank == rank and fault.operation == number for fault in self._faults):
-            self.killed[rank] = signature
-            for key, work in list(self._posted.items()):
-                needy = work.operation.signature
-                if needy.rank != rank and _needs(needy, rank):
-                    del self._posted[key]
-                    work.lose(rank)
-            raise RankKilled
-        for lost in self.killed:
-            if _needs(signature, lost):
-                self.last[rank] = signature
-                raise closed_by(lost)
+        damages = self.suffering.meet(signature, self._posted)
+        if self.suffering.is_stalled(signature.rank):
+            try:
+                self.scheduler.wait_until(lambda: self.suffering.over, f"{signature} (stalled by a fault)")
+            finally:
+                raise RankGone
+        self.last[signature.rank] = signature
+        self.suffering.check(signature)
+        return damages
+
+    def _elapse(self) -> bool:
+        """Nobody can go on: time limits may elapse."""
+        return self.suffering.elapse(self._posted)
 
     def leave(self, rank: int) -> None:
         """The running rank has ended."""
@@ -97,10 +91,13 @@ class Network:
         self.scheduler.progress()
         self._let_things_happen()
         signature = operation.signature
-        if self._faults:
-            self._suffer(signature)
+        damages = self._suffer(signature) if self.suffering.faults else []
         self.last[signature.rank] = signature
         work = SimulatedWork(self, operation, _origin(operation), post)
+        for fault in damages:
+            self.suffering.damage(fault, work)
+        if self.suffering.faults:
+            self.suffering.remember(operation)
         self._posted[id(work)] = work
         if signature.op == "send" and self.semantics.buffers(_nbytes(operation.parts[0].inputs[0])):
             work.buffer()
@@ -223,15 +220,6 @@ class Network:
                 if isinstance(rank.waits_for, Signature)
             },
         )
-
-
-class RankKilled(BaseException):
-    """Ends the thread of a rank that a fault kills; no ``except Exception`` of the user's stops it."""
-
-
-def _needs(signature: Signature, rank: int) -> bool:
-    """Can the operation not do without this rank? A receive from any source can, as on gloo."""
-    return signature.peer == rank if signature.is_p2p else rank in signature.members
 
 
 def _origin(operation: Operation) -> Origin:

@@ -66,6 +66,7 @@ class Scheduler:
         world_size: number of ranks.
         seed: of the random streams of the ranks; each run starts from it anew.
         stuck: makes the error for ranks that all wait, from (waiting ranks, all ranks).
+        elapse: called when no rank can go on; True if it has changed something.
     """
 
     def __init__(
@@ -74,10 +75,12 @@ class Scheduler:
         *,
         seed: int,
         stuck: Callable[[Sequence[RankThread], Sequence[RankThread]], PdlcheckError],
+        elapse: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ranks = [RankThread(rank, world_size, seed) for rank in range(world_size)]
         self.error: PdlcheckError | None = None  # a verdict about the whole world; every rank raises it
         self._stuck = stuck
+        self._elapse = elapse
         self._pending: list[Any] = [None] * world_size
         self._threads: list[threading.Thread] = []
         self._all_done = threading.Event()
@@ -148,6 +151,8 @@ class Scheduler:
         me = _me()
         me.waits_for = waits_for
         self._polls += 1
+        if self._polls > _MAX_POLLS and self._elapse():
+            self._polls = 0
         if self._polls > _MAX_POLLS:
             self.fail(self._livelock())
         self._yield(me, "poll", pending)
@@ -212,6 +217,8 @@ class Scheduler:
 
     def _choose(self, kind: str, current: int) -> RankThread:
         runnable = [rank for rank in self.ranks if rank.is_runnable()]
+        while not runnable and self.error is None and not self._stopping and self._elapse():
+            runnable = [rank for rank in self.ranks if rank.is_runnable()]
         if not runnable:
             waiting = [rank for rank in self.ranks if rank.outcome is None]
             if self.error is None and not self._stopping:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pdlcheck.worlds.simulated.collectives import Order, Write, moves, read_by, write, written_by
@@ -15,7 +15,7 @@ from pdlcheck.worlds.watch import Operation, Part, WatchedWork, user_call
 if TYPE_CHECKING:
     from pdlcheck.worlds.simulated.network import Network
 
-__all__ = ["SimulatedWork", "Transfer", "closed_by"]
+__all__ = ["SimulatedWork", "Transfer"]
 
 
 class SimulatedWork(WatchedWork):
@@ -29,7 +29,8 @@ class SimulatedWork(WatchedWork):
         super().__init__(operation)
         self._post = post
         self._call = user_call() if network.scheduler.every_step else None
-        self._lost: int | None = None  # a rank that is gone, and without which there is no end
+        self._lost: RuntimeError | None = None  # a rank is gone without which there is no end
+        self.deliver: Callable[[Sequence[Write]], Sequence[Write]] = lambda writes: writes  # a fault may damage them
         self.operation = operation
         self.origin = origin
         self.parts = operation.parts
@@ -81,9 +82,11 @@ class SimulatedWork(WatchedWork):
             self.results = ()
         self._settle_future()
 
-    def lose(self, rank: int) -> None:
-        """The operation will never be complete, as ``rank`` is gone."""
-        self._lost = rank
+    def lose(self, error: RuntimeError) -> None:
+        """The operation will never be complete; ``error`` says why."""
+        self._lost = error
+        if self._future is not None and self.owner is not None:
+            self.owner.on_resume.append(self._settle_future)
 
     def wait(self, timeout: Any = None) -> bool:
         if self._call is not None:
@@ -91,7 +94,7 @@ class SimulatedWork(WatchedWork):
             self._call = None
         self._network.wait(lambda: self.matched or self._lost is not None, self.operation.signature)
         if self._lost is not None:
-            raise closed_by(self._lost)
+            raise RuntimeError(str(self._lost))  # each wait its own traceback
         self.finish()
         return True
 
@@ -110,18 +113,15 @@ class SimulatedWork(WatchedWork):
     def _is_settled(self) -> bool:
         if self.visible:
             self.finish()
-        return self.finished
+        return self.finished or self._lost is not None
 
     def _settle_future(self) -> None:
-        if self._future is not None and not self._future.done():
+        if self._future is None or self._future.done():
+            return
+        if self._lost is not None:
+            self._future.set_exception(RuntimeError(str(self._lost)))
+        else:
             self._future.set_result(self.result())
-
-
-def closed_by(rank: int) -> RuntimeError:
-    """What gloo raises in a rank that needs one that is gone."""
-    return RuntimeError(
-        f"[sim] Connection closed by peer [rank {rank}]. This is typically caused by a remote worker crashing."
-    )
 
 
 class Transfer:
@@ -138,13 +138,14 @@ class Transfer:
             return
         self.moved = True
         results = moves([work.operation for work in self._works], [work.parts for work in self._works], self._order)
-        for work, writes in zip(self._works, results, strict=True):
+        for work, undamaged in zip(self._works, results, strict=True):
+            writes = work.deliver(undamaged)
             if not work.holds_back:
                 write(writes)
             elif work.operation.signature.is_p2p:
                 work.results = [(output, value.clone()) for output, value in writes]
             else:
-                work.results = writes
+                work.results = list(writes)
 
 
 def _apart(tensor: Any, storages: set[int], own: set[int]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -12,9 +12,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pdlcheck.errors import Inconclusive, RankDied
-from pdlcheck.faults import Kill
-from pdlcheck.worlds.arguments import check_world_size
+from pdlcheck.errors import Inconclusive
+from pdlcheck.faults import Fault
+from pdlcheck.worlds.arguments import check_faults, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated.c10d import join_group, rank_local_torch_distributed
@@ -22,7 +22,7 @@ from pdlcheck.worlds.simulated.network import Network
 from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.simulated.schedules import First, Schedule, schedule_of
 from pdlcheck.worlds.simulated.store import SimulatedStore
-from pdlcheck.worlds.watch import Signature
+from pdlcheck.worlds.simulated.suffering import Suffering, is_consequence
 
 __all__ = ["SimulatedWorld"]
 
@@ -40,8 +40,8 @@ class SimulatedWorld:
             ``random:7``, ``pct:7,3``, ``replay:4r1-17r0``; or a schedule itself. Each run begins with it anew.
         semantics: what the network does where the rules leave a choice; a :class:`Semantics` or the name of a profile.
         faults: what the ranks suffer (:mod:`pdlcheck.faults`). If all survivors return, so does the run, with the
-            ``RankDied`` in the place of the value of a rank that was killed. A fault that did not come about is
-            ``Inconclusive``.
+            ``RankDied`` or ``RankStalled`` in the place of the value of a rank that was lost. A fault that did not
+            come about is ``Inconclusive``.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -63,11 +63,11 @@ class SimulatedWorld:
         seed: int = 0,
         schedule: str | Schedule = "random",
         semantics: Semantics | str = "rendezvous",
-        faults: Sequence[Kill] = (),
+        faults: Sequence[Fault] = (),
     ) -> None:
         self.seed = seed
         self.semantics = make_semantics(semantics)
-        self.faults = tuple(faults)
+        self.faults = check_faults(faults)
         self.schedule = schedule_of(schedule, seed=seed) if isinstance(schedule, str) else schedule
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class SimulatedRanks:
     def __init__(self, world_size: int, world: SimulatedWorld) -> None:
         self.world_size = world_size
         self._world = world
-        self._network = Network(world_size, world.seed, world.semantics, world.faults)
+        self._network = Network(world_size, world.seed, world.semantics)
         self._store = SimulatedStore(self._network.scheduler)
         self._joined = False
 
@@ -138,13 +138,17 @@ class SimulatedRanks:
         return self.run_bodies([body] * self.world_size)
 
     def run_bodies(
-        self, bodies: Sequence[Callable[[], Any]], schedule: Schedule | None = None
+        self,
+        bodies: Sequence[Callable[[], Any]],
+        schedule: Schedule | None = None,
+        faults: Sequence[Fault] | None = None,
     ) -> list[Outcome]:
-        """Call ``bodies[r]()`` as rank r, under ``schedule`` or else the world's."""
+        """Call ``bodies[r]()`` as rank r, under ``schedule`` and ``faults`` or else the world's."""
+        faults = check_faults(self._world.faults if faults is None else faults, self.world_size)
         if not self._joined:
             self._join()
         bodies = [partial(self._as_rank, rank, body) for rank, body in enumerate(bodies)]
-        return self._run(bodies, schedule or self._world.schedule)
+        return self._run(bodies, schedule or self._world.schedule, faults)
 
     def _as_rank(self, rank: int, body: Callable[[], Any]) -> Any:
         __tracebackhide__ = True
@@ -155,30 +159,23 @@ class SimulatedRanks:
         finally:
             self._network.leave(rank)
 
-    def _with_faults(self, outcomes: Sequence[Outcome], killed: Mapping[int, Signature]) -> list[Outcome]:
-        """Say which rank a fault has killed; survivors that only lost it are no cause of their own."""
-        for fault in self._world.faults:
-            if fault.rank not in killed and all(isinstance(outcome, Returned) for outcome in outcomes):
-                raise Inconclusive(f"{fault} did not come about: the rank posts fewer operations")
-        died: dict[int, RankDied] = {
-            rank: RankDied(
-                f"rank {rank} was killed by a fault when it was about to post {signature}",
-                rank=rank, exitcode=-9, stderr="",
-            )
-            for rank, signature in killed.items()
-        }
-        told = [
-            replace(outcome, consequence=True, order=_LATER + outcome.order)
-            if isinstance(outcome, Raised) and str(outcome.error).startswith("[sim] Connection closed by peer")
-            else outcome
-            for outcome in outcomes
-        ]
-        if all(isinstance(outcome, Returned) for outcome in told if outcome.rank not in died):
-            return [Returned(o.rank, died[o.rank], o.last) if o.rank in died else o for o in told]
-        return [
-            replace(o, error=died[o.rank], site="", order=_LATER) if isinstance(o, Raised) and o.rank in died else o
-            for o in told
-        ]
+    def _with_faults(self, outcomes: Sequence[Outcome], suffering: Suffering) -> list[Outcome]:
+        """Say what the faults did to which rank; survivors that only lost it are no cause of their own."""
+        gone = suffering.gone
+        order = {rank: _LATER + number for number, rank in enumerate(gone)}
+        if all(isinstance(outcome, Returned) for outcome in outcomes if outcome.rank not in gone):
+            for fault, reason in suffering.why_not.items():
+                raise Inconclusive(f"{fault} did not come about: {reason}", fault=fault)
+            return [Returned(o.rank, gone[o.rank], o.last) if o.rank in gone else o for o in outcomes]
+        told: list[Outcome] = []
+        for o in outcomes:
+            if o.rank in gone:
+                told.append(Raised(o.rank, gone[o.rank], order=order[o.rank], last=o.last))
+            elif isinstance(o, Raised) and gone and is_consequence(o.error):
+                told.append(replace(o, consequence=True, order=2 * _LATER + o.order))
+            else:
+                told.append(o)
+        return told
 
     def _join(self) -> None:
         """Make the default group: a run of its own, so that the choices of a schedule are those of the bodies."""
@@ -186,8 +183,10 @@ class SimulatedRanks:
         results(self._run(bodies, First()))
         self._joined = True
 
-    def _run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule) -> list[Outcome]:
-        self._network.begin()
+    def _run(
+        self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, faults: Sequence[Fault] = ()
+    ) -> list[Outcome]:
+        self._network.begin(faults)
         try:
             ended = self._network.scheduler.run(bodies, schedule)
         except BaseException:  # of the schedule itself, or an interrupt
@@ -197,12 +196,12 @@ class SimulatedRanks:
             ended[0] = Raised(0, leaks)
         outcomes = [replace(outcome, last=str(self._network.last.get(outcome.rank, ""))) for outcome in ended]
         if not all(isinstance(outcome, Returned) for outcome in outcomes):
-            killed = dict(self._network.killed)
+            suffering = self._network.suffering
             self._begin_anew()
-            if killed:
-                return self._with_faults(outcomes, killed)
-        elif self._world.faults and self._joined:
-            return self._with_faults(outcomes, {})
+            if suffering.gone:
+                return self._with_faults(outcomes, suffering)
+        elif faults:
+            return self._with_faults(outcomes, self._network.suffering)
         return outcomes
 
     def _begin_anew(self) -> None:
