@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
+import re
 
 import pytest
 import torch
 
 from pdlcheck.worlds import get_world
 
+from .parity import BOTH_REFUSE, COARSE, DIFFERENT, ONLY_GLOO, ONLY_SIM, REFUSALS, SAME, TRAINING
 from .programs import DEADLOCKS, EXPECTED, MISMATCHES, train_ddp
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of names that it renames from release to release
 FAULTY = [*DEADLOCKS, *(program for _, program in MISMATCHES)]
 
 
 @pytest.fixture(scope="module")
 def worlds():
-    both = get_world("sim"), get_world("gloo")
+    # torch names some groups by how many were made before: each program begins with none
+    both = get_world("sim"), get_world("gloo", isolation="reinit")
     yield both
     for world in both:
         world.close()
@@ -24,9 +27,86 @@ def worlds():
 
 @pytest.mark.parametrize(("program", "expected"), EXPECTED, ids=[program.__name__ for program, _ in EXPECTED])
 def test_a_program_gives_every_rank_the_same_on_both_worlds(worlds, program, expected):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of names that it renames from release to release
-        assert [world.run(program, world_size=4) for world in worlds] == [expected, expected]
+    assert [world.run(program, world_size=4) for world in worlds] == [expected, expected]
+
+
+def test_there_are_50_programs_and_more():
+    programs = [*(program for program, _ in EXPECTED), *SAME, *TRAINING]
+    assert len(set(programs)) >= 50
+    assert len(programs) == len(set(programs))
+
+
+def _name(value):
+    return getattr(value, "__name__", None)
+
+
+def _on_both(worlds, program):
+    """What every rank returns; the text, so that 1, 1.0 and True differ and nan equals itself."""
+    values = [world.run(program, world_size=4) for world in worlds]
+    assert any(value is not None for value in values[0]), "the program returns nothing"
+    return [[repr(value) for value in of_world] for of_world in values]
+
+
+@pytest.mark.parametrize("program", SAME, ids=_name)
+def test_a_program_returns_the_same_bits_on_both_worlds(worlds, program):
+    simulated, real = _on_both(worlds, program)
+    assert simulated == real
+
+
+@pytest.mark.parametrize("program", REFUSALS, ids=_name)
+def test_what_torch_refuses_is_refused_on_every_rank_of_both_worlds(worlds, program):
+    simulated, real = _on_both(worlds, program)
+    assert simulated == real
+    assert "accepted" not in str(real)
+
+
+@pytest.mark.parametrize("program", TRAINING, ids=_name)
+def test_training_ends_with_the_same_weights_on_both_worlds(worlds, program):
+    simulated, real = (world.run(program, world_size=4) for world in worlds)
+    # sums of four gradients in another order, a few steps: a few units in the last place of float32
+    tolerance = {"rtol": COARSE.get(program, 1e-6), "atol": COARSE.get(program, 1e-6) / 2}
+    for ours, theirs in zip(simulated, real, strict=True):
+        assert len(ours) == len(theirs) > 0
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, **tolerance)
+
+
+@pytest.mark.parametrize(("program", "refusal"), ONLY_SIM.items(), ids=_name)
+def test_what_gloo_does_not_do(worlds, program, refusal):
+    sim, gloo = worlds
+    assert sim.run(program, world_size=4)
+    _refuses(gloo, program, refusal)
+
+
+@pytest.mark.parametrize(("program", "refusal"), ONLY_GLOO.items(), ids=_name)
+def test_what_simulated_ranks_do_not_do(worlds, program, refusal):
+    sim, gloo = worlds
+    _refuses(sim, program, refusal)
+    assert gloo.run(program, world_size=4)
+
+
+@pytest.mark.parametrize(("program", "refusals"), BOTH_REFUSE.items(), ids=_name)
+def test_what_the_worlds_refuse_in_their_own_words(worlds, program, refusals):
+    for world, refusal in zip(worlds, refusals, strict=True):
+        _refuses(world, program, refusal)
+
+
+def _refuses(world, program, refusal):
+    kind, words = refusal
+    with pytest.raises(kind, match=re.escape(words)) as caught:
+        world.run(program, world_size=4)
+    assert caught.type is kind
+
+
+def _xfails(programs):
+    for program, reason in programs.items():
+        yield pytest.param(program, marks=pytest.mark.xfail(raises=AssertionError, reason=reason, strict=True))
+
+
+@pytest.mark.parametrize("program", list(_xfails(DIFFERENT)), ids=_name)
+def test_what_the_worlds_do_in_different_ways(worlds, program):
+    simulated, real = _on_both(worlds, program)
+    assert simulated == real
 
 
 def test_ddp_ends_with_the_same_weights_on_both_worlds(worlds):

@@ -17,6 +17,7 @@ from copy import copy
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from pdlcheck.errors import PeerFailed
@@ -222,7 +223,8 @@ class AnnouncedWork(WatchedWork):
             method, args = "recv", (tensors, self._source, tag)
         try:
             if self._group is not None:
-                self._real = getattr(self._group, method)(*args)
+                with torch.no_grad():  # C++ calls a group below autograd; from here it would see views of outputs
+                    self._real = getattr(self._group, method)(*args)
         except Exception as error:  # what the real group refuses, the waiting rank raises
             self._error = error
         self._decided.set()

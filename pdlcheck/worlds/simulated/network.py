@@ -19,6 +19,7 @@ from pdlcheck.worlds.simulated.collectives import read_by, written_by
 from pdlcheck.worlds.simulated.lanes import Lanes
 from pdlcheck.worlds.simulated.leaks import leaked
 from pdlcheck.worlds.simulated.origin import Origin, origin
+from pdlcheck.worlds.simulated.refused import refuse
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
 from pdlcheck.worlds.simulated.schedules.access import Post, Question
 from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
@@ -86,6 +87,7 @@ class Network:
 
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
+        refuse(operation)
         post = Post(operation.signature)
         self.scheduler.switch(post)
         self.scheduler.progress()

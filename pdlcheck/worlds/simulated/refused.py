@@ -1,0 +1,49 @@
+"""Calls that no backend carries out: each rank is told when it makes one, before it meets another rank.
+
+A rank that is told later, when the tensors move, is one of several: the others would go on with outputs that nobody
+has written.
+"""
+
+from __future__ import annotations
+
+from pdlcheck.worlds.watch import Operation, Part
+
+__all__ = ["refuse"]
+
+_BITWISE = ("BAND", "BOR", "BXOR")
+
+
+def refuse(operation: Operation) -> None:
+    """Check the arguments of a collective on one rank.
+
+    Raises:
+        RuntimeError: the type that torch's own backends raise.
+    """
+    signature = operation.signature
+    if signature.is_p2p:
+        return
+    for part in operation.parts:
+        _refuse_dtypes(part, signature.op, signature.reduce_op)
+        if signature.op in ("all_gather", "reduce_scatter"):
+            _refuse_list(part, signature.op, len(signature.members))
+
+
+def _refuse_list(part: Part, op: str, size: int) -> None:
+    tensors, name = (part.outputs, "outputs") if op == "all_gather" else (part.inputs, "inputs")
+    if len(tensors) != size:
+        raise RuntimeError(f"{op} needs {size} {name}, one for each rank of the group, got {len(tensors)}")
+    shapes = {tuple(tensor.shape) for tensor in (*part.inputs, *part.outputs)}
+    if len(shapes) > 1:
+        raise RuntimeError(f"{op} needs tensors of one shape, got {', '.join(sorted(map(str, shapes)))}")
+
+
+def _refuse_dtypes(part: Part, op: str, reduce_op: str) -> None:
+    dtypes = {tensor.dtype for tensor in (*part.inputs, *part.outputs)}
+    if len(dtypes) > 1:
+        raise RuntimeError(f"{op} needs tensors of one dtype, got {', '.join(sorted(map(str, dtypes)))}")
+    for dtype in dtypes:
+        whole = not (dtype.is_floating_point or dtype.is_complex)
+        if reduce_op == "AVG" and whole:
+            raise RuntimeError(f"ReduceOp.AVG needs a floating-point tensor, got {dtype}; use SUM")
+        if reduce_op in _BITWISE and not whole:
+            raise RuntimeError(f"ReduceOp.{reduce_op} needs a tensor of integers, got {dtype}")

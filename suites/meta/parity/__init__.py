@@ -1,0 +1,62 @@
+"""Programs that end in the same way on simulated ranks and on processes, and those that one world alone takes.
+
+A program is a function that returns plain values, or tensors if it trains. One that is added to a file of this folder
+takes part by that alone.
+"""
+
+from __future__ import annotations
+
+from inspect import isfunction
+
+from pdlcheck.errors import Deadlock, LeakedWork
+
+from . import collectives, functional, groups, messages, objects, reductions, refusals, training
+
+__all__ = ["BOTH_REFUSE", "COARSE", "DIFFERENT", "ONLY_GLOO", "ONLY_SIM", "REFUSALS", "SAME", "TRAINING"]
+
+
+def _programs(*modules):
+    return [
+        value
+        for module in modules
+        for name, value in vars(module).items()
+        if isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    ]
+
+
+# program -> what gloo raises
+ONLY_SIM = {
+    collectives.all_gather_into_a_stack: (RuntimeError, "invalid tensor size at index 0"),
+    collectives.all_gather_of_sparse_tensors: (NotImplementedError, "sparse"),
+    groups.second_default_group: (ValueError, "trying to initialize the default process group twice"),
+    reductions.multiplied_sums: (RuntimeError, "Cannot use ReduceOp.PREMUL_SUM with Gloo"),
+    reductions.short_integers: (RuntimeError, "Invalid scalar type"),
+}
+
+# program -> what sim raises
+ONLY_GLOO = {messages.send_to_oneself_that_nobody_waits_for: (LeakedWork, "4 operations were left behind")}
+
+# program -> what sim raises, what gloo raises
+BOTH_REFUSE = {
+    messages.receive_from_oneself: ((Deadlock, "4 of 4 are blocked"), (RuntimeError, "state_ >= CONNECTED")),
+}
+
+# program -> why the worlds give other results
+_COLUMNS = "gloo takes the memory of a tensor that is not contiguous for one row; sim follows the strides"
+DIFFERENT = {
+    collectives.all_reduce_of_a_column: _COLUMNS,
+    collectives.broadcast_of_a_column: _COLUMNS,
+    collectives.reduce_of_a_column: _COLUMNS,
+    collectives.scatter_of_columns: _COLUMNS,
+}
+
+# program -> relative tolerance
+COARSE = {training.ddp_with_the_fp16_hook: 1e-3}  # gradients are added in float16, which has 11 bits
+
+TRAINING = _programs(training)
+REFUSALS = _programs(refusals)
+SAME = [
+    program
+    for program in _programs(collectives, reductions, messages, groups, objects, functional)
+    if not any(program in table for table in (ONLY_SIM, ONLY_GLOO, BOTH_REFUSE, DIFFERENT))
+]

@@ -1,0 +1,256 @@
+"""Collectives: each form of each call, roots other than 0, the dtypes, what is asynchronous."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
+
+
+def _mine(n=2, dtype=torch.float32):
+    return torch.arange(n).to(dtype) + 10 * dist.get_rank()
+
+
+def _told(*tensors):
+    return [(str(tensor.dtype), tensor.tolist()) for tensor in tensors]
+
+
+def all_gather_of_every_dtype():
+    seen = []
+    for dtype in (*DTYPES, torch.complex64):
+        out = [torch.zeros(2, dtype=dtype) for _ in range(4)]
+        dist.all_gather(out, (torch.arange(2) + dist.get_rank()).to(dtype))
+        seen += _told(*out)
+    return seen
+
+
+def broadcast_of_every_dtype():
+    seen = []
+    for root, dtype in enumerate((*DTYPES, torch.complex128)):
+        x = torch.tensor([dist.get_rank(), 1]).to(dtype)
+        dist.broadcast(x, root % 4)
+        seen += _told(x)
+    return seen
+
+
+
+def all_gather_coalesced():
+    out = [[torch.zeros(1), torch.zeros(2)] for _ in range(4)]
+    dist.all_gather_coalesced(out, [_mine(1), _mine(2)])
+    return [_told(*of_rank) for of_rank in out]
+
+
+def all_reduce_coalesced():
+    tensors = [_mine(1), _mine(3)]
+    dist.all_reduce_coalesced(tensors)
+    return _told(*tensors)
+
+
+def coalescing_manager_waited_for_later():
+    tensors = [_mine(2), _mine(3)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    return _told(*tensors)
+
+
+def all_to_all_with_uneven_lists_of_rows():
+    rank = dist.get_rank()
+    out = torch.zeros(4 * (rank + 1), 3)
+    dist.all_to_all_single(out, _mine(30).view(10, 3), [rank + 1] * 4, [1, 2, 3, 4])
+    return _told(out)
+
+
+def all_to_all_with_empty_parts():
+    rank = dist.get_rank()
+    out = torch.zeros(4 if rank == 2 else 0)
+    dist.all_to_all_single(out, _mine(1), [1] * 4 if rank == 2 else [0] * 4, [0, 0, 1, 0])
+    return _told(out)
+
+
+def all_to_all_of_integers_later():
+    out = torch.zeros(4, dtype=torch.int64)
+    dist.all_to_all_single(out, _mine(4, torch.int64), async_op=True).wait()
+    return _told(out)
+
+
+def reduce_scatter_of_matrices():
+    out, flat = torch.zeros(2, 2), torch.zeros(2, 2)
+    dist.reduce_scatter(out, list(_mine(16).view(4, 2, 2).unbind()))
+    dist.reduce_scatter_tensor(flat, _mine(16).view(8, 2))
+    return _told(out, flat)
+
+
+def reduce_scatter_later():
+    out, flat = torch.zeros(1, dtype=torch.int64), torch.zeros(2)
+    works = [
+        dist.reduce_scatter(out, list(_mine(4, torch.int64).split(1)), op=dist.ReduceOp.MAX, async_op=True),
+        dist.reduce_scatter_tensor(flat, _mine(8), async_op=True),
+    ]
+    for work in works:
+        work.wait()
+    return _told(out, flat)
+
+
+def gather_at_each_root():
+    seen = []
+    for root in range(4):
+        out = [torch.zeros(2) for _ in range(4)] if dist.get_rank() == root else None
+        dist.gather(_mine(), out, dst=root)
+        seen += _told(*(out or []))
+    return seen
+
+
+def scatter_from_each_root():
+    seen = []
+    for root in range(4):
+        out = torch.zeros(2, dtype=torch.int64)
+        parts = list((_mine(8, torch.int64) + 100).split(2)) if dist.get_rank() == root else None
+        dist.scatter(out, parts, src=root)
+        seen += _told(out)
+    return seen
+
+
+def gather_and_scatter_later():
+    at_root = dist.get_rank() == 3
+    gathered = [torch.zeros(1) for _ in range(4)] if at_root else None
+    dist.gather(_mine(1), gathered, dst=3, async_op=True).wait()
+    out = torch.zeros(1)
+    dist.scatter(out, [2 * x for x in gathered] if at_root else None, src=3, async_op=True).wait()
+    return _told(out, *(gathered or []))
+
+
+def waits_in_the_other_order():
+    tensors = [_mine(n) for n in (1, 2, 3)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    return _told(*tensors)
+
+
+def different_calls_under_way_at_once():
+    total, copy, out = _mine(), _mine(), [torch.zeros(2) for _ in range(4)]
+    works = [
+        dist.all_reduce(total, async_op=True),
+        dist.broadcast(copy, 3, async_op=True),
+        dist.all_gather(out, _mine(), async_op=True),
+        dist.barrier(async_op=True),
+    ]
+    for work in works:
+        work.wait()
+    return _told(total, copy, *out), [work.is_completed() for work in works]
+
+
+def polled_until_complete():
+    x = _mine()
+    work = dist.all_reduce(x, async_op=True)
+    while not work.is_completed():
+        pass
+    work.wait()
+    return _told(x)
+
+
+def chain_of_futures():
+    future = dist.all_reduce(_mine(1), async_op=True).get_future()
+    doubled = future.then(lambda done: done.value()[0] * 2).then(lambda done: done.value() + 1)
+    return _told(doubled.wait())
+
+
+def futures_collected():
+    futures = [dist.all_reduce(_mine(n), async_op=True).get_future() for n in (1, 2)]
+    done = torch.futures.collect_all(futures).wait()
+    return [_told(*future.value()) for future in done]
+
+
+def slices_of_a_larger_tensor():
+    x = torch.zeros(4, 4) + dist.get_rank()
+    dist.all_reduce(x[1])
+    dist.broadcast(x[2:], 3)
+    return _told(x)
+
+
+def empty_tensors():
+    x, out = torch.zeros(0), [torch.zeros(0) for _ in range(4)]
+    dist.all_reduce(x)
+    dist.broadcast(x, 1)
+    dist.all_gather(out, x)
+    return _told(x, *out)
+
+
+def scalars_of_no_dimension():
+    x = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(x)
+    out = [torch.tensor(0.0) for _ in range(4)]
+    dist.all_gather(out, x + dist.get_rank())
+    return _told(x, *out)
+
+
+def barriers():
+    dist.barrier()
+    dist.barrier(async_op=True).wait()
+    dist.monitored_barrier()
+    return "through"
+
+
+def all_gather_of_matrices_into_one():
+    out = torch.zeros(8, 3)
+    dist.all_gather_into_tensor(out, _mine(6).view(2, 3))
+    return _told(out)
+
+
+def all_to_all_of_lists():
+    out = [torch.zeros(2) for _ in range(4)]
+    dist.all_to_all(out, list(_mine(8).split(2)))
+    return _told(*out)
+
+
+def gather_and_all_gather_of_columns():
+    column = _mine(8).view(2, 4)[:, dist.get_rank()]
+    everywhere = [torch.zeros(2) for _ in range(4)]
+    at_root = [torch.zeros(2) for _ in range(4)] if dist.get_rank() == 1 else None
+    dist.all_gather(everywhere, column)
+    dist.gather(column, at_root, dst=1)
+    piece = torch.zeros(2)
+    dist.reduce_scatter(piece, list(_mine(8).view(2, 4).unbind(1)))
+    return _told(*everywhere, *(at_root or []), piece)
+
+
+# -- what one world refuses, or does in another way ------------------------------------------------
+
+
+def all_gather_into_a_stack():
+    out = torch.zeros(4, 2, 3)
+    dist.all_gather_into_tensor(out, _mine(6).view(2, 3))
+    return _told(out)
+
+
+def all_gather_of_sparse_tensors():
+    out = [torch.zeros(2, 2).to_sparse() for _ in range(4)]
+    dist.all_gather(out, torch.eye(2).to_sparse())
+    return _told(*(x.to_dense() for x in out))
+
+
+def all_reduce_of_a_column():
+    whole = _mine(8).view(2, 4)
+    dist.all_reduce(whole[:, 0])
+    return _told(whole)
+
+
+def broadcast_of_a_column():
+    whole = _mine(8).view(2, 4)
+    dist.broadcast(whole[:, 0], 1)
+    return _told(whole)
+
+
+def reduce_of_a_column():
+    whole = _mine(8).view(2, 4)
+    dist.reduce(whole[:, 0], 2)
+    return _told(whole) if dist.get_rank() == 2 else None
+
+
+def scatter_of_columns():
+    out = torch.zeros(2)
+    dist.scatter(out, list(_mine(8).view(2, 4).unbind(1)) if dist.get_rank() == 3 else None, src=3)
+    return _told(out)

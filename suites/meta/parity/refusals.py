@@ -1,0 +1,137 @@
+"""Calls that torch itself refuses: the same exception on every rank of both worlds."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+
+def _refused(call):
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__
+    return "accepted"
+
+
+
+def message_to_a_rank_that_is_not_there():
+    return _refused(lambda: dist.send(torch.ones(1), 9))
+
+
+def root_that_is_not_there():
+    return _refused(lambda: dist.broadcast(torch.ones(1), 7)), _refused(lambda: dist.reduce(torch.ones(1), 7))
+
+
+def root_outside_the_group():
+    group = dist.new_group([1, 3])
+    if dist.get_rank() not in (1, 3):
+        return None
+    return _refused(lambda: dist.broadcast(torch.ones(1), 0, group=group)), _refused(
+        lambda: dist.scatter(torch.ones(1), None, src=2, group=group)
+    )
+
+
+def list_of_the_wrong_length():
+    short = [torch.zeros(1) for _ in range(3)]
+    return _refused(lambda: dist.all_gather(short, torch.ones(1))), _refused(
+        lambda: dist.reduce_scatter(torch.zeros(1), short)
+    )
+
+
+def flat_tensor_of_the_wrong_length():
+    return _refused(lambda: dist.all_gather_into_tensor(torch.zeros(3), torch.ones(1))), _refused(
+        lambda: dist.reduce_scatter_tensor(torch.zeros(1), torch.ones(3))
+    )
+
+
+def splits_that_do_not_add_up():
+    x = torch.ones(4)
+    return _refused(lambda: dist.all_to_all_single(torch.zeros(4), x, [1, 1, 1, 2], [1] * 4)), _refused(
+        lambda: dist.all_to_all_single(torch.zeros(4), x, [1, 1, 1, 1], [1] * 3)
+    )
+
+
+def uneven_without_splits():
+    return _refused(lambda: dist.all_to_all_single(torch.zeros(5), torch.ones(5)))
+
+
+def missing_lists():
+    return _refused(lambda: dist.scatter(torch.zeros(1), [torch.ones(1)], src=(dist.get_rank() + 1) % 4)), _refused(
+        lambda: dist.gather(torch.ones(1), [torch.zeros(1)] * 4, dst=(dist.get_rank() + 1) % 4)
+    )
+
+
+def tensors_of_two_dtypes():
+    mixed = [torch.zeros(1) for _ in range(3)] + [torch.zeros(1, dtype=torch.int64)]
+    return _refused(lambda: dist.all_gather(mixed, torch.ones(1))), _refused(
+        lambda: dist.all_gather_into_tensor(torch.zeros(4), torch.ones(1, dtype=torch.int64))
+    )
+
+
+def what_is_no_tensor():
+    return _refused(lambda: dist.all_reduce([1.0])), _refused(lambda: dist.broadcast("x", 0))
+
+
+
+def empty_batch():
+    return _refused(lambda: dist.batch_isend_irecv([])), _refused(lambda: dist.batch_isend_irecv([1]))
+
+
+def groups_that_cannot_be():
+    return _refused(lambda: dist.new_group([0, 9])), _refused(lambda: dist.new_group([0, 0]))
+
+
+def subgroups_that_do_not_fit():
+    return _refused(lambda: dist.new_subgroups(3)), _refused(lambda: dist.new_subgroups(5))
+
+
+def rank_that_is_not_in_the_group():
+    group = dist.new_group([0, 1])
+    if dist.get_rank() > 1:
+        return None
+    return _refused(lambda: dist.get_group_rank(group, 3)), _refused(lambda: dist.get_global_rank(group, 2))
+
+
+
+def mesh_larger_than_the_world():
+    return _refused(lambda: dist.device_mesh.init_device_mesh("cpu", (5,)))
+
+
+def message_to_oneself():
+    return _refused(lambda: dist.send(torch.ones(1), dist.get_rank()))
+
+
+def objects_from_any_source():
+    return _refused(lambda: dist.recv_object_list([None]))
+
+
+def averages_of_integers():
+    return _refused(lambda: dist.all_reduce(torch.ones(1, dtype=torch.int64), op=dist.ReduceOp.AVG))
+
+
+def bits_of_floats():
+    ops = dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR
+    return [_refused(lambda op=op: dist.all_reduce(torch.ones(1), op=op)) for op in ops]
+
+
+def products_of_complex_numbers():
+    return _refused(lambda: dist.all_reduce(torch.ones(1, dtype=torch.complex64), op=dist.ReduceOp.PRODUCT))
+
+
+def outputs_of_another_shape():
+    wrong = [torch.zeros(3) for _ in range(4)]
+    return _refused(lambda: dist.all_gather(wrong, torch.ones(1))), _refused(
+        lambda: dist.reduce_scatter(torch.zeros(1), wrong)
+    )
+
+
+def split_of_a_group_without_a_device():
+    return _refused(lambda: dist.split_group(split_ranks=[[0, 1], [2, 3]]))
+
+
+def bf16_hook_without_nccl():
+    ddp = DistributedDataParallel(torch.nn.Linear(1, 1))
+    return _refused(lambda: ddp.register_comm_hook(None, default_hooks.bf16_compress_hook))
