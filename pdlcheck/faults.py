@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-__all__ = ["Kill"]
+__all__ = ["Kill", "Slow"]
 
 
 @dataclass(frozen=True)
@@ -18,3 +19,21 @@ class Kill:
 
     rank: int
     operation: int
+
+
+@dataclass(frozen=True)
+class Slow:
+    """The rank's ``pdlcheck.clock.compute`` takes ``factor`` times as long, on the virtual clock: a straggler.
+
+    Its links are as fast as before; ``Topology(links=...)`` makes some slower.
+
+    Raises:
+        ValueError: ``factor`` is not positive, or infinite.
+    """
+
+    rank: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < math.inf:
+            raise ValueError(f"factor must be positive and finite, got {self.factor!r}; pass 2.0 for half the speed")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -23,7 +23,11 @@ from pdlcheck.worlds.simulated.origin import Origin, origin
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
 from pdlcheck.worlds.simulated.schedules.access import Post, Question
 from pdlcheck.worlds.simulated.work import SimulatedWork, Transfer, closed_by
-from pdlcheck.worlds.watch import Match, Matcher, Operation, Signature, deadlock
+from pdlcheck.worlds.watch import Match, Matcher, Operation, Signature, Traffic, deadlock
+from pdlcheck.worlds.watch.traffic import nbytes_of
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.simulated.recorder import Recorder
 
 __all__ = ["Network", "RankKilled"]
 
@@ -36,6 +40,7 @@ class Network:
 
     def __init__(self, world_size: int, seed: int, semantics: Semantics, faults: Sequence[Kill] = ()) -> None:
         self._faults = faults
+        self.recorder: Recorder | None = None  # of the run under way, if anybody wants its times
         self.scheduler = Scheduler(world_size, seed=seed, stuck=self._stuck)
         self.semantics = semantics
         self._seed = seed
@@ -58,6 +63,7 @@ class Network:
         self.last.clear()
         self.killed: dict[int, Signature] = {}  # rank -> the operation that it did not get to post
         self._counts: Counter[int] = Counter()
+        self.traffic = Traffic(len(self.scheduler.ranks))
         self._random = random.Random(f"semantics {self._seed}")
 
     def _suffer(self, signature: Signature) -> None:
@@ -102,8 +108,10 @@ class Network:
         self.last[signature.rank] = signature
         work = SimulatedWork(self, operation, _origin(operation), post)
         self._posted[id(work)] = work
-        if signature.op == "send" and self.semantics.buffers(_nbytes(operation.parts[0].inputs[0])):
+        if signature.op == "send" and self.semantics.buffers(nbytes_of(operation.parts[0].inputs[0])):
             work.buffer()
+        if self.recorder is not None:
+            self.recorder.post(work)
         self._protect(work)
         try:
             for match in self._matches(work):
@@ -122,6 +130,9 @@ class Network:
 
     def _complete(self, match: Match) -> None:
         works = [self._posted.pop(key) for key in match.keys]  # type: ignore[call-overload]
+        self.traffic.count([work.operation for work in works])
+        if self.recorder is not None:
+            self.recorder.meet(works)
         transfer = Transfer(works, self._order)
         for work, source in zip(works, reversed(match.signatures), strict=False):
             work.match(transfer, source.members.index(source.rank))  # torch asks for the number in the group
@@ -239,6 +250,3 @@ def _origin(operation: Operation) -> Origin:
     options = operation.args[-1] if operation.args else None
     return _BLOCKING if getattr(options, "asyncOp", True) is False else origin()
 
-
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
