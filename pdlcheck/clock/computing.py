@@ -26,6 +26,7 @@ def compute(seconds: float) -> None:
         ValueError: ``seconds`` is negative, infinite or NaN.
 
     Example:
+        >>> from pdlcheck.clock import Link, Topology
         >>> from pdlcheck.worlds import get_world
         >>> world = get_world("sim", topology=Topology(intra=Link()))
         >>> world.run(lambda: compute(3600.0), world_size=2)

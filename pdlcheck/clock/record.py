@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-__all__ = ["Message", "Run", "Span", "merged"]
+__all__ = ["Message", "Run", "Span"]
 
 
 class Span(NamedTuple):
@@ -64,19 +64,3 @@ class Run(Protocol):
     def overlap(self) -> float | None: ...
     @property
     def bubble(self) -> float: ...
-
-
-def merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The union of intervals, as intervals that do not touch.
-
-    Example:
-        >>> merged([(3, 4), (0, 2), (1, 3), (6, 7)])
-        [(0, 4), (6, 7)]
-    """
-    union: list[tuple[float, float]] = []
-    for start, end in sorted(intervals):
-        if union and start <= union[-1][1]:
-            union[-1] = (union[-1][0], max(end, union[-1][1]))
-        else:
-            union.append((start, end))
-    return union

@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from pdlcheck.clock.chrome import chrome_trace
-from pdlcheck.clock.record import Message, Span, merged
+from pdlcheck.clock.intervals import Interval, common, merged, without
+from pdlcheck.clock.record import Message, Span
 from pdlcheck.clock.svg import svg
 
 __all__ = ["Message", "Span", "Timeline"]
@@ -54,8 +55,8 @@ class Timeline:
         """
         self._require_seconds("overlap")
         total = sum(self.communication_s(rank) for rank in range(self.world_size))
-        exposed = sum(self.exposed_s(rank) for rank in range(self.world_size))
-        return (total - exposed) / total if total else None
+        hidden = sum(_length(common(*self._both(rank))) for rank in range(self.world_size))
+        return hidden / total if total else None
 
     @cached_property
     def bubble(self) -> float:
@@ -84,11 +85,13 @@ class Timeline:
 
     def exposed_s(self, rank: int) -> float:
         """Time in which the rank communicates and does not compute."""
-        return self._busy_s(rank) - self.compute_s(rank)
+        communicates, computes = self._both(rank)
+        return _length(without(communicates, computes))
 
     def idle_s(self, rank: int) -> float:
         """Time, up to the end of the run, in which the rank neither computes nor communicates."""
-        return self.step_time_s - self._busy_s(rank)
+        busy = self._times(rank, "compute", "communication")
+        return _length(without([(0.0, self.step_time_s)], busy))
 
     def spans_of(self, rank: int, kind: str | None = None) -> list[Span]:
         """The rank's spans, or those of one kind."""
@@ -150,12 +153,12 @@ class Timeline:
             lanes[span.rank].append(span)
         return lanes
 
-    def _times(self, rank: int, *kinds: str) -> list[tuple[float, float]]:
+    def _times(self, rank: int, *kinds: str) -> list[Interval]:
         spans = self.spans_of(rank)
         return merged((span.start_s, span.end_s) for span in spans if span.kind in kinds)
 
-    def _busy_s(self, rank: int) -> float:
-        return _length(self._times(rank, "compute", "communication"))
+    def _both(self, rank: int) -> tuple[list[Interval], list[Interval]]:
+        return self._times(rank, "communication"), self._times(rank, "compute")
 
     def _require_seconds(self, name: str) -> None:
         if self.in_steps:
@@ -165,5 +168,5 @@ class Timeline:
 _PICTURES = {".json": chrome_trace, ".svg": svg}
 
 
-def _length(intervals: Iterable[tuple[float, float]]) -> float:
+def _length(intervals: Iterable[Interval]) -> float:
     return math.fsum(end - start for start, end in intervals)

@@ -57,18 +57,22 @@ def one_f_one_b(microbatches, seconds):
         send.wait()
 
 
-def train_ddp_of_layers(layers, seconds, width=64):
-    """One step of torch's DDP, a bucket for each layer; a layer's backward takes ``seconds``."""
+def train_ddp_of_layers(layers, seconds, width=512):
+    """Two steps of torch's DDP; a layer's backward takes ``seconds``.
+
+    DDP reduces all gradients at once in its first step, and in the second, by layer: a weight is one bucket of 1 MiB.
+    """
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)])
     for layer in model:
         layer.register_full_backward_pre_hook(lambda *_: compute(seconds))
-    replica = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-6)
-    replica(torch.ones(1, width)).sum().backward()
+    replica = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+    for _ in range(2):
+        replica(torch.ones(1, width)).sum().backward()
 
 
 def exchange(microseconds, sizes, calls):
-    """What the strategies of ``test_clock`` draw: in each call, this rank computes, posts, and waits at once or later."""
+    """What ``test_clock`` draws: in each call this rank computes, then posts operations or waits for all so far."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     pending, kept = [], []
     for number, (call, size, waits) in enumerate(zip(calls, sizes, microseconds, strict=True)):
@@ -80,8 +84,9 @@ def exchange(microseconds, sizes, calls):
         elif call == "shift":
             y = torch.zeros(size)
             kept.append(y)
-            pending.append(dist.isend(x, (rank + 1) % world_size, tag=number))
-            pending.append(dist.irecv(y, (rank - 1) % world_size, tag=number))
+            right, left = (rank + 1) % world_size, (rank - 1) % world_size
+            both = [dist.P2POp(dist.isend, x, right, tag=number), dist.P2POp(dist.irecv, y, left, tag=number)]
+            pending += dist.batch_isend_irecv(both)
         elif call == "to_rank_0":
             if rank:
                 pending.append(dist.isend(x, 0, tag=number))

@@ -114,14 +114,14 @@ class Traffic:
 
     def __str__(self) -> str:
         """Two tables: by operation, and by rank."""
-        lines = [f"{'operation':<28}{'calls':>8}{'messages':>10}{'bytes':>14}"]
+        lines = [f"{'operation':<18}{'calls':>8}{'messages':>10}{'bytes':>14}"]
         for op, (calls, messages, nbytes) in self.by_operation.items():
             name = f"{op} ({ALGORITHMS[op]})" if op in ALGORITHMS else op
-            lines.append(f"{name:<28}{calls:>8}{messages:>10}{nbytes:>14}")
-        lines.append(f"{'rank':<28}{'sends':>8}{'bytes':>10}{'receives bytes':>14}".replace("receives", " receives"))
+            lines.append(f"{name:<18}{calls:>8}{messages:>10}{nbytes:>14}")
+        lines.append(f"{'rank':<26}{'messages':>10}{'bytes sent':>14}{'received':>10}")
         for rank in range(self.world_size):
             lines.append(
-                f"{rank:<28}{self.messages(rank):>8}{self.sent_bytes(rank):>10}{self.received_bytes(rank):>14}"
+                f"{rank:<26}{self.messages(rank):>10}{self.sent_bytes(rank):>14}{self.received_bytes(rank):>10}"
             )
         return "\n".join(lines)
 
