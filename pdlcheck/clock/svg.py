@@ -80,8 +80,8 @@ class _Picture:
         return head
 
     def _legend(self) -> Iterator[str]:
-        used = {span.kind for span in self._run.spans}
-        entries = [(name, solid) for name, (solid, _) in _COLOURS.items() if name != "compute" or name in used]
+        used = {_colour_of(span) for span in self._run.spans}
+        entries = [(name, solid) for name, (solid, _) in _COLOURS.items() if name in used]
         entries.append(("pale: waits for it", "#dddddd"))
         if any(span.never_ends for span in self._run.spans):
             entries.append(("waits for ever", _RED))

@@ -235,12 +235,12 @@ def test_collectives_of_a_rank_go_one_after_the_other():
 BUCKET = 512 * 512 * 4
 
 
-def ddp(layers, seconds):
+def ddp(layers, seconds, **options):
     """A step of 8 ranks over links of 1e5 bytes a second."""
     topology = Topology(intra=Link(latency_s=0.0, bandwidth_GBps=1e-4))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return timed(train_ddp_of_layers, layers, seconds, world_size=8, topology=topology)
+        return timed(train_ddp_of_layers, layers, seconds, world_size=8, topology=topology, **options)
 
 
 def test_ddp_hides_all_but_its_last_bucket():
@@ -259,6 +259,14 @@ def test_ddp_with_slow_links_is_bound_by_its_buckets():
     timeline = ddp(4, 10.0)
     first = timeline.spans_of(0, "compute")[4].start_s
     assert timeline.step_time_s - first == about(10.0 + 4 * bucket_s)
+
+
+def test_the_times_of_ddp_do_not_depend_on_the_schedule():
+    runs = [ddp(2, 10.0, schedule=schedule) for schedule in ("first", "random:1", "random:2", "pct:3")]
+    assert all(run == runs[0] for run in runs)
+    for rank in range(8):
+        last = runs[0].spans_of(rank, "wait")[-1]
+        assert (last.op, last.end_s) == ("all_reduce", runs[0].step_time_s)
 
 
 # -- slow ranks ------------------------------------------------------------------------------------

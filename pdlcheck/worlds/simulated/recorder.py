@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
 
 from pdlcheck.clock.trace import Act, Trace
 from pdlcheck.worlds.simulated.work import SimulatedWork
@@ -66,9 +69,19 @@ class Recorder:
         self.trace.by_schedule[f"is_completed of {work.operation.signature}"] = None
 
     def future(self, work: SimulatedWork) -> None:
-        """Somebody takes the operation's future."""
-        if work.act is not None:
-            self._futures.setdefault(work.act.rank, []).append(work.act)
+        """Somebody takes the operation's future.
+
+        In a backward pass that is DDP's reducer, which waits for it at the end of the pass, in C++. Where the operation
+        is complete by then, as it may be under one schedule and not under another, no call tells of that wait.
+        """
+        if work.act is None:
+            return
+        self._futures.setdefault(work.act.rank, []).append(work.act)
+        if torch._C._current_graph_task_id() != -1:
+            if torch._C._current_autograd_node() is None:  # the pass is over: its callbacks run
+                self.wait(work)
+            else:
+                torch.autograd.Variable._execution_engine.queue_callback(partial(self.wait, work))
 
     def wait_for_futures(self, rank: int) -> None:
         """The rank waits for a future made of others: for all whose futures were taken, as nobody can tell which."""

@@ -114,7 +114,7 @@ class SimulatedWork(WatchedWork):
         return self.finished or self._lost is not None
 
     def get_future(self) -> torch.futures.Future[Any]:
-        if self._network.recorder is not None:
+        if self._network.recorder is not None and self._future is None:
             self._network.recorder.future(self)
         return super().get_future()
 
