@@ -297,9 +297,9 @@ def test_a_slow_rank_must_exist_have_a_clock_and_compute():
     with pytest.raises(ValueError, match=r"Slow\(rank=4, factor=2.0\): with world_size=4 a rank is one of 0 to 3"):
         timed(three_steps, world_size=4, faults=[Slow(4, 2.0)])
     with pytest.raises(ValueError, match=r"Slow\(rank=0, factor=2.0\) acts on the virtual clock; pass topology="):
-        get_world("sim", faults=[Slow(0, 2.0)])
-    with pytest.raises(ValueError, match="several Slow for one rank"):
-        get_world("sim", topology=FREE, faults=[Slow(0, 2.0), Slow(0, 3.0)])
+        get_world("sim", faults=[Slow(0, 2.0)]).run(three_steps, world_size=4)
+    with pytest.raises(ValueError, match=r"factor=2.0\) and .*factor=3.0\) for one rank; multiply their factors"):
+        timed(three_steps, world_size=4, faults=[Slow(0, 2.0), Slow(0, 3.0)])
     with pytest.raises(Inconclusive, match=r"Slow\(rank=1, factor=2.0\) did not come about: the rank does not call"):
         timed(lambda: dist.barrier(), world_size=2, faults=[Slow(1, 2.0)])
 

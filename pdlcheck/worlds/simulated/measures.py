@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from pdlcheck.clock.links import Topology
 from pdlcheck.clock.replay import replay
@@ -20,34 +20,44 @@ class Measures:
     """Begins with each run anew.
 
     Args:
-        topology, timeline, slow: see :class:`pdlcheck.worlds.simulated.SimulatedWorld`.
+        topology, timeline: see :class:`pdlcheck.worlds.simulated.SimulatedWorld`.
     """
 
-    def __init__(self, topology: Topology | None, timeline: bool, slow: Sequence[Slow]) -> None:
-        if slow and topology is None:
-            raise ValueError(f"{slow[0]} acts on the virtual clock; pass topology=Topology(intra=Link(...)) too")
-        if len({fault.rank for fault in slow}) < len(slow):
-            raise ValueError(f"faults has several Slow for one rank: {list(slow)}; multiply their factors")
+    def __init__(self, topology: Topology | None, timeline: bool) -> None:
         self.wanted = timeline or topology is not None
         self.topology = topology
-        self._slow = {fault.rank: fault for fault in slow}
+        self.forget()
+
+    def forget(self) -> None:
+        """As if there had been no run."""
+        self._slow: dict[int, Slow] = {}
         self._traffic: Traffic | None = None
         self._recorder: Recorder | None = None
         self._timeline: Timeline | None = None
 
-    def check(self, world_size: int) -> None:
-        """Raise ``ValueError`` where topology or faults do not fit so many ranks."""
+    def check(self, world_size: int, faults: Iterable[object]) -> dict[int, Slow]:
+        """Return the slow ranks among the faults; raise ``ValueError`` where they or the topology do not fit."""
         if self.topology is not None:
             self.topology.check(world_size)
-        for fault in self._slow.values():
+        slow: dict[int, Slow] = {}
+        for fault in faults:
+            if not isinstance(fault, Slow):
+                continue
+            if self.topology is None:
+                raise ValueError(f"{fault} acts on the virtual clock; pass topology=Topology(intra=Link(...)) too")
             if not 0 <= fault.rank < world_size:
                 raise ValueError(f"{fault}: with world_size={world_size} a rank is one of 0 to {world_size - 1}")
+            if fault.rank in slow:
+                raise ValueError(f"faults has {slow[fault.rank]} and {fault} for one rank; multiply their factors")
+            slow[fault.rank] = fault
+        return slow
 
-    def begin(self, network: Network) -> None:
+    def begin(self, network: Network, faults: Iterable[object]) -> None:
         """A run starts."""
+        world_size = len(network.scheduler.ranks)
+        self._slow = self.check(world_size, faults)
         if self.wanted:
-            slow = {rank: fault.factor for rank, fault in self._slow.items()}
-            network.recorder = Recorder(len(network.scheduler.ranks), slow)
+            network.recorder = Recorder(world_size, {rank: fault.factor for rank, fault in self._slow.items()})
 
     def end(self, network: Network) -> None:
         """A run has ended, well or not."""

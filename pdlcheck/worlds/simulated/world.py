@@ -76,7 +76,7 @@ class SimulatedWorld:
         self.seed = seed
         self.semantics = make_semantics(semantics)
         self.faults = tuple(faults)
-        self.measures = Measures(topology, timeline, [fault for fault in self.faults if isinstance(fault, Slow)])
+        self.measures = Measures(topology, timeline)
         self.schedule = schedule_of(schedule, seed=seed) if isinstance(schedule, str) else schedule
 
     def __repr__(self) -> str:
@@ -119,7 +119,7 @@ class SimulatedWorld:
     def open(self, world_size: int) -> Iterator[SimulatedRanks]:
         """Start ``world_size`` ranks and keep them, with their process group, while the block runs."""
         check_world_size(world_size)
-        self.measures.check(world_size)
+        self.measures.check(world_size, self.faults)
         if current_rank() is not None:
             raise RuntimeError("world.run was called inside a simulated rank; call it from the controller")
         me = threading.get_ident()
@@ -228,7 +228,7 @@ class SimulatedRanks:
     def _run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule) -> list[Outcome]:
         self._network.begin()
         if self._joined:
-            self._world.measures.begin(self._network)
+            self._world.measures.begin(self._network, self._world.faults)
         try:
             try:
                 ended = self._network.scheduler.run(bodies, schedule)
