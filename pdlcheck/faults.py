@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Corrupt", "Fault", "Kill", "Stall"]
+__all__ = ["Corrupt", "Fault", "Kill", "Slow", "Stall"]
 
 
 def _check_number(fault: Any, name: str) -> None:
@@ -85,4 +86,23 @@ class Corrupt:
             raise ValueError(f"Corrupt: bit is counted from 0, or from -1 from the top; got {self.bit!r}; pass an int")
 
 
-Fault = Corrupt | Kill | Stall
+@dataclass(frozen=True)
+class Slow:
+    """The rank's ``pdlcheck.clock.compute`` takes ``factor`` times as long, on the virtual clock: a straggler.
+
+    Its links are as fast as before; ``Topology(links=...)`` makes some slower.
+
+    Raises:
+        ValueError: ``factor`` is not positive, or infinite.
+    """
+
+    rank: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_number(self, "rank")
+        if not 0 < self.factor < math.inf:
+            raise ValueError(f"factor must be positive and finite, got {self.factor!r}; pass 2.0 for half the speed")
+
+
+Fault = Corrupt | Kill | Slow | Stall

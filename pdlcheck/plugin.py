@@ -95,6 +95,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "`semantics` comes first",
     )
     group.addoption(
+        "--timeline",
+        metavar="DIR",
+        help="on sim, draw what the ranks of each test did: DIR/TEST.svg, and DIR/TEST.json for ui.perfetto.dev; of a "
+        "test that calls world.run several times, the last call",
+    )
+    group.addoption(
         "--subject",
         action="append",
         metavar="NAME=MODULE:FUNCTION",
@@ -291,6 +297,10 @@ def pytest_runtest_makereport(
         from pdlcheck.harness.reports import tell
 
         tell(item, call, report)
+    if item.config.getoption("--timeline") is not None and not cases.runs_in_a_rank(item.config):
+        from pdlcheck.harness.pictures import draw
+
+        draw(item, report)
     return report
 
 

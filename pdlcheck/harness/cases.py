@@ -192,6 +192,7 @@ def isolate(item: pytest.Item) -> None:
         world.isolation = mode
     else:
         _set_semantics(item, world)
+        world.measures.forget()  # type: ignore[attr-defined]  # a simulated world's: what it measured is another test's
 
 
 def _set_semantics(item: pytest.Item, world: Any) -> None:
@@ -259,7 +260,8 @@ def open_world(config: pytest.Config, name: str | None) -> World:
 def _options(config: pytest.Config, name: str) -> dict[str, Any]:
     if name == "sim":
         spec = config.getoption("--schedule")
-        return {} if spec is None else {"schedule": spec}
+        options = {"timeline": config.getoption("--timeline") is not None}
+        return options if spec is None else options | {"schedule": spec}
     from pdlcheck.harness.preparation import options_of_processes
 
     options = options_of_processes(config)

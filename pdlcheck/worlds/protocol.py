@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pdlcheck.worlds.outcome import Outcome
+
+if TYPE_CHECKING:
+    from pdlcheck.clock import Timeline
+    from pdlcheck.worlds.watch import Traffic
 
 __all__ = ["Ranks", "World"]
 
@@ -60,6 +64,14 @@ class World(Protocol):
 
     def open(self, world_size: int) -> AbstractContextManager[Ranks]:
         """Start ``world_size`` ranks and keep them, with their process group, for several calls."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes and messages of the last run; raises ``Unsupported`` where nobody counts."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """The last run in virtual time; raises ``Unsupported`` where there is none."""
 
     def close(self) -> None:
         """Give back everything that the world holds: threads, processes, memory."""

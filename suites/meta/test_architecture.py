@@ -14,10 +14,11 @@ import pdlcheck
 
 PACKAGE = Path(pdlcheck.__file__).parent
 MAY_IMPORT = {
+    "clock": {"errors"},
     "errors": set(),
     "faults": set(),
     "primitives": {"errors"},
-    "worlds": {"errors", "faults"},
+    "worlds": {"clock", "errors", "faults"},
     "checks": {"errors"},
     "bench": {"errors"},
     "report": {"errors"},

@@ -180,7 +180,7 @@ def test_world(world):
     ("marker", "message"),
     [
         ("faults(Kill(2, 1))", "*faults: Kill(rank=2, operation=1) is about rank 2 of 2; name a rank from 0 to 1*"),
-        ("faults('kill')", "*faults must be Kill, Stall and Corrupt of pdlcheck.faults; got 'kill'*"),
+        ("faults('kill')", "*faults must be Kill, Stall, Corrupt and Slow of pdlcheck.faults; got 'kill'*"),
         ("faults()", "*faults takes faults by position, such as Kill(1, 3); got none*"),
         ("faults(kill=1)", "*faults takes faults by position, such as Kill(1, 3); got {'kill': 1}*"),
     ],

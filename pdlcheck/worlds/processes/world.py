@@ -8,9 +8,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pdlcheck.errors import WorldUnavailable
+from pdlcheck.errors import Unsupported, WorldUnavailable
 from pdlcheck.worlds.arguments import check_isolation, check_world_size
 from pdlcheck.worlds.devices import CUDA_CURE, check_devices, choose_device, why_no_cuda
 from pdlcheck.worlds.processes import forkserver
@@ -126,6 +126,18 @@ class ProcessWorld:
             finally:
                 if fresh and pool.is_usable:
                     pool.close()
+
+    @property
+    def traffic(self) -> NoReturn:
+        """See :class:`pdlcheck.worlds.protocol.World`."""
+        raise Unsupported(f'{self.name} does not count what its ranks send; use get_world("sim")')
+
+    @property
+    def timeline(self) -> NoReturn:
+        """See :class:`pdlcheck.worlds.protocol.World`."""
+        raise Unsupported(
+            f'{self.name} has no virtual clock; use get_world("sim", topology=Topology(intra=Link(...)))'
+        )
 
     def running(self) -> list[int]:
         """The world sizes of which processes run now."""

@@ -96,6 +96,8 @@ def _wait_for_future(self: torch._C.Future[Any]) -> Any:
     rank = current_rank()
     if rank is not None and not self.done():
         rank.network.wait(self.done, "Future.wait of an asynchronous operation")
+    if rank is not None and rank.network.recorder is not None:
+        rank.network.recorder.wait_for_futures(rank.rank)
     return _wait_in_cpp(self)
 
 

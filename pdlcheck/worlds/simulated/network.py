@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError
-from pdlcheck.faults import Corrupt, Fault
+from pdlcheck.faults import Corrupt, Fault, Slow
 from pdlcheck.worlds.semantics import Semantics
 from pdlcheck.worlds.simulated.claims import Claims
 from pdlcheck.worlds.simulated.collectives import read_by, written_by
@@ -24,7 +24,11 @@ from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_r
 from pdlcheck.worlds.simulated.schedules.access import Post, Question
 from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
 from pdlcheck.worlds.simulated.work import SimulatedWork, Transfer
-from pdlcheck.worlds.watch import Match, Matcher, Operation, Signature, deadlock
+from pdlcheck.worlds.watch import Match, Matcher, Operation, Signature, Traffic, deadlock
+from pdlcheck.worlds.watch.traffic import nbytes_of
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.simulated.recorder import Recorder
 
 __all__ = ["Network"]
 
@@ -36,6 +40,7 @@ class Network:
     """Links the ranks of a simulated cluster; an ``Engine`` for their process groups."""
 
     def __init__(self, world_size: int, seed: int, semantics: Semantics) -> None:
+        self.recorder: Recorder | None = None  # of the run under way, if anybody wants its times
         self.scheduler = Scheduler(world_size, seed=seed, stuck=self._stuck, elapse=self._elapse)
         self.semantics = semantics
         self._seed = seed
@@ -56,7 +61,8 @@ class Network:
     def begin(self, faults: Sequence[Fault] = ()) -> None:
         """A run starts, which suffers these faults: operations are counted from 0."""
         self.last.clear()
-        self.suffering = Suffering(faults)
+        self.suffering = Suffering([fault for fault in faults if not isinstance(fault, Slow)])
+        self.traffic = Traffic(len(self.scheduler.ranks))
         self._random = random.Random(f"semantics {self._seed}")
 
     def _suffer(self, signature: Signature) -> list[Corrupt]:
@@ -101,8 +107,10 @@ class Network:
         if self.suffering.faults:
             self.suffering.remember(operation)
         self._posted[id(work)] = work
-        if signature.op == "send" and self.semantics.buffers(_nbytes(operation.parts[0].inputs[0])):
+        if signature.op == "send" and self.semantics.buffers(nbytes_of(operation.parts[0].inputs[0])):
             work.buffer()
+        if self.recorder is not None:
+            self.recorder.post(work)
         self._protect(work)
         try:
             for match in self._matches(work):
@@ -121,6 +129,9 @@ class Network:
 
     def _complete(self, match: Match) -> None:
         works = [self._posted.pop(key) for key in match.keys]  # type: ignore[call-overload]
+        self.traffic.count([work.operation for work in works])
+        if self.recorder is not None:
+            self.recorder.meet(works)
         transfer = Transfer(works, self._order)
         for work, source in zip(works, reversed(match.signatures), strict=False):
             work.match(transfer, source.members.index(source.rank))  # torch asks for the number in the group
@@ -229,6 +240,3 @@ def _origin(operation: Operation) -> Origin:
     options = operation.args[-1] if operation.args else None
     return _BLOCKING if getattr(options, "asyncOp", True) is False else origin()
 
-
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

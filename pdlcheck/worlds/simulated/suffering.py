@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pdlcheck.errors import PdlcheckError, RankDied, RankStalled
-from pdlcheck.faults import Corrupt, Fault, Kill, Stall
+from pdlcheck.faults import Corrupt, Kill, Stall
 from pdlcheck.worlds.simulated.collectives import Write, read_by, written_by
 from pdlcheck.worlds.simulated.work import SimulatedWork
 from pdlcheck.worlds.watch import Operation, Part, Signature
@@ -34,7 +34,7 @@ class Suffering:
         over: nobody but stalled ranks is left, or nobody can go on: their threads end.
     """
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
+    def __init__(self, faults: Sequence[Corrupt | Kill | Stall]) -> None:
         self.faults = faults
         self.gone: dict[int, PdlcheckError] = {}
         self.why_not = dict.fromkeys(faults, "the rank posts fewer operations")

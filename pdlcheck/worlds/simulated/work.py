@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from pdlcheck.worlds.simulated.collectives import Order, Write, moves, read_by, write, written_by
 from pdlcheck.worlds.simulated.origin import Origin
 from pdlcheck.worlds.simulated.poison import poison
@@ -13,6 +15,7 @@ from pdlcheck.worlds.simulated.schedules.access import Post
 from pdlcheck.worlds.watch import Operation, Part, WatchedWork, user_call
 
 if TYPE_CHECKING:
+    from pdlcheck.clock.trace import Act
     from pdlcheck.worlds.simulated.network import Network
 
 __all__ = ["SimulatedWork", "Transfer"]
@@ -41,6 +44,7 @@ class SimulatedWork(WatchedWork):
         self.transfer: Transfer | None = None
         self.results: Sequence[Write] = ()
         self.owner: RankThread | None = current_rank()
+        self.act: Act | None = None  # what the recorder of times knows it by
         self._network = network
 
     def protect(self, poisoned: bool) -> None:
@@ -89,20 +93,33 @@ class SimulatedWork(WatchedWork):
             self.owner.on_resume.append(self._settle_future)
 
     def wait(self, timeout: Any = None) -> bool:
+        if self._network.recorder is not None:
+            self._network.recorder.wait(self)
         if self._call is not None:
             self._post.blocks_in_call = self._call == user_call()
             self._call = None
         self._network.wait(lambda: self.matched or self._lost is not None, self.operation.signature)
         if self._lost is not None:
             raise RuntimeError(str(self._lost))  # each wait its own traceback
+        if self._network.recorder is not None:
+            self._network.recorder.waited(self)
         self.finish()
         return True
 
     def is_completed(self) -> bool:
         self._network.poll(self.operation.signature)
+        if (recorder := self._network.recorder) is not None:
+            recorder.poll(self)
+            if self.visible:
+                recorder.wait(self)
         if self.visible:
             self.finish()
         return self.finished or self._lost is not None
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        if self._network.recorder is not None and self._future is None:
+            self._network.recorder.future(self)
+        return super().get_future()
 
     def is_success(self) -> bool:
         return self.visible

@@ -12,17 +12,22 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pdlcheck.clock.computing import keep_time
+from pdlcheck.clock.links import Topology
+from pdlcheck.clock.timeline import Timeline
 from pdlcheck.errors import Inconclusive
 from pdlcheck.faults import Fault
 from pdlcheck.worlds.arguments import check_faults, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated.c10d import join_group, rank_local_torch_distributed
+from pdlcheck.worlds.simulated.measures import Measures
 from pdlcheck.worlds.simulated.network import Network
 from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.simulated.schedules import First, Schedule, schedule_of
 from pdlcheck.worlds.simulated.store import SimulatedStore
 from pdlcheck.worlds.simulated.suffering import Suffering, is_consequence
+from pdlcheck.worlds.watch import Traffic
 
 __all__ = ["SimulatedWorld"]
 
@@ -42,6 +47,8 @@ class SimulatedWorld:
         faults: what the ranks suffer (:mod:`pdlcheck.faults`). If all survivors return, so does the run, with the
             ``RankDied`` or ``RankStalled`` in the place of the value of a rank that was lost. A fault that did not
             come about is ``Inconclusive``.
+        topology: what messages cost on the virtual clock; gives :attr:`timeline` in seconds.
+        timeline: keep a :attr:`timeline` also without a topology, in steps.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -64,16 +71,41 @@ class SimulatedWorld:
         schedule: str | Schedule = "random",
         semantics: Semantics | str = "rendezvous",
         faults: Sequence[Fault] = (),
+        topology: Topology | None = None,
+        timeline: bool = False,
     ) -> None:
         self.seed = seed
         self.semantics = make_semantics(semantics)
         self.faults = check_faults(faults)
+        self.measures = Measures(topology, timeline)
         self.schedule = schedule_of(schedule, seed=seed) if isinstance(schedule, str) else schedule
 
     def __repr__(self) -> str:
         semantics = f", semantics={self.semantics}" if self.semantics != Semantics() else ""
         faults = f", faults={list(self.faults)}" if self.faults else ""
-        return f"{type(self).__name__}(seed={self.seed}, schedule={str(self.schedule)!r}{semantics}{faults})"
+        topology = f", topology={self.measures.topology}" if self.measures.topology is not None else ""
+        return f"{type(self).__name__}(seed={self.seed}, schedule={str(self.schedule)!r}{semantics}{faults}{topology})"
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes and messages of the last run of this world, whether it went well or not.
+
+        That is the last :meth:`run`, or the last call on ranks of :meth:`open`; each starts from nothing.
+
+        Raises:
+            RuntimeError: nothing has run yet.
+        """
+        return self.measures.traffic
+
+    @property
+    def timeline(self) -> Timeline:
+        """What each rank of the last run did when, in virtual time; also of a run that failed.
+
+        Raises:
+            Unsupported: the world was made with neither ``topology`` nor ``timeline``.
+            RuntimeError: nothing has run yet.
+        """
+        return self.measures.timeline
 
     def check(self) -> None:
         """Nothing is needed."""
@@ -88,6 +120,7 @@ class SimulatedWorld:
     def open(self, world_size: int) -> Iterator[SimulatedRanks]:
         """Start ``world_size`` ranks and keep them, with their process group, while the block runs."""
         check_world_size(world_size)
+        self.measures.check(world_size, self.faults)
         if current_rank() is not None:
             raise RuntimeError("world.run was called inside a simulated rank; call it from the controller")
         me = threading.get_ident()
@@ -154,10 +187,15 @@ class SimulatedRanks:
         __tracebackhide__ = True
         if not dist.is_initialized():  # a program that ended its group left none to the next
             join_group(self._network, self._store, self.world_size)
+        keep_time(partial(self._compute, rank))
         try:
             return body()
         finally:
             self._network.leave(rank)
+
+    def _compute(self, rank: int, seconds: float) -> None:
+        if self._network.recorder is not None:
+            self._network.recorder.compute(rank, seconds)
 
     def _with_faults(self, outcomes: Sequence[Outcome], suffering: Suffering) -> list[Outcome]:
         """Say what the faults did to which rank; survivors that only lost it are no cause of their own."""
@@ -187,8 +225,13 @@ class SimulatedRanks:
         self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, faults: Sequence[Fault] = ()
     ) -> list[Outcome]:
         self._network.begin(faults)
+        if self._joined:
+            self._world.measures.begin(self._network, faults)
         try:
-            ended = self._network.scheduler.run(bodies, schedule)
+            try:
+                ended = self._network.scheduler.run(bodies, schedule)
+            finally:
+                self._world.measures.end(self._network)
         except BaseException:  # of the schedule itself, or an interrupt
             self._begin_anew()
             raise
@@ -201,6 +244,7 @@ class SimulatedRanks:
             if suffering.gone:
                 return self._with_faults(outcomes, suffering)
         elif faults:
+            self._world.measures.check_slowed()
             return self._with_faults(outcomes, self._network.suffering)
         return outcomes
 

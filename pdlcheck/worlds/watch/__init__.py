@@ -6,15 +6,18 @@ from pdlcheck.worlds.watch.group import Engine, WatchedGroup
 from pdlcheck.worlds.watch.matcher import Match, Matcher
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature
+from pdlcheck.worlds.watch.traffic import Count, Traffic
 from pdlcheck.worlds.watch.work import WatchedWork
 
 __all__ = [
+    "Count",
     "Engine",
     "Match",
     "Matcher",
     "Operation",
     "Part",
     "Signature",
+    "Traffic",
     "WatchedGroup",
     "WatchedWork",
     "calls_tests",

@@ -13,6 +13,8 @@ from types import CodeType, FrameType
 import torch
 import typing_extensions
 
+from pdlcheck import clock
+
 __all__ = ["WRAPPERS", "calls_tests", "end_at_user_line", "short", "user_call", "user_frames", "user_line"]
 
 # files of libraries that stand between a user's line and torch: context managers, deprecated names
@@ -21,6 +23,7 @@ WRAPPERS = (contextlib.__file__, typing_extensions.__file__, warnings.__file__)
 _INTERNAL = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,  # pdlcheck/worlds
+    os.path.dirname(clock.__file__) + os.sep,
     "<frozen",
     *WRAPPERS,
 )
