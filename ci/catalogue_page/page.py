@@ -35,6 +35,8 @@ python ci/catalogue.py --write
 
 and was last written with torch {torch} on {cores} cores.
 
+{sums}
+
 | column | says |
 |---|---|
 | sim | the verdict of the simulated world, semantics `rendezvous`; `no fault`: what the program does is none there |
@@ -48,7 +50,7 @@ A rank that has returned stays alive, as in a test of a suite. Where its process
 that wait for it of a closed connection. An error may also be the program's own: the harness stops the other ranks
 then, which would wait. A warning of torch is not counted. A few runs show what a race does often, not what it can do.
 
-The right twins pass on gloo, but for:
+The right twins pass on gloo, but for these, so what gloo shows of the three says nothing:
 
 {exceptions}
 """
@@ -93,13 +95,11 @@ def page(seen: Sequence[Seen], *, repeat: int, timeout_s: float) -> str:
     for each in seen:
         by_module[each.fault.program.__module__].append(each)
     version, cores = torch.__version__.partition("+")[0], len(os.sched_getaffinity(0))
-    exceptions = "\n".join(f"- `{name}`: {why}" for name, why in NOT_ON_GLOO.items())
-    parts = [
-        INTRO.format(
-            total=len(seen), torch=version, cores=cores, repeat=repeat, timeout_s=timeout_s, exceptions=exceptions
-        )
-    ]
-    parts.append("\n".join(f"- {line}" for line in counts(seen)) + "\n")
+    told = {
+        "sums": "\n".join(f"- {line}" for line in counts(seen)),
+        "exceptions": "\n".join(f"- `{name}`: {why}" for name, why in NOT_ON_GLOO.items()),
+    }
+    parts = [INTRO.format(total=len(seen), torch=version, cores=cores, repeat=repeat, timeout_s=timeout_s, **told)]
     for module, kind in KINDS.items():
         rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, by_module[module.__name__])]
         parts.append(f"## {kind[0].upper()}{kind[1:]}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows))

@@ -18,6 +18,7 @@ __all__ = ["Shown", "classify", "in_words", "same_values"]
 
 WORDS = 110
 _WHERE = re.compile(r"^(\[[^\]]*\][\s:]*)+")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _WHAT = re.compile(r"what\(\):\s*(.+)")
 
 
@@ -63,8 +64,8 @@ def _death(error: RankDied) -> str:
 
 
 def _first_words(text: str) -> str:
-    """The first line without the place in torch's source, cut at a word."""
-    line = _WHERE.sub("", text.strip().partition("\n")[0])
+    """The first line without addresses and the place in torch's source, cut at a word."""
+    line = _ADDRESS.sub("", _WHERE.sub("", text.strip().partition("\n")[0]))
     return line if len(line) <= WORDS else line[:WORDS].rpartition(" ")[0] + " ..."
 
 

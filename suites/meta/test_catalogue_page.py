@@ -38,6 +38,7 @@ def shown():
         (RankDied("gone", rank=1, exitcode=3, stderr=""), "dies: exit code 3"),
         (RankFailed("rank 1 raised SystemExit: 3", rank=1, traceback=""), "error: rank 1 raised SystemExit: 3"),
         (Deadlock("no rank can go on"), "Deadlock"),
+        (ValueError("no part of <Group at 0x7fac3f>"), "error: ValueError: no part of <Group>"),
         (RuntimeError("[/src/pair.cc:456] closed by peer\nmore"), "error: RuntimeError: closed by peer"),
         ([torch.ones(2), [3.0]], "silent"),
         ([torch.ones(2), None], "silent"),
