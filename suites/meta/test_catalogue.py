@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from .catalogue.innocent import works_on_other_columns
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 
 SEEDS = 3
+PAGE = Path(__file__).parents[2] / "docs" / "catalogue.md"
 every_profile = pytest.mark.parametrize("profile", sorted(PROFILES))
 
 
@@ -91,3 +93,14 @@ def test_the_catalogue_is_whole():
     for fault in FAULTS:
         assert fault.what and fault.lines(), f"{fault.name} needs a docstring and marked lines"
         assert bool(fault.under) == bool(fault.why), f"{fault.name}: say why a profile differs"
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="needs docs/catalogue.md: run the suites in a clone of the repository")
+def test_the_page_lists_every_program_with_its_verdict():
+    rows = [re.split(r" (?<!\\)\| ", line) for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    told = {row[0].strip("| `"): (row[1].replace("\\|", "|"), row[3]) for row in rows}
+    expected = {
+        fault.name: (fault.what, getattr(fault.verdict_under("rendezvous"), "__name__", "no fault")) for fault in FAULTS
+    }
+    assert len(rows) == len(FAULTS)
+    assert told == expected, "run `python ci/catalogue.py --write`"
