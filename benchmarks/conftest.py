@@ -13,7 +13,7 @@ import torch
 
 from pdlcheck.worlds import Ranks, get_world
 
-collect_ignore = ["harness_peers.py", "peers"]  # a program of its own, not a file of benchmarks
+collect_ignore = ["harness_peers.py", "peers", "predicted_pipeline.py"]  # programs of their own
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 from pdlcheck.clock import rounds
 from pdlcheck.clock.links import Topology
 from pdlcheck.clock.timeline import Message, Span, Timeline
-from pdlcheck.clock.trace import Act, Compute, Exchange, Post, Trace
+from pdlcheck.clock.trace import Act, Compute, Exchange, Post, Trace, Wait
 
 __all__ = ["replay"]
 
@@ -89,6 +89,7 @@ class _Replay:
             for port in freed:
                 candidates.update(self._queues.pop(port, {}))
             self._start(candidates, now)
+        self._spans += [self._stuck(rank) for rank in range(self._trace.world_size) if self._is_stuck(rank)]
         self._spans.sort(key=lambda span: (span.rank, span.start_s, span.kind, span.end_s, span.what))
         self._messages.sort(key=lambda message: (message.start_s, message.src, message.dst))
         return Timeline(
@@ -138,6 +139,15 @@ class _Replay:
             exchange.waiting.append(act.rank)
             return None
         return max(clock, exchange.end_s)
+
+    def _is_stuck(self, rank: int) -> bool:
+        """Nothing is left to happen and the rank is not at its end: its partner waits for ever, and so does it."""
+        return self._next[rank] < len(self._trace.programs[rank])
+
+    def _stuck(self, rank: int) -> Span:
+        step = self._trace.programs[rank][self._next[rank]]
+        assert isinstance(step, Wait)
+        return _span(step.act, "wait", self._clocks[rank], math.inf)
 
     # -- operations --------------------------------------------------------------------------------
 

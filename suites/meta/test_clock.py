@@ -127,6 +127,14 @@ def test_every_rank_of_a_tree_is_reached_once(op, n, data):
     assert len(list(rounds(op, n, root, (8,)))) == math.ceil(math.log2(n))
 
 
+def test_ranks_fill_the_devices_of_one_host_and_then_those_of_the_next():
+    far = Link(latency_s=1.0)
+    topology = Topology(devices=2, intra=LINK, inter=far, links={(0, 5): Link()})
+    hosts = [{dst for dst in range(6) if topology.link(src, dst) == LINK} for src in range(6)]
+    assert hosts == [{0, 1}, {0, 1}, {2, 3}, {2, 3}, {4, 5}, {4, 5}]
+    assert (topology.link(0, 5), topology.link(5, 0)) == (Link(), far)
+
+
 def test_the_slowest_link_of_a_ring_sets_its_pace():
     slow = Link(latency_s=1e-3)
     for topology in (
@@ -171,21 +179,53 @@ def test_a_buffered_send_ends_at_once_and_travels_alone():
 
 
 def to_rank_0_at_once():
-    """Ranks 1, 2 and 3 send 100 bytes each, rank 3 first."""
+    """Ranks 3, 2 and 1 send 100 bytes each, one second after the other."""
     rank = dist.get_rank()
     if rank == 0:
         works = [dist.irecv(torch.zeros(25), src) for src in (1, 2, 3)]
         for work in works:
             work.wait()
     else:
-        compute(0.0 if rank == 3 else 1.0)
+        compute(3.0 - rank)
         dist.send(torch.zeros(25), 0)
 
 
 @pytest.mark.parametrize("schedule", ["first", "random:1", "random:2"])
 def test_a_rank_receives_one_message_at_a_time_the_first_that_is_ready_first(schedule):
     timeline = timed(to_rank_0_at_once, world_size=4, topology=SECOND_A_BYTE, schedule=schedule)
-    assert [(m.src, m.start_s, m.end_s) for m in timeline.messages] == [(3, 0, 105), (1, 105, 210), (2, 210, 315)]
+    assert [(m.src, m.start_s, m.end_s) for m in timeline.messages] == [(3, 0, 105), (2, 105, 210), (1, 210, 315)]
+
+
+def to_rank_3_in_any_order():
+    """Ranks 0, 1 and 2 send 100 bytes each at one time; the receives are posted in the other order."""
+    if dist.get_rank() == 3:
+        for work in [dist.irecv(torch.zeros(25), src) for src in (2, 1, 0)]:
+            work.wait()
+    else:
+        dist.send(torch.zeros(25), 3)
+
+
+@pytest.mark.parametrize("schedule", ["first", "random:1", "random:2"])
+def test_of_messages_that_are_ready_at_one_time_that_of_the_lower_rank_goes_first(schedule):
+    timeline = timed(to_rank_3_in_any_order, world_size=4, topology=SECOND_A_BYTE, schedule=schedule)
+    assert [message.src for message in timeline.messages] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("sender", [0, 2])
+def test_a_message_waits_for_the_collective_that_either_of_its_ranks_is_in(sender):
+    def both():
+        rank = dist.get_rank()
+        group = dist.new_group([0, 1])
+        work = dist.all_reduce(torch.zeros(26), group=group, async_op=True) if rank < 2 else None
+        if rank == 2:
+            compute(1.0)
+        if rank in (0, 2):
+            dist.send(torch.zeros(25), 2 - rank) if rank == sender else dist.recv(torch.zeros(25), 2 - rank)
+        if work is not None:
+            work.wait()
+
+    (message,) = timed(both, world_size=3, topology=SECOND_A_BYTE).messages
+    assert (message.src, message.start_s, message.end_s) == (sender, 114.0, 219.0)
 
 
 def test_a_rank_sends_and_receives_at_the_same_time():
@@ -220,6 +260,18 @@ def test_communication_hides_under_the_computation_that_goes_on_beside_it(second
     for rank in range(2):
         assert timeline.communication_s(rank) == 114.0
         assert timeline.exposed_s(rank) == 114.0 * (1 - overlap)
+
+
+def test_a_wait_for_what_has_ended_takes_no_time():
+    def late():
+        work = dist.all_reduce(torch.zeros(26), async_op=True)
+        compute(200.0)
+        work.wait()
+        compute(1.0)
+
+    timeline = timed(late, world_size=2, topology=SECOND_A_BYTE)
+    assert timeline.step_time_s == 201.0
+    assert timeline.spans_of(0, "wait") == []
 
 
 def test_collectives_of_a_rank_go_one_after_the_other():

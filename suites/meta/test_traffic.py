@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdlcheck.clock import Link, Topology
+from pdlcheck.clock.rounds import rounds
 from pdlcheck.errors import CollectiveMismatch, Deadlock, Unsupported
 from pdlcheck.primitives import (
     ring_all_gather,
@@ -20,6 +23,7 @@ from pdlcheck.primitives import (
     tree_broadcast,
 )
 from pdlcheck.worlds import get_world
+from pdlcheck.worlds.semantics import make_semantics
 
 sizes = st.integers(1, 6)
 
@@ -107,8 +111,6 @@ def test_tree_broadcast_sends_each_other_rank_one_message_in_log_2_rounds(numel,
 
 @given(n=st.integers(1, 33))
 def test_tree_broadcast_takes_ceil_log_2_rounds(n):
-    from pdlcheck.clock import Link, Topology
-
     world = get_world("sim", topology=Topology(intra=Link(latency_s=1.0)))
     world.run(lambda: tree_broadcast(torch.ones(1)), world_size=n)
     assert world.timeline.step_time_s == math.ceil(math.log2(n))
@@ -137,6 +139,14 @@ def test_a_collective_counts_as_the_messages_of_the_ring_that_is_its_model(numel
         assert table(traffic, op) == expected
         assert table(traffic, "send") == {}
         assert traffic.by_operation[op].calls == 1
+
+
+@given(pieces=st.lists(st.integers(0, 9), min_size=2, max_size=6))
+def test_of_uneven_pieces_a_rank_passes_on_all_but_its_own(pieces):
+    n, sent = len(pieces), Counter()
+    for messages in rounds("reduce_scatter", n, 0, tuple(pieces)):
+        sent.update({src: nbytes for src, _, nbytes in messages})
+    assert [sent[rank] for rank in range(n)] == [sum(pieces) - own for own in pieces]
 
 
 def rooted(op, root):
@@ -260,8 +270,6 @@ def test_a_message_that_nobody_receives_is_not_counted(semantics):
     def lost():
         if dist.get_rank() == 0:
             dist.isend(torch.ones(1), 1)
-
-    from pdlcheck.worlds.semantics import make_semantics
 
     world = get_world("sim", semantics=make_semantics(semantics, leaks=False))
     world.run(lost, world_size=2)
