@@ -1,0 +1,62 @@
+"""Ten thousand simulations in one process leave no thread, file or tensor behind, and next to no memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import torch
+import torch.distributed as dist
+
+from pdlcheck.errors import Deadlock
+from pdlcheck.worlds import get_world
+
+RUNS = 10_000
+BATCH = 1_000
+
+
+def well():
+    x = torch.ones(1)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+
+
+def badly():
+    dist.recv(torch.ones(1), 1 - dist.get_rank())
+
+
+def test_ten_thousand_simulations_leave_no_thread_no_file_and_no_tensor():
+    kept = []
+    for batch in range(RUNS // BATCH):
+        for number in range(BATCH):
+            _run_once(fails=number % 10 == 0, seed=batch * BATCH + number)
+        gc.collect()
+        kept.append(_held())
+    threads, files, tensors, pages = zip(*kept, strict=True)
+    assert len(set(threads)) == 1
+    assert len(set(files)) == 1
+    assert len(set(tensors)) == 1
+    grown = (pages[-1] - pages[1]) * os.sysconf("SC_PAGE_SIZE")
+    # a run whose function is empty leaves about 1 KB outside Python's heap: from making its group, cause not found
+    assert grown / (RUNS - 2 * BATCH) < 4096, f"{grown / 2**20:.1f} MiB more after {RUNS - 2 * BATCH} runs"
+
+
+def _run_once(fails, seed):
+    world = get_world("sim", seed=seed)
+    if not fails:
+        world.run(well, world_size=2)
+        return
+    try:
+        world.run(badly, world_size=2)
+    except Deadlock:
+        return
+    raise AssertionError("two receives head to head are a deadlock")
+
+
+def _held():
+    """Threads, open files, tensors, and pages of resident memory of this process."""
+    tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+    with open("/proc/self/statm") as statm:
+        resident = int(statm.read().split()[1])
+    return threading.active_count(), len(os.listdir("/proc/self/fd")), tensors, resident
