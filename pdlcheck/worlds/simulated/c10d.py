@@ -25,7 +25,7 @@ from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.simulated.store import SimulatedStore
 from pdlcheck.worlds.watch import WatchedGroup
 
-__all__ = ["join_group", "rank_local_torch_distributed"]
+__all__ = ["has_group", "join_group", "rank_local_torch_distributed"]
 
 _FIELDS: dict[str, Callable[[], Any]] = {
     "comms": list,
@@ -152,6 +152,13 @@ def rank_local_torch_distributed() -> Iterator[None]:
         yield
     finally:
         _set_thread_isolation_mode(False)
+
+
+def has_group() -> bool:
+    """Is the running rank in a default group?"""
+    rank = current_rank()
+    assert rank is not None
+    return rank.c10d.get("default_pg") is not None
 
 
 def join_group(network: Any, store: SimulatedStore, world_size: int) -> None:

@@ -56,6 +56,8 @@ class Network:
         self._unmoved: list[Transfer] = []  # data that moves at a random moment
         self._unseen: list[SimulatedWork] = []  # complete, and nobody has been told
         self.last: dict[int, Signature] = {}  # rank -> its last operation
+        for rank in self.scheduler.ranks:
+            rank.c10d = {}  # each makes its default group anew
         self.begin()
 
     def begin(self, faults: Sequence[Fault] = ()) -> None:

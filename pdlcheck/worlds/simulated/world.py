@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
-
 from pdlcheck.clock.computing import keep_time
 from pdlcheck.clock.links import Topology
 from pdlcheck.clock.timeline import Timeline
@@ -20,11 +18,11 @@ from pdlcheck.faults import Fault
 from pdlcheck.worlds.arguments import check_faults, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
 from pdlcheck.worlds.semantics import Semantics, make_semantics
-from pdlcheck.worlds.simulated.c10d import join_group, rank_local_torch_distributed
+from pdlcheck.worlds.simulated.c10d import has_group, join_group, rank_local_torch_distributed
 from pdlcheck.worlds.simulated.measures import Measures
 from pdlcheck.worlds.simulated.network import Network
 from pdlcheck.worlds.simulated.scheduler import current_rank
-from pdlcheck.worlds.simulated.schedules import First, Schedule, schedule_of
+from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
 from pdlcheck.worlds.simulated.store import SimulatedStore
 from pdlcheck.worlds.simulated.suffering import Suffering, is_consequence
 from pdlcheck.worlds.watch import Traffic
@@ -147,7 +145,6 @@ class SimulatedRanks:
         self._world = world
         self._network = Network(world_size, world.seed, world.semantics)
         self._store = SimulatedStore(self._network.scheduler)
-        self._joined = False
 
     intact = True  # a thread cannot be lost
 
@@ -178,14 +175,12 @@ class SimulatedRanks:
     ) -> list[Outcome]:
         """Call ``bodies[r]()`` as rank r, under ``schedule`` and ``faults`` or else the world's."""
         faults = check_faults(self._world.faults if faults is None else faults, self.world_size)
-        if not self._joined:
-            self._join()
         bodies = [partial(self._as_rank, rank, body) for rank, body in enumerate(bodies)]
         return self._run(bodies, schedule or self._world.schedule, faults)
 
     def _as_rank(self, rank: int, body: Callable[[], Any]) -> Any:
         __tracebackhide__ = True
-        if not dist.is_initialized():  # a program that ended its group left none to the next
+        if not has_group():  # the first run, or the one before has ended or lost it
             join_group(self._network, self._store, self.world_size)
         keep_time(partial(self._compute, rank))
         try:
@@ -215,18 +210,11 @@ class SimulatedRanks:
                 told.append(o)
         return told
 
-    def _join(self) -> None:
-        """Make the default group: a run of its own, so that the choices of a schedule are those of the bodies."""
-        bodies = [partial(join_group, self._network, self._store, self.world_size)] * self.world_size
-        results(self._run(bodies, First()))
-        self._joined = True
-
     def _run(
         self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, faults: Sequence[Fault] = ()
     ) -> list[Outcome]:
         self._network.begin(faults)
-        if self._joined:
-            self._world.measures.begin(self._network, faults)
+        self._world.measures.begin(self._network, faults)
         try:
             try:
                 ended = self._network.scheduler.run(bodies, schedule)
@@ -249,7 +237,6 @@ class SimulatedRanks:
         return outcomes
 
     def _begin_anew(self) -> None:
-        self._joined = False
         self._network.reset()
         self._store = SimulatedStore(self._network.scheduler)
 
