@@ -22,10 +22,9 @@ from torch.distributed import c10d_logger
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.simulated.groups import BACKEND, install
 from pdlcheck.worlds.simulated.scheduler import current_rank
-from pdlcheck.worlds.simulated.store import SimulatedStore
 from pdlcheck.worlds.watch import WatchedGroup
 
-__all__ = ["has_group", "join_group", "rank_local_torch_distributed"]
+__all__ = ["has_group", "is_as_joined", "join_group", "rank_local_torch_distributed"]
 
 _FIELDS: dict[str, Callable[[], Any]] = {
     "comms": list,
@@ -161,15 +160,42 @@ def has_group() -> bool:
     return rank.c10d.get("default_pg") is not None
 
 
-def join_group(network: Any, store: SimulatedStore, world_size: int) -> None:
+def join_group(network: Any) -> None:
     """Give the running rank a fresh default process group on ``network``."""
     rank = current_rank()
     assert rank is not None
-    rank.c10d = {name: make() for name, make in _FIELDS.items()} | {"store": store, "adopted": True}
+    rank.c10d = {name: make() for name, make in _FIELDS.items()} | {"store": network.store, "adopted": True}
     rank.network = network
     _c10d._unregister_all_process_groups()
-    dist.init_process_group(BACKEND, store=store, rank=rank.rank, world_size=world_size)
+    world_size = len(network.scheduler.ranks)
+    dist.init_process_group(BACKEND, store=network.store, rank=rank.rank, world_size=world_size)
     rank.c10d["adopted"] = False
+    rank.joined = _copied(rank.c10d)
+
+
+def is_as_joined() -> bool:
+    """Has the running rank the groups that :func:`join_group` gave it, no others, and its thread no mode of torch?"""
+    rank = current_rank()
+    assert rank is not None
+    modes = (
+        torch.is_inference_mode_enabled()
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or not torch.is_grad_enabled()
+    )
+    return not modes and rank.c10d | {"adopted": False} == rank.joined
+
+
+def _copied(fields: dict[str, Any]) -> dict[str, Any]:
+    """The same groups in containers of their own."""
+    copy = dict(fields)
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            copy[name] = {key: list(held) if isinstance(held, list) else held for key, held in value.items()}
+        elif isinstance(value, list):
+            copy[name] = list(value)
+    return copy
 
 
 def _create(options: Any, backend_options: Any) -> WatchedGroup:

@@ -22,6 +22,7 @@ from pdlcheck.worlds.simulated.origin import Origin, origin
 from pdlcheck.worlds.simulated.refused import refuse
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
 from pdlcheck.worlds.simulated.schedules.access import Post, Question
+from pdlcheck.worlds.simulated.store import SimulatedStore
 from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
 from pdlcheck.worlds.simulated.work import SimulatedWork, Transfer
 from pdlcheck.worlds.watch import Match, Matcher, Operation, Signature, Traffic, deadlock
@@ -39,16 +40,34 @@ _BLOCKING = Origin(blocking=True, torchs_own=False, batch=None)
 class Network:
     """Links the ranks of a simulated cluster; an ``Engine`` for their process groups."""
 
-    def __init__(self, world_size: int, seed: int, semantics: Semantics) -> None:
+    def __init__(self, world_size: int) -> None:
         self.recorder: Recorder | None = None  # of the run under way, if anybody wants its times
-        self.scheduler = Scheduler(world_size, seed=seed, stuck=self._stuck, elapse=self._elapse)
+        self.scheduler = Scheduler(world_size, stuck=self._stuck, elapse=self._elapse)
+        self.store = SimulatedStore(self.scheduler)
+        self.worn = False  # a rank has left something behind that the next world's ranks would find
+        self._claims = [Claims() for _ in range(world_size)]
+
+    def serve(self, seed: int, semantics: Semantics) -> None:
+        """Belong to a world, which may have other ranks than the first one's only in what it says here."""
         self.semantics = semantics
         self._seed = seed
-        self._claims = [Claims() for _ in range(world_size)]
-        self.reset()
+        self.scheduler.seed(seed)
+        self.store.clear()
+        for rank in self.scheduler.ranks:
+            if rank.c10d:
+                rank.c10d["adopted"] = False
+                rank.c10d["default_pg"].count_anew()
+        self._forget()
 
     def reset(self) -> None:
-        """Forget what is under way, after ranks failed in the middle of it."""
+        """Forget all, after ranks failed in the middle of something; each makes its default group anew."""
+        self.worn = True
+        self.store = SimulatedStore(self.scheduler)
+        for rank in self.scheduler.ranks:
+            rank.c10d = {}
+        self._forget()
+
+    def _forget(self) -> None:
         self._matcher = Matcher()
         self._lanes = Lanes()
         self._posted: dict[int, SimulatedWork] = {}  # not matched yet
@@ -56,8 +75,6 @@ class Network:
         self._unmoved: list[Transfer] = []  # data that moves at a random moment
         self._unseen: list[SimulatedWork] = []  # complete, and nobody has been told
         self.last: dict[int, Signature] = {}  # rank -> its last operation
-        for rank in self.scheduler.ranks:
-            rank.c10d = {}  # each makes its default group anew
         self.begin()
 
     def begin(self, faults: Sequence[Fault] = ()) -> None:
@@ -65,7 +82,7 @@ class Network:
         self.last.clear()
         self.suffering = Suffering([fault for fault in faults if not isinstance(fault, Slow)])
         self.traffic = Traffic(len(self.scheduler.ranks))
-        self._random = random.Random(f"semantics {self._seed}")
+        self._random = random.Random(self._seed)
 
     def _suffer(self, signature: Signature) -> list[Corrupt]:
         """Apply the faults that this operation meets, and what earlier ones leave of it."""
@@ -83,9 +100,15 @@ class Network:
         """Nobody can go on: time limits may elapse."""
         return self.suffering.elapse(self._posted)
 
-    def leave(self, rank: int) -> None:
-        """The running rank has ended."""
+    def leave(self, rank: int, *, worn: bool) -> None:
+        """The running rank has ended; ``worn``: see the attribute."""
         self._claims[rank].clear()
+        self.worn = self.worn or worn
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Nothing is under way, and the ranks are as those of a network just made."""
+        return not (self.worn or self._posted or self._open or self._unmoved or self._unseen)
 
     def leaks(self) -> PdlcheckError | None:
         """What the ranks left behind, once all have returned."""
@@ -241,4 +264,3 @@ def _origin(operation: Operation) -> Origin:
     """Blocking calls say so in their options, those of messages by the function that made them."""
     options = operation.args[-1] if operation.args else None
     return _BLOCKING if getattr(options, "asyncOp", True) is False else origin()
-

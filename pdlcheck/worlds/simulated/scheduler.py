@@ -13,6 +13,7 @@ from typing import Any
 
 from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
+from pdlcheck.worlds.simulated.core import on_one_core
 from pdlcheck.worlds.simulated.isolation import RankState, isolated_controller
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
 from pdlcheck.worlds.site import site_of
@@ -35,9 +36,9 @@ def current_rank() -> RankThread | None:
 class RankThread:
     """One rank: its thread, its turn, what it waits for, and the torch state that belongs to it alone."""
 
-    def __init__(self, rank: int, world_size: int, seed: int) -> None:
+    def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.state = RankState(rank, world_size, seed)
+        self.state: RankState
         self.body: Callable[[], Any] | None = None
         self.turn = threading.Lock()
         self.turn.acquire()
@@ -46,6 +47,7 @@ class RankThread:
         self.on_resume: list[Callable[[], None]] = []  # completions that must run in this rank's thread
         self.outcome: Outcome | None = None
         self.c10d: dict[str, Any] = {}  # what torch.distributed keeps for this rank
+        self.joined: dict[str, Any] = {}  # the same when it had just got its default group
         self.network: Any = None  # the engine of its process groups
 
     def begin(self, body: Callable[[], Any]) -> None:
@@ -64,7 +66,6 @@ class Scheduler:
 
     Args:
         world_size: number of ranks.
-        seed: of the random streams of the ranks; each run starts from it anew.
         stuck: makes the error for ranks that all wait, from (waiting ranks, all ranks).
         elapse: called when no rank can go on; True if it has changed something.
     """
@@ -73,17 +74,21 @@ class Scheduler:
         self,
         world_size: int,
         *,
-        seed: int,
         stuck: Callable[[Sequence[RankThread], Sequence[RankThread]], PdlcheckError],
         elapse: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.ranks = [RankThread(rank, world_size, seed) for rank in range(world_size)]
+        self.ranks = [RankThread(rank) for rank in range(world_size)]
         self.error: PdlcheckError | None = None  # a verdict about the whole world; every rank raises it
         self._stuck = stuck
         self._elapse = elapse
         self._pending: list[Any] = [None] * world_size
         self._threads: list[threading.Thread] = []
         self._all_done = threading.Event()
+
+    def seed(self, seed: int) -> None:
+        """From here on the random streams of the ranks start from ``seed``, in each run anew."""
+        for rank in self.ranks:
+            rank.state = RankState(rank.rank, len(self.ranks), seed)
 
     def run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule) -> list[Outcome]:
         """Call ``bodies[r]()`` as rank r; return how each rank ended."""
@@ -99,7 +104,7 @@ class Scheduler:
         self._all_done.clear()
         for rank, body in zip(self.ranks, bodies, strict=True):
             rank.begin(body)
-        with isolated_controller():
+        with isolated_controller(), on_one_core():
             if not self._threads:
                 self._start()
             self._pass_turn("begin", -1)
@@ -111,6 +116,11 @@ class Scheduler:
         if self._schedule_error is not None:
             raise self._schedule_error
         return [rank.outcome for rank in self.ranks if rank.outcome is not None]
+
+    def rest(self) -> None:
+        """Hold on to nothing of the last run."""
+        for rank in self.ranks:
+            rank.body = rank.outcome = None
 
     def close(self) -> None:
         """End the rank threads."""

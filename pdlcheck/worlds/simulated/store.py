@@ -26,6 +26,10 @@ class SimulatedStore(Store):
         self._scheduler = scheduler
         self._values: dict[str, bytes] = {}
 
+    def clear(self) -> None:
+        """Forget everything; not while ranks run."""
+        self._values.clear()
+
     def set(self, key: str, value: str | bytes) -> None:
         self._access(True, key)
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)

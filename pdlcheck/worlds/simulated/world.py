@@ -18,12 +18,12 @@ from pdlcheck.faults import Fault
 from pdlcheck.worlds.arguments import check_faults, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
 from pdlcheck.worlds.semantics import Semantics, make_semantics
-from pdlcheck.worlds.simulated.c10d import has_group, join_group, rank_local_torch_distributed
+from pdlcheck.worlds.simulated import idle
+from pdlcheck.worlds.simulated.c10d import has_group, is_as_joined, join_group, rank_local_torch_distributed
 from pdlcheck.worlds.simulated.measures import Measures
 from pdlcheck.worlds.simulated.network import Network
 from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
-from pdlcheck.worlds.simulated.store import SimulatedStore
 from pdlcheck.worlds.simulated.suffering import Suffering, is_consequence
 from pdlcheck.worlds.watch import Traffic
 
@@ -143,8 +143,8 @@ class SimulatedRanks:
     def __init__(self, world_size: int, world: SimulatedWorld) -> None:
         self.world_size = world_size
         self._world = world
-        self._network = Network(world_size, world.seed, world.semantics)
-        self._store = SimulatedStore(self._network.scheduler)
+        self._network = idle.take(world_size) or Network(world_size)
+        self._network.serve(world.seed, world.semantics)
 
     intact = True  # a thread cannot be lost
 
@@ -162,8 +162,10 @@ class SimulatedRanks:
 
         def body() -> Any:
             __tracebackhide__ = True
-            own_args, own_kwargs = deepcopy((args, kwargs))  # no rank sees what another does to its arguments
-            return fn(*own_args, **own_kwargs)
+            if args or kwargs:
+                own_args, own_kwargs = deepcopy((args, kwargs))  # no rank sees what another does to its arguments
+                return fn(*own_args, **own_kwargs)
+            return fn()
 
         return self.run_bodies([body] * self.world_size)
 
@@ -181,12 +183,12 @@ class SimulatedRanks:
     def _as_rank(self, rank: int, body: Callable[[], Any]) -> Any:
         __tracebackhide__ = True
         if not has_group():  # the first run, or the one before has ended or lost it
-            join_group(self._network, self._store, self.world_size)
+            join_group(self._network)
         keep_time(partial(self._compute, rank))
         try:
             return body()
         finally:
-            self._network.leave(rank)
+            self._network.leave(rank, worn=not is_as_joined())
 
     def _compute(self, rank: int, seconds: float) -> None:
         if self._network.recorder is not None:
@@ -221,14 +223,14 @@ class SimulatedRanks:
             finally:
                 self._world.measures.end(self._network)
         except BaseException:  # of the schedule itself, or an interrupt
-            self._begin_anew()
+            self._network.reset()
             raise
         if all(isinstance(outcome, Returned) for outcome in ended) and (leaks := self._network.leaks()):
             ended[0] = Raised(0, leaks)
         outcomes = [replace(outcome, last=str(self._network.last.get(outcome.rank, ""))) for outcome in ended]
         if not all(isinstance(outcome, Returned) for outcome in outcomes):
             suffering = self._network.suffering
-            self._begin_anew()
+            self._network.reset()
             if suffering.gone:
                 return self._with_faults(outcomes, suffering)
         elif faults:
@@ -236,10 +238,6 @@ class SimulatedRanks:
             return self._with_faults(outcomes, self._network.suffering)
         return outcomes
 
-    def _begin_anew(self) -> None:
-        self._network.reset()
-        self._store = SimulatedStore(self._network.scheduler)
-
     def close(self) -> None:
-        """End the rank threads."""
-        self._network.scheduler.close()
+        """Leave the rank threads and their group to the next world of as many ranks if they are as new, or end them."""
+        idle.keep(self._network)

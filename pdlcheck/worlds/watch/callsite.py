@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from functools import lru_cache
@@ -25,6 +26,7 @@ _INTERNAL = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,  # pdlcheck/worlds
     os.path.dirname(clock.__file__) + os.sep,
     "<frozen",
+    threading.__file__,  # below the first function of a thread
     *WRAPPERS,
 )
 _FUTURES = torch.futures.__file__  # calls the callbacks of futures, in the midst of whatever the thread is doing

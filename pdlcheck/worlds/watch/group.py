@@ -35,7 +35,10 @@ class Engine(Protocol):
 
 
 def _reduce_name(reduce_op: Any) -> str:
-    return str(reduce_op.__getstate__()[0].name)
+    return _reduce_names[reduce_op.__getstate__()[0]]
+
+
+_reduce_names = {kind: name for name, kind in c10d.ReduceOp.RedOpType.__members__.items()}
 
 
 class WatchedGroup(dist.ProcessGroup):
@@ -81,6 +84,10 @@ class WatchedGroup(dist.ProcessGroup):
 
     def __repr__(self) -> str:
         return f"<{self._watched_backend} group {self._watched_name} of ranks {self._members}>"
+
+    def count_anew(self) -> None:
+        """The next collective is the first of this group; so it must be on all ranks."""
+        self._calls.clear()
 
     # -- one operation -----------------------------------------------------------------------------
 

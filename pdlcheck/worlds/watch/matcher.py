@@ -7,7 +7,7 @@ announcements that its ranks send, so both give the same verdicts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from pdlcheck.worlds.watch.mismatch import mismatch, p2p_mismatch
@@ -66,9 +66,7 @@ class Matcher:
     def _post_collective(self, posted: _Posted) -> Match | None:
         signature = posted.signature
         there = self._collectives[signature.group, signature.seq]
-        for other in there.values():
-            if error := mismatch(other.signature, signature, [p.signature for p in there.values()]):
-                raise error
+        self._compare(signature, [other.signature for other in there.values()])
         there[signature.rank] = posted
         if len(there) < len(signature.members):
             return None
@@ -77,6 +75,12 @@ class Matcher:
         if error := self._orders.met([p.signature for p in ordered]):
             raise error
         return Match(tuple(p.signature for p in ordered), tuple(p.key for p in ordered))
+
+    def _compare(self, arriving: Signature, there: Sequence[Signature]) -> None:
+        # those that are there agree with one another, so one of them speaks for all, but not about what they exchange
+        for other in there if arriving.op == "all_to_all" else there[:1]:
+            if error := mismatch(other, arriving, there):
+                raise error
 
     def _post_p2p(self, posted: _Posted) -> Match | None:
         signature = posted.signature
