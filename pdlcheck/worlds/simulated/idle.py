@@ -23,10 +23,9 @@ def take(world_size: int) -> Network | None:
 
 def keep(network: Network) -> None:
     """Hold a network that is no longer used, or end its threads."""
-    if not network.is_at_rest:
+    if not network.rest():
         network.scheduler.close()
         return
-    network.scheduler.rest()
     _idle[len(network.scheduler.ranks)] = network
     while len(_idle) > _MOST:
         _idle.pop(next(iter(_idle))).scheduler.close()

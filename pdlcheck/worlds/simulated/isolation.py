@@ -17,6 +17,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from pdlcheck.worlds.simulated.streams import python_stream, set_python_stream
+
 __all__ = ["RankState", "isolated_controller"]
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -55,13 +57,13 @@ class RankState:
     def save(self) -> None:
         """The rank gives up its turn."""
         self._torch = torch.default_generator.get_state()
-        self._python = random.getstate()
+        self._python = python_stream()
         self._dtype = torch.get_default_dtype()
 
     def restore(self) -> None:
         """The rank has its turn again."""
         torch.default_generator.set_state(self._torch)
-        random.setstate(self._python)
+        set_python_stream(self._python)
         _set_numpy(self._numpy)
         torch.set_default_dtype(self._dtype)
         for name, value in self._environment.items():  # a third of what update takes
@@ -71,7 +73,7 @@ class RankState:
 @contextmanager
 def isolated_controller() -> Iterator[None]:
     """Give the controller back what the ranks change."""
-    torch_state, python_state = torch.default_generator.get_state(), random.getstate()
+    torch_state, python_state = torch.default_generator.get_state(), python_stream()
     numpy_generator, threads = _get_numpy(), torch.get_num_threads()
     dtype, hook = torch.get_default_dtype(), sys.excepthook
     environment = {name: os.environ.get(name) for name in _RANK_VARIABLES}
@@ -79,7 +81,7 @@ def isolated_controller() -> Iterator[None]:
         yield
     finally:
         torch.default_generator.set_state(torch_state)
-        random.setstate(python_state)
+        set_python_stream(python_state)
         _set_numpy(numpy_generator)
         torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)  # what a rank has set is the default of threads to come

@@ -14,6 +14,7 @@ from torch import Tensor
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError
 from pdlcheck.faults import Corrupt, Fault, Slow
 from pdlcheck.worlds.semantics import Semantics
+from pdlcheck.worlds.simulated.c10d import is_as_joined
 from pdlcheck.worlds.simulated.claims import Claims
 from pdlcheck.worlds.simulated.collectives import read_by, written_by
 from pdlcheck.worlds.simulated.lanes import Lanes
@@ -100,15 +101,18 @@ class Network:
         """Nobody can go on: time limits may elapse."""
         return self.suffering.elapse(self._posted)
 
-    def leave(self, rank: int, *, worn: bool) -> None:
-        """The running rank has ended; ``worn``: see the attribute."""
+    def leave(self, rank: int) -> None:
+        """The running rank has ended."""
         self._claims[rank].clear()
-        self.worn = self.worn or worn
+        self.worn = self.worn or not is_as_joined()
 
-    @property
-    def is_at_rest(self) -> bool:
-        """Nothing is under way, and the ranks are as those of a network just made."""
-        return not (self.worn or self._posted or self._open or self._unmoved or self._unseen)
+    def rest(self) -> bool:
+        """Hold on to nothing of the last run; False if the ranks are no longer as those of a network just made."""
+        if self.worn or self._posted or self._unmoved:
+            return False
+        self._forget()
+        self.scheduler.rest()
+        return True
 
     def leaks(self) -> PdlcheckError | None:
         """What the ranks left behind, once all have returned."""

@@ -55,9 +55,6 @@ class RankThread:
         self.body = body
         self.outcome = self.ready = self.waits_for = None
 
-    def is_runnable(self) -> bool:
-        return self.outcome is None and (self.ready is None or bool(self.on_resume) or self.ready())
-
 
 class Scheduler:
     """Run functions on every rank to the end, or to the point where nobody can go on.
@@ -226,9 +223,9 @@ class Scheduler:
         self._choose(kind, current).turn.release()
 
     def _choose(self, kind: str, current: int) -> RankThread:
-        runnable = [rank for rank in self.ranks if rank.is_runnable()]
+        runnable = _runnable(self.ranks)
         while not runnable and self.error is None and not self._stopping and self._elapse():
-            runnable = [rank for rank in self.ranks if rank.is_runnable()]
+            runnable = _runnable(self.ranks)
         if not runnable:
             waiting = [rank for rank in self.ranks if rank.outcome is None]
             if self.error is None and not self._stopping:
@@ -274,6 +271,10 @@ class Scheduler:
             raise copy(self.error)  # each rank its own traceback
         if self._stopping:
             raise PeerFailed("another rank failed")
+
+
+def _runnable(ranks: Sequence[RankThread]) -> list[RankThread]:
+    return [r for r in ranks if r.outcome is None and (r.ready is None or r.on_resume or r.ready())]
 
 
 def _is_doing(rank: RankThread) -> str:

@@ -19,7 +19,7 @@ from pdlcheck.worlds.arguments import check_faults, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated import idle
-from pdlcheck.worlds.simulated.c10d import has_group, is_as_joined, join_group, rank_local_torch_distributed
+from pdlcheck.worlds.simulated.c10d import has_group, join_group, rank_local_torch_distributed
 from pdlcheck.worlds.simulated.measures import Measures
 from pdlcheck.worlds.simulated.network import Network
 from pdlcheck.worlds.simulated.scheduler import current_rank
@@ -188,7 +188,7 @@ class SimulatedRanks:
         try:
             return body()
         finally:
-            self._network.leave(rank, worn=not is_as_joined())
+            self._network.leave(rank)
 
     def _compute(self, rank: int, seconds: float) -> None:
         if self._network.recorder is not None:

@@ -23,6 +23,7 @@ __all__ = ["Name", "names_of"]
 
 _FRAMES = 4  # innermost user frames that are searched
 _ITEMS = 256  # longer lists and dicts are not searched
+_CONTAINERS = frozenset({dict, list, tuple})
 _DEPTH = 2  # lists in dicts are, as an optimizer keeps its parameters
 
 
@@ -64,7 +65,7 @@ def _in_scope(wanted: object, scope: Mapping[str, Any]) -> Iterator[str]:
     for name, value in scope.items():
         if value is wanted:
             yield name
-        else:
+        elif type(value) in _CONTAINERS:
             yield from _in_container(wanted, name, value, _DEPTH)
     own = getattr(scope.get("self"), "__dict__", None)
     if own:
@@ -72,13 +73,13 @@ def _in_scope(wanted: object, scope: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _in_container(wanted: object, name: str, container: Any, depth: int) -> Iterator[str]:
-    if type(container) not in (list, tuple, dict) or len(container) > _ITEMS:
+    if len(container) > _ITEMS:
         return
     items = container.items() if type(container) is dict else enumerate(container)
     for key, held in items:
         if held is wanted:
             yield f"{name}[{key!r}]"
-        elif depth > 1:
+        elif depth > 1 and type(held) in _CONTAINERS:
             yield from _in_container(wanted, f"{name}[{key!r}]", held, depth - 1)
 
 
