@@ -10,7 +10,7 @@ import ctypes
 import random
 from typing import Any
 
-__all__ = ["python_stream", "set_python_stream"]
+__all__ = ["is_laid_out_as_known", "python_stream", "set_python_stream"]
 
 _NUMBERS = 624
 _stream: Any = getattr(random, "_inst", None)  # whose methods the functions of the module are
@@ -22,7 +22,8 @@ class _Layout(ctypes.Structure):
     _fields_ = (("index", ctypes.c_int), ("numbers", ctypes.c_uint32 * _NUMBERS))
 
 
-def _is_laid_out_so(stream: Any) -> bool:
+def is_laid_out_as_known(stream: Any) -> bool:
+    """Do the bytes of a ``random.Random`` lie where CPython has them?"""
     if type(stream) is not random.Random or random.Random.__basicsize__ < object.__basicsize__ + ctypes.sizeof(_Layout):
         return False
     state = stream.getstate()[1]
@@ -30,7 +31,7 @@ def _is_laid_out_so(stream: Any) -> bool:
     return bool((*there.numbers, there.index) == state)
 
 
-if _is_laid_out_so(_stream):
+if is_laid_out_as_known(_stream):
     _where, _size = id(_stream) + object.__basicsize__, ctypes.sizeof(_Layout)
 
     def python_stream() -> Any:

@@ -1,0 +1,91 @@
+"""Simulated ranks stay on one core with one computing thread each, and nobody else does."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pdlcheck.worlds import get_world
+from pdlcheck.worlds.simulated import streams
+
+needs_cores = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores"
+)
+
+
+@needs_cores
+def test_ranks_share_one_core_and_the_controller_keeps_all():
+    before = os.sched_getaffinity(0)
+    cores = get_world("sim").run(lambda: os.sched_getaffinity(0), world_size=3)
+    assert len(cores[0]) == 1
+    assert cores == [cores[0]] * 3
+    assert os.sched_getaffinity(0) == before
+
+
+@needs_cores
+def test_the_controller_has_its_cores_back_after_a_failure():
+    before = os.sched_getaffinity(0)
+    with pytest.raises(ZeroDivisionError):
+        get_world("sim").run(lambda: 1 / 0, world_size=2)
+    assert os.sched_getaffinity(0) == before
+
+
+@needs_cores
+def test_a_process_that_a_rank_forks_has_all_cores():
+    everything = os.sched_getaffinity(0)
+
+    def forks():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if os.sched_getaffinity(0) == everything else 1)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert get_world("sim").run(forks, world_size=2) == [0, 0]
+
+
+def test_every_rank_computes_with_one_thread_or_as_many_as_it_says():
+    def threads():
+        before = torch.get_num_threads()
+        if dist.get_rank() == 0:
+            torch.set_num_threads(3)
+        dist.barrier()
+        return before, torch.get_num_threads()
+
+    own = torch.get_num_threads()
+    for _ in range(2):
+        assert get_world("sim").run(threads, world_size=2) == [(1, 3), (1, 1)]
+        assert torch.get_num_threads() == own
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 623, 624, 1000])
+def test_the_stream_of_random_goes_on_where_it_was(drawn):
+    own = random.getstate()
+    try:
+        random.seed(7)
+        for _ in range(drawn):
+            random.getrandbits(32)
+        random.gauss(0, 1)  # keeps a second value for the next call
+        state, expected = streams.python_stream(), random.getstate()
+        following = [random.gauss(0, 1), random.random()]
+        random.seed(8)
+        streams.set_python_stream(state)
+        assert random.getstate() == expected
+        assert [random.gauss(0, 1), random.random()] == following
+    finally:
+        random.setstate(own)
+
+
+def test_streams_of_another_layout_are_told_apart(monkeypatch):
+    class IndexLast(ctypes.Structure):
+        _fields_ = (("numbers", ctypes.c_uint32 * 624), ("index", ctypes.c_int))
+
+    assert streams.is_laid_out_as_known(random.Random(1))
+    assert not streams.is_laid_out_as_known(random.SystemRandom())
+    assert not streams.is_laid_out_as_known(None)
+    monkeypatch.setattr(streams, "_Layout", IndexLast)
+    assert not streams.is_laid_out_as_known(random.Random(1))
