@@ -108,7 +108,7 @@ class Network:
 
     def rest(self) -> bool:
         """Hold on to nothing of the last run; False if the ranks are no longer as those of a network just made."""
-        if self.worn or self._posted or self._unmoved:
+        if self.worn:
             return False
         self._forget()
         self.scheduler.rest()
