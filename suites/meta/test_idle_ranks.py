@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pdlcheck.errors import Deadlock
 from pdlcheck.worlds import get_world
@@ -56,6 +57,15 @@ def leaves_a_default_device():
     torch.set_default_device("meta")
 
 
+class _Doubling(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {})) * 2
+
+
+def leaves_a_dispatch_mode():
+    _Doubling().__enter__()
+
+
 def leaves_a_group():
     dist.new_group([0])
 
@@ -69,6 +79,7 @@ LEFTOVERS = [
     leaves_inference_mode,
     leaves_autocast,
     leaves_a_default_device,
+    leaves_a_dispatch_mode,
     leaves_a_group,
     leaves_no_group,
 ]

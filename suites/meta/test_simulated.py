@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pdlcheck.errors import CollectiveMismatch, Deadlock, Livelock
 from pdlcheck.worlds import get_world
+from pdlcheck.worlds.watch.callsite import user_frames
 
 from .programs import EXPECTED, MISMATCHES, all_reduce, early_leaver, ring_of_pairs, ring_of_sends, train_ddp
 
@@ -152,6 +153,21 @@ def test_ranks_that_do_not_fit_are_reported_side_by_side(sim, what, program):
         sim.run(program, world_size=2)
     assert [line[:7] for line in caught.value.ranks] == ["rank 0:", "rank 1:"]
     assert all("programs.py:" in line for line in caught.value.ranks)
+
+
+def test_two_ranks_that_came_late_are_compared_with_each_other():
+    def exchange():
+        given = {0: [1, 1, 1], 1: [1, 1, 2], 2: [1, 1, 1]}[dist.get_rank()]
+        inputs = [torch.ones(n) for n in given]
+        dist.all_to_all([torch.zeros(1) for _ in range(3)], inputs)
+
+    with pytest.raises(CollectiveMismatch, match="rank 1 sends 2 elements to rank 2 in all_to_all, rank 2 has room"):
+        get_world("sim", schedule="first").run(exchange, world_size=3)
+
+
+def test_the_frames_of_a_rank_are_the_programs_alone(sim):
+    names = sim.run(lambda: [frame.f_code.co_name for frame in user_frames()], world_size=1)
+    assert names == [["<listcomp>", "<lambda>"]]
 
 
 def test_the_first_cause_is_raised_and_the_others_are_told(sim):

@@ -178,24 +178,19 @@ def is_as_joined() -> bool:
     rank = current_rank()
     assert rank is not None
     modes = (
-        torch.is_inference_mode_enabled()
+        not torch.is_grad_enabled()  # nor is it in inference mode
         or torch.is_autocast_enabled("cpu")
         or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
-        or not torch.is_grad_enabled()
     )
     return not modes and rank.c10d | {"adopted": False} == rank.joined
 
 
-def _copied(fields: dict[str, Any]) -> dict[str, Any]:
+def _copied(value: Any) -> Any:
     """The same groups in containers of their own."""
-    copy = dict(fields)
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            copy[name] = {key: list(held) if isinstance(held, list) else held for key, held in value.items()}
-        elif isinstance(value, list):
-            copy[name] = list(value)
-    return copy
+    if isinstance(value, dict):
+        return {key: _copied(held) for key, held in value.items()}
+    return list(value) if isinstance(value, list) else value
 
 
 def _create(options: Any, backend_options: Any) -> WatchedGroup:
