@@ -46,7 +46,8 @@ def leaves_gradients_off():
 
 
 def leaves_inference_mode():
-    torch.inference_mode().__enter__()
+    _mark.guard = torch.inference_mode()  # which leaves the mode when nobody holds it
+    _mark.guard.__enter__()
 
 
 def leaves_autocast():
