@@ -82,8 +82,8 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._posts_in_hooks = False
         self._leave()
 
-    def check(self, tensor: Tensor, access: str, by: str) -> None:
-        """Raise if ``access`` (``read`` or ``write``) to ``tensor`` is too early; ``by`` says what does it.
+    def check(self, tensor: Tensor, access: str, by: object) -> None:
+        """Raise if ``access`` (``read`` or ``write``) to ``tensor`` is too early; ``by`` is what does it.
 
         Raises:
             BufferHazard: a pending operation holds the memory.
@@ -92,7 +92,7 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         for claim in self._by_storage.get(_storage(tensor), ()):
             if (claim.is_output or access == "write") and _overlap(claim.tensor, tensor):
-                raise _hazard(claim, access, by)
+                raise _hazard(claim, access, by.kind if isinstance(by, Signature) else str(by))
 
     # -- the mode ----------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # a subclass unpacks itself first, and its plain tensors come here
         if self._by_storage:
             for tensor, access in _accesses(func, args, kwargs):
-                self.check(tensor, access, str(func))
+                self.check(tensor, access, func)
         self._handling += 1
         try:
             return func(*args, **kwargs)

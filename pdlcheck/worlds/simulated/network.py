@@ -195,9 +195,9 @@ class Network:
         claims = self._claims[operation.signature.rank]
         if claims.held:
             for tensor in read_by(operation):
-                claims.check(tensor, "read", operation.signature.kind)
+                claims.check(tensor, "read", operation.signature)
             for tensor in written_by(operation):
-                claims.check(tensor, "write", operation.signature.kind)
+                claims.check(tensor, "write", operation.signature)
         if origin.blocking:
             return
         work.protect(self.semantics.poison)

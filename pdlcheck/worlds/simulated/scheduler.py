@@ -115,9 +115,10 @@ class Scheduler:
         return [rank.outcome for rank in self.ranks if rank.outcome is not None]
 
     def rest(self) -> None:
-        """Hold on to nothing of the last run."""
+        """Hold on to nothing of the last run; :meth:`seed` comes before the next."""
         for rank in self.ranks:
             rank.body = rank.outcome = None
+            del rank.state
 
     def close(self) -> None:
         """End the rank threads."""

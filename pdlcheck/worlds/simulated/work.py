@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SimulatedWork", "Transfer"]
 
+_networks_own = torch._C._DisableTorchDispatch  # what the network does to tensors, no mode of a rank sees
+
 
 class SimulatedWork(WatchedWork):
     """An operation is posted, then *matched* when its partners are there, then *finished* by its rank.
@@ -55,13 +57,15 @@ class SimulatedWork(WatchedWork):
         self.holds_back = True
         storages = {tensor.untyped_storage()._cdata for tensor in outputs}
         own = {id(tensor) for tensor in read_by(self.operation)}
-        self.parts = [Part([_apart(x, storages, own) for x in part.inputs], part.outputs) for part in self.parts]
-        for output in outputs:
-            poison(output)
+        with _networks_own():
+            self.parts = [Part([_apart(x, storages, own) for x in part.inputs], part.outputs) for part in self.parts]
+            for output in outputs:
+                poison(output)
 
     def buffer(self) -> None:
         """A send that need not wait: its data is taken along now."""
-        self.parts = [Part([x.detach().clone() for x in part.inputs], part.outputs) for part in self.parts]
+        with _networks_own():
+            self.parts = [Part([x.detach().clone() for x in part.inputs], part.outputs) for part in self.parts]
         self.matched = self.visible = True
 
     def match(self, transfer: Transfer, source: int) -> None:
@@ -82,8 +86,10 @@ class SimulatedWork(WatchedWork):
             if self.transfer is not None:
                 self.transfer.move()
             self._network.finished(self)
-            write(self.results)
-            self.results = ()
+            if self.results:
+                with _networks_own():
+                    write(self.results)
+                self.results = ()
         self._settle_future()
 
     def lose(self, error: RuntimeError) -> None:
@@ -154,15 +160,17 @@ class Transfer:
         if self.moved:
             return
         self.moved = True
-        results = moves([work.operation for work in self._works], [work.parts for work in self._works], self._order)
-        for work, undamaged in zip(self._works, results, strict=True):
-            writes = work.deliver(undamaged)
-            if not work.holds_back:
-                write(writes)
-            elif work.operation.signature.is_p2p:
-                work.results = [(output, value.clone()) for output, value in writes]
-            else:
-                work.results = list(writes)
+        works = self._works
+        with _networks_own():
+            results = moves([work.operation for work in works], [work.parts for work in works], self._order)
+            for work, undamaged in zip(works, results, strict=True):
+                writes = work.deliver(undamaged)
+                if not work.holds_back:
+                    write(writes)
+                elif work.operation.signature.is_p2p:
+                    work.results = [(output, value.clone()) for output, value in writes]
+                else:
+                    work.results = list(writes)
 
 
 def _apart(tensor: Any, storages: set[int], own: set[int]) -> Any:
