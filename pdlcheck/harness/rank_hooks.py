@@ -104,9 +104,12 @@ class _StandingHandlers:
 
     def _attach(self) -> None:
         root = logging.getLogger()
-        loggers = (known for known in root.manager.loggerDict.values() if isinstance(known, logging.Logger))
-        for logger in (root, *loggers):
+        for logger in (root, *root.manager.loggerDict.values()):
+            if isinstance(logger, logging.PlaceHolder):
+                continue
             needs = logger is root or not logger.propagate
+            if not (needs or logger.handlers):
+                continue
             for handler in self._handlers:
                 if (handler in logger.handlers) is not needs:
                     (logger.addHandler if needs else logger.removeHandler)(handler)
