@@ -54,4 +54,5 @@ def semantics(draw: st.DrawFn, *, buffered: bool = True) -> Semantics:
         data=draw(st.sampled_from(["at_once", "at_wait", "random"])),
         completion=draw(st.sampled_from(["in_order", "random"])),
         reduce=draw(st.sampled_from(["rank_order", "reversed", "random"])),
+        polls=draw(st.sampled_from(["answered", "after_wait"])),
     )

@@ -13,6 +13,8 @@ _CHOICES = {
     "completion": ("in_order", "random"),
     "reduce": ("rank_order", "reversed", "random"),
     "messages": ("by_tag", "in_order"),
+    "polls": ("answered", "after_wait"),
+    "second_wait": ("blocks", "returns"),
 }
 _CHECKS = ("poison", "hazards", "leaks")
 
@@ -33,6 +35,10 @@ class Semantics:
             order for each group and run. All ranks get the same bits.
         messages: ``by_tag``, a receive takes the first message of its tag; ``in_order``, tags are ignored, and the
             operations between two ranks are carried out one after the other, as posted, except those of one batch.
+        polls: ``answered``, a message that has arrived is complete for a rank that asks; ``after_wait``, it is so only
+            once it has been waited for, as on gloo.
+        second_wait: a message that has been waited for and is waited for again ``blocks`` for ever, as on gloo, or
+            ``returns``, as on nccl.
         poison: outputs of a pending operation hold NaN, or the smallest integer, until it is waited for.
         hazards: a rank that touches a buffer of a pending operation raises ``BufferHazard``.
         leaks: a run that ends with work that nobody waited for, or a message nobody received, raises ``LeakedWork``.
@@ -52,6 +58,8 @@ class Semantics:
     completion: str = "in_order"
     reduce: str = "rank_order"
     messages: str = "by_tag"
+    polls: str = "answered"
+    second_wait: str = "blocks"
     poison: bool = True
     hazards: bool = True
     leaks: bool = True
@@ -78,8 +86,8 @@ class Semantics:
 
 PROFILES = {
     "buffered": Semantics(send="buffered"),
-    "gloo": Semantics(data="random", completion="random", reduce="random"),
-    "nccl": Semantics(data="random", reduce="random", messages="in_order"),
+    "gloo": Semantics(data="random", completion="random", reduce="random", polls="after_wait"),
+    "nccl": Semantics(data="random", reduce="random", messages="in_order", second_wait="returns"),
     "rendezvous": Semantics(),
 }
 

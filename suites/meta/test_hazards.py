@@ -155,6 +155,26 @@ def test_messages_in_order_let_only_a_batch_cross():
     assert run(network_programs.both_post_a_batch, semantics="nccl") == [1.0, 0.0]
 
 
+def test_a_second_wait_says_that_it_is_one():
+    program = messages.waits_again_for_a_message
+    with pytest.raises(Deadlock, match=r"rank 0: blocked in a second wait, at .*messages.py:45, for send to rank 1"):
+        run(program, False)
+    assert run(program, False, semantics="nccl")[1] == [2.0, 2.0]
+    assert run(innocent.waits_twice) == [[3.0, 3.0]] * 2  # for a collective
+
+
+def test_a_message_is_complete_for_those_who_ask_before_or_after_the_wait():
+    def program():
+        work = dist.irecv(torch.zeros(1), 0) if dist.get_rank() else dist.isend(torch.ones(1), 1)
+        dist.barrier()
+        before = work.is_completed()
+        work.wait()
+        return before, work.is_completed()
+
+    for polls, before in (("answered", True), ("after_wait", False)):
+        assert run(program, semantics=Semantics(polls=polls)) == [(before, True)] * 2
+
+
 def test_tags_are_ignored_where_messages_are_in_order():
     assert run(network_programs.tags, (2, 1))[1] == {1: 1.0, 2: 2.0}
     assert run(network_programs.tags, (2, 1), semantics="nccl")[1] == {1: 2.0, 2: 1.0}

@@ -12,7 +12,7 @@ from pdlcheck.worlds.simulated.origin import Origin
 from pdlcheck.worlds.simulated.poison import poison
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
 from pdlcheck.worlds.simulated.schedules.access import Post
-from pdlcheck.worlds.watch import Operation, Part, WatchedWork, user_call
+from pdlcheck.worlds.watch import Operation, Part, WatchedWork, user_call, user_line
 
 if TYPE_CHECKING:
     from pdlcheck.clock.trace import Act
@@ -43,6 +43,7 @@ class SimulatedWork(WatchedWork):
         self.matched = False
         self.visible = False
         self.finished = False
+        self._waited = False
         self.transfer: Transfer | None = None
         self.results: Sequence[Write] = ()
         self.owner: RankThread | None = current_rank()
@@ -99,6 +100,8 @@ class SimulatedWork(WatchedWork):
             self.owner.on_resume.append(self._settle_future)
 
     def wait(self, timeout: Any = None) -> bool:
+        if self._waited and self._may("second_wait") == "blocks" and self._future is None:
+            self._network.wait(lambda: False, f"a second wait, at {user_line()}, for {self.operation.signature}")
         if self._network.recorder is not None:
             self._network.recorder.wait(self)
         if self._call is not None:
@@ -110,10 +113,17 @@ class SimulatedWork(WatchedWork):
         if self._network.recorder is not None:
             self._network.recorder.waited(self)
         self.finish()
+        self._waited = True
         return True
+
+    def _may(self, what: str) -> str:
+        """What the semantics say of messages; no backend is strange about collectives."""
+        return str(getattr(self._network.semantics, what)) if self.operation.signature.is_p2p else ""
 
     def is_completed(self) -> bool:
         self._network.poll(self.operation.signature)
+        if self._may("polls") == "after_wait" and not self._waited:
+            return self._lost is not None
         if (recorder := self._network.recorder) is not None:
             recorder.poll(self)
             if self.visible:
@@ -128,7 +138,7 @@ class SimulatedWork(WatchedWork):
         return super().get_future()
 
     def is_success(self) -> bool:
-        return self.visible
+        return self.visible and (self._waited or self._may("polls") != "after_wait")
 
     def exception(self) -> None:
         return None

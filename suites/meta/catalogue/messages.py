@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from pdlcheck.errors import CollectiveMismatch, Deadlock, LeakedWork
+from pdlcheck.errors import CollectiveMismatch, Deadlock, LeakedWork, Livelock
 from pdlcheck.worlds.semantics import PROFILES
 
 from .entry import fault
@@ -32,6 +32,31 @@ def never_received(right):
         dist.send(x + 1, 1)  # blocks
     elif right:
         dist.recv(x, 0)
+    return x.tolist()
+
+
+@fault(Deadlock, under={"nccl": None}, why="on nccl a second wait returns")
+def waits_again_for_a_message(right):
+    """The clean-up after a loop waits for all messages, those too that the loop has waited for."""
+    x = torch.ones(2)
+    work = dist.irecv(x, 0) if dist.get_rank() else dist.isend(x + 1, 1)  # posts
+    work.wait()
+    if not right:
+        work.wait()  # blocks
+    return x.tolist()
+
+
+POLLED = {"rendezvous": None, "buffered": None, "nccl": None}
+
+
+@fault(Livelock, under=POLLED, why="only on gloo no message is complete before it is waited for")
+def asks_for_a_message_before_it_waits(right):
+    """A loop does other work until the message has arrived, and asks it whether it has."""
+    x = torch.ones(2)
+    work = dist.irecv(x, 0) if dist.get_rank() else dist.isend(x + 1, 1)  # posts
+    while not (right or work.is_completed()):
+        pass
+    work.wait()
     return x.tolist()
 
 
