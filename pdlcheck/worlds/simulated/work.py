@@ -154,6 +154,10 @@ class Transfer:
         if self.moved:
             return
         self.moved = True
+        with torch._C._DisableTorchDispatch():  # the network's own access is none of the rank that it happens in
+            self._move()
+
+    def _move(self) -> None:
         results = moves([work.operation for work in self._works], [work.parts for work in self._works], self._order)
         for work, undamaged in zip(self._works, results, strict=True):
             writes = work.deliver(undamaged)
