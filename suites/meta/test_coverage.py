@@ -17,8 +17,8 @@ from pdlcheck.errors import Deadlock, Unsupported
 
 from . import coverage
 from .coverage import AREAS, FEATURES, SEMANTICS, Feature, measure
+from .coverage.cell import relative_error
 from .coverage.entry import everywhere, mine, of_all
-from .coverage.measure import relative_error
 from .coverage.store import _rounds
 
 ROOT = Path(__file__).parents[2]

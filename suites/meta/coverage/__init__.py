@@ -20,9 +20,9 @@ from . import (
     store,
     tensors,
 )
+from .cell import Cell, measure
 from .columns import SEMANTICS
 from .entry import Feature
-from .measure import Cell, measure
 
 __all__ = ["AREAS", "FEATURES", "SEMANTICS", "Cell", "Feature", "measure"]
 

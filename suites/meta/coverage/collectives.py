@@ -166,41 +166,40 @@ COLLECTIVES = {
 # -- coalescing ------------------------------------------------------------------------------------
 
 
-def coalescing_manager(call, **how):
-    inputs, outputs = [mine(4), mine(8)], [call.empty(4), call.empty(8)]
+def coalescing_manager(post, **how):
+    inputs = [mine(4), mine(8)]
     with dist._coalescing_manager(**how) as manager:
-        for x, out in zip(inputs, outputs, strict=True):
-            call.post(x, out)
+        outputs = [post(x) for x in inputs]
     if how:
         manager.wait()
-    return call.result(inputs, outputs)
+    return outputs
 
 
-class _AllReduce:
-    empty = staticmethod(lambda n: None)
-    post = staticmethod(lambda x, out: dist.all_reduce(x))
-    result = staticmethod(lambda inputs, outputs: inputs)
+def _post_all_reduce(x):
+    dist.all_reduce(x)
+    return x
 
 
-class _AllGather:
-    empty = staticmethod(lambda n: torch.zeros(4 * n))
-    post = staticmethod(lambda x, out: dist.all_gather_into_tensor(out, x))
-    result = staticmethod(lambda inputs, outputs: outputs)
+def _post_all_gather(x):
+    out = torch.zeros(4 * len(x))
+    dist.all_gather_into_tensor(out, x)
+    return out
 
 
-class _ReduceScatter:
-    empty = staticmethod(lambda n: torch.zeros(n // 4))
-    post = staticmethod(lambda x, out: dist.reduce_scatter_tensor(out, x))
-    result = staticmethod(lambda inputs, outputs: outputs)
+def _post_reduce_scatter(x):
+    out = torch.zeros(len(x) // 4)
+    dist.reduce_scatter_tensor(out, x)
+    return out
+
+
+def _sums():
+    return [sum(of_all(4)), sum(of_all(8))]
 
 
 COALESCED = {
-    "all_reduce": (_AllReduce, lambda: everywhere([sum(of_all(4)), sum(of_all(8))])),
-    "all_gather_into_tensor": (_AllGather, lambda: everywhere([torch.cat(of_all(4)), torch.cat(of_all(8))])),
-    "reduce_scatter_tensor": (
-        _ReduceScatter,
-        lambda: [[sum(of_all(4)).split(1)[rank], sum(of_all(8)).split(2)[rank]] for rank in RANKS],
-    ),
+    "all_reduce": (_post_all_reduce, lambda: everywhere(_sums())),
+    "all_gather_into_tensor": (_post_all_gather, lambda: everywhere([torch.cat(of_all(4)), torch.cat(of_all(8))])),
+    "reduce_scatter_tensor": (_post_reduce_scatter, lambda: [[x.chunk(4)[rank] for x in _sums()] for rank in RANKS]),
 }
 
 
@@ -295,13 +294,13 @@ FEATURES = [
         lambda: [[("torch.float32", [0.0, 10.0, 20.0, 30.0] if rank == 2 else [])] for rank in RANKS],
     ),
     *(
-        Feature(f"coalescing manager, {name}{suffix}", partial(coalescing_manager, call, **how), alone)
-        for name, (call, alone) in COALESCED.items()
+        Feature(f"coalescing manager, {name}{suffix}", partial(coalescing_manager, post, **how), alone)
+        for name, (post, alone) in COALESCED.items()
         for suffix, how in (("", {}), (", async_ops", {"async_ops": True}))
     ),
-    Feature("all_reduce_coalesced", all_reduce_coalesced, COALESCED["all_reduce"][1]),
-    Feature(
-        "all_reduce_coalesced, async_op", partial(all_reduce_coalesced, async_op=True), COALESCED["all_reduce"][1]
+    *(
+        Feature(f"all_reduce_coalesced{suffix}", partial(all_reduce_coalesced, **how), lambda: everywhere(_sums()))
+        for suffix, how in (("", {}), (", async_op", {"async_op": True}))
     ),
     Feature(
         "all_gather_coalesced",

@@ -9,7 +9,7 @@ from ..parity import groups, messages
 from .entry import WORLD_SIZE, Feature, everywhere, given, mine, of_all
 
 RANKS = range(WORLD_SIZE)
-MEMBERS = [1, 2, 3]
+MEMBERS, ROOT = [1, 2, 3], 2
 
 
 def _empty(*shape):
@@ -21,17 +21,17 @@ def collectives_in_a_group():
     group = dist.new_group(MEMBERS)
     if dist.get_rank(group) < 0:
         return None
-    at_root = dist.get_rank() == 1
+    at_root = dist.get_rank() == ROOT
     seen = {name: mine(3) for name in ("all_reduce", "reduce", "broadcast")}
     dist.all_reduce(seen["all_reduce"], group=group)
-    dist.reduce(seen["reduce"], 1, group=group)
-    dist.broadcast(seen["broadcast"], 1, group=group)
+    dist.reduce(seen["reduce"], ROOT, group=group)
+    dist.broadcast(seen["broadcast"], ROOT, group=group)
     seen |= {"all_gather": _empty(2), "gather": _empty(2) if at_root else None, "all_to_all": _empty(2)}
     dist.all_gather(seen["all_gather"], mine(2), group=group)
-    dist.gather(mine(2), seen["gather"], dst=1, group=group)
+    dist.gather(mine(2), seen["gather"], dst=ROOT, group=group)
     dist.all_to_all(seen["all_to_all"], list(mine(3, 2).unbind()), group=group)
     seen |= {name: torch.zeros(2) for name in ("scatter", "reduce_scatter")}
-    dist.scatter(seen["scatter"], list(mine(3, 2).unbind()) if at_root else None, src=1, group=group)
+    dist.scatter(seen["scatter"], list(mine(3, 2).unbind()) if at_root else None, src=ROOT, group=group)
     dist.reduce_scatter(seen["reduce_scatter"], list(mine(3, 2).unbind()), group=group)
     if not at_root:
         seen["reduce"] = None
@@ -44,15 +44,15 @@ def collectives_in_a_group_alone():
 
     results = [None] * WORLD_SIZE
     for place, rank in enumerate(MEMBERS):
-        at_root = rank == 1
+        at_root = rank == ROOT
         results[rank] = {
             "all_reduce": sum(of_group(3)),
             "reduce": sum(of_group(3)) if at_root else None,
-            "broadcast": given(1, 3),
+            "broadcast": given(ROOT, 3),
             "all_gather": of_group(2),
             "gather": of_group(2) if at_root else None,
             "all_to_all": [x[place] for x in of_group(3, 2)],
-            "scatter": given(1, 3, 2)[place],
+            "scatter": given(ROOT, 3, 2)[place],
             "reduce_scatter": sum(of_group(3, 2))[place],
         }
     return results

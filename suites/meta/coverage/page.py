@@ -10,8 +10,8 @@ import torch
 
 from pdlcheck.worlds.semantics import PROFILES, Semantics
 
+from .cell import FAIL, ROUNDINGS, Cell
 from .columns import DEFAULT, SEMANTICS
-from .measure import FAIL, ROUNDINGS, Cell
 
 __all__ = ["Row", "counts", "page", "tables"]
 
