@@ -56,6 +56,23 @@ def test_without_the_checks_the_faults_are_silent():
             run(fault.program, False, semantics=make_semantics(**SILENT))
 
 
+@pytest.mark.parametrize("data", ["at_once", "at_wait", "random"])
+def test_without_poison_only_the_user_is_told_of_a_hazard(data):
+    """The network delivers in the thread of the rank that comes last, whose own output is still pending."""
+    semantics = Semantics(poison=False, data=data)
+
+    def early_or_late(is_late):
+        x = torch.ones(2)
+        work = dist.all_reduce(x, async_op=True)
+        if is_late:
+            work.wait()
+        return x.sum().item(), work.wait()
+
+    assert run(early_or_late, True, semantics=semantics) == [(4.0, True)] * 2
+    with pytest.raises(BufferHazard, match="reads the output"):
+        run(early_or_late, False, semantics=semantics)
+
+
 def written_past_torch():
     """What rank 1 receives of a buffer that rank 0 writes through numpy between two barriers."""
     x = torch.ones(1)

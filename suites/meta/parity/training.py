@@ -36,9 +36,17 @@ def _model():
     return _Branches()
 
 
-def _data(step):
-    generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+def _with_buffers():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def _data_of(rank, step):
+    generator = torch.Generator().manual_seed(10 * step + rank)
     return torch.randn(4, 3, generator=generator)
+
+
+def _data(step):
+    return _data_of(dist.get_rank(), step)
 
 
 def _step(model, optimizer, step, **inputs):
@@ -116,7 +124,7 @@ def ddp_with_a_hook_of_ones_own():
 
 def ddp_with_buffers():
     torch.manual_seed(dist.get_rank())
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model = _with_buffers()
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     for step in range(2):
