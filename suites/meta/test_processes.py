@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -110,6 +111,13 @@ def test_ranks_have_different_random_streams_and_the_same_ones_in_each_call(proc
     first, second = processes.run(draw, world_size=2)
     assert all(a != b for a, b in zip(first, second, strict=True))
     assert processes.run(draw, world_size=2) == [first, second]
+
+
+def test_what_the_fork_server_imported_is_no_garbage_to_look_for_in_a_rank(processes):
+    def collector():
+        return gc.isenabled(), gc.get_freeze_count() > 100_000
+
+    assert processes.run(collector, world_size=2) == [(True, True)] * 2
 
 
 def test_cores_are_shared_out_and_threads_can_be_given(processes):

@@ -10,6 +10,7 @@ its controller.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -42,6 +43,7 @@ def main(control_fd: int, controller_pid: int) -> NoReturn:
     SIGNAL pid signal: send a signal to a rank; SIGKILL also to all processes that it started.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
+    gc.disable()  # a collection would leave holes, which are filled in every rank's own copy of the page
     control = socket.socket(fileno=control_fd)
     wake_r, wake_w = socket.socketpair()
     wake_r.setblocking(False)
@@ -125,6 +127,7 @@ def _import(names: list[str]) -> dict[str, str]:
 
 def _fork(fds: list[int], ranks: dict[int, int], missing: dict[str, str], own_fds: list[int]) -> None:
     status, *rank_fds = fds
+    gc.freeze()  # what was imported stays; a rank that looked through it for garbage would copy all of it
     try:
         pid = os.fork()
     except OSError as error:
@@ -144,6 +147,7 @@ def _fork(fds: list[int], ranks: dict[int, int], missing: dict[str, str], own_fd
 
 def _become_rank(rank_fds: list[int], missing: dict[str, str], foreign_fds: list[int]) -> NoReturn:
     try:
+        gc.enable()
         server = os.getppid()
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
