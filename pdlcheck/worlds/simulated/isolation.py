@@ -11,17 +11,19 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-__all__ = ["RankState", "isolated_controller"]
+__all__ = ["Observer", "RankState", "isolated_controller"]
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _set_numpy = getattr(np.random, "set_bit_generator")  # noqa: B009 - its type stub does not export it
 _get_numpy = getattr(np.random, "get_bit_generator")  # noqa: B009
+observer: Observer | None = None  # while a run is diagnosed
 _generators: list[np.random.MT19937] = []  # one for each rank: making one takes longer than a small run
 
 
@@ -29,6 +31,16 @@ def _generator_of(rank: int) -> np.random.MT19937:
     while len(_generators) <= rank:
         _generators.append(np.random.MT19937())
     return _generators[rank]
+
+
+class Observer(Protocol):
+    """Follows the turns of the ranks; see :mod:`pdlcheck.worlds.simulated.own_globals`."""
+
+    def arrive(self, rank: int) -> None:
+        """``rank`` has the turn now; it is -1 for the controller."""
+
+    def call(self, fn: Callable[..., Any]) -> None:
+        """The controller is about to call ``fn`` on the ranks."""
 
 
 class RankState:
@@ -50,6 +62,8 @@ class RankState:
         np.random.seed(self._seed % 2**32)
         torch.set_default_dtype(torch.float32)
         os.environ.update(self._environment)
+        if observer is not None:
+            observer.arrive(self._rank)
 
     def save(self) -> None:
         """The rank gives up its turn."""
@@ -64,6 +78,8 @@ class RankState:
         _set_numpy(self._numpy)
         torch.set_default_dtype(self._dtype)
         os.environ.update(self._environment)
+        if observer is not None:
+            observer.arrive(self._rank)
 
 
 @contextmanager
@@ -76,6 +92,8 @@ def isolated_controller() -> Iterator[None]:
     try:
         yield
     finally:
+        if observer is not None:
+            observer.arrive(-1)
         torch.default_generator.set_state(torch_state)
         random.setstate(python_state)
         _set_numpy(numpy_generator)
