@@ -44,7 +44,7 @@ class _Verdict:
     passed: bool = False
 
 
-@dataclass
+@dataclass(eq=False)  # pytest keeps its plugins in sets
 class Differing:
     """A plugin of the session: remembers how each test ended in each world."""
 
@@ -162,7 +162,7 @@ def _words(finding: Finding, world: str, failed: bool) -> list[str]:
             end = f"fails on sim too: {finding.like}" if failed else "passes on sim too"
             together = [] if finding.alone else ["It takes them together."]
             return [
-                f"{how}: simulated ranks share module globals.",
+                f"{how}: simulated ranks share {finding.shared}.",
                 f"With globals of its own for each rank it {end}",
                 *(f"  {line}" for line in told(finding)),
                 *together,

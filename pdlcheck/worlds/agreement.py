@@ -101,7 +101,7 @@ def _compare(
             return run(simulated)
 
     finding = find_cause(again, lambda result: _alike(result, on_real), start, fn)
-    details = [("likely cause", _CAUSES[finding.cause].format(real=real.name))]
+    details = [("likely cause", _CAUSES[finding.cause].format(real=real.name, shared=finding.shared))]
     details += [("shared" if number == 0 else "", line) for number, line in enumerate(told(finding))]
     if finding.blamed and not finding.alone:
         details.append(("", "it takes them together"))
@@ -112,7 +112,7 @@ def _compare(
 
 
 _CAUSES = {
-    "globals": "simulated ranks share module globals; with globals of its own for each rank sim ends as {real} does",
+    "globals": "simulated ranks share {shared}; with those of its own for each rank sim ends as {real} does",
     "other": "not module globals, as far as they can be told apart: with its own for each rank sim still differs",
     "before": "it ran before, or what it uses did: from the same beginning a second run on sim ends as {real} does",
 }
@@ -126,27 +126,25 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Equal values of one type; tensors and arrays bit for bit, nan equals itself; objects by what they hold."""
+    """Equal values of one type; tensors and arrays with nan equal to itself; objects by what they hold."""
     import numpy as np
     import torch
 
-    if type(one) is not type(other):
+    kind = type(one)
+    if kind is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        return torch.equal(one, other) or bool(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
+        alike = one.shape == other.shape and one.dtype == other.dtype
+        return alike and bool(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
     if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, float):
-        return one == other or (one != one and other != other)
-    if type(one).__eq__ is object.__eq__ and hasattr(one, "__dict__"):
+    if getattr(kind, "__eq__", None) is getattr(object, "__eq__", None) and hasattr(one, "__dict__"):
         return _equal(vars(one), vars(other))
-    return bool(one == other)
+    return bool(one == other or (one != one and other != other))
 
 
 def _difference(on_sim: Any, on_real: Any, real: str) -> str:

@@ -44,6 +44,14 @@ class Finding:
     alone: bool = True
     like: Any = None
 
+    @property
+    def shared(self) -> str:
+        """What the ones to blame are: ``module globals``, ``closures``, or both."""
+        enclosed = {"'s " in change.path for change in self.blamed}
+        return {(True,): "closures", (False, True): "module globals and closures"}.get(
+            tuple(sorted(enclosed)), "module globals"
+        )
+
 
 def find_cause(
     run: Callable[[Separate], Any], as_on_processes: Callable[[Any], bool], start: UserState, function: Any = None

@@ -48,6 +48,7 @@ def user_modules() -> dict[str, ModuleType]:
     }
 
 
+@functools.cache
 def _is_users(name: str, file: str | None) -> bool:
     if not isinstance(file, str):
         return name == "__main__"
@@ -92,7 +93,7 @@ class Holder:
 
 def modules_holder() -> Holder:
     """The imported modules themselves: one that a rank imports is not there for the others."""
-    return Holder("", user_modules, sys.modules.__setitem__, sys.modules.__delitem__)  # type: ignore[arg-type]
+    return Holder("", user_modules, sys.modules.__setitem__, sys.modules.__delitem__)
 
 
 def find_holders(roots: dict[str, Any], modules: dict[str, ModuleType], seen: dict[int, Any]) -> list[Holder]:
@@ -132,8 +133,8 @@ def _holders_of(path: str, value: Any, modules: dict[str, ModuleType], inside: s
             )
         return
     if isinstance(value, CellType):
-        put, drop = functools.partial(setattr, value), functools.partial(delattr, value)
-        yield Holder(path, lambda: _of_cell(value), put, drop, nested=False)
+        fill, clear = functools.partial(setattr, value), functools.partial(delattr, value)
+        yield Holder(path, lambda: _of_cell(value), fill, clear, nested=False)
     elif isinstance(value, list | dict | set | deque) and len(value) <= LONG:
         kind = inside or type(value).__name__
         put = lambda _, items: _refill(value, items)  # noqa: E731
@@ -185,7 +186,7 @@ def _items(value: Any) -> tuple[Any, ...]:
 def _refill(value: Any, items: tuple[Any, ...]) -> None:
     """By the methods of the built-in types: a subclass may count or refuse."""
     if isinstance(value, list):
-        list.__setitem__(value, slice(None), items)  # type: ignore[index]
+        list.__setitem__(value, slice(None), items)
     elif isinstance(value, dict):
         base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
         base.clear(value)
@@ -217,7 +218,7 @@ def copy_leaf(value: Any) -> Any:
     if type(value) is np.ndarray:
         return value.copy() if value.nbytes <= LARGE else value
     if isinstance(value, functools._lru_cache_wrapper):
-        again: Any = functools.lru_cache(**value.cache_parameters())(value.__wrapped__)  # type: ignore[attr-defined]
+        again: Any = functools.lru_cache(**value.cache_parameters())(value.__wrapped__)
         vars(again).update(vars(value))
         return again
     if isinstance(value, itertools.count):

@@ -2,8 +2,21 @@
 
 Swapped at every switch: the random streams of torch, numpy and Python, the default dtype, the launcher's
 environment variables. Grad mode, autocast, inference mode and the default device are per thread in torch
-already. Module globals of the user's code are shared by the simulated ranks; a run on processes shows whether a test
-depends on that.
+already.
+
+Not swapped: the module globals of the user's code, and what can be reached from them. A program that lets one rank see
+what another has put there ends otherwise on processes. :func:`pdlcheck.worlds.check_same_on_worlds`, and pytest in a
+session on ``sim`` and on processes, tell so where verdicts differ, and find out by experiment which globals it takes:
+a simulated run in which they are exchanged at each switch (:mod:`pdlcheck.worlds.simulated.own_globals`) must end as
+processes did, with one of them alone. Setting the same constant on every rank, a log or a late import makes no
+difference and is not named.
+
+That run is an imitation. It does not exchange what installed packages and the standard library hold (a rank's logging
+set-up is everybody's), objects with ``__slots__``, generators, iterators other than ``itertools.count``, files and
+locks, tensors inside tuples or above 16 MiB, containers of more than 10 000 items and what lies behind the first 20 000
+objects; caches of ``lru_cache`` start empty. What fixtures of ranks do to globals stays shared, and so do default
+arguments that are tensors. Test and pool start from the modules as collected: what earlier tests left on the processes
+is unknown here. Sessions of pytest-xdist do not compare, as a worker sees the verdicts of one world.
 """
 
 from __future__ import annotations

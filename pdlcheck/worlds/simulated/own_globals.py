@@ -181,9 +181,8 @@ class OwnGlobals:
             for rank, contents in self._contents.items():
                 for holder, before, after in zip(self._state.holders, start, contents, strict=True):
                     for name in before.keys() & after.keys():
-                        if rank != CONTROLLER:
-                            if _leaves_differ(before[name], after[name]):
-                                self._note(holder.path(name), holder.kind or _kind(after[name]), rank)
+                        if rank != CONTROLLER and _leaves_differ(before[name], after[name]):
+                            self._note(holder.path(name), holder.kind or _kind(after[name]), rank)
         return [Change(path, kind, tuple(sorted(ranks))) for path, (kind, ranks) in self._changed.items()]
 
 
