@@ -241,4 +241,3 @@ def _origin(operation: Operation) -> Origin:
     """Blocking calls say so in their options, those of messages by the function that made them."""
     options = operation.args[-1] if operation.args else None
     return _BLOCKING if getattr(options, "asyncOp", True) is False else origin()
-
