@@ -94,8 +94,8 @@ def _refuses(world, program, refusal):
     try:
         returned = world.run(program, world_size=4)
     except Exception as error:
-        found = f"{type(error).__name__}: {error}"
-        assert type(error) is kind and words in str(error), f"{world.name} refuses it, but says {found}"
+        said = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+        assert type(error) is kind and words in said, f"{world.name} refuses it, but says {said}"
     else:
         pytest.fail(f"{world.name} accepts what it is to refuse with {kind.__name__}: {words}; it returns {returned}")
 
