@@ -13,7 +13,6 @@ from pdlcheck.worlds import get_world
 from pdlcheck.worlds.outcome import Stopped
 from pdlcheck.worlds.semantics import PROFILES
 from pdlcheck.worlds.simulated.scheduler import Scheduler
-from pdlcheck.worlds.simulated.schedules import schedule_of
 from pdlcheck.worlds.simulated.schedules.protocol import usual
 from pdlcheck.worlds.watch.naming import names_of
 
@@ -132,7 +131,7 @@ def outcomes_around(callback):
         raise ValueError("ill")
 
     try:
-        return scheduler.run([waits, hands_over], schedule_of("first"))
+        return scheduler.run([waits, hands_over], Patient())
     finally:
         scheduler.close()
 
