@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 step_count = 0
+steps_done = 0
+losses = []
 cache = {}
 seen = []
 limit = 0
@@ -21,6 +23,9 @@ weights = torch.zeros(3)
 options = types.SimpleNamespace(verbose=False)
 _model = None
 net = torch.nn.Linear(2, 1)
+deep = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+for parameter in deep.parameters():
+    torch.nn.init.constant_(parameter, 0.25)
 ready = False
 
 
@@ -219,6 +224,29 @@ def on_a_function():
     return enclosed.calls
 
 
+def counter_among_innocents():
+    """Changes a good deal, of which one thing matters."""
+    global steps_done, epochs
+    epochs = 3
+    options.colour = not getattr(options, "colour", False)
+    losses.append(0.5)
+    Trainer.best = 0.5
+    steps_done += 1
+    dist.barrier()
+    return steps_done
+
+
+def trained_by_ddp():
+    """Hangs on simulated ranks, which wrap the one model there is: torch locks its gradients for one of them."""
+    model = torch.nn.parallel.DistributedDataParallel(deep)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(4, 2) * (dist.get_rank() + 1)).sum().backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in deep.parameters()]
+
+
 def constant():
     global batch_size
     batch_size = 32
@@ -283,6 +311,7 @@ ALSO_BROKEN = [
     (on_a_global_object, "train.trainer.own_steps  int, changed by ranks 0 and 1"),
     (enclosed, "train.read's known  dict, changed by ranks 0 and 1"),
     (on_a_function, "train.enclosed.calls  int, changed by ranks 0 and 1"),
+    (counter_among_innocents, "train.steps_done  int, changed by ranks 0 and 1"),
     (imported_late_and_counted, "train_late  module, changed by ranks 0 and 1"),
 ]
 INNOCENT = [constant, option, logging_set_up, imported_late, by_thread]

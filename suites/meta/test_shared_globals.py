@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pdlcheck.worlds import check_same_on_worlds, get_world
+from pdlcheck.worlds.simulated.own_globals import own_globals
 
 from . import shared_globals
 
@@ -69,7 +70,7 @@ def test_the_message_says_what_differs_why_and_where(train):
     train.seen.clear()
     lines = _message(train.appended_by_one, ("sim", "gloo")).splitlines()
     assert lines[0] == "appended_by_one: rank 1 returns 1 on sim, 0 on gloo"
-    assert lines[1].startswith("  likely cause  simulated ranks share module globals; with globals of its own for each")
+    assert lines[1].startswith("  likely cause  simulated ranks share module globals; with those of its own for each")
     assert lines[2].startswith("  shared        train.seen  list, changed by rank 0, ")
     line = int(lines[2].rpartition("train.py:")[2])
     assert "seen" in PROGRAMS.read_text().splitlines()[line - 1]
@@ -99,6 +100,17 @@ def test_two_globals_that_take_each_other_are_named_together(worlds):
     message = _message(both, worlds)
     assert message.count("list, changed by ranks 0 and 1") == 2
     assert "it takes them together" in message
+
+
+def test_with_globals_of_its_own_a_rank_trains_a_global_model_as_a_process_does(train, worlds):
+    """What DDP reduces on the way is the rank's own; the one model is as it was afterwards."""
+    weights = [parameter.detach().clone() for parameter in train.deep.parameters()]
+    with own_globals() as observer:
+        on_sim = worlds[0].run(train.trained_by_ddp, world_size=2)
+    for ours, theirs in zip(on_sim, worlds[1].run(train.trained_by_ddp, world_size=2), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert "train.deep" in {change.path for change in observer.changes()}
+    assert all(map(torch.equal, weights, train.deep.parameters()))
 
 
 def test_a_difference_that_is_no_globals_is_not_put_on_them(worlds):
