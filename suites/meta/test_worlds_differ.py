@@ -113,14 +113,34 @@ def test_seen_by_a_function_that_travels_by_value(world):
     seen[:] = [1, 2]
     assert world.run(lambda: len(seen), world_size=2) == [2, 2]
 
+def count():
+    train.step_count += 1
+    dist.barrier()
+    return train.step_count
+
+def test_counted_beside_what_travels(world):
+    seen[:] = [1, 2]
+    assert world.run(lambda: (len(seen), count()), world_size=2) == [(2, 1)] * 2
+
+def put():
+    train.seen.append(1)
+
+def test_read_by_the_caller(world):
+    train.seen.clear()
+    world.run(put, world_size=2)
+    assert train.seen == []
+
 def test_collected_in_a_closure(world):
     ranks = []
     world.run(lambda: ranks.append(dist.get_rank()), world_size=2)
     assert sorted(ranks) == [0, 1]
 """
     )
-    result.assert_outcomes(failed=2, passed=4)
-    assert len(sections) == 2
+    result.assert_outcomes(failed=4, passed=6)
+    assert len(sections) == 4
+    counted = sections["test_counted_beside_what_travels[sim]"].splitlines()
+    assert [line.split(",")[:2] for line in counted[2:]] == [["  train.step_count  int", " changed by ranks 0 and 1"]]
+    assert "  train.seen  list, changed by ranks 0 and 1, " in sections["test_read_by_the_caller[sim]"]
     own = "test_the_caller_of_world_run_has_globals_of_its_own_too"
     assert f"  {own}.seen  list, changed by the caller of world.run, " in sections["test_set_by_the_caller[gloo]"]
     closure = sections["test_collected_in_a_closure[gloo]"]
