@@ -50,6 +50,7 @@ class Differing:
 
     config: pytest.Config
     start: UserState | None = None
+    _refused: str = ""
     _around_call: Separate = nullcontext
     _items: dict[str, pytest.Item] = field(default_factory=dict)
     _verdicts: dict[object, dict[str, _Verdict]] = field(default_factory=dict)
@@ -60,7 +61,10 @@ class Differing:
         if self._items and not session.config.getoption("collectonly"):
             from pdlcheck.worlds.simulated.own_globals import UserState
 
-            self.start = UserState()
+            try:
+                self.start = UserState()
+            except Exception as error:  # some object of the user's does not let itself be looked at
+                self._refused = f"{type(error).__name__}: {error}"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         item = self._items.get(report.nodeid)
@@ -74,8 +78,8 @@ class Differing:
             verdict.passed = True
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self) -> None:
-        if self.start is None:
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if exitstatus != pytest.ExitCode.TESTS_FAILED:  # somebody wants it to end
             return
         number = 0
         for verdicts in self._verdicts.values():
@@ -84,8 +88,7 @@ class Differing:
                 if on_sim is None or not _differ(on_sim, on_real):
                     continue
                 number += 1
-                if number <= _AT_MOST:
-                    self._explain(on_sim, on_real, world)
+                self._explain(on_sim, on_real, world, once_more=number <= _AT_MOST)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
@@ -110,15 +113,16 @@ class Differing:
                 return (str(getattr(crash, "message", report.longrepr)).splitlines() or [""])[0]
         return None
 
-    def _explain(self, on_sim: _Verdict, on_real: _Verdict, world: str) -> None:
+    def _explain(self, on_sim: _Verdict, on_real: _Verdict, world: str, *, once_more: bool) -> None:
         from pdlcheck.worlds.simulated.cause import Finding, find_cause
 
-        assert self.start is not None
         failed = on_real.failure is not None
         again = partial(self._run_again, on_sim.item)
+        finding = Finding("unknown", like=self._refused or f"{_AT_MOST} tests before it ran again, and no more do")
         try:
-            with _undisturbed(self.config):
-                finding = find_cause(again, lambda message: (message is not None) == failed, self.start)
+            if once_more and self.start is not None:
+                with _undisturbed(self.config):
+                    finding = find_cause(again, lambda message: (message is not None) == failed, self.start)
         except Exception as error:  # the user's objects may refuse what is done with them; the report stands without it
             finding = Finding("unknown", like=f"{type(error).__name__}: {error}")
         report = on_real.failure or on_sim.failure
@@ -128,16 +132,15 @@ class Differing:
 
 def _differ(one: _Verdict, other: _Verdict) -> bool:
     """One passed and the other failed; what was skipped or expected to fail says nothing."""
-    return (one.passed and other.failure is not None and one.failure is None) or (
-        other.passed and one.failure is not None and other.failure is None
-    )
+    return (one.failure is None) != (other.failure is None) and (one if one.failure is None else other).passed
 
 
 def _without_world(item: pytest.Item) -> object:
     """What the test is called, whatever world it runs on."""
     case, world = cases.case_of(item), cases.world_of(item)
     parts = item.callspec.id.split("-")  # type: ignore[attr-defined]
-    parts.remove(world)
+    if world in parts:  # unless a hook of the user's makes ids
+        parts.remove(world)
     return item.nodeid.split("[")[0], tuple(parts), None if case is None else case.world_size
 
 
@@ -171,5 +174,5 @@ def _words(finding: Finding, world: str, failed: bool) -> list[str]:
             end = "fails" if failed else "passes"
             return [f"{how}; but {end} on sim too when it runs alone: a test before it has changed what it uses."]
         case "unknown":
-            return [f"{how}; whether that comes from module globals could not be found out: {finding.like}"]
+            return [f"{how}; whether that comes from module globals was not found out: {finding.like}"]
     return [f"{how}, and not because simulated ranks share module globals, as far as those can be told apart."]

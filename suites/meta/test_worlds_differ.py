@@ -227,9 +227,55 @@ def test_counts(rank):
     )
     result.assert_outcomes(failed=1, passed=1)
     assert sections == {
-        "test_counts[sim-2]": "fails on sim, passes on gloo; whether that comes from module globals could not be found "
-        "out: TypeError: sealed"
+        "test_counts[sim-2]": "fails on sim, passes on gloo; whether that comes from module globals was not found out: "
+        "TypeError: sealed"
     }
+
+
+def test_only_so_many_tests_run_again(run, monkeypatch):
+    monkeypatch.setattr("pdlcheck.harness.differing._AT_MOST", 1)
+    _, sections = run(
+        """
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("number", [1, 2])
+def test(number):
+    assert train.counter() == 3 * number
+"""
+    )
+    assert "train.step_count" in sections["test[sim-2-1]"]
+    assert sections["test[sim-2-2]"].endswith("not found out: 1 tests before it ran again, and no more do")
+
+
+def test_a_session_that_is_to_end_ends(run):
+    result, sections = run(
+        """
+@pytest.mark.world_size(2)
+def test_counts(rank):
+    assert train.counter() == 3
+
+def test_last():
+    pytest.exit("enough")
+"""
+    )
+    result.stdout.fnmatch_lines(["*_pytest.outcomes.Exit: enough*"])
+    assert sections == {}
+
+
+def test_modules_that_cannot_be_read_are_no_error_of_the_session(run):
+    _, sections = run(
+        """
+class Sealed:
+    def __getattribute__(self, name):
+        raise OSError("sealed")
+
+sealed = Sealed()
+
+@pytest.mark.world_size(2)
+def test_counts(rank):
+    assert train.counter() == 3
+"""
+    )
+    assert sections["test_counts[sim-2]"].endswith("was not found out: OSError: sealed")
 
 
 @pytest.mark.parametrize(
