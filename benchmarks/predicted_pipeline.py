@@ -11,13 +11,19 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from pdlcheck.clock import Link, Topology, compute
+from pdlcheck.clock import Link, Topology
 from pdlcheck.worlds import get_world
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from suites.meta.timed_programs import gpipe
 
 SIZES = (4, 4 << 20)  # bytes of the ping-pong
 STAGE_S = 5e-3
@@ -37,24 +43,6 @@ def ping_pong(nbytes: int, rounds: int) -> float:
             dist.send(tensor, 0)
         taken.append((time.perf_counter() - start) / 2)
     return min(taken)
-
-
-def gpipe(n_microbatches: int, seconds: float, nbytes: int) -> None:
-    """All forwards, then all backwards, of which each takes twice as long."""
-    rank, last = dist.get_rank(), dist.get_world_size() - 1
-    x = torch.zeros(nbytes // 4)
-    for _ in range(n_microbatches):
-        if rank > 0:
-            dist.recv(x, rank - 1)
-        compute(seconds)
-        if rank < last:
-            dist.send(x, rank + 1)
-    for _ in range(n_microbatches):
-        if rank < last:
-            dist.recv(x, rank + 1)
-        compute(2 * seconds)
-        if rank > 0:
-            dist.send(x, rank - 1)
 
 
 def timed_gpipe(n_microbatches: int, seconds: float, nbytes: int, rounds: int) -> list[float]:

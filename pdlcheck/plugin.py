@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness import cases, interrupt, launched
+from pdlcheck.harness import cases, differing, interrupt, launched
 from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
 from pdlcheck.worlds.semantics import PROFILES
@@ -136,6 +136,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from pdlcheck.harness.devices import divide_among_workers
 
         divide_among_workers(config)
+    if differing.compares_worlds(config):
+        config.pluginmanager.register(differing.Differing(config), "pdlcheck.harness.differing")
     if config.getoption("--rank-pdb") is not None and not cases.runs_in_a_rank(config):
         from pdlcheck.harness.terminal import debug_simulated
 

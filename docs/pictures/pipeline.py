@@ -1,6 +1,6 @@
 """The run that pipeline.svg shows: GPipe's forward and backward passes on two hosts of two devices.
 
-Usage: python docs/pictures/pipeline.py
+Usage: python docs/pictures/pipeline.py; the program is written out, for readers who come from the README's picture
 """
 
 from pathlib import Path

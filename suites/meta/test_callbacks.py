@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from traceback import walk_tb
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from pdlcheck.errors import CollectiveMismatch, Deadlock
+from pdlcheck.errors import CollectiveMismatch, Deadlock, PdlcheckError
 from pdlcheck.worlds import get_world
+from pdlcheck.worlds.outcome import Stopped
 from pdlcheck.worlds.semantics import PROFILES
+from pdlcheck.worlds.simulated.scheduler import Scheduler
+from pdlcheck.worlds.simulated.schedules.protocol import usual
+from pdlcheck.worlds.watch.naming import names_of
 
 SCHEDULES = ["first", *(f"random:{seed}" for seed in range(6))]
 
@@ -80,3 +86,112 @@ def _verdict(schedule, in_order):
         return type(error)
     assert told == [[[0.0] * 2, [2.0] * 2, [4.0] * 2, [6.0] * 2]] * 2
     return None
+
+
+class Patient:
+    """The usual choices, of which a run that comes to an end needs few."""
+
+    every_step = True
+
+    def begin(self, world_size):
+        self.left = 1000
+
+    def choose(self, point):
+        self.left -= 1
+        if self.left == 0:
+            raise AssertionError(f"the run does not end: rank {point.current} goes on although it waits")
+        return usual(point)
+
+
+def interrupted_and_never_served():
+    """While rank 0 waits for a message that nobody sends, the callback of a reduction runs and ends."""
+    x = torch.ones(2)
+    if dist.get_rank() == 1:
+        dist.all_reduce(x)
+        return
+    reduced(x).then(lambda _: None)
+    dist.recv(torch.ones(2), 1)
+
+
+def test_after_a_callback_the_rank_waits_for_what_it_waited_for_before():
+    with pytest.raises(Deadlock, match=r"rank 0: blocked in recv from rank 1 .*; waits for rank 1"):
+        get_world("sim", schedule=Patient()).run(interrupted_and_never_served, world_size=2)
+
+
+def outcomes_around(callback):
+    """How two ranks end: rank 1 hands rank 0, which waits, a callback, and fails."""
+    scheduler = Scheduler(2, seed=0, stuck=lambda waiting, ranks: PdlcheckError("stuck"))
+    first = scheduler.ranks[0]
+
+    def waits():
+        scheduler.wait_until(lambda: False, "the outer call")
+
+    def hands_over():
+        first.on_resume.append(lambda: callback(scheduler, first))
+        raise ValueError("ill")
+
+    try:
+        return scheduler.run([waits, hands_over], Patient())
+    finally:
+        scheduler.close()
+
+
+def test_in_a_callback_a_rank_runs_its_own_code():
+    seen = []
+    outcomes_around(lambda _, rank: seen.append((rank.ready, rank.waits_for)))
+    assert seen == [(None, None)]
+
+
+def test_a_rank_that_is_stopped_in_a_callback_was_in_the_call_of_the_callback():
+    ended, _ = outcomes_around(lambda scheduler, _: scheduler.wait_until(lambda: False, "the call of the callback"))
+    assert ended == Stopped(0, "in the call of the callback")
+    ended, _ = outcomes_around(lambda scheduler, _: None)
+    assert ended == Stopped(0, "in the outer call")
+
+
+def test_a_verdict_in_a_callback_has_the_traceback_of_the_program():
+    with pytest.raises(Deadlock) as caught:
+        get_world("sim").run(with_a_message_between, False, world_size=2)
+    functions = [frame.f_code.co_name for frame, _ in walk_tb(caught.value.__traceback__)]
+    assert "with_a_message_between" in functions
+
+
+def test_an_error_of_the_users_own_in_a_callback_stays_his():
+    def program():
+        def looks_up(_):
+            return {}["mine"]
+
+        reduced(torch.ones(1)).then(looks_up).wait()
+
+    with pytest.raises(RuntimeError, match="running the callback: KeyError: 'mine'"):
+        get_world("sim").run(program, world_size=2)
+
+
+def test_an_error_that_answers_a_verdict_stays_the_users():
+    def program():
+        try:
+            dist.recv(torch.ones(1), 1 - dist.get_rank())
+        except Deadlock:
+            raise LookupError("tidied up") from None
+
+    with get_world("sim").open(2) as ranks:
+        assert [type(outcome.error) for outcome in ranks.outcomes(program)] == [LookupError, LookupError]
+
+
+def test_a_callback_calls_a_tensor_as_its_own_function_does():
+    """Which frames it interrupts depends on the schedule, and is nothing that ranks have in common."""
+
+    def program():
+        outer, told = torch.ones(1), []
+
+        def callback(_):
+            inner = outer
+            told.append([name.text for name in names_of(inner)])
+
+        reduced(outer).then(callback).wait()
+        told.append([name.text for name in names_of(outer)])
+        return told
+
+    for in_callback, outside in get_world("sim").run(program, world_size=2):
+        assert sorted(in_callback) == ["inner", "outer"]  # of the callback alone: no name twice
+        assert outside[0] == "outer"

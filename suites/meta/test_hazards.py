@@ -122,6 +122,8 @@ def test_modes_of_the_user_come_and_go_above_the_watch():
 
 @pytest.mark.parametrize("program", LEAKS, ids=lambda program: program.__name__)
 def test_leaks_that_are_meant_can_be_allowed(program):
+    with pytest.raises(LeakedWork):
+        run(program, False, semantics=make_semantics())
     run(program, False, semantics=make_semantics(leaks=False))
 
 

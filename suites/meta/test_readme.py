@@ -35,4 +35,4 @@ def test_an_example_prints_what_the_readme_says(pytester, name, source, options,
 
 
 def test_the_readme_has_examples():
-    assert not README.exists() or len(EXAMPLES) == 2
+    assert not README.exists() or len(EXAMPLES) == 3

@@ -118,15 +118,19 @@ def test_pct_finds_a_bug_of_depth_2_where_a_priority_changes_and_nowhere_else():
 
 def test_pct_lets_a_rank_that_polls_wait_for_what_it_asks_about():
     def program():
-        if dist.get_rank() == 0:
-            work = dist.irecv(torch.zeros(1), 1)
-            while not work.is_completed():
-                pass
-        else:
-            dist.send(torch.zeros(1), 0)
+        if dist.get_rank() == 1:
+            dist.send(torch.ones(1), 0)
+            return 0
+        received, polls = torch.zeros(1), 0
+        work = dist.irecv(received, 1)
+        while not work.is_completed():
+            polls += 1
+        work.wait()
+        assert received.item() == 1
+        return polls
 
-    for seed in range(10):
-        get_world("sim", schedule=PCT(seed, 2, 10)).run(program, world_size=2)
+    polls = [get_world("sim", schedule=PCT(seed, 2, 10)).run(program, world_size=2)[0] for seed in range(10)]
+    assert max(polls) <= 3, f"rank 0 asks {max(polls)} times in vain: it is to ask, and then to let rank 1 send"
 
 
 # -- all schedules --------------------------------------------------------------------------------

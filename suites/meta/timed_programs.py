@@ -8,10 +8,10 @@ import torch.distributed as dist
 from pdlcheck.clock import compute
 
 
-def gpipe(microbatches, seconds):
-    """All forwards, then all backwards; a backward takes twice as long. Blocking messages of one element."""
+def gpipe(microbatches, seconds, nbytes=4):
+    """All forwards, then all backwards; a backward takes twice as long. Blocking messages of so many bytes."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    x = torch.zeros(1)
+    x = torch.zeros(nbytes // 4)
     for _ in range(microbatches):
         if rank > 0:
             dist.recv(x, rank - 1)

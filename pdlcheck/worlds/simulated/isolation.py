@@ -2,8 +2,22 @@
 
 Swapped at every switch: the random streams of torch, numpy and Python, the default dtype, the launcher's
 environment variables. Grad mode, autocast, inference mode and the default device are per thread in torch
-already. Module globals of the user's code are shared by the simulated ranks; a run on processes shows whether a test
-depends on that.
+already.
+
+Not swapped: the module globals of the user's code, and what can be reached from them. A program that lets one rank see
+what another has put there ends otherwise on processes. :func:`pdlcheck.worlds.check_same_on_worlds`, and pytest in a
+session on ``sim`` and on processes, tell so where verdicts differ, and find out by experiment which globals it takes:
+a simulated run in which they are exchanged at each switch (:mod:`pdlcheck.worlds.simulated.own_globals`) must end as
+processes did, with one of them alone. Setting the same constant on every rank, a log or a late import makes no
+difference and is not named. One program does not come so far: a global model that two ranks wrap in torch's DDP hangs,
+as torch locks the gradients of its parameters for one of them.
+
+That run is an imitation. It does not exchange what installed packages and the standard library hold (a rank's logging
+set-up is everybody's), objects with ``__slots__``, generators, iterators other than ``itertools.count``, files and
+locks, tensors inside tuples or above 16 MiB, containers of more than 10 000 items and what lies behind the first 20 000
+objects; caches of ``lru_cache`` start empty. What fixtures of ranks do to globals stays shared, and so do default
+arguments that are tensors. Test and pool start from the modules as collected: what earlier tests left on the processes
+is unknown here. Sessions of pytest-xdist do not compare, as a worker sees the verdicts of one world.
 """
 
 from __future__ import annotations
@@ -11,19 +25,21 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from pdlcheck.worlds.simulated.streams import python_stream, set_python_stream
 
-__all__ = ["RankState", "isolated_controller"]
+__all__ = ["Observer", "RankState", "isolated_controller"]
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _set_numpy = getattr(np.random, "set_bit_generator")  # noqa: B009 - its type stub does not export it
 _get_numpy = getattr(np.random, "get_bit_generator")  # noqa: B009
+observer: Observer | None = None  # while a run is diagnosed
 _generators: list[np.random.MT19937] = []  # one for each rank: making one takes longer than a small run
 
 
@@ -31,6 +47,16 @@ def _generator_of(rank: int) -> np.random.MT19937:
     while len(_generators) <= rank:
         _generators.append(np.random.MT19937())
     return _generators[rank]
+
+
+class Observer(Protocol):
+    """Follows the turns of the ranks; see :mod:`pdlcheck.worlds.simulated.own_globals`."""
+
+    def arrive(self, rank: int) -> None:
+        """``rank`` has the turn now; it is -1 for the controller."""
+
+    def call(self, fn: Callable[..., Any]) -> None:
+        """The controller is about to call ``fn`` on the ranks."""
 
 
 class RankState:
@@ -53,6 +79,8 @@ class RankState:
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(1)  # of this thread alone
         os.environ.update(self._environment)
+        if observer is not None:
+            observer.arrive(self._rank)
 
     def save(self) -> None:
         """The rank gives up its turn."""
@@ -68,6 +96,8 @@ class RankState:
         torch.set_default_dtype(self._dtype)
         for name, value in self._environment.items():  # a third of what update takes
             os.environ[name] = value
+        if observer is not None:
+            observer.arrive(self._rank)
 
 
 @contextmanager
@@ -80,6 +110,8 @@ def isolated_controller() -> Iterator[None]:
     try:
         yield
     finally:
+        if observer is not None:
+            observer.arrive(-1)
         torch.default_generator.set_state(torch_state)
         set_python_stream(python_state)
         _set_numpy(numpy_generator)

@@ -18,7 +18,7 @@ from pdlcheck.faults import Fault
 from pdlcheck.worlds.arguments import check_faults, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
 from pdlcheck.worlds.semantics import Semantics, make_semantics
-from pdlcheck.worlds.simulated import idle
+from pdlcheck.worlds.simulated import idle, isolation
 from pdlcheck.worlds.simulated.c10d import has_group, join_group, rank_local_torch_distributed
 from pdlcheck.worlds.simulated.measures import Measures
 from pdlcheck.worlds.simulated.network import Network
@@ -167,6 +167,8 @@ class SimulatedRanks:
                 return fn(*own_args, **own_kwargs)
             return fn()
 
+        if isolation.observer is not None:
+            isolation.observer.call(fn)
         return self.run_bodies([body] * self.world_size)
 
     def run_bodies(

@@ -1,0 +1,178 @@
+"""Tests that pass on ``sim`` and fail on processes, or the other way round: do the ranks share module globals?
+
+At the end of the session each of them runs again on simulated ranks with module globals of its own for each rank; what
+is found stands in the report of the failure. Nothing is done in a session whose verdicts agree, except that the user's
+modules are looked at once, after collection.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from pdlcheck.harness import cases
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.simulated.cause import Finding, Separate
+    from pdlcheck.worlds.simulated.own_globals import UserState
+
+__all__ = ["Differing", "compares_worlds"]
+
+_AT_MOST = 10  # tests that are run again
+SECTION = "worlds differ"
+
+
+def compares_worlds(config: pytest.Config) -> bool:
+    """True where one process sees the verdicts of ``sim`` and of processes, and nobody is debugging."""
+    names = cases.world_names(config)
+    debugging = config.getoption("--rank-pdb") is not None or config.getoption("usepdb")
+    alone = not hasattr(config, "workerinput") and not config.getoption("numprocesses", None)
+    return "sim" in names and len(set(names)) > 1 and alone and not debugging and not cases.runs_in_a_rank(config)
+
+
+@dataclass
+class _Verdict:
+    item: pytest.Item
+    failure: pytest.TestReport | None = None
+    passed: bool = False
+
+
+@dataclass(eq=False)  # pytest keeps its plugins in sets
+class Differing:
+    """A plugin of the session: remembers how each test ended in each world."""
+
+    config: pytest.Config
+    start: UserState | None = None
+    _refused: str = ""
+    _around_call: Separate = nullcontext
+    _items: dict[str, pytest.Item] = field(default_factory=dict)
+    _verdicts: dict[object, dict[str, _Verdict]] = field(default_factory=dict)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._items = {item.nodeid: item for item in session.items if cases.world_of(item) is not None}
+        if self._items and not session.config.getoption("collectonly"):
+            from pdlcheck.worlds.simulated.own_globals import UserState
+
+            try:
+                self.start = UserState()
+            except Exception as error:  # some object of the user's does not let itself be looked at
+                self._refused = f"{type(error).__name__}: {error}"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        item = self._items.get(report.nodeid)
+        world = None if item is None else cases.world_of(item)
+        if item is None or world is None:
+            return
+        verdict = self._verdicts.setdefault(_without_world(item), {}).setdefault(world, _Verdict(item))
+        if report.failed:
+            verdict.failure = verdict.failure or report
+        elif report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
+            verdict.passed = True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if exitstatus != pytest.ExitCode.TESTS_FAILED:  # somebody wants it to end
+            return
+        number = 0
+        for verdicts in self._verdicts.values():
+            on_sim = verdicts.pop("sim", None)
+            for world, on_real in verdicts.items():
+                if on_sim is None or not _differ(on_sim, on_real):
+                    continue
+                number += 1
+                self._explain(on_sim, on_real, world, once_more=number <= _AT_MOST)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
+        with self._around_call():
+            return (yield)
+
+    def _run_again(self, item: pytest.Item, separate: Separate) -> str | None:
+        """The first line of what fails, None if nothing does.
+
+        Fixtures of ranks are set up by one rank after the other, and those of wider scope once for all: they share.
+        """
+        in_ranks = cases.case_of(item) is not None
+        self._around_call = separate if in_ranks else nullcontext
+        try:
+            with nullcontext() if in_ranks else separate():
+                reports = runtestprotocol(item, log=False, nextitem=None)
+        finally:
+            self._around_call = nullcontext
+        for report in reports:
+            if report.failed:
+                crash = getattr(report.longrepr, "reprcrash", None)
+                return (str(getattr(crash, "message", report.longrepr)).splitlines() or [""])[0]
+        return None
+
+    def _explain(self, on_sim: _Verdict, on_real: _Verdict, world: str, *, once_more: bool) -> None:
+        from pdlcheck.worlds.simulated.cause import Finding, find_cause
+
+        failed = on_real.failure is not None
+        again = partial(self._run_again, on_sim.item)
+        finding = Finding("unknown", like=self._refused or f"{_AT_MOST} tests before it ran again, and no more do")
+        try:
+            if once_more and self.start is not None:
+                with _undisturbed(self.config):
+                    finding = find_cause(again, lambda message: (message is not None) == failed, self.start)
+        except Exception as error:  # the user's objects may refuse what is done with them; the report stands without it
+            finding = Finding("unknown", like=f"{type(error).__name__}: {error}")
+        report = on_real.failure or on_sim.failure
+        assert report is not None
+        report.sections.append((SECTION, "\n".join(_words(finding, world, failed))))
+
+
+def _differ(one: _Verdict, other: _Verdict) -> bool:
+    """One passed and the other failed; what was skipped or expected to fail says nothing."""
+    return (one.failure is None) != (other.failure is None) and (one if one.failure is None else other).passed
+
+
+def _without_world(item: pytest.Item) -> object:
+    """What the test is called, whatever world it runs on."""
+    case, world = cases.case_of(item), cases.world_of(item)
+    parts = item.callspec.id.split("-")  # type: ignore[attr-defined]
+    if world in parts:  # unless a hook of the user's makes ids
+        parts.remove(world)
+    return item.nodeid.split("[")[0], tuple(parts), None if case is None else case.world_size
+
+
+@contextmanager
+def _undisturbed(config: pytest.Config) -> Iterator[None]:
+    """What was drawn of a test and what it warned of stay those of its own run."""
+    timeline, config.option.timeline = config.option.timeline, None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        config.option.timeline = timeline
+
+
+def _words(finding: Finding, world: str, failed: bool) -> list[str]:
+    from pdlcheck.worlds.simulated.cause import told
+
+    how = f"passes on sim, fails on {world}" if failed else f"fails on sim, passes on {world}"
+    match finding.cause:
+        case "globals":
+            end = f"fails on sim too: {finding.like}" if failed else "passes on sim too"
+            together = [] if finding.alone else ["It takes them together."]
+            return [
+                f"{how}: simulated ranks share {finding.shared}.",
+                f"With globals of its own for each rank it {end}",
+                *(f"  {line}" for line in told(finding)),
+                *together,
+            ]
+        case "before":
+            end = "fails" if failed else "passes"
+            return [f"{how}; but {end} on sim too when it runs alone: a test before it has changed what it uses."]
+        case "unknown":
+            return [f"{how}; whether that comes from module globals was not found out: {finding.like}"]
+    return [f"{how}, and not because simulated ranks share module globals, as far as those can be told apart."]

@@ -1,0 +1,165 @@
+"""One function gives every rank the same on simulated ranks and on processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from pdlcheck.worlds.arguments import check_world_size
+from pdlcheck.worlds.protocol import World
+from pdlcheck.worlds.registry import WORLDS, get_world
+
+__all__ = ["check_same_on_worlds"]
+
+
+def check_same_on_worlds(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    world_size: int,
+    worlds: tuple[str | World, str | World] = ("sim", "gloo"),
+    **kwargs: Any,
+) -> list[Any]:
+    """``fn`` must give every rank the same on simulated ranks as on processes.
+
+    The usual reason why it does not: simulated ranks share the module globals of user code. The run is then repeated
+    with globals of its own for each rank, and the message names those that make the difference.
+
+    Args:
+        fn: called as ``fn(*args, **kwargs)`` on every rank.
+        world_size: number of ranks, on both.
+        worlds: the simulated world and the other one; a name is opened and closed here, a world is left open. What
+            processes that are kept have in their modules is what earlier calls left there.
+
+    Returns:
+        The result of each rank.
+
+    Raises:
+        AssertionError: a rank has another result, or only one of the worlds raises; says which globals are the cause.
+        The exception of the simulated run, where both worlds raise.
+
+    Example:
+        >>> check_same_on_worlds(lambda: 7, world_size=2)
+        [7, 7]
+    """
+    __tracebackhide__ = True
+    if not callable(fn):
+        raise TypeError(f"check_same_on_worlds needs a function, got {fn!r}")
+    check_world_size(world_size)
+    _check_names(worlds)
+    with ExitStack() as stack:
+        simulated, real = [_opened(world, stack) for world in worlds]
+        if not simulated.shares_process or real.shares_process:
+            names = f"({simulated.name!r}, {real.name!r})"
+            raise ValueError(f"worlds must be the simulated one and one of processes, in this order; got {names}")
+        real.check()
+        return _compare(fn, args, kwargs, simulated, real, world_size)
+
+
+def _check_names(worlds: Any) -> None:
+    if isinstance(worlds, str) or not isinstance(worlds, Sequence) or len(worlds) != 2:
+        raise ValueError(f'worlds must be two, such as ("sim", "gloo"); got {worlds!r}')
+    for world in worlds:
+        if isinstance(world, str) and world not in WORLDS:
+            raise ValueError(f"worlds must name some of {', '.join(sorted(WORLDS))}; got {world!r}")
+        if not isinstance(world, str) and not hasattr(world, "shares_process"):
+            raise TypeError(f"worlds must be names or worlds, as get_world returns them; got {world!r}")
+
+
+def _opened(world: str | World, stack: ExitStack) -> World:
+    if not isinstance(world, str):
+        return world
+    opened = get_world(world)
+    stack.callback(opened.close)
+    return opened
+
+
+def _compare(
+    fn: Callable[..., Any], args: Any, kwargs: Any, simulated: World, real: World, world_size: int
+) -> list[Any]:
+    __tracebackhide__ = True
+    from pdlcheck.worlds.simulated.cause import Separate, find_cause, told  # they import torch
+    from pdlcheck.worlds.simulated.own_globals import UserState
+
+    def run(world: World) -> list[Any] | Exception:
+        try:
+            return world.run(fn, *args, world_size=world_size, **kwargs)
+        except Exception as error:
+            return error
+
+    start = UserState(fn)
+    on_real = run(real)  # first, as a simulated run changes what a function that travels by value holds
+    on_sim = run(simulated)
+    if isinstance(on_sim, Exception) and isinstance(on_real, Exception):
+        raise on_sim
+    if _alike(on_sim, on_real) and isinstance(on_sim, list):
+        return on_sim
+
+    def again(separate: Separate) -> list[Any] | Exception:
+        with separate():
+            return run(simulated)
+
+    finding = find_cause(again, lambda result: _alike(result, on_real), start, fn)
+    details = [("likely cause", _CAUSES[finding.cause].format(real=real.name, shared=finding.shared))]
+    details += [("shared" if number == 0 else "", line) for number, line in enumerate(told(finding))]
+    if finding.blamed and not finding.alone:
+        details.append(("", "it takes them together"))
+    details.append(("case", f"world=sim,{real.name} world_size={world_size}"))
+    width = max(len(name) for name, _ in details)
+    head = f"{getattr(fn, '__name__', type(fn).__name__)}: {_difference(on_sim, on_real, real.name)}"
+    raise AssertionError("\n".join([head, *(f"  {name:{width}}  {text}" for name, text in details)]))
+
+
+_CAUSES = {
+    "globals": "simulated ranks share {shared}; with those of its own for each rank sim ends as {real} does",
+    "other": "not module globals, as far as they can be told apart: with its own for each rank sim still differs",
+    "before": "it ran before, or what it uses did: from the same beginning a second run on sim ends as {real} does",
+}
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Two errors are alike; two lists of results if they are equal."""
+    if isinstance(one, Exception) or isinstance(other, Exception):
+        return isinstance(one, Exception) and isinstance(other, Exception)
+    return _equal(one, other)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Equal values of one type; tensors and arrays with nan equal to itself; objects by what they hold."""
+    import numpy as np
+    import torch
+
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        alike = one.shape == other.shape and one.dtype == other.dtype
+        return alike and bool(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
+    if isinstance(one, np.ndarray):
+        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if getattr(kind, "__eq__", None) is getattr(object, "__eq__", None) and hasattr(one, "__dict__"):
+        return _equal(vars(one), vars(other))
+    return bool(one == other or (one != one and other != other))
+
+
+def _difference(on_sim: Any, on_real: Any, real: str) -> str:
+    if isinstance(on_sim, Exception):
+        return f"raises {_head(on_sim)} on sim, returns on {real}"
+    if isinstance(on_real, Exception):
+        return f"returns on sim, raises {_head(on_real)} on {real}"
+    rank = next(number for number, pair in enumerate(zip(on_sim, on_real, strict=True)) if not _equal(*pair))
+    return f"rank {rank} returns {_short(on_sim[rank])} on sim, {_short(on_real[rank])} on {real}"
+
+
+def _head(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,164 @@
+"""Which module globals make a simulated run differ from one on processes.
+
+Found by experiment. The run is repeated with globals of its own for each rank: if it then ends as on processes, sharing
+them is the cause. Then with one of the changed ones at a time: those that suffice are named.
+"""
+
+from __future__ import annotations
+
+import dis
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from pdlcheck.worlds.simulated.own_globals import CONTROLLER, Change, OwnGlobals, UserState, own_globals
+from pdlcheck.worlds.watch.callsite import short
+
+__all__ = ["Finding", "Separate", "find_cause", "told"]
+
+Separate = Callable[[], AbstractContextManager[None]]
+
+_AT_MOST = 12  # globals that are tried one at a time
+_FOR_S = 20.0  # and for so long
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the experiments say.
+
+    Args:
+        cause: ``globals``, ``other`` (with globals of its own for each rank the run still differs) or ``before``
+            (with globals as they were at the beginning it does not differ: something has changed them before).
+        blamed: the globals whose sharing makes the difference; empty unless the cause is ``globals``.
+        alone: one of them alone does; else it takes them together.
+        like: what the run with globals of its own for each rank gave.
+    """
+
+    cause: str
+    blamed: tuple[Change, ...] = ()
+    alone: bool = True
+    like: Any = None
+
+    @property
+    def shared(self) -> str:
+        """What the ones to blame are: ``module globals``, ``closures``, or both."""
+        enclosed = {"'s " in change.path for change in self.blamed}
+        return {(True,): "closures", (False, True): "module globals and closures"}.get(
+            tuple(sorted(enclosed)), "module globals"
+        )
+
+
+def find_cause(
+    run: Callable[[Separate], Any], as_on_processes: Callable[[Any], bool], start: UserState, function: Any = None
+) -> Finding:
+    """Repeat ``run`` from the same beginning, and leave the user's modules as they are now.
+
+    Args:
+        run: runs once on simulated ranks and says how it ended; it does not raise. It is given a context manager for
+            what is to be done with globals of its own for each rank.
+        as_on_processes: true of what ``run`` says if processes end so.
+        start: what the modules held before the run.
+        function: see :class:`UserState`.
+    """
+    now = UserState(function)
+
+    def attempt(only: Set[str] | None) -> tuple[Any, list[Change]]:
+        observers: list[OwnGlobals] = []
+
+        @contextmanager
+        def separate() -> Iterator[None]:
+            with own_globals(only, function) as observer:
+                observers.append(observer)
+                yield
+
+        start.begin_again()
+        result = run(separate)
+        return result, [change for observer in observers for change in observer.changes()]
+
+    try:
+        if as_on_processes(attempt(frozenset())[0]):
+            return Finding("before")
+        like, changes = attempt(None)
+        if not as_on_processes(like):
+            return Finding("other")
+        changes = [change for change in changes if change.kind != "module"] or changes
+        blamed, alone = _blame(changes, lambda only: as_on_processes(attempt(only)[0]))
+        return Finding("globals", tuple(blamed), alone, like)
+    finally:
+        now.put_back()
+
+
+def _blame(changes: Sequence[Change], differs: Callable[[Set[str]], bool]) -> tuple[list[Change], bool]:
+    """Those that alone, with a value of its own for each rank, end the run as on processes; else those it needs."""
+    until = time.monotonic() + _FOR_S
+    few = changes[:_AT_MOST]
+    if len(changes) == 1:
+        return list(changes), True
+    if alone := [one for one in few if time.monotonic() < until and differs({one.path})]:
+        return alone, True
+    paths = {change.path for change in changes}
+    needed = [one for one in few if time.monotonic() < until and not differs(paths - {one.path})]
+    return needed or list(few), False
+
+
+def told(finding: Finding) -> list[str]:
+    """One line for each of the globals to blame: ``train.cache  dict, changed by ranks 0 and 1, train.py:12``."""
+    width = max((len(change.path) for change in finding.blamed), default=0)
+    lines = []
+    for change in finding.blamed:
+        line = f"{change.path:{width}}  {change.kind}, changed by {_by(change.ranks)}"
+        place = _place(change.path)
+        lines.append(f"{line}, {place}" if place else line)
+    return lines
+
+
+def _by(ranks: Sequence[int]) -> str:
+    numbers = [str(rank) for rank in ranks if rank != CONTROLLER]
+    head, last = ", ".join(numbers[:-1]), "".join(numbers[-1:])
+    words = f"ranks {head} and {last}" if head else f"rank {last}" if last else ""
+    test = "the caller of world.run" if CONTROLLER in ranks else ""
+    return " and ".join(part for part in (test, words) if part)
+
+
+def _place(path: str) -> str:
+    """``file:line`` of the first line in a function of its module that sets it, else that mentions it."""
+    parts = path.split("(")[0].split("'s ")[0].split(".")
+    for length in range(len(parts), 0, -1):
+        module = sys.modules.get(".".join(parts[:length]))
+        file = getattr(module, "__file__", None)
+        if module is not None and file is not None:
+            names = parts[length:]
+            function = getattr(module, names[0], None) if names else None
+            found = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+            found = found and found.co_firstlineno
+            for name in reversed(names[:2]):
+                found = found or _line(module, name)
+            return f"{short(file)}:{found}" if found else short(os.fspath(file))
+    return ""
+
+
+def _line(module: ModuleType, name: str) -> int | None:
+    lines: dict[bool, int] = {}
+    for code in _codes(vars(module).values(), module):
+        line = code.co_firstlineno
+        for instruction in dis.get_instructions(code):
+            line = instruction.starts_line if type(instruction.starts_line) is int else line
+            if instruction.argval == name and instruction.opname.startswith(("STORE_", "LOAD_")):
+                sets = instruction.opname in ("STORE_ATTR", "STORE_GLOBAL")
+                lines[sets] = min(line, lines.get(sets, line))
+    return lines.get(True, lines.get(False))
+
+
+def _codes(values: Any, module: ModuleType) -> Iterator[CodeType]:
+    for value in list(values):
+        value = getattr(value, "__wrapped__", value)
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__:
+            yield value.__code__
+            yield from (constant for constant in value.__code__.co_consts if isinstance(constant, CodeType))
+        elif isinstance(value, type) and value.__module__ == module.__name__:
+            yield from _codes(vars(value).values(), module)

@@ -1,0 +1,258 @@
+"""What the user's modules keep between calls: each object that can change, read and put back piece by piece.
+
+A holder is a namespace (module, class, instance, function attributes), a container or a closure's cell. Its contents
+are exchanged in place, so whoever refers to it sees them. What cannot be exchanged in place (tensors, arrays, caches,
+generators of random numbers) is a leaf: it is copied, and the copy put where the holders had it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import os
+import random
+import sys
+import sysconfig
+from argparse import Namespace
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from types import CellType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+__all__ = ["Holder", "copy_leaf", "find_holders", "leaf_value", "modules_holder", "user_modules"]
+
+MANY = 20_000  # objects that are looked at
+LONG = 10_000  # items, above which a container is left alone
+LARGE = 2**24  # bytes, above which a tensor or array is left alone
+
+_HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_STDLIB = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_OPEN = (nn.Module, torch.optim.Optimizer, SimpleNamespace, Namespace)  # instances of others' classes that are walked
+_CONTAINERS = ("list", "dict", "set", "deque", "OrderedDict", "defaultdict")
+_TENSORS = (torch.Tensor, nn.Parameter)
+
+
+def user_modules() -> dict[str, ModuleType]:
+    """The imported modules that are neither installed nor the standard library's, by name."""
+    return {
+        name: module
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and _is_users(name, vars(module).get("__file__"))
+    }
+
+
+@functools.cache
+def _is_users(name: str, file: str | None) -> bool:
+    if not isinstance(file, str):
+        return name == "__main__"
+    path = os.path.abspath(file)
+    return not (path.startswith((_HERE, *_STDLIB)) or any(folder in path for folder in _INSTALLED))
+
+
+class Holder:
+    """One object whose contents are exchanged.
+
+    Args:
+        path: what a person calls it: ``train.cache``.
+        read: its contents by name; a container has the one name ``""``.
+        put: give a name a value.
+        drop: take a name away.
+        nested: the name belongs to the path.
+        kind: what the path as a whole is, where the name does not belong to it: ``dict``.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        read: Callable[[], dict[str, Any]],
+        put: Callable[[str, Any], object],
+        drop: Callable[[str], object],
+        *,
+        nested: bool = True,
+        kind: str = "",
+    ) -> None:
+        self.read, self.put, self.drop, self.kind = read, put, drop, kind
+        self._path, self._nested = path, nested
+
+    @property
+    def inside(self) -> str:
+        """The kind of an object whose parts have no paths of their own; those of a container may have."""
+        return self.kind if self.kind not in _CONTAINERS else ""
+
+    def path(self, name: str) -> str:
+        """What a person calls this part of it."""
+        return f"{self._path}.{name}".lstrip(".") if self._nested else self._path
+
+
+def modules_holder() -> Holder:
+    """The imported modules themselves: one that a rank imports is not there for the others."""
+    return Holder("", user_modules, sys.modules.__setitem__, sys.modules.__delitem__)
+
+
+def find_holders(roots: dict[str, Any], modules: dict[str, ModuleType], seen: dict[int, Any]) -> list[Holder]:
+    """The holders that can be reached from the roots.
+
+    Args:
+        roots: objects by what a person calls them.
+        modules: the user's.
+        seen: what has been looked at before, by id; grows.
+    """
+    holders: list[Holder] = []
+    todo: deque[tuple[str, Any, str]] = deque((path, value, "") for path, value in roots.items())
+    while todo and len(seen) < MANY:
+        path, value, inside = todo.popleft()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, ModuleType) and value not in modules.values():
+            continue
+        for holder in _holders_of(path, value, modules, inside):
+            holders.append(holder)
+            for name, part in holder.read().items():
+                parts = part if name == "" else [part]
+                todo.extend((holder.path(name), one, inside or holder.inside) for one in parts)
+        todo.extend((below, part, inside) for below, part in _parts(path, value))
+    return holders
+
+
+def _holders_of(path: str, value: Any, modules: dict[str, ModuleType], inside: str) -> Iterator[Holder]:
+    if isinstance(value, type):
+        if value.__module__ in modules:
+            yield Holder(
+                path,
+                lambda: _visible(vars(value)),
+                functools.partial(type.__setattr__, value),
+                functools.partial(type.__delattr__, value),
+            )
+        return
+    if isinstance(value, CellType):
+        fill, clear = functools.partial(setattr, value), functools.partial(delattr, value)
+        yield Holder(path, lambda: _of_cell(value), fill, clear, nested=False)
+    elif isinstance(value, list | dict | set | deque) and len(value) <= LONG:
+        kind = inside or type(value).__name__
+        put = lambda _, items: _refill(value, items)  # noqa: E731
+        yield Holder(path, lambda: {"": _items(value)}, put, _keep, nested=False, kind=kind)
+    users = isinstance(value, ModuleType | FunctionType) or type(value).__module__ in modules
+    if users or isinstance(value, _OPEN):
+        names = getattr(value, "__dict__", None)
+        if type(names) is dict and not (isinstance(value, FunctionType) and value.__module__ not in modules):
+            kind = "" if users else inside or type(value).__name__
+            get = lambda: _visible(names)  # noqa: E731
+            yield Holder(path, get, names.__setitem__, names.__delitem__, nested=users, kind=kind)
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What is reached through an object that does not itself change."""
+    if isinstance(value, FunctionType):
+        code = value.__code__
+        names = code.co_varnames[: code.co_argcount][::-1]
+        for name, default in zip(names, (value.__defaults__ or ())[::-1], strict=False):
+            yield f"{path}({name}=...)", default
+        for name, default in (value.__kwdefaults__ or {}).items():
+            yield f"{path}({name}=...)", default
+        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=False):
+            yield f"{path.split('.<locals>')[0]}'s {name}", cell
+    elif isinstance(value, functools._lru_cache_wrapper):
+        yield path, value.__wrapped__
+    elif isinstance(value, staticmethod | classmethod):
+        yield path, value.__func__
+    elif isinstance(value, property):
+        yield from ((path, function) for function in (value.fget, value.fset, value.fdel))
+    elif isinstance(value, functools.partial):
+        yield from ((path, part) for part in (value.func, *value.args, *value.keywords.values()))
+    elif isinstance(value, tuple | frozenset) and len(value) <= LONG:
+        yield from ((path, part) for part in value)
+
+
+def _visible(names: Any) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in list(names.items())
+        if isinstance(name, str) and not name.startswith(("__", "_abc_", "@"))
+    }
+
+
+def _items(value: Any) -> tuple[Any, ...]:
+    return tuple(dict.items(value)) if isinstance(value, dict) else tuple(value)
+
+
+def _refill(value: Any, items: tuple[Any, ...]) -> None:
+    """By the methods of the built-in types: a subclass may count or refuse."""
+    if isinstance(value, list):
+        list.__setitem__(value, slice(None), items)
+    elif isinstance(value, dict):
+        base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+        base.clear(value)
+        for key, item in items:
+            base.__setitem__(value, key, item)
+    elif isinstance(value, set):
+        set.clear(value)
+        set.update(value, items)
+    else:
+        deque.clear(value)
+        deque.extend(value, items)
+
+
+def _keep(name: str) -> None:
+    """A container is never without contents."""
+
+
+def _of_cell(cell: CellType) -> dict[str, Any]:
+    try:
+        return {"cell_contents": cell.cell_contents}
+    except ValueError:  # not bound yet
+        return {}
+
+
+def copy_leaf(value: Any) -> Any:
+    """A copy of a leaf as it is now, a cache empty; anything else itself."""
+    if type(value) in _TENSORS:
+        return _copy_tensor(value) if value.numel() * value.element_size() <= LARGE else value
+    if type(value) is np.ndarray:
+        return value.copy() if value.nbytes <= LARGE else value
+    if isinstance(value, functools._lru_cache_wrapper):
+        again: Any = functools.lru_cache(**value.cache_parameters())(value.__wrapped__)
+        vars(again).update(vars(value))
+        return again
+    if isinstance(value, itertools.count):
+        return itertools.count(*ast.literal_eval(f"[{repr(value)[len('count('):-1]}]"))
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    if type(value) in (random.Random, np.random.Generator, np.random.RandomState):
+        return deepcopy(value)
+    return value
+
+
+def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_leaf:
+        return deepcopy(tensor)
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def leaf_value(value: Any) -> Any:
+    """What two equal leaves have in common; None for anything that is no leaf."""
+    if type(value) in _TENSORS:
+        if value.numel() * value.element_size() > LARGE:
+            return None
+        bits = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return value.shape, value.dtype, bits, leaf_value(value.grad) if value.is_leaf else None
+    if type(value) is np.ndarray:
+        return (value.shape, value.dtype, value.tobytes()) if value.nbytes <= LARGE else None
+    if isinstance(value, functools._lru_cache_wrapper):
+        return value.cache_info().currsize
+    if isinstance(value, itertools.count):
+        return repr(value)
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if type(value) is random.Random:
+        return value.getstate()
+    if type(value) in (np.random.Generator, np.random.RandomState):
+        return repr((value.bit_generator if isinstance(value, np.random.Generator) else value).__getstate__())
+    return None
