@@ -16,7 +16,19 @@ def _check_number(fault: Any, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Kill:
+class _AtOperation:
+    """Happens to a rank when it posts its operation of that number, counted from 0 in each run."""
+
+    rank: int
+    operation: int
+
+    def __post_init__(self) -> None:
+        _check_number(self, "rank")
+        _check_number(self, "operation")
+
+
+@dataclass(frozen=True)
+class Kill(_AtOperation):
     """The rank ends without a word when it is about to post its operation of that number, counted from 0 in each run.
 
     Every collective, message and ``new_group`` of the rank is an operation, also those that torch posts (DDP).
@@ -26,16 +38,9 @@ class Kill:
     communication in them does not.
     """
 
-    rank: int
-    operation: int
-
-    def __post_init__(self) -> None:
-        _check_number(self, "rank")
-        _check_number(self, "operation")
-
 
 @dataclass(frozen=True)
-class Stall:
+class Stall(_AtOperation):
     """The rank stops for ever when it is about to post its operation of that number, as under SIGSTOP.
 
     Ranks that do not need it go on. When nobody can, operations that need it raise what gloo raises when its time
@@ -45,16 +50,9 @@ class Stall:
     ``Kill``.
     """
 
-    rank: int
-    operation: int
-
-    def __post_init__(self) -> None:
-        _check_number(self, "rank")
-        _check_number(self, "operation")
-
 
 @dataclass(frozen=True)
-class Corrupt:
+class Corrupt(_AtOperation):
     """What the rank gives to its operation of that number, or gets out of it, is damaged; its own input stays as it is.
 
     Args:
@@ -69,16 +67,14 @@ class Corrupt:
         ValueError: a value is none of those named here.
     """
 
-    rank: int
-    operation: int
     how: str = "nan"
     where: str = "output"
     element: int = 0
     bit: int = -2
 
     def __post_init__(self) -> None:
-        for name in ("rank", "operation", "element"):
-            _check_number(self, name)
+        super().__post_init__()
+        _check_number(self, "element")
         for name, choices in (("how", ("nan", "bit_flip", "stale")), ("where", ("input", "output"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"Corrupt: {name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}")
