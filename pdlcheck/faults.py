@@ -6,13 +6,29 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Corrupt", "Fault", "Kill", "Slow", "Stall"]
+__all__ = ["Absent", "Corrupt", "Fault", "Kill", "Slow", "Stall"]
 
 
 def _check_number(fault: Any, name: str) -> None:
     value = getattr(fault, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{type(fault).__name__}: {name} is counted from 0, got {value!r}; pass an int of at least 0")
+
+
+@dataclass(frozen=True)
+class Absent:
+    """The rank never comes: nothing of it runs, and there is no default group.
+
+    Its peers get from ``init_process_group`` what torch raises when the time limit of that call elapses, at no cost in
+    time: ``DistStoreError: Timed out after 1801 seconds waiting for clients. 2/3 clients joined`` on rank 0, ``wait
+    timeout after 1800000ms`` on the others, ``DistNetworkError`` where rank 0 itself is absent. A program that leaves
+    that call to the world gets the same error when it first asks for the default group.
+    """
+
+    rank: int
+
+    def __post_init__(self) -> None:
+        _check_number(self, "rank")
 
 
 @dataclass(frozen=True)
@@ -101,4 +117,4 @@ class Slow:
             raise ValueError(f"factor must be positive and finite, got {self.factor!r}; pass 2.0 for half the speed")
 
 
-Fault = Corrupt | Kill | Slow | Stall
+Fault = Absent | Corrupt | Kill | Slow | Stall

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -10,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.errors import CollectiveMismatch, Unsupported
+from pdlcheck.worlds.simulated import monitored
 from pdlcheck.worlds.simulated.origin import origin
 from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.watch import Operation, Signature, user_line
@@ -18,10 +20,12 @@ __all__ = ["BACKEND", "install"]
 
 BACKEND = "sim"
 _NEEDED = (
+    "_get_default_group",
     "_get_default_timeout",
     "_new_process_group_helper",
     "_warn_not_in_group",
     "init_process_group",
+    "is_initialized",
     "monitored_barrier",
     "rendezvous",
 )
@@ -37,6 +41,7 @@ def install() -> None:
         "_new_process_group_helper": _simulated,
         "_warn_not_in_group": _refused,
         "init_process_group": _adopted,
+        "is_initialized": _asked,
         "monitored_barrier": _exact,
         "rendezvous": _met,
     }
@@ -56,7 +61,9 @@ def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:
         me = current_rank()
         if me is None:
             return make(size, place, ranks, backend, store, name, **rest)
-        if me.c10d["default_pg"] is not None:
+        if me.c10d["default_pg"] is None:
+            me.network.suffering.gather(me.rank, rest.get("timeout"))
+        else:
             _meet(me, name, tuple(ranks) or tuple(range(size)))
         return make(size, place, ranks, BACKEND, store, name, **rest)
 
@@ -122,15 +129,28 @@ def _adopted(init: Callable[..., Any]) -> Callable[..., Any]:
     return adopt
 
 
+def _asked(is_initialized: Callable[[], bool]) -> Callable[[], bool]:
+    """Of ``is_initialized``, which whatever needs the default group asks first: where a fault took it, say so."""
+    needs = c10d._get_default_group.__code__
+
+    @wraps(is_initialized)
+    def ask() -> bool:
+        if is_initialized():
+            return True
+        me = current_rank()
+        if me is not None and me.network is not None and sys._getframe(1).f_code is needs:
+            me.network.suffering.gather(me.rank, unasked=True)
+        return False
+
+    return ask
+
+
 def _exact(monitored_barrier: Callable[..., Any]) -> Callable[..., Any]:
-    """Of ``monitored_barrier``: any barrier names the ranks that do not come."""
+    """Of ``monitored_barrier``, which torch has for gloo alone."""
 
     @wraps(monitored_barrier)
-    def barrier(group: Any = None, *args: Any, **kwargs: Any) -> None:
-        if current_rank() is None:
-            return monitored_barrier(group, *args, **kwargs)  # type: ignore[no-any-return]
-        dist.barrier(group)
-        return None
+    def barrier(*args: Any, **kwargs: Any) -> None:
+        (monitored_barrier if current_rank() is None else monitored.monitored_barrier)(*args, **kwargs)
 
     return barrier
 

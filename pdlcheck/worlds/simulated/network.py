@@ -63,7 +63,9 @@ class Network:
     def begin(self, faults: Sequence[Fault] = ()) -> None:
         """A run starts, which suffers these faults: operations are counted from 0."""
         self.last.clear()
-        self.suffering = Suffering([fault for fault in faults if not isinstance(fault, Slow)])
+        self.suffering = Suffering(
+            [fault for fault in faults if not isinstance(fault, Slow)], len(self.scheduler.ranks)
+        )
         self.traffic = Traffic(len(self.scheduler.ranks))
         self._random = random.Random(f"semantics {self._seed}")
 

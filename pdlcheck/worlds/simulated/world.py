@@ -14,17 +14,18 @@ from pdlcheck.clock.computing import keep_time
 from pdlcheck.clock.links import Topology
 from pdlcheck.clock.timeline import Timeline
 from pdlcheck.errors import Inconclusive
-from pdlcheck.faults import Fault
+from pdlcheck.faults import Absent, Fault
 from pdlcheck.worlds.arguments import check_faults, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
 from pdlcheck.worlds.semantics import Semantics, make_semantics
-from pdlcheck.worlds.simulated.c10d import has_group, join_group, rank_local_torch_distributed
+from pdlcheck.worlds.simulated.c10d import has_group, join_group, leave_alone, rank_local_torch_distributed
+from pdlcheck.worlds.simulated.losses import is_consequence
 from pdlcheck.worlds.simulated.measures import Measures
 from pdlcheck.worlds.simulated.network import Network
 from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
 from pdlcheck.worlds.simulated.store import SimulatedStore
-from pdlcheck.worlds.simulated.suffering import Suffering, is_consequence
+from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
 from pdlcheck.worlds.watch import Traffic
 
 __all__ = ["SimulatedWorld"]
@@ -180,7 +181,11 @@ class SimulatedRanks:
 
     def _as_rank(self, rank: int, body: Callable[[], Any]) -> Any:
         __tracebackhide__ = True
-        if not has_group():  # the first run, or the one before has ended or lost it
+        if absent := self._network.suffering.absent:
+            if rank in absent:
+                raise RankGone
+            leave_alone(self._network, self._store)
+        elif not has_group():  # the first run, or the one before has ended or lost it
             join_group(self._network, self._store, self.world_size)
         keep_time(partial(self._compute, rank))
         try:
@@ -213,6 +218,8 @@ class SimulatedRanks:
     def _run(
         self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, faults: Sequence[Fault] = ()
     ) -> list[Outcome]:
+        if any(isinstance(fault, Absent) for fault in faults):
+            self._begin_anew()  # the ranks of an earlier run have a group
         self._network.begin(faults)
         self._world.measures.begin(self._network, faults)
         try:
