@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Absent", "Corrupt", "Fault", "Kill", "Slow", "Stall"]
+__all__ = ["Absent", "Corrupt", "DrawnFaults", "Fault", "Kill", "Slow", "Stall"]
 
 
 def _check_number(fault: Any, name: str) -> None:
@@ -118,3 +119,27 @@ class Slow:
 
 
 Fault = Absent | Corrupt | Kill | Slow | Stall
+
+
+class DrawnFaults(tuple[Fault, ...]):
+    """Faults that somebody else draws, Hypothesis above all.
+
+    Args:
+        reject: called after a run in which one of them did not come about, instead of a failure; it raises.
+    """
+
+    reject: Callable[[], object]
+
+    def __new__(cls, faults: Iterable[Fault], reject: Callable[[], object]) -> DrawnFaults:
+        drawn = super().__new__(cls, faults)
+        drawn.reject = reject
+        return drawn
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (list(self),)  # for rank processes, which suffer none
+
+    def __deepcopy__(self, memo: object) -> DrawnFaults:
+        return self
+
+    def __repr__(self) -> str:
+        return repr(list(self))

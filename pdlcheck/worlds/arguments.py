@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdlcheck.faults import Fault
+from pdlcheck.faults import DrawnFaults, Fault
 
 __all__ = ["ISOLATIONS", "check_faults", "check_isolation", "check_world_size"]
 
@@ -37,4 +37,4 @@ def check_faults(faults: Any, world_size: int | None = None) -> tuple[Fault, ...
             raise ValueError(
                 f"faults: {fault} is about rank {fault.rank} of {world_size}; name a rank from 0 to {world_size - 1}"
             )
-    return tuple(faults)
+    return faults if isinstance(faults, DrawnFaults) else tuple(faults)

@@ -224,3 +224,44 @@ def test_plain():
 """)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*faults happen to ranks: mark the test world_size, or let it use the fixture world*"])
+
+
+def test_drawn_faults_reach_the_ranks_and_shrink(run):
+    source = """
+from pdlcheck.strategies import faults
+
+QUICK = settings(max_examples=40, database=None, deadline=None, derandomize=True)
+
+@pytest.mark.world_size(3)
+@QUICK
+@given(drawn=faults(world_size=3, operations=2, kinds=[Kill, Stall]))
+def test_body(rank, drawn):
+    total()
+    try:
+        total()
+    except RuntimeError as error:
+        assert drawn and str(error).startswith("[sim] ")
+
+@pytest.mark.world_size(3)
+@QUICK
+@given(drawn=faults(world_size=3, operations=4, kinds=[Kill]))
+def test_survivor(drawn):
+    for _ in range(2):
+        try:
+            total()
+        except RuntimeError as error:
+            assert drawn[0].rank in range(3) and "Connection closed" in str(error)
+            return
+
+@QUICK
+@given(drawn=faults(world_size=2, operations=2))
+def test_world(world, drawn):
+    world.faults = drawn
+    try:
+        world.run(total, world_size=2)
+    finally:
+        world.faults = ()
+"""
+    result = run(source)
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["*rank 0 was killed by a fault*collective 0*", "*drawn=?Kill(rank=0, operation=0)?*"])

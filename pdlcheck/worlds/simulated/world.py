@@ -14,7 +14,7 @@ from pdlcheck.clock.computing import keep_time
 from pdlcheck.clock.links import Topology
 from pdlcheck.clock.timeline import Timeline
 from pdlcheck.errors import Inconclusive
-from pdlcheck.faults import Absent, Fault
+from pdlcheck.faults import Absent, DrawnFaults, Fault
 from pdlcheck.worlds.arguments import check_faults, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
 from pdlcheck.worlds.semantics import Semantics, make_semantics
@@ -177,7 +177,12 @@ class SimulatedRanks:
         """Call ``bodies[r]()`` as rank r, under ``schedule`` and ``faults`` or else the world's."""
         faults = check_faults(self._world.faults if faults is None else faults, self.world_size)
         bodies = [partial(self._as_rank, rank, body) for rank, body in enumerate(bodies)]
-        return self._run(bodies, schedule or self._world.schedule, faults)
+        try:
+            return self._run(bodies, schedule or self._world.schedule, faults)
+        except Inconclusive:
+            if isinstance(faults, DrawnFaults):
+                faults.reject()
+            raise
 
     def _as_rank(self, rank: int, body: Callable[[], Any]) -> Any:
         __tracebackhide__ = True
