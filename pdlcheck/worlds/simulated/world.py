@@ -220,9 +220,7 @@ class SimulatedRanks:
                 told.append(o)
         return told
 
-    def _run(
-        self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, faults: Sequence[Fault] = ()
-    ) -> list[Outcome]:
+    def _run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, faults: Sequence[Fault]) -> list[Outcome]:
         if any(isinstance(fault, Absent) for fault in faults):
             self._begin_anew()  # the ranks of an earlier run have a group
         self._network.begin(faults)
