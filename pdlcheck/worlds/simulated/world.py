@@ -14,7 +14,7 @@ from pdlcheck.clock.computing import keep_time
 from pdlcheck.clock.links import Topology
 from pdlcheck.clock.timeline import Timeline
 from pdlcheck.errors import Inconclusive
-from pdlcheck.faults import Absent, DrawnFaults, Fault
+from pdlcheck.faults import DrawnFaults, Fault
 from pdlcheck.worlds.arguments import check_faults, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
 from pdlcheck.worlds.semantics import Semantics, make_semantics
@@ -221,8 +221,6 @@ class SimulatedRanks:
         return told
 
     def _run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, faults: Sequence[Fault]) -> list[Outcome]:
-        if any(isinstance(fault, Absent) for fault in faults):
-            self._begin_anew()  # the ranks of an earlier run have a group
         self._network.begin(faults)
         self._world.measures.begin(self._network, faults)
         try:
