@@ -12,6 +12,7 @@ import pdlcheck.harness.simulated  # noqa: F401
 HEAD = """
 import pytest, torch, torch.distributed as dist
 from hypothesis import given, settings, strategies as st
+from pdlcheck.errors import RankDied
 from pdlcheck.faults import Absent, Corrupt, Kill, Slow, Stall
 
 def total():
@@ -162,6 +163,8 @@ def test_world(world, before):
 def test_rank_out_of_range(world):
     with pytest.raises(ValueError, match="rank 1 of 1"):
         world.run(total, world_size=1)
+    with pytest.raises(RankDied):
+        world.run(total, world_size=2)
 
 def test_without(world):
     assert world.run(total, world_size=2) == [2.0, 2.0]
@@ -202,6 +205,7 @@ def test_world(world):
         ("faults(Kill(2, 1))", "*faults: Kill(rank=2, operation=1) is about rank 2 of 2; name a rank from 0 to 1*"),
         ("faults('kill')", "*faults must be Absent, Corrupt, Kill, Slow and Stall of pdlcheck.faults; got 'kill'*"),
         ("faults()", "*faults takes faults by position, such as Kill(1, 3); got none*"),
+        ("faults(Slow(1, 2.0))", '*Slow(rank=1, factor=2.0) shows in times alone*get_world("sim", topology=Topology(*'),
         ("faults(kill=1)", "*faults takes faults by position, such as Kill(1, 3); got {'kill': 1}*"),
     ],
 )
@@ -224,6 +228,33 @@ def test_plain():
 """)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*faults happen to ranks: mark the test world_size, or let it use the fixture world*"])
+
+
+def test_a_test_that_runs_nothing_is_no_pass(run):
+    source = """
+@pytest.fixture
+def before(world):
+    world.run(total, world_size=2)
+
+@pytest.mark.faults(Kill(1, 1))
+def test_world(world, before):
+    pass
+
+@pytest.mark.faults(Corrupt(1, 0))
+def test_that_runs_one(world, before):
+    world.run(total, world_size=2)
+
+@pytest.mark.faults(Kill(1, 1))
+def test_own_failure(world):
+    raise KeyError("mine")
+
+@pytest.mark.faults(Kill(1, 1))
+def test_skip(world):
+    pytest.skip("not today")
+"""
+    result = run(source)
+    result.assert_outcomes(passed=1, failed=2, skipped=1)
+    result.stdout.fnmatch_lines(["*the test is marked faults and ran nothing on its world*", "*KeyError: 'mine'*"])
 
 
 def test_drawn_faults_reach_the_ranks_and_shrink(run):
