@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pdlcheck.errors import Inconclusive, RankDied, RankStalled
+from pdlcheck.errors import CollectiveMismatch, Deadlock, Inconclusive, RankDied, RankStalled
 from pdlcheck.faults import Kill, Stall
 from pdlcheck.worlds import get_world
 
@@ -93,6 +95,55 @@ def test_a_receive_from_any_source_does_without_the_rank(fault, schedule):
 
     zero, _, two = get_world("sim", schedule=schedule, faults=[fault]).run(program, world_size=3)
     assert (zero, two) == (2.0, 2.0)
+
+
+SCHEDULES = ["first", "random:1", "random:2", "pct:1"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("fault", [Stall(1, 1), Kill(1, 1)])
+def test_survivors_make_a_group_of_their_own(fault, schedule):
+    def program():
+        lost = caught(lambda: [dist.all_reduce(torch.ones(1)) for _ in range(2)])
+        group, x = dist.new_group([0, 2]), torch.ones(1)
+        dist.all_reduce(x, group=group)
+        return lost != "", x.item()
+
+    zero, _, two = get_world("sim", schedule=schedule, faults=[fault]).run(program, world_size=3)
+    assert zero == two == (True, 2.0)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("fault", "error"), [(Stall(1, 0), RankStalled), (Kill(1, 0), RankDied)])
+def test_members_of_a_new_group_wait_for_a_lost_member_and_others_do_not(fault, error, schedule):
+    def program(handle):
+        try:
+            dist.new_group([1, 2], timeout=timedelta(seconds=3))
+        except dist.DistStoreError as failure:
+            if not handle:
+                raise
+            return str(failure)
+        return ""
+
+    world = get_world("sim", schedule=schedule, faults=[fault])
+    zero, lost, two = world.run(program, True, world_size=3)
+    assert isinstance(lost, error)
+    assert (zero, two) == ("", "wait timeout after 3000ms, keys: /default_pg/0//1//cpu//0/0")
+    with pytest.raises(error) as failure:
+        world.run(program, False, world_size=3)
+    assert "rank 2 gave up waiting, as rank 1 failed: wait timeout" in "\n".join(failure.value.__notes__)
+
+
+@pytest.mark.parametrize(("other", "verdict"), [(None, Deadlock), ([0], CollectiveMismatch)])
+def test_a_member_that_is_well_and_does_not_make_the_group_is_found_also_where_ranks_may_be_lost(other, verdict):
+    def program():
+        if dist.get_rank() == 1:
+            dist.new_group([0, 1])
+        elif dist.get_rank() == 0:
+            dist.new_group(other) if other else dist.recv(torch.ones(1), 1)
+
+    with pytest.raises(verdict, match="new_group"):
+        get_world("sim", faults=[Kill(2, 0)]).run(program, world_size=3)
 
 
 def reduce_in_halves():

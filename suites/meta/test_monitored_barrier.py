@@ -98,6 +98,21 @@ def test_who_comes_after_the_death_of_one_that_it_talks_to_sees_a_closed_connect
     assert one == two == CLOSED.format(0)
 
 
+@pytest.mark.parametrize("schedule", ["first", "random:1", InOrder(1, 0, 2), InOrder(2, 0, 1)])
+def test_the_others_wait_on_if_rank_0_goes_on_to_something_else(schedule):
+    def program(goes_on):
+        told = meet()
+        if goes_on and dist.get_rank() == 0:
+            dist.recv(torch.ones(1), 2)
+        if goes_on and dist.get_rank() == 2:
+            dist.send(torch.ones(1), 0)
+        return told
+
+    world = get_world("sim", schedule=schedule, faults=[Kill(1, 0)])
+    assert world.run(program, True, world_size=3)[2] == REACHED.format(2) + TIMED_OUT.format(1800000, "recv")
+    assert world.run(program, False, world_size=3)[2] == REACHED.format(2) + CLOSED.format(0)
+
+
 def test_ranks_are_counted_in_the_group():
     def program():
         group = dist.new_group([1, 2, 3])

@@ -15,6 +15,7 @@ __all__ = [
     "failed_to_pass",
     "is_consequence",
     "is_time_limit",
+    "never_joined",
     "never_met",
     "pair_closure",
     "timed_out",
@@ -69,6 +70,12 @@ def never_met(rank: int, world_size: int, absent: Sequence[int], timeout: timede
     seconds = timeout_ms // 1000 + 1  # rank 0 looks once a second
     came = f"{world_size - len(absent)}/{world_size}"
     return dist.DistStoreError(f"Timed out after {seconds} seconds waiting for clients. {came} clients joined.")
+
+
+def never_joined(name: str, place: int, timeout: timedelta | None) -> RuntimeError:
+    """What ``new_group`` raises on a member of a group whose member ``place`` is lost."""
+    timeout_ms = TIMEOUT_MS if timeout is None else round(timeout.total_seconds() * 1000)
+    return dist.DistStoreError(f"wait timeout after {timeout_ms}ms, keys: /default_pg/0//{name}//cpu//0/{place}")
 
 
 def failed_to_pass(rank: int, lost: Sequence[int], timeout_ms: int, original: object, every: bool) -> RuntimeError:

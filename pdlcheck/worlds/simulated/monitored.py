@@ -16,7 +16,7 @@ from pdlcheck.worlds.simulated.losses import (
     is_time_limit,
     timed_out,
 )
-from pdlcheck.worlds.simulated.scheduler import current_rank
+from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
 
 __all__ = ["monitored_barrier"]
 
@@ -49,11 +49,22 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
         limit = _milliseconds(timeout)
         if place and is_time_limit(error) and 0 in lost:
             original = timed_out("send")
-        elif place:
-            original = closed_by(members[0])  # as rank 0 has failed
+        elif place:  # rank 0 has failed: it leaves, or it has closed its connections, or it goes on to something else
+            left = is_time_limit(error) or _leaves(me, me.network.scheduler.ranks[members[0]])
+            original = closed_by(members[0]) if left else timed_out("recv")
         else:
             original = timed_out("recv", limit) if is_time_limit(error) else closed_by(members[lost[0]])
         raise failed_to_pass(place, lost, limit, original, wait_all_ranks) from None
+
+
+def _leaves(me: RankThread, leader: RankThread) -> bool:
+    """Wait until ``leader`` ends; False if it does not before nobody else can go on."""
+    patient = me.network.suffering.patient
+    patient.add(me.rank)
+    me.network.scheduler.wait_until(
+        lambda: leader.outcome is not None or me.rank not in patient, f"monitored_barrier, for rank {leader.rank}"
+    )
+    return leader.outcome is not None
 
 
 def _milliseconds(timeout: Any) -> int:

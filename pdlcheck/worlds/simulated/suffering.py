@@ -28,8 +28,10 @@ class Suffering:
 
     Attributes:
         gone: rank -> what a fault did to it.
+        loses_ranks: among them are faults that take a rank from its group.
         absent: ranks that never came.
         why_not: fault -> why it changed nothing; a fault that came about is not in it.
+        patient: ranks that wait for one that has given up, until it ends or nobody else can go on.
         over: nobody but stalled ranks is left, or nobody can go on: their threads end.
     """
 
@@ -43,6 +45,8 @@ class Suffering:
             self.gone[rank] = RankDied(
                 f"rank {rank} never came to init_process_group: a fault dropped it", rank=rank, exitcode=None, stderr=""
             )
+        self.loses_ranks = any(isinstance(fault, Kill | Stall) for fault in faults)
+        self.patient: set[int] = set()
         self.over = False
         self._world_size = world_size
         self._stalled: set[int] = set()
@@ -108,6 +112,9 @@ class Suffering:
 
     def elapse(self, posted: dict[int, SimulatedWork]) -> bool:
         """Nobody can go on: let the time limits of operations that need a stalled rank elapse; True if that helps."""
+        if self.patient:
+            self.patient.clear()
+            return True
         if not self._stalled or self.over:
             return False
         stalled = self._stalled
