@@ -17,6 +17,7 @@ from pdlcheck.worlds.simulated.losses import (
     timed_out,
 )
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
+from pdlcheck.worlds.simulated.schedules.access import Question
 
 __all__ = ["monitored_barrier"]
 
@@ -41,6 +42,7 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
     except RuntimeError as error:
         me = current_rank()
         assert me is not None
+        me.network.scheduler.switch(Question(me.network.last[me.rank]))  # who is lost is a matter of the moment
         members, gone = dist.get_process_group_ranks(group), me.network.suffering.gone
         lost = [place for place, rank in enumerate(members) if rank in gone]
         place, came_too_late = members.index(me.rank), work is None

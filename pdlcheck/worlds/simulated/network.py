@@ -98,7 +98,7 @@ class Network:
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
         refuse(operation)
-        post = Post(operation.signature)
+        post = Post(operation.signature, kills=self.suffering.kills_next(operation.signature.rank))
         self.scheduler.switch(post)
         self.scheduler.progress()
         self._let_things_happen()

@@ -70,6 +70,10 @@ class Suffering:
             raise type(error)(f"{error}\n  there is no default group, as the world has the fault {faults}")
         raise error
 
+    def kills_next(self, rank: int) -> bool:
+        """Is the rank killed at the operation that it is about to post?"""
+        return any(isinstance(f, Kill) and (f.rank, f.operation) == (rank, self._counts[rank]) for f in self.faults)
+
     def meet(self, signature: Signature, posted: dict[int, SimulatedWork]) -> list[Corrupt]:
         """Count an operation that is about to be posted; return how it is to be damaged.
 
