@@ -51,8 +51,9 @@ class Kill(_AtOperation):
     Every collective, message and ``new_group`` of the rank is an operation, also those that torch posts (DDP).
 
     Its peers see what they see on gloo: operations that need the rank raise ``RuntimeError: Connection closed by
-    peer``, those among survivors go on. Unlike a process, the rank's thread unwinds: ``finally`` blocks run,
-    communication in them does not.
+    peer``, ``monitored_barrier`` says which rank was lost, operations among survivors go on. They can make a group of
+    their own: where ranks may be lost, members of a new group wait for one another alone. Unlike a process, the rank's
+    thread unwinds: ``finally`` blocks run, communication in them does not.
     """
 
 
@@ -63,8 +64,8 @@ class Stall(_AtOperation):
     Ranks that do not need it go on. When nobody can, operations that need it raise what gloo raises when its time
     limit elapses, ``RuntimeError: Timed out waiting 1800000ms for recv operation to complete``, at no cost in time. The
     rank that met it has lost its connections in that group, as on gloo (``Application timeout caused pair closure``);
-    other groups are well. A collective needs all its members. The thread unwinds at the end of the run, as with
-    ``Kill``.
+    other groups are well. A collective needs all its members, though some of gloo's go on without one: a broadcast may
+    reach the others. The thread unwinds at the end of the run, as with ``Kill``.
     """
 
 

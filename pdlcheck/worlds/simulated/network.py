@@ -98,7 +98,9 @@ class Network:
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
         refuse(operation)
-        post = Post(operation.signature, kills=self.suffering.kills_next(operation.signature.rank))
+        post = Post(operation.signature)
+        if self.suffering.loses_ranks:
+            post.kills = self.suffering.kills_next(operation.signature.rank)
         self.scheduler.switch(post)
         self.scheduler.progress()
         self._let_things_happen()
