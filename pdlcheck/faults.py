@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Corrupt", "Fault", "Kill", "Slow", "Stall"]
+__all__ = ["Absent", "Corrupt", "DrawnFaults", "Fault", "Kill", "Slow", "Stall"]
 
 
 def _check_number(fault: Any, name: str) -> None:
@@ -16,45 +17,60 @@ def _check_number(fault: Any, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Kill:
+class Absent:
+    """The rank never comes: nothing of it runs, and there is no default group.
+
+    Its peers get from ``init_process_group`` what torch raises when the time limit of that call elapses, at no cost in
+    time: ``DistStoreError: Timed out after 1801 seconds waiting for clients. 2/3 clients joined`` on rank 0, ``wait
+    timeout after 1800000ms`` on the others, ``DistNetworkError`` where rank 0 itself is absent. A program that leaves
+    that call to the world gets the same error when it first asks for the default group.
+    """
+
+    rank: int
+
+    def __post_init__(self) -> None:
+        _check_number(self, "rank")
+
+
+@dataclass(frozen=True)
+class _AtOperation:
+    """Happens to a rank when it posts its operation of that number, counted from 0 in each run."""
+
+    rank: int
+    operation: int
+
+    def __post_init__(self) -> None:
+        _check_number(self, "rank")
+        _check_number(self, "operation")
+
+
+@dataclass(frozen=True)
+class Kill(_AtOperation):
     """The rank ends without a word when it is about to post its operation of that number, counted from 0 in each run.
 
     Every collective, message and ``new_group`` of the rank is an operation, also those that torch posts (DDP).
 
     Its peers see what they see on gloo: operations that need the rank raise ``RuntimeError: Connection closed by
-    peer``, those among survivors go on. Unlike a process, the rank's thread unwinds: ``finally`` blocks run,
-    communication in them does not.
+    peer``, ``monitored_barrier`` says which rank was lost, operations among survivors go on. They can make a group of
+    their own: where ranks may be lost, members of a new group wait for one another alone. Unlike a process, the rank's
+    thread unwinds: ``finally`` blocks run, communication in them does not.
     """
-
-    rank: int
-    operation: int
-
-    def __post_init__(self) -> None:
-        _check_number(self, "rank")
-        _check_number(self, "operation")
 
 
 @dataclass(frozen=True)
-class Stall:
+class Stall(_AtOperation):
     """The rank stops for ever when it is about to post its operation of that number, as under SIGSTOP.
 
     Ranks that do not need it go on. When nobody can, operations that need it raise what gloo raises when its time
     limit elapses, ``RuntimeError: Timed out waiting 1800000ms for recv operation to complete``, at no cost in time. The
     rank that met it has lost its connections in that group, as on gloo (``Application timeout caused pair closure``);
-    other groups are well. A collective needs all its members. The thread unwinds at the end of the run, as with
-    ``Kill``.
+    other groups are well. A collective needs all its members, though some of gloo's go on without one: a broadcast may
+    reach the others. The thread unwinds at the end of the run, as with ``Kill``.
     """
-
-    rank: int
-    operation: int
-
-    def __post_init__(self) -> None:
-        _check_number(self, "rank")
-        _check_number(self, "operation")
 
 
 @dataclass(frozen=True)
-class Corrupt:
+class Corrupt(_AtOperation):
     """What the rank gives to its operation of that number, or gets out of it, is damaged; its own input stays as it is.
 
     Args:
@@ -69,16 +85,14 @@ class Corrupt:
         ValueError: a value is none of those named here.
     """
 
-    rank: int
-    operation: int
     how: str = "nan"
     where: str = "output"
     element: int = 0
     bit: int = -2
 
     def __post_init__(self) -> None:
-        for name in ("rank", "operation", "element"):
-            _check_number(self, name)
+        super().__post_init__()
+        _check_number(self, "element")
         for name, choices in (("how", ("nan", "bit_flip", "stale")), ("where", ("input", "output"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"Corrupt: {name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}")
@@ -105,4 +119,28 @@ class Slow:
             raise ValueError(f"factor must be positive and finite, got {self.factor!r}; pass 2.0 for half the speed")
 
 
-Fault = Corrupt | Kill | Slow | Stall
+Fault = Absent | Corrupt | Kill | Slow | Stall
+
+
+class DrawnFaults(tuple[Fault, ...]):
+    """Faults that somebody else draws, Hypothesis above all.
+
+    Args:
+        reject: called after a run in which one of them did not come about, instead of a failure; it raises.
+    """
+
+    reject: Callable[[], object]
+
+    def __new__(cls, faults: Iterable[Fault], reject: Callable[[], object]) -> DrawnFaults:
+        drawn = super().__new__(cls, faults)
+        drawn.reject = reject
+        return drawn
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (list(self),)  # for rank processes, which suffer none
+
+    def __deepcopy__(self, memo: object) -> DrawnFaults:
+        return self
+
+    def __repr__(self) -> str:
+        return repr(list(self))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
+from pdlcheck.faults import Slow
 from pdlcheck.harness import launched
 from pdlcheck.worlds import WORLDS
 from pdlcheck.worlds.arguments import check_faults, check_isolation
@@ -212,6 +213,11 @@ def _check_faults(item: pytest.Item, world_name: str) -> None:
         if marker.kwargs or not marker.args:
             raise ValueError(f"faults takes faults by position, such as Kill(1, 3); got {marker.kwargs or 'none'}")
         check_faults(marker.args, None if case is None else case.world_size)
+        for slow in (fault for fault in marker.args if isinstance(fault, Slow)):
+            raise ValueError(
+                f"{slow} shows in times alone, which pytest's worlds do not keep; in the test, run "
+                f'get_world("sim", topology=Topology(intra=Link(...)), faults=[{slow}]) and look at its timeline'
+            )
     except ValueError as error:
         pytest.fail(f"{item.nodeid}: {error}", pytrace=False)
     if world_name != "sim":
@@ -229,10 +235,13 @@ def with_faults(item: pytest.Item) -> Iterator[None]:
         return
     world: Any = open_world(item.config, "sim")
     world.faults = marker.args
+    runs = world.measures.runs
     try:
         yield
     finally:
         world.faults = ()
+    if world.measures.runs == runs:
+        pytest.fail("the test is marked faults and ran nothing on its world: nobody suffered them", pytrace=False)
 
 
 def runs_in_a_rank(config: pytest.Config) -> bool:

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pdlcheck.faults import DrawnFaults
 from pdlcheck.harness.cases import CASE, Case, RankContext, set_rank_context
 from pdlcheck.harness.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.schedules import runs_under_schedules, search_schedules
@@ -73,7 +74,8 @@ class SimulatedItem:
 
     def _run(self, drawn: dict[str, Any], schedule: Schedule | None) -> None:
         __tracebackhide__ = True
-        results(self._cluster.run_bodies([partial(self._body, rank, drawn) for rank in self._ranks], schedule))
+        faults = next((value for value in drawn.values() if isinstance(value, DrawnFaults)), None)
+        results(self._cluster.run_bodies([partial(self._body, rank, drawn) for rank in self._ranks], schedule, faults))
 
     def _run_afresh(self, schedule: Schedule) -> BaseException | None:
         """Run the bodies on new ranks with new fixtures, as in a run of this one schedule alone."""

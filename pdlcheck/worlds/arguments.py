@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdlcheck.faults import Fault
+from pdlcheck.faults import DrawnFaults, Fault
 
 __all__ = ["ISOLATIONS", "check_faults", "check_isolation", "check_world_size"]
 
@@ -32,9 +32,9 @@ def check_faults(faults: Any, world_size: int | None = None) -> tuple[Fault, ...
         raise ValueError(f"faults must be a list of faults, got {faults!r}; pass faults=[Kill(rank=1, operation=3)]")
     for fault in faults:
         if not isinstance(fault, Fault):
-            raise ValueError(f"faults must be Kill, Stall, Corrupt and Slow of pdlcheck.faults; got {fault!r}")
+            raise ValueError(f"faults must be Absent, Corrupt, Kill, Slow and Stall of pdlcheck.faults; got {fault!r}")
         if world_size is not None and fault.rank >= world_size:
             raise ValueError(
                 f"faults: {fault} is about rank {fault.rank} of {world_size}; name a rank from 0 to {world_size - 1}"
             )
-    return tuple(faults)
+    return faults if isinstance(faults, DrawnFaults) else tuple(faults)

@@ -101,7 +101,8 @@ def _words(outcome: Outcome, first: Raised, world_size: int) -> str:
                 return f"{{ranks}} of {world_size} raised this{last}"
             return f"{{ranks}} failed at the same line: {_difference(outcome.error, first.error)}{last}"
         case Raised(error=error, consequence=True):
-            became = "gave up waiting" if "imed out" in _head(error) else "lost the connection"
+            waited = "imed out" in _head(error) or _head(error).startswith("wait timeout")
+            became = "gave up waiting" if waited else "lost the connection"
             return f"{{ranks}} {became}, as rank {first.rank} failed: {_head(error)}{last}"
         case Raised(error=error):
             return f"{{ranks}} raised {type(error).__name__}: {_head(error)}{last}"

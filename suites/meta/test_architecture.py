@@ -22,8 +22,8 @@ MAY_IMPORT = {
     "checks": {"errors"},
     "bench": {"errors"},
     "report": {"errors"},
-    "harness": {"errors", "strategies", "worlds"},
-    "strategies": {"worlds"},
+    "harness": {"errors", "faults", "strategies", "worlds"},
+    "strategies": {"faults", "worlds"},
     "plugin": {"errors", "worlds", "harness"},
 }
 

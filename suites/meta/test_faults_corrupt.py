@@ -177,7 +177,7 @@ def test_damage_that_cannot_be_done_is_no_pass(fault, fn, reason):
         (lambda: Corrupt(0, 0, where="rank"), "Corrupt: where must be one of input, output; got 'rank'"),
         (lambda: Corrupt(0, 0, bit="top"), "Corrupt: bit is counted .* got 'top'; pass an int"),
         (lambda: get_world("sim", faults=Kill(0, 0)), "faults must be a list of faults, got Kill.*; pass faults="),
-        (lambda: get_world("sim", faults=["kill"]), "faults must be Kill, Stall, Corrupt and Slow .* got 'kill'"),
+        (lambda: get_world("sim", faults=["kill"]), "faults must be Absent, .*, Slow and Stall .* got 'kill'"),
         (lambda: run(Stall(2, 0)), "faults: Stall.* is about rank 2 of 2; name a rank from 0 to 1"),
     ],
 )

@@ -12,7 +12,8 @@ import pdlcheck.harness.simulated  # noqa: F401
 HEAD = """
 import pytest, torch, torch.distributed as dist
 from hypothesis import given, settings, strategies as st
-from pdlcheck.faults import Corrupt, Kill, Stall
+from pdlcheck.errors import RankDied
+from pdlcheck.faults import Absent, Corrupt, Kill, Slow, Stall
 
 def total():
     x = torch.ones(1)
@@ -53,6 +54,13 @@ def test_stall(rank):
 def test_corrupt(rank):
     assert [total(), total()] == [2.0, 1.0 if rank == 1 else 2.0]
 
+@pytest.mark.faults(Absent(1))
+@pytest.mark.world_size(2)
+def test_absent(rank, group):
+    assert dist.get_world_size(group) == 2  # it was there before the body
+    with pytest.raises(dist.DistStoreError, match="1/2 clients joined"):
+        dist.init_process_group("gloo")
+
 @pytest.mark.world_size(2)
 def test_without(rank):
     assert [total(), total()] == [2.0, 2.0]
@@ -60,7 +68,7 @@ def test_without(rank):
 
 
 def test_bodies_that_survive_pass_and_the_next_test_is_well(run):
-    run(BODY).assert_outcomes(passed=4)
+    run(BODY).assert_outcomes(passed=5)
 
 
 def test_an_unhandled_fault_fails_and_names_the_rank(run):
@@ -69,9 +77,15 @@ def test_an_unhandled_fault_fails_and_names_the_rank(run):
 @pytest.mark.world_size(3)
 def test_body():
     total(), total()
+
+@pytest.mark.faults(Absent(1))
+@pytest.mark.world_size(2)
+def test_absent():
+    total()
 """)
-    result.assert_outcomes(failed=1)
+    result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*rank 1 was stalled by a fault*collective 1*", "*ranks 0, 2 gave up waiting*"])
+    result.stdout.fnmatch_lines(["*rank 1 never came*", "*rank 0 gave up waiting*1/2 clients joined*"])
 
 
 def test_set_up_and_tear_down_suffer_nothing_and_do_not_count(run):
@@ -115,6 +129,13 @@ def test_schedules(tmp_path):
     assert list(tmp_path.iterdir()) == []
     survive("Timed out waiting")
 
+@pytest.mark.schedules("all")
+@pytest.mark.faults(Absent(1))
+@pytest.mark.world_size(3)
+def test_all_schedules():
+    with pytest.raises(dist.DistStoreError):
+        total()
+
 @pytest.mark.faults(Kill(1, 1))
 @pytest.mark.world_size(2)
 @settings(max_examples=5, database=None, deadline=None)
@@ -122,7 +143,7 @@ def test_schedules(tmp_path):
 def test_property(number):
     survive("Connection closed")
 """
-    run(source).assert_outcomes(passed=2)
+    run(source).assert_outcomes(passed=3)
 
 
 def test_with_the_fixture_world_each_run_suffers(run):
@@ -142,6 +163,8 @@ def test_world(world, before):
 def test_rank_out_of_range(world):
     with pytest.raises(ValueError, match="rank 1 of 1"):
         world.run(total, world_size=1)
+    with pytest.raises(RankDied):
+        world.run(total, world_size=2)
 
 def test_without(world):
     assert world.run(total, world_size=2) == [2.0, 2.0]
@@ -180,8 +203,9 @@ def test_world(world):
     ("marker", "message"),
     [
         ("faults(Kill(2, 1))", "*faults: Kill(rank=2, operation=1) is about rank 2 of 2; name a rank from 0 to 1*"),
-        ("faults('kill')", "*faults must be Kill, Stall, Corrupt and Slow of pdlcheck.faults; got 'kill'*"),
+        ("faults('kill')", "*faults must be Absent, Corrupt, Kill, Slow and Stall of pdlcheck.faults; got 'kill'*"),
         ("faults()", "*faults takes faults by position, such as Kill(1, 3); got none*"),
+        ("faults(Slow(1, 2.0))", '*Slow(rank=1, factor=2.0) shows in times alone*get_world("sim", topology=Topology(*'),
         ("faults(kill=1)", "*faults takes faults by position, such as Kill(1, 3); got {'kill': 1}*"),
     ],
 )
@@ -204,3 +228,71 @@ def test_plain():
 """)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*faults happen to ranks: mark the test world_size, or let it use the fixture world*"])
+
+
+def test_a_test_that_runs_nothing_is_no_pass(run):
+    source = """
+@pytest.fixture
+def before(world):
+    world.run(total, world_size=2)
+
+@pytest.mark.faults(Kill(1, 1))
+def test_world(world, before):
+    pass
+
+@pytest.mark.faults(Corrupt(1, 0))
+def test_that_runs_one(world, before):
+    world.run(total, world_size=2)
+
+@pytest.mark.faults(Kill(1, 1))
+def test_own_failure(world):
+    raise KeyError("mine")
+
+@pytest.mark.faults(Kill(1, 1))
+def test_skip(world):
+    pytest.skip("not today")
+"""
+    result = run(source)
+    result.assert_outcomes(passed=1, failed=2, skipped=1)
+    result.stdout.fnmatch_lines(["*the test is marked faults and ran nothing on its world*", "*KeyError: 'mine'*"])
+
+
+def test_drawn_faults_reach_the_ranks_and_shrink(run):
+    source = """
+from pdlcheck.strategies import faults
+
+QUICK = settings(max_examples=40, database=None, deadline=None, derandomize=True)
+
+@pytest.mark.world_size(3)
+@QUICK
+@given(drawn=faults(world_size=3, operations=2, kinds=[Kill, Stall]))
+def test_body(rank, drawn):
+    total()
+    try:
+        total()
+    except RuntimeError as error:
+        assert drawn and str(error).startswith("[sim] ")
+
+@pytest.mark.world_size(3)
+@QUICK
+@given(drawn=faults(world_size=3, operations=4, kinds=[Kill]))
+def test_survivor(drawn):
+    for _ in range(2):
+        try:
+            total()
+        except RuntimeError as error:
+            assert drawn[0].rank in range(3) and "Connection closed" in str(error)
+            return
+
+@QUICK
+@given(drawn=faults(world_size=2, operations=2))
+def test_world(world, drawn):
+    world.faults = drawn
+    try:
+        world.run(total, world_size=2)
+    finally:
+        world.faults = ()
+"""
+    result = run(source)
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["*rank 0 was killed by a fault*collective 0*", "*drawn=?Kill(rank=0, operation=0)?*"])

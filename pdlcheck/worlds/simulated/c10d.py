@@ -21,10 +21,10 @@ from torch.distributed import c10d_logger
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.simulated.groups import BACKEND, install
-from pdlcheck.worlds.simulated.scheduler import current_rank
+from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
 from pdlcheck.worlds.watch import WatchedGroup
 
-__all__ = ["has_group", "is_as_joined", "join_group", "rank_local_torch_distributed"]
+__all__ = ["has_group", "is_as_joined", "join_group", "leave_alone", "rank_local_torch_distributed"]
 
 _FIELDS: dict[str, Callable[[], Any]] = {
     "comms": list,
@@ -160,13 +160,19 @@ def has_group() -> bool:
     return rank.c10d.get("default_pg") is not None
 
 
-def join_group(network: Any) -> None:
-    """Give the running rank a fresh default process group on ``network``."""
+def leave_alone(network: Any) -> RankThread:
+    """Leave the running rank without any process group; return it."""
     rank = current_rank()
     assert rank is not None
     rank.c10d = {name: make() for name, make in _FIELDS.items()} | {"store": network.store, "adopted": True}
     rank.network = network
     _c10d._unregister_all_process_groups()
+    return rank
+
+
+def join_group(network: Any) -> None:
+    """Give the running rank a fresh default process group on ``network``."""
+    rank = leave_alone(network)
     world_size = len(network.scheduler.ranks)
     dist.init_process_group(BACKEND, store=network.store, rank=rank.rank, world_size=world_size)
     rank.c10d["adopted"] = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import wraps
 from typing import Any
 
@@ -10,6 +12,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.errors import CollectiveMismatch, Unsupported
+from pdlcheck.worlds.simulated import monitored
+from pdlcheck.worlds.simulated.losses import is_consequence, never_joined
 from pdlcheck.worlds.simulated.origin import origin
 from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.watch import Operation, Signature, user_line
@@ -18,10 +22,12 @@ __all__ = ["BACKEND", "install"]
 
 BACKEND = "sim"
 _NEEDED = (
+    "_get_default_group",
     "_get_default_timeout",
     "_new_process_group_helper",
     "_warn_not_in_group",
     "init_process_group",
+    "is_initialized",
     "monitored_barrier",
     "rendezvous",
 )
@@ -37,6 +43,7 @@ def install() -> None:
         "_new_process_group_helper": _simulated,
         "_warn_not_in_group": _refused,
         "init_process_group": _adopted,
+        "is_initialized": _asked,
         "monitored_barrier": _exact,
         "rendezvous": _met,
     }
@@ -56,28 +63,43 @@ def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:
         me = current_rank()
         if me is None:
             return make(size, place, ranks, backend, store, name, **rest)
-        if me.c10d["default_pg"] is not None:
-            _meet(me, name, tuple(ranks) or tuple(range(size)))
+        if me.c10d["default_pg"] is None:
+            me.network.suffering.gather(me.rank, rest.get("timeout"))
+        else:
+            _meet(me, name, tuple(ranks) or tuple(range(size)), rest.get("timeout"))
         return make(size, place, ranks, BACKEND, store, name, **rest)
 
     return helper
 
 
-def _meet(me: Any, name: str, ranks: tuple[int, ...]) -> None:
-    """All ranks make the same groups in the same order; with local synchronisation, the members do."""
+def _meet(me: Any, name: str, ranks: tuple[int, ...], timeout: timedelta | None) -> None:
+    """All ranks make the same groups in the same order; with local synchronisation, the members do.
+
+    Where ranks may be lost, members wait for one another alone, as on gloo: survivors can make a group of their own.
+    """
     everyone = tuple(range(me.c10d["default_pg"].size()))
     local = not str(name).isdigit()  # torch numbers groups, except those that members make on their own
     if local and me.rank not in ranks:
         return
+    made_as, waits_for = f"made as {name}", ranks if local else everyone
+    if me.network.suffering.loses_ranks and not local:
+        aside = me.rank not in ranks
+        made_as, waits_for = (f"{made_as}, without {me.rank}", (me.rank,)) if aside else (made_as, ranks)
     signature = Signature(
         me.rank,
         f"new_group{ranks}" if len(ranks) > 1 else f"new_group({ranks[0]})",
-        f"made as {name}",
-        ranks if local else everyone,
+        made_as,
+        waits_for,
         seq=0,
         where=user_line(),
     )
-    me.network.post(Operation(signature, (), "", (_waited_for(),))).wait()
+    try:
+        me.network.post(Operation(signature, (), "", (_waited_for(),))).wait()
+    except RuntimeError as error:
+        if not is_consequence(error):
+            raise
+        lost = next(rank for rank in ranks if rank in me.network.suffering.gone)
+        raise never_joined(str(name), ranks.index(lost), timeout) from None
 
 
 def _waited_for() -> c10d.BarrierOptions:
@@ -122,15 +144,28 @@ def _adopted(init: Callable[..., Any]) -> Callable[..., Any]:
     return adopt
 
 
+def _asked(is_initialized: Callable[[], bool]) -> Callable[[], bool]:
+    """Of ``is_initialized``, which whatever needs the default group asks first: where a fault took it, say so."""
+    needs = c10d._get_default_group.__code__
+
+    @wraps(is_initialized)
+    def ask() -> bool:
+        if is_initialized():
+            return True
+        me = current_rank()
+        if me is not None and me.network is not None and sys._getframe(1).f_code is needs:
+            me.network.suffering.gather(me.rank, unasked=True)
+        return False
+
+    return ask
+
+
 def _exact(monitored_barrier: Callable[..., Any]) -> Callable[..., Any]:
-    """Of ``monitored_barrier``: any barrier names the ranks that do not come."""
+    """Of ``monitored_barrier``, which torch has for gloo alone."""
 
     @wraps(monitored_barrier)
-    def barrier(group: Any = None, *args: Any, **kwargs: Any) -> None:
-        if current_rank() is None:
-            return monitored_barrier(group, *args, **kwargs)  # type: ignore[no-any-return]
-        dist.barrier(group)
-        return None
+    def barrier(*args: Any, **kwargs: Any) -> None:
+        (monitored_barrier if current_rank() is None else monitored.monitored_barrier)(*args, **kwargs)
 
     return barrier
 

@@ -21,9 +21,13 @@ class Measures:
 
     Args:
         topology, timeline: see :class:`pdlcheck.worlds.simulated.SimulatedWorld`.
+
+    Attributes:
+        runs: how many there have been.
     """
 
     def __init__(self, topology: Topology | None, timeline: bool) -> None:
+        self.runs = 0
         self.wanted = timeline or topology is not None
         self.topology = topology
         self.forget()
@@ -54,6 +58,7 @@ class Measures:
 
     def begin(self, network: Network, faults: Iterable[object]) -> None:
         """A run starts."""
+        self.runs += 1
         world_size = len(network.scheduler.ranks)
         self._slow = self.check(world_size, faults)
         if self.wanted:

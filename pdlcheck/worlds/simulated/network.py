@@ -81,7 +81,9 @@ class Network:
     def begin(self, faults: Sequence[Fault] = ()) -> None:
         """A run starts, which suffers these faults: operations are counted from 0."""
         self.last.clear()
-        self.suffering = Suffering([fault for fault in faults if not isinstance(fault, Slow)])
+        self.suffering = Suffering(
+            [fault for fault in faults if not isinstance(fault, Slow)], len(self.scheduler.ranks)
+        )
         self.traffic = Traffic(len(self.scheduler.ranks))
         self._random = random.Random(self._seed)
 
@@ -124,6 +126,8 @@ class Network:
         """Take an operation of the running rank; it completes when its partners are there."""
         refuse(operation)
         post = Post(operation.signature)
+        if self.suffering.loses_ranks:
+            post.kills = self.suffering.kills_next(operation.signature.rank)
         self.scheduler.switch(post)
         self.scheduler.progress()
         self._let_things_happen()

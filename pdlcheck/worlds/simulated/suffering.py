@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import torch
 from torch import Tensor
 
 from pdlcheck.errors import PdlcheckError, RankDied, RankStalled
-from pdlcheck.faults import Corrupt, Kill, Stall
+from pdlcheck.faults import Absent, Corrupt, Kill, Stall
 from pdlcheck.worlds.simulated.collectives import Write, read_by, written_by
+from pdlcheck.worlds.simulated.losses import closed_by, never_met, pair_closure, timed_out
 from pdlcheck.worlds.simulated.work import SimulatedWork
 from pdlcheck.worlds.watch import Operation, Part, Signature
 
-__all__ = ["RankGone", "Suffering", "is_consequence"]
-
-_TIMEOUT_MS = 1_800_000  # of torch's groups
-_PAIR_CLOSURE = "[sim] Application timeout caused pair closure"
-_CONSEQUENCES = ("[sim] Connection closed by peer", "[sim] Timed out waiting", _PAIR_CLOSURE)
+__all__ = ["RankGone", "Suffering"]
 
 
 class RankGone(BaseException):
@@ -30,19 +28,51 @@ class Suffering:
 
     Attributes:
         gone: rank -> what a fault did to it.
+        loses_ranks: among them are faults that take a rank from its group.
+        absent: ranks that never came.
         why_not: fault -> why it changed nothing; a fault that came about is not in it.
+        patient: ranks that wait for one that has given up, until it ends or nobody else can go on.
         over: nobody but stalled ranks is left, or nobody can go on: their threads end.
     """
 
-    def __init__(self, faults: Sequence[Corrupt | Kill | Stall]) -> None:
+    def __init__(self, faults: Sequence[Absent | Corrupt | Kill | Stall], world_size: int) -> None:
         self.faults = faults
         self.gone: dict[int, PdlcheckError] = {}
         self.why_not = dict.fromkeys(faults, "the rank posts fewer operations")
+        self.absent = sorted({fault.rank for fault in faults if isinstance(fault, Absent)})
+        for rank in self.absent:
+            self.why_not[Absent(rank)] = "no other rank asks for a process group"
+            self.gone[rank] = RankDied(
+                f"rank {rank} never came to init_process_group: a fault dropped it", rank=rank, exitcode=None, stderr=""
+            )
+        self.loses_ranks = any(isinstance(fault, Kill | Stall) for fault in faults)
+        self.patient: set[int] = set()
         self.over = False
+        self._world_size = world_size
         self._stalled: set[int] = set()
         self._closed: set[tuple[str, int]] = set()  # (group, rank) whose connections a time limit has closed
         self._counts: Counter[int] = Counter()
         self._given: dict[object, Sequence[Tensor]] = {}  # what a rank gave to its last operation of each form
+
+    def gather(self, rank: int, timeout: timedelta | None = None, *, unasked: bool = False) -> None:
+        """The rank wants the default group; ``unasked``: it takes for granted that the world has made it.
+
+        Raises:
+            RuntimeError: a rank is absent.
+        """
+        if not self.absent:
+            return
+        for absent in self.absent:
+            self.why_not.pop(Absent(absent), None)
+        error = never_met(rank, self._world_size, self.absent, timeout)
+        if unasked:
+            faults = ", ".join(str(Absent(absent)) for absent in self.absent)
+            raise type(error)(f"{error}\n  there is no default group, as the world has the fault {faults}")
+        raise error
+
+    def kills_next(self, rank: int) -> bool:
+        """Is the rank killed at the operation that it is about to post?"""
+        return any(isinstance(f, Kill) and (f.rank, f.operation) == (rank, self._counts[rank]) for f in self.faults)
 
     def meet(self, signature: Signature, posted: dict[int, SimulatedWork]) -> list[Corrupt]:
         """Count an operation that is about to be posted; return how it is to be damaged.
@@ -51,18 +81,19 @@ class Suffering:
             RankGone: the rank is killed now, or was taken earlier.
             RuntimeError: the operation needs a rank that is gone.
         """
+        self.gather(signature.rank, unasked=True)  # of a group that was there before the run
         rank, number = signature.rank, self._counts[signature.rank]
         self._counts[rank] += 1
         if rank in self.gone:
             raise RankGone
-        met = [fault for fault in self.faults if (fault.rank, fault.operation) == (rank, number)]
+        met = [f for f in self.faults if not isinstance(f, Absent) and (f.rank, f.operation) == (rank, number)]
         for fault in met:
             if isinstance(fault, Kill):
                 self._take(fault, RankDied(
                     f"rank {rank} was killed by a fault when it was about to post {signature}",
                     rank=rank, exitcode=-9, stderr="",
                 ))
-                _lose(posted, lambda other: other.rank != rank and _needs(other, rank), lambda _: _closed_by(rank))
+                _lose(posted, lambda other: other.rank != rank and _needs(other, rank), lambda _: closed_by(rank))
                 raise RankGone
             if isinstance(fault, Stall):
                 self._take(fault, RankStalled(
@@ -75,16 +106,19 @@ class Suffering:
     def check(self, signature: Signature) -> None:
         """Raise what gloo raises for an operation whose partners are known to be out of reach."""
         if (signature.group, signature.rank) in self._closed:
-            raise RuntimeError(_PAIR_CLOSURE)
+            raise pair_closure()
         for lost in [*self.gone.keys() - self._stalled, *(r for group, r in self._closed if group == signature.group)]:
             if _needs(signature, lost):
-                raise _closed_by(lost)
+                raise closed_by(lost)
 
     def is_stalled(self, rank: int) -> bool:
         return rank in self._stalled
 
     def elapse(self, posted: dict[int, SimulatedWork]) -> bool:
         """Nobody can go on: let the time limits of operations that need a stalled rank elapse; True if that helps."""
+        if self.patient:
+            self.patient.clear()
+            return True
         if not self._stalled or self.over:
             return False
         stalled = self._stalled
@@ -96,8 +130,8 @@ class Suffering:
         return True
 
     def _close(self, posted: dict[int, SimulatedWork], group: str, rank: int) -> None:
-        _lose(posted, lambda s: (s.group, s.rank) == (group, rank), lambda _: RuntimeError(_PAIR_CLOSURE))
-        _lose(posted, lambda s: s.group == group and _needs(s, rank), lambda _: _closed_by(rank))
+        _lose(posted, lambda s: (s.group, s.rank) == (group, rank), lambda _: pair_closure())
+        _lose(posted, lambda s: s.group == group and _needs(s, rank), lambda _: closed_by(rank))
 
     def damage(self, fault: Corrupt, work: SimulatedWork) -> None:
         """Damage the input of an operation now, or its output when it is delivered."""
@@ -143,11 +177,6 @@ class Suffering:
         self.why_not.pop(fault, None)
 
 
-def is_consequence(error: BaseException) -> bool:
-    """Does the error only say that another rank is gone?"""
-    return isinstance(error, RuntimeError) and str(error).startswith(_CONSEQUENCES)
-
-
 def _lose(
     posted: dict[int, SimulatedWork], hits: Callable[[Signature], bool], error: Callable[[Signature], RuntimeError]
 ) -> list[Signature]:
@@ -166,17 +195,9 @@ def _needs(signature: Signature, rank: int) -> bool:
     return signature.peer == rank if signature.is_p2p else rank in signature.members
 
 
-def _closed_by(rank: int) -> RuntimeError:
-    return RuntimeError(
-        f"[sim] Connection closed by peer [rank {rank}]. This is typically caused by a remote worker crashing."
-    )
-
-
 def _timed_out(signature: Signature) -> RuntimeError:
     sends = signature.op == "send" or (signature.op in ("broadcast", "scatter") and signature.root == signature.rank)
-    return RuntimeError(
-        f"[sim] Timed out waiting {_TIMEOUT_MS}ms for {'send' if sends else 'recv'} operation to complete"
-    )
+    return timed_out("send" if sends else "recv")
 
 
 def _form(operation: Operation) -> object:

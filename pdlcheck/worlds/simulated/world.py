@@ -14,17 +14,18 @@ from pdlcheck.clock.computing import keep_time
 from pdlcheck.clock.links import Topology
 from pdlcheck.clock.timeline import Timeline
 from pdlcheck.errors import Inconclusive
-from pdlcheck.faults import Fault
+from pdlcheck.faults import DrawnFaults, Fault
 from pdlcheck.worlds.arguments import check_faults, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated import idle, isolation
-from pdlcheck.worlds.simulated.c10d import has_group, join_group, rank_local_torch_distributed
+from pdlcheck.worlds.simulated.c10d import has_group, join_group, leave_alone, rank_local_torch_distributed
+from pdlcheck.worlds.simulated.losses import is_consequence
 from pdlcheck.worlds.simulated.measures import Measures
 from pdlcheck.worlds.simulated.network import Network
 from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
-from pdlcheck.worlds.simulated.suffering import Suffering, is_consequence
+from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
 from pdlcheck.worlds.watch import Traffic
 
 __all__ = ["SimulatedWorld"]
@@ -180,11 +181,20 @@ class SimulatedRanks:
         """Call ``bodies[r]()`` as rank r, under ``schedule`` and ``faults`` or else the world's."""
         faults = check_faults(self._world.faults if faults is None else faults, self.world_size)
         bodies = [partial(self._as_rank, rank, body) for rank, body in enumerate(bodies)]
-        return self._run(bodies, schedule or self._world.schedule, faults)
+        try:
+            return self._run(bodies, schedule or self._world.schedule, faults)
+        except Inconclusive:
+            if isinstance(faults, DrawnFaults):
+                faults.reject()
+            raise
 
     def _as_rank(self, rank: int, body: Callable[[], Any]) -> Any:
         __tracebackhide__ = True
-        if not has_group():  # the first run, or the one before has ended or lost it
+        if absent := self._network.suffering.absent:
+            if rank in absent:
+                raise RankGone
+            leave_alone(self._network)
+        elif not has_group():  # the first run, or the one before has ended or lost it
             join_group(self._network)
         keep_time(partial(self._compute, rank))
         try:
@@ -214,9 +224,7 @@ class SimulatedRanks:
                 told.append(o)
         return told
 
-    def _run(
-        self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, faults: Sequence[Fault] = ()
-    ) -> list[Outcome]:
+    def _run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, faults: Sequence[Fault]) -> list[Outcome]:
         self._network.begin(faults)
         self._world.measures.begin(self._network, faults)
         try:

@@ -12,10 +12,16 @@ __all__ = ["Access", "Post", "Question", "StoreAccess"]
 
 @dataclass(eq=False, slots=True)
 class Post:
-    """An operation is posted; ``blocks_in_call``: by a call that waits for it, so that no user code runs in between."""
+    """An operation is posted.
+
+    Args:
+        blocks_in_call: by a call that waits for it, so that no user code runs in between.
+        kills: a fault kills the rank instead.
+    """
 
     signature: Signature
     blocks_in_call: bool = False
+    kills: bool = False
 
 
 class Question(NamedTuple):

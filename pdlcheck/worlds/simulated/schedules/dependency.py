@@ -42,6 +42,8 @@ class Dependency:
             return isinstance(one, StoreAccess) and isinstance(other, StoreAccess) and _share_a_key(one, other)
         if isinstance(one, Question) and isinstance(other, Question):
             return False
+        if _kills(one) or _kills(other):
+            return _shows(one, other) or _shows(other, one)
         a, b = one.signature, other.signature
         if a.group != b.group or a.is_p2p != b.is_p2p:
             return False
@@ -79,6 +81,18 @@ def can_complete(one: Access | None, other: Access | None) -> bool:
         return False
     send, recv = (a, b) if a.op == "send" else (b, a)
     return recv.peer in (-1, send.rank)
+
+
+def _kills(access: Post | Question) -> bool:
+    return isinstance(access, Post) and access.kills
+
+
+def _shows(death: Post | Question, access: Post | Question) -> bool:
+    """Is the first a death, and can the other tell?"""
+    if not _kills(death):
+        return False
+    signature, rank = access.signature, death.signature.rank
+    return _kills(access) or rank == signature.peer or (not signature.is_p2p and rank in signature.members)
 
 
 def _share_a_key(one: StoreAccess, other: StoreAccess) -> bool:

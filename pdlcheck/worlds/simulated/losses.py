@@ -1,0 +1,97 @@
+"""What survivors are told when a rank is lost: the errors of torch and gloo, with ``[sim]`` where gloo names a file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+__all__ = [
+    "TIMEOUT_MS",
+    "closed_by",
+    "failed_to_pass",
+    "is_consequence",
+    "is_time_limit",
+    "never_joined",
+    "never_met",
+    "pair_closure",
+    "timed_out",
+]
+
+TIMEOUT_MS = 1_800_000  # of torch's groups
+_REACHED = "successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
+_CONSEQUENCE = re.compile(
+    r"\[sim\] (Connection closed by peer|Timed out waiting|Application timeout caused pair closure)"
+    rf"|\[Rank 0\]: Ranks? [\d, ]+ failed to pass monitoredBarrier|Rank \d+ {re.escape(_REACHED)}"
+    r"|Timed out after \d+ seconds waiting for clients|wait timeout after \d+ms, keys: |The client socket has timed out"
+)
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Does the error only say that another rank is gone?"""
+    return isinstance(error, RuntimeError) and _CONSEQUENCE.match(str(error)) is not None
+
+
+def is_time_limit(error: BaseException) -> bool:
+    """Does the error say that a time limit has elapsed in an operation?"""
+    return str(error).startswith("[sim] Timed out waiting")
+
+
+def closed_by(rank: int) -> RuntimeError:
+    """The rank's process has ended."""
+    return RuntimeError(
+        f"[sim] Connection closed by peer [rank {rank}]. This is typically caused by a remote worker crashing."
+    )
+
+
+def pair_closure() -> RuntimeError:
+    """A time limit of this rank has elapsed before."""
+    return RuntimeError("[sim] Application timeout caused pair closure")
+
+
+def timed_out(direction: str, timeout_ms: int = TIMEOUT_MS) -> RuntimeError:
+    """A time limit elapses in a ``send`` or ``recv``."""
+    return RuntimeError(f"[sim] Timed out waiting {timeout_ms}ms for {direction} operation to complete")
+
+
+def never_met(rank: int, world_size: int, absent: Sequence[int], timeout: timedelta | None) -> RuntimeError:
+    """What ``init_process_group`` raises on a rank that came, with a store that rank 0 keeps (``env://``, ``tcp://``)."""
+    timeout_ms = TIMEOUT_MS if timeout is None else round(timeout.total_seconds() * 1000)
+    if 0 in absent:
+        address = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "29500")
+        return dist.DistNetworkError(
+            f"The client socket has timed out after {timeout_ms}ms while trying to connect to ({', '.join(address)})."
+        )
+    if rank:
+        return dist.DistStoreError(f"wait timeout after {timeout_ms}ms, keys: /default_pg/0//cpu//0/0")
+    seconds = timeout_ms // 1000 + 1  # rank 0 looks once a second
+    came = f"{world_size - len(absent)}/{world_size}"
+    return dist.DistStoreError(f"Timed out after {seconds} seconds waiting for clients. {came} clients joined.")
+
+
+def never_joined(name: str, place: int, timeout: timedelta | None) -> RuntimeError:
+    """What ``new_group`` raises on a member of a group whose member ``place`` is lost."""
+    timeout_ms = TIMEOUT_MS if timeout is None else round(timeout.total_seconds() * 1000)
+    return dist.DistStoreError(f"wait timeout after {timeout_ms}ms, keys: /default_pg/0//{name}//cpu//0/{place}")
+
+
+def failed_to_pass(rank: int, lost: Sequence[int], timeout_ms: int, original: object, every: bool) -> RuntimeError:
+    """What ``monitored_barrier`` raises on a rank that waits in it.
+
+    Args:
+        rank, lost: places in the group.
+        original: the error of gloo beneath.
+        every: name all lost ranks, as with ``wait_all_ranks``.
+    """
+    if rank:
+        told = f"Rank {rank} {_REACHED} Please check rank 0 logs for faulty rank."
+    elif every:
+        return RuntimeError(
+            f"[Rank 0]: Ranks {', '.join(map(str, lost))} failed to pass monitoredBarrier in {timeout_ms} ms"
+        )
+    else:
+        told = f"[Rank 0]: Rank {lost[0]} failed to pass monitoredBarrier in {timeout_ms} ms"
+    return RuntimeError(f"{told}\n Original exception: \n{original}")

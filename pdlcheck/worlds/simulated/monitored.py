@@ -1,0 +1,75 @@
+"""``monitored_barrier`` on simulated ranks: it names those that are lost, as any barrier those that do not come."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from pdlcheck.worlds.simulated.losses import (
+    TIMEOUT_MS,
+    closed_by,
+    failed_to_pass,
+    is_consequence,
+    is_time_limit,
+    timed_out,
+)
+from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
+from pdlcheck.worlds.simulated.schedules.access import Question
+
+__all__ = ["monitored_barrier"]
+
+
+def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """Meet the ranks of ``group``, in which all others answer to rank 0.
+
+    Raises:
+        RuntimeError: a rank is lost; on rank 0 it says which, elsewhere that rank 0 knows. A rank that finds its
+            connection closed when it comes is told no more than that, as by gloo.
+    """
+    if c10d._rank_not_in_group(group):
+        dist.barrier(group)  # says so
+        return
+    group = group or c10d._get_default_group()
+    options = c10d.BarrierOptions()
+    options.asyncOp = False
+    work: dist.Work | None = None
+    try:
+        work = group.barrier(options)
+        work.wait()
+    except RuntimeError as error:
+        me = current_rank()
+        assert me is not None
+        me.network.scheduler.switch(Question(me.network.last[me.rank]))  # who is lost is a matter of the moment
+        members, gone = dist.get_process_group_ranks(group), me.network.suffering.gone
+        lost = [place for place, rank in enumerate(members) if rank in gone]
+        place, came_too_late = members.index(me.rank), work is None
+        if not is_consequence(error) or not lost or (came_too_late and (place == 0 or 0 in lost)):
+            raise
+        limit = _milliseconds(timeout)
+        if place and is_time_limit(error) and 0 in lost:
+            original = timed_out("send")
+        elif place:  # rank 0 has failed: it leaves, or it has closed its connections, or it goes on to something else
+            left = is_time_limit(error) or _leaves(me, me.network.scheduler.ranks[members[0]])
+            original = closed_by(members[0]) if left else timed_out("recv")
+        else:
+            original = timed_out("recv", limit) if is_time_limit(error) else closed_by(members[lost[0]])
+        raise failed_to_pass(place, lost, limit, original, wait_all_ranks) from None
+
+
+def _leaves(me: RankThread, leader: RankThread) -> bool:
+    """Wait until ``leader`` ends; False if it does not before nobody else can go on."""
+    patient = me.network.suffering.patient
+    patient.add(me.rank)
+    me.network.scheduler.wait_until(
+        lambda: leader.outcome is not None or me.rank not in patient, f"monitored_barrier, for rank {leader.rank}"
+    )
+    return leader.outcome is not None
+
+
+def _milliseconds(timeout: Any) -> int:
+    if timeout is None:
+        return TIMEOUT_MS
+    return round(1000 * (timeout.total_seconds() if isinstance(timeout, timedelta) else timeout))
