@@ -237,7 +237,7 @@ def counter_among_innocents():
 
 
 def trained_by_ddp():
-    """Hangs on simulated ranks, which wrap the one model there is: torch locks its gradients for one of them."""
+    """Is refused on simulated ranks: torch locks the gradients of the one model there is for one of them."""
     model = torch.nn.parallel.DistributedDataParallel(deep)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):

@@ -20,6 +20,7 @@ from torch._C import _distributed_c10d as _c10d
 from torch.distributed import c10d_logger
 
 from pdlcheck.errors import Unsupported
+from pdlcheck.worlds.simulated.backward import Engine
 from pdlcheck.worlds.simulated.groups import BACKEND, install
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
 from pdlcheck.worlds.watch import WatchedGroup
@@ -113,17 +114,6 @@ def _reads(name: str) -> Callable[..., Any]:
     return wraps(original)(read)
 
 
-class _Engine(torch._C._ImperativeEngine):
-    """Autograd's engine, which says when a backward pass has ended."""
-
-    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().run_backward(*args, **kwargs)
-        finally:
-            if (rank := current_rank()) is not None:
-                rank.network.after_backward(rank.rank)
-
-
 def _not_in_ranks(describe: Callable[..., Any]) -> Callable[..., Any]:
     """What a log entry would say; for a group that the rank is not in, it would raise another error."""
     return lambda *args, **kwargs: {} if current_rank() is not None else describe(*args, **kwargs)
@@ -134,7 +124,7 @@ def _install() -> None:
         c10d._world.__class__ = _RankLocalWorld
         install()
         torch._C.Future.wait = _wait_for_future  # type: ignore[method-assign]
-        torch.autograd.Variable._execution_engine = _Engine()
+        torch.autograd.Variable._execution_engine = Engine()
         for name in ("numpy", "tolist"):
             setattr(torch.Tensor, name, _reads(name))
         # torch logs each exception that passes through it, once a rank; the verdict tells all of it

@@ -9,8 +9,8 @@ what another has put there ends otherwise on processes. :func:`pdlcheck.worlds.c
 session on ``sim`` and on processes, tell so where verdicts differ, and find out by experiment which globals it takes:
 a simulated run in which they are exchanged at each switch (:mod:`pdlcheck.worlds.simulated.own_globals`) must end as
 processes did, with one of them alone. Setting the same constant on every rank, a log or a late import makes no
-difference and is not named. One program does not come so far: a global model that two ranks wrap in torch's DDP hangs,
-as torch locks the gradients of its parameters for one of them.
+difference and is not named. A global model whose gradients two ranks compute at a time is refused
+(:mod:`pdlcheck.worlds.simulated.backward`).
 
 That run is an imitation. It does not exchange what installed packages and the standard library hold (a rank's logging
 set-up is everybody's), objects with ``__slots__``, generators, iterators other than ``itertools.count``, files and

@@ -1,0 +1,76 @@
+"""Backward passes of simulated ranks that reach the same parameters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from pdlcheck.errors import Unsupported
+from pdlcheck.worlds import get_world
+from pdlcheck.worlds.simulated import backward
+
+
+def train(model):
+    model.zero_grad()
+    ranks = DistributedDataParallel(model)
+    ranks(torch.full((3, 2), float(dist.get_rank()))).sum().backward()
+    return model.weight.grad.tolist()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_model_that_ranks_share_is_refused_and_one_of_its_own_trains(seed):
+    world, shared = get_world("sim", seed=seed), nn.Linear(2, 1)
+    with pytest.raises(Unsupported, match=r"of shape \(.*\) at .*test_backward.py:20, and so does rank \d: simulated"):
+        world.run(lambda: train(shared), world_size=2)
+    assert backward._accumulating == {}
+    assert world.run(lambda: train(nn.Linear(2, 1)), world_size=2) == [[[1.5, 1.5]]] * 2
+
+
+def test_ranks_may_compute_gradients_of_a_global_model_one_after_the_other():
+    shared = nn.Linear(2, 1)
+
+    def program():
+        for rank in range(2):
+            if rank == dist.get_rank():
+                shared.zero_grad()
+                shared(torch.ones(1, 2)).sum().backward()
+            dist.barrier()
+        return shared.weight.grad.tolist()
+
+    assert get_world("sim").run(program, world_size=2) == [[[1.0, 1.0]]] * 2
+
+
+def test_a_pass_may_start_another_over_the_same_parameters():
+    def program():
+        model = nn.Linear(2, 2)
+        twice = checkpoint(model, model(torch.ones(1, 2)), use_reentrant=True)
+        twice.sum().backward()
+        x = torch.ones(1, requires_grad=True)
+        x.backward()
+        return model.weight.grad.shape, x.grad.item()
+
+    assert get_world("sim").run(program, world_size=2) == [((2, 2), 1.0)] * 2
+    assert backward._accumulating == {}
+
+
+def test_gradients_that_are_returned_are_no_parameters():
+    weight = torch.ones(2, requires_grad=True)
+
+    def program():
+        seen = []
+
+        def communicate(gradient):
+            total = gradient.clone()
+            dist.all_reduce(total)
+            seen.append(total.tolist())
+
+        x = weight * 2
+        x.register_hook(communicate)
+        torch.autograd.grad(x.sum(), x)
+        return seen
+
+    assert get_world("sim").run(program, world_size=2) == [[[2.0, 2.0]]] * 2
