@@ -2,9 +2,11 @@
 
 Usage: python benchmarks/simulated_peers.py [--rounds N] [--json]
 
-Milliseconds an example, the world set up and taken down in each (gloo: its processes are kept). Every side is a process
-of its own; in each round all of them take their turn, so that a busy moment hits each. A figure is the median over
-rounds of the median of a round, its spread over rounds beside it. The exit code is 1 if a target is not held.
+Milliseconds an example, the world set up and taken down in each (gloo: its processes are kept; simulated: its threads
+are, see pdlcheck/worlds/simulated/idle.py). "alone" is the program once for each rank, in groups of one: what torch
+itself does. Every side is a process of its own; in each round all of them take their turn, so that a busy moment hits
+each. A figure is the median over rounds of the median of a round, its spread over rounds beside it. The exit code is 1
+if a target is not held.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ CASES = {  # program, world size -> sides, examples a round
     ("all_reduce", 64): (("simulated", "threaded"), 10),
     ("all_reduce", 256): (("simulated",), 3),
     ("async_all_reduces", 4): (("simulated", "unwatched"), 20),
-    ("ddp", 2): (("simulated", "threaded", "gloo"), 20),
-    ("ddp", 4): (("simulated", "threaded", "gloo"), 20),
-    ("ddp", 8): (("simulated", "threaded"), 10),
+    ("ddp", 2): (("simulated", "threaded", "gloo", "alone"), 20),
+    ("ddp", 4): (("simulated", "threaded", "gloo", "alone"), 20),
+    ("ddp", 8): (("simulated", "threaded", "alone"), 10),
 }
 Case = tuple[str, int]
 

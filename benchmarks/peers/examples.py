@@ -114,7 +114,22 @@ def gloo(world_size: int) -> Iterator[Run]:
         world.close()
 
 
-SIDES = {side.__name__: side for side in (simulated, unwatched, threaded, gloo)}
+@contextmanager
+def alone(world_size: int) -> Iterator[Run]:
+    """A group of one rank, the program once for each rank of the others: the work of torch itself."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def run(program: Callable[[], None], size: int) -> None:
+        for _ in range(size):
+            program()
+
+    try:
+        yield run
+    finally:
+        dist.destroy_process_group()
+
+
+SIDES = {side.__name__: side for side in (simulated, unwatched, threaded, gloo, alone)}
 
 
 def main() -> None:
