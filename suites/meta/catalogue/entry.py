@@ -30,6 +30,7 @@ class Fault:
         says: a regular expression that the error's message matches.
         under: semantics profile -> the verdict there, where it is another one; None: what is done is no fault there.
         why: why ``under`` says so.
+        twin_under: semantics profile -> the verdict on the right twin, which is right elsewhere alone.
         schedules: how many schedules may be needed to find it.
     """
 
@@ -41,6 +42,7 @@ class Fault:
     says: str = ""
     under: Mapping[str, type[BaseException] | None] = field(default_factory=dict)
     why: str = ""
+    twin_under: Mapping[str, type[BaseException]] = field(default_factory=dict)
     schedules: int = 1
 
     @property
