@@ -31,4 +31,5 @@ def keep(network: Network) -> None:
         _idle.pop(next(iter(_idle))).scheduler.close()
 
 
-os.register_at_fork(after_in_child=_idle.clear)  # a child has none of the threads
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)  # a child has none of the threads
