@@ -48,13 +48,18 @@ def names_of(tensor: Tensor) -> tuple[Name, ...]:
     """
     names = []
     for frame, _ in zip(user_frames(of_callback=True), range(_FRAMES), strict=False):
-        path = frame.f_code.co_filename
-        if calls_tests(path):
+        code = frame.f_code
+        if calls_tests(code.co_filename):
             break
-        path = short(path)
         for text in list(_in_scope(tensor, frame.f_locals)) or _from_text(frame):
-            names.append(Name(text, f"{path} {frame.f_code.co_qualname}", f"{path}:{frame.f_lineno}"))
+            names.append(Name(text, *_place(short(code.co_filename), code, frame.f_lineno)))
     return tuple(names)
+
+
+@lru_cache(maxsize=4096)
+def _place(path: str, code: CodeType, line: int) -> tuple[str, str]:
+    """The function and the line, as a name tells them."""
+    return f"{path} {code.co_qualname}", f"{path}:{line}"
 
 
 # -- by identity -----------------------------------------------------------------------------------
