@@ -120,7 +120,8 @@ def test_after_a_callback_the_rank_waits_for_what_it_waited_for_before():
 
 def outcomes_around(callback):
     """How two ranks end: rank 1 hands rank 0, which waits, a callback, and fails."""
-    scheduler = Scheduler(2, seed=0, stuck=lambda waiting, ranks: PdlcheckError("stuck"))
+    scheduler = Scheduler(2, stuck=lambda waiting, ranks: PdlcheckError("stuck"))
+    scheduler.seed(0)
     first = scheduler.ranks[0]
 
     def waits():
