@@ -81,10 +81,10 @@ RANK, PORT, LOCAL, SIZE = (os.environ.get(n) for n in ("RANK", "MASTER_PORT", "L
 seen = []
 
 @pytest.fixture(scope="session")
-def once(rank):
+def once():
     seen.append("fixture")
     yield
-    print("torn down")
+    assert len(seen) == 2
 
 @pytest.mark.parametrize("number", range(3))
 @W
@@ -98,7 +98,7 @@ def test_one(number, rank, once, monkeypatch):
     monkeypatch.setenv("PYTEST_CURRENT_TEST", f"::{number}[")
     tell(rank, torch.rand(()).item())
 """
-    conftest = "def pytest_sessionstart():\n    open('started', 'a').write('x')\n"
+    conftest = "def pytest_sessionstart():\n    with open('started', 'a') as file:\n        file.write('x')\n"
     run(source, *FRESH, conftest=conftest).assert_outcomes(passed=3)
     tests = told()
     pids = [pid for test in tests.values() for pid, *_ in test.values()]
