@@ -80,6 +80,12 @@ def test_fresh_ranks_share_a_template_and_no_state(run, told):
 RANK, PORT, LOCAL, SIZE = (os.environ.get(n) for n in ("RANK", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE"))
 seen = []
 
+def port():
+    store = dist.distributed_c10d._get_default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store.port
+
 @pytest.fixture(scope="session")
 def once():
     seen.append("fixture")
@@ -91,7 +97,7 @@ def once():
 def test_one(number, rank, once, monkeypatch):
     seen.append(number)
     assert seen == ["fixture", number]
-    assert (RANK, LOCAL, SIZE, PORT) == (str(rank), str(rank), "2", os.environ["MASTER_PORT"])
+    assert (RANK, LOCAL, SIZE, PORT) == (str(rank), str(rank), "2", str(port()))
     x = torch.tensor([rank + 1.0])
     dist.all_reduce(x)
     assert x.item() == 3
@@ -387,3 +393,14 @@ def test_templates_go_down_with_a_killed_fork_server(world, templates_of):
     os.kill(forkserver.retain(world).pid, signal.SIGKILL)
     assert wait_for_the_end_of(before) == []
     assert set(templates_of()).isdisjoint(before)
+
+
+def test_what_ranks_have_started_ends_with_the_fork_server(world):
+    def start():
+        return subprocess.Popen(["sleep", "100"]).pid
+
+    with world.open(2, beginning=Beginning("some", list)) as ranks:
+        assert ranks.have_begun
+        pids = [*ranks.run(start), *ranks.pids]
+        forkserver.stop()  # the controller still holds its ends of the templates' pipes
+        assert wait_for_the_end_of(pids) == []
