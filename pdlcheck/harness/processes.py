@@ -19,6 +19,7 @@ from pdlcheck.harness.verdicts import verdict
 from pdlcheck.worlds import World
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.ranks import ProcessRanks
+from pdlcheck.worlds.processes.templates import Beginning
 
 __all__ = ["ProcessItem", "finish"]
 
@@ -44,11 +45,13 @@ class ProcessItem:
         __tracebackhide__ = True
         item = self._item
         with not_counted(item):  # what several tests have in common is no test's fault
-            ranks = self._stack.enter_context(self._world.open(self._case.world_size))
-            assert isinstance(ranks, ProcessRanks)
+            assert isinstance(self._world, ProcessWorld)
+            opened = self._world.open(self._case.world_size, beginning=_beginning(item, self._case.world))
+            ranks = self._stack.enter_context(opened)
             ranks.read_with(self._output.read, live=self._output.live)
             self._stack.callback(ranks.read_with, None)
-            self._collect(ranks)
+            if not ranks.have_begun:
+                self._collect(ranks)
         self._ranks = ranks
         if not self._at_once:
             self._begun = True
@@ -113,6 +116,16 @@ def finish(world: World, exitstatus: int) -> None:
     with ExitStack() as every_pool:
         for world_size in world.running():
             every_pool.callback(world.run, rank_session.finish, exitstatus, world_size=world_size)
+
+
+def _beginning(item: pytest.Function, world: str) -> Beginning | None:
+    """What each fresh rank of the file starts with; None if the file has gone."""
+    try:
+        about = item.path.stat()
+    except OSError:
+        return None
+    key = item.path, about.st_mtime_ns, about.st_size
+    return Beginning(key, rank_session.collect, (_describe(item.config, world), str(item.path), item.nodeid))
 
 
 def _describe(config: pytest.Config, world: str) -> rank_session.SessionDescription:

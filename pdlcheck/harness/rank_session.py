@@ -32,6 +32,7 @@ from pdlcheck.harness.folders import SHARED
 from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_properties
 from pdlcheck.harness.reports import RANK_REPORT, RANK_XFAIL
 from pdlcheck.worlds.processes.own_device import own_device
+from pdlcheck.worlds.processes.own_rank import own_rank, own_world_size
 
 __all__ = ["KEEP", "SessionDescription", "call", "collect", "describe", "finish", "run", "setup", "teardown"]
 
@@ -99,10 +100,10 @@ class _RankSession:
             for name, value in description.options:
                 setattr(config.option, name, value)
             if isinstance(getattr(config.option, "randomly_seed", None), int):
-                config.option.randomly_seed += dist.get_rank()  # streams of their own, also with pytest-randomly
+                config.option.randomly_seed += own_rank()  # streams of their own, also with pytest-randomly
             config._do_configure()
             config._inicache["filterwarnings"], config.known_args_namespace.pythonwarnings = description.filters
-            _set_basetemp(config, Path(description.basetemp), f"{description.world}-{dist.get_world_size()}")
+            _set_basetemp(config, Path(description.basetemp), f"{description.world}-{own_world_size()}")
             rank_debugger.take_breakpoints()  # pytest's own debugger has just put itself in front
             journal_log(config)
             self.hooks = RankHooks(config)
@@ -301,7 +302,7 @@ def _xfail_marks(item: pytest.Item) -> int:
 
 def _set_basetemp(config: pytest.Config, basetemp: Path, pool: str) -> None:
     """Each rank has a folder inside that of the session; a rank that takes another one's place goes on there."""
-    own = basetemp / f"{pool}-rank{dist.get_rank()}"
+    own = basetemp / f"{pool}-rank{own_rank()}"
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     factory = config._tmp_path_factory  # type: ignore[attr-defined]
     factory._basetemp = own.resolve()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import queue
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any
 
 from pdlcheck.worlds.processes.messages import (
     AreYouThere,
@@ -24,7 +23,7 @@ from pdlcheck.worlds.processes.messages import (
 )
 from pdlcheck.worlds.processes.position import place_of
 
-__all__ = ["Channel", "leave"]
+__all__ = ["Channel"]
 
 _GRACE_S = 0.25  # so long after it was told to stop, a rank says where it is, wherever that is
 
@@ -67,6 +66,8 @@ class Channel:
 
     def end(self, call: int, report: Report) -> None:
         """Report how a call ended, unless that was done."""
+        if threading.get_ident() == self._main:
+            self._busy = False  # before the controller knows, who may then hang up
         with self._sending:
             if self._reported < call:
                 self._reported = call
@@ -109,9 +110,3 @@ class Channel:
         self._calls.put(None)
         threading.Event().wait(1.0)  # the main thread runs what was registered with atexit
         os._exit(0)
-
-
-def leave() -> NoReturn:
-    """End an idle rank: what user code registered with ``atexit`` runs, then the process is gone."""
-    atexit._run_exitfuncs()
-    os._exit(0)

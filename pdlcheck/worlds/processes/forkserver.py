@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.processes.server import FORK, HEADER, IMPORT, SIGNAL, STATUS
+from pdlcheck.worlds.processes.server import FORK, HEADER, IMPORT, RANK, SIGNAL, STATUS
 from pdlcheck.worlds.processes.surroundings import import_path
 
-__all__ = ["Child", "ForkServer", "release", "retain", "start", "stop"]
+__all__ = ["Child", "ForkServer", "Forker", "release", "retain", "start", "stop"]
 
 _PRELOAD = (
     "torch",
@@ -119,7 +119,52 @@ class Child:
         return number
 
 
-class ForkServer:
+class Forker:
+    """A process that forks others; see ``server.py`` for what it answers to."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._socket = control
+        self._sending = threading.Lock()
+
+    @property
+    def hung_up(self) -> bool:
+        """It has closed its end. It never writes to the socket: readable means closed."""
+        return bool(select.select([self._socket], [], [], 0)[0])
+
+    def fork(self, fds: Sequence[int], kind: int = RANK) -> Child:
+        """Fork a rank that owns ``fds``: its pipe, stdout, stderr, journal, and for rank 0 the listening socket."""
+        reading, writing = os.pipe()
+        try:
+            with self._sending:
+                socket.send_fds(self._socket, [HEADER.pack(FORK, len(fds) + 1, kind)], [writing, *fds])
+        except OSError as error:
+            os.close(reading)
+            raise WorldUnavailable(
+                f"the fork server does not answer: {error}; close this world and run again",
+                cure="world.close()",
+            ) from error
+        finally:
+            os.close(writing)
+        return Child(reading)
+
+    def signal(self, pid: int, signo: int) -> None:
+        """Send a signal to a rank; never reaches another process, even if the rank has ended."""
+        try:
+            self._send(SIGNAL, pid, signo)
+        except OSError:  # the server has gone, and has taken the ranks along
+            return
+
+    def close(self) -> None:
+        """Close this end: the process ends, and with it all that it forked, unless another one holds the end too."""
+        self._socket.close()
+
+    def _send(self, request: bytes, first: int, second: int, data: bytes = b"") -> None:
+        with self._sending:
+            self._socket.sendall(HEADER.pack(request, first, second))
+            self._socket.sendall(data)
+
+
+class ForkServer(Forker):
     """A child process that has imported what ranks need and forks them. Use it through :func:`retain`."""
 
     def __init__(self) -> None:
@@ -139,9 +184,8 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # a Ctrl-C at the terminal reaches the controller alone
             )
-        self._socket = ours
+        super().__init__(ours)
         self.environment = dict(os.environ)  # what the ranks inherit
-        self._sending = threading.Lock()
         self._preloaded: set[str] = set()
         self.preload(_PRELOAD)
 
@@ -153,8 +197,7 @@ class ForkServer:
     @property
     def alive(self) -> bool:
         """False once the server has ended."""
-        # it never writes to the socket: readable means closed, which is seen before the process is seen to end
-        return self._process.poll() is None and not select.select([self._socket], [], [], 0)[0]
+        return self._process.poll() is None and not self.hung_up  # which is seen before the process is seen to end
 
     def preload(self, names: Sequence[str]) -> None:
         """Import modules for the ranks forked from now on; a failure is reported when a rank starts."""
@@ -163,29 +206,6 @@ class ForkServer:
             self._preloaded.update(new)
             data = json.dumps(new).encode()
             self._send(IMPORT, len(data), 0, data)
-
-    def fork(self, fds: Sequence[int]) -> Child:
-        """Fork a rank that owns ``fds``: its pipe, stdout, stderr, journal, and for rank 0 the listening socket."""
-        reading, writing = os.pipe()
-        try:
-            with self._sending:
-                socket.send_fds(self._socket, [HEADER.pack(FORK, len(fds) + 1, 0)], [writing, *fds])
-        except OSError as error:
-            os.close(reading)
-            raise WorldUnavailable(
-                f"the fork server does not answer: {error}; close this world and run again",
-                cure="world.close()",
-            ) from error
-        finally:
-            os.close(writing)
-        return Child(reading)
-
-    def signal(self, pid: int, signo: int) -> None:
-        """Send a signal to a rank; never reaches another process, even if the rank has ended."""
-        try:
-            self._send(SIGNAL, pid, signo)
-        except OSError:  # the server has gone, and has taken the ranks along
-            return
 
     def stop(self) -> None:
         """End the server and all of its ranks; wait for the server."""
@@ -200,11 +220,6 @@ class ForkServer:
         """Forget the server in a fork of this process, without ending it."""
         self._socket.close()
         self._process.returncode = 0  # not ours to wait for
-
-    def _send(self, request: bytes, first: int, second: int, data: bytes = b"") -> None:
-        with self._sending:
-            self._socket.sendall(HEADER.pack(request, first, second))
-            self._socket.sendall(data)
 
 
 def _flags() -> list[str]:

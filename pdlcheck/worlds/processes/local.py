@@ -12,10 +12,11 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.processes.forkserver import Child, ForkServer
+from pdlcheck.worlds.processes.forkserver import Child, Forker, ForkServer
 from pdlcheck.worlds.processes.nameless import nameless_file
+from pdlcheck.worlds.processes.server import RANK, TEMPLATE
 
-__all__ = ["LocalPlacement", "LocalProcess", "cores"]
+__all__ = ["LocalPlacement", "LocalProcess", "cores", "fork"]
 
 _NO_SIGNAL = b"\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n"  # pending, in /proc
 _KEPT_BYTES = 1 << 20  # of what was read already
@@ -38,9 +39,11 @@ class LocalPlacement:
         return world_size
 
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> LocalProcess:
-        ours, theirs = Pipe(duplex=True)
-        with theirs:
-            return LocalProcess(self._server, ours, theirs, fds)
+        return fork(self._server, fds)
+
+    def place_template(self) -> LocalProcess:
+        """Start a process that becomes a template; see ``template.py``."""
+        return fork(self._server, (), TEMPLATE)
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
@@ -55,6 +58,13 @@ class LocalPlacement:
         return max(1, cores() // world_size)
 
 
+def fork(server: Forker, more: Sequence[int], kind: int = RANK) -> LocalProcess:
+    """A fork of that process, and the pipe to it; it gets the descriptors ``more`` besides."""
+    ours, theirs = Pipe(duplex=True)
+    with theirs:
+        return LocalProcess(server, ours, theirs, more, kind)
+
+
 class LocalProcess:
     """A forked rank, a ``RankProcess``. Files for stdout, stderr and the journal have no name: nothing is left behind.
 
@@ -63,21 +73,23 @@ class LocalProcess:
         ours: the controller's end of the pipe, if the controller is this process.
         theirs: the rank's end.
         more: descriptors that the rank gets besides.
+        kind: ``RANK`` or ``TEMPLATE``.
     """
 
     def __init__(
         self,
-        server: ForkServer,
+        server: Forker,
         ours: Connection[Any, Any],
         theirs: Connection[Any, Any],
         more: Sequence[int],
+        kind: int = RANK,
     ) -> None:
         self._server = server
         self.connection = ours
         self._files = [_File(), _File(), _File()]
         fds = [theirs.fileno(), *(file.fd for file in self._files), *more]
         try:
-            self._child: Child = server.fork(fds)
+            self._child: Child = server.fork(fds, kind)
         except BaseException:
             ours.close()
             for file in self._files:

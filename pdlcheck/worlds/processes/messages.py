@@ -26,6 +26,8 @@ __all__ = [
     "Halted",
     "Here",
     "Posted",
+    "Prepare",
+    "Prepared",
     "Ready",
     "Refuse",
     "Report",
@@ -73,6 +75,19 @@ class Start(_Message):
     watch: bool
     board: bool
     device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare(_Message):
+    """The only message to a template: be what ``start`` says, but for its group, and call these functions.
+
+    Each of ``calls`` is (fn, args, kwargs), the last one user code; the random streams start from ``seed`` before each.
+    """
+
+    start: Start
+    changes: Changes
+    calls: tuple[bytes, ...]
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +165,13 @@ class Ready(_Message):
     """The default group is up. ``missing``: preloaded modules that could not be imported, with the reason."""
 
     missing: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(_Message):
+    """Of a template: it forks ranks from now on; or ``unfit``, why it must not, and it has ended."""
+
+    unfit: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TextIO
 
 from pdlcheck.errors import WorldUnavailable
@@ -18,13 +18,15 @@ from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.processes.board import Board, shared_file
 from pdlcheck.worlds.processes.collect import Collector
 from pdlcheck.worlds.processes.member import Died, Member, Written
-from pdlcheck.worlds.processes.messages import AreYouThere, Call, Here, Ready, Report, Start
+from pdlcheck.worlds.processes.messages import AreYouThere, Call, Here, Ready, Report
 from pdlcheck.worlds.processes.placement import Placement
 from pdlcheck.worlds.processes.referee import Referee
+from pdlcheck.worlds.processes.setup import Setup, start_of
 from pdlcheck.worlds.processes.story import how_it_ended
-from pdlcheck.worlds.processes.surroundings import INSIDE, Surroundings
+from pdlcheck.worlds.processes.surroundings import Surroundings
+from pdlcheck.worlds.processes.templates import Templates
 
-__all__ = ["Pool", "Setup"]
+__all__ = ["Pool"]
 
 _START_S = 120.0  # a slow disk may take long to import torch, once
 _LEAVE_S = 1.5
@@ -33,28 +35,24 @@ _LIVE_S = 0.05  # between two looks at what ranks write, where it is shown at on
 _MAX_GROUPS = 32  # each holds threads and a socket to every peer
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What the ranks of a pool have in common."""
-
-    world_size: int
-    backend: str
-    threads: int | None  # None: what the placement finds fitting
-    watch: bool
-    device: str
-
-
 class Pool:
     """``world_size`` processes with a default group.
 
     After a failure that may have left something half done ``is_usable`` is False and the processes are gone.
+
+    Args:
+        setup: what they have in common.
+        placement: where they are started.
+        templates: whose forks they are, if so.
     """
 
-    def __init__(self, setup: Setup, placement: Placement) -> None:
+    def __init__(self, setup: Setup, placement: Placement, templates: Templates | None = None) -> None:
         self._setup = setup
         self._placement = placement
         self._calls = 0
         self._surroundings = Surroundings(path=(), directory=None, environment=placement.environment)
+        if templates is not None:
+            self._surroundings = templates.surroundings
         self._selector = selectors.DefaultSelector()
         self._members: list[Member] = []
         self._live = False
@@ -64,14 +62,17 @@ class Pool:
         try:
             with ExitStack() as stack:
                 fd = self._share(stack) if placement.shares_memory and setup.watch else None
-                listening = stack.enter_context(
-                    socket.create_server((placement.host, 0), backlog=setup.world_size)
-                )
+                if templates is not None:
+                    listening = templates.listening
+                else:
+                    listening = stack.enter_context(
+                        socket.create_server((placement.host, 0), backlog=setup.world_size)
+                    )
                 for rank in range(setup.world_size):
                     more = [] if fd is None else [fd]
                     if rank == 0:
                         more.append(listening.fileno())
-                    self._members.append(Member(rank, placement.place(rank, setup.world_size, more)))
+                    self._members.append(Member(rank, (templates or placement).place(rank, setup.world_size, more)))
                 self._start(listening.getsockname()[1])
         except BaseException:
             self.kill()
@@ -201,7 +202,7 @@ class Pool:
     def _start(self, port: int) -> None:
         for member in self._members:
             self._selector.register(member.connection, selectors.EVENT_READ, member)
-            member.send(self._description(member.rank, port))
+            member.send(start_of(self._setup, self._placement, member.rank, port))
         for member in self._members:
             member.await_start()  # before that, its status pipe does not tell about its end
             self._selector.register(member.status, selectors.EVENT_READ, member)
@@ -219,29 +220,6 @@ class Pool:
                         text = "; ".join(f"{name} ({why})" for name, why in report.missing.items())
                         raise self._unavailable(f"the fork server could not import {text}")
                     waiting.discard(member.rank)
-
-    def _description(self, rank: int, port: int) -> Start:
-        setup, placement = self._setup, self._placement
-        variables = {
-            **placement.variables(rank, setup.world_size),
-            INSIDE: "1",
-            "MASTER_ADDR": placement.host,
-            "MASTER_PORT": str(port),
-            "RANK": str(rank),
-            "WORLD_SIZE": str(setup.world_size),
-        }
-        return Start(
-            rank=rank,
-            world_size=setup.world_size,
-            backend=setup.backend,
-            threads=setup.threads or placement.threads(rank, setup.world_size),
-            host=placement.host,
-            port=port,
-            variables=variables,
-            watch=setup.watch,
-            board=self._board is not None,
-            device=setup.device,
-        )
 
     def _replace(self, why: str) -> None:
         size = self.world_size

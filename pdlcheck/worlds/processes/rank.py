@@ -24,18 +24,20 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from pdlcheck.errors import PeerFailed, RankFailed
 from pdlcheck.worlds.processes.announce import Announcer
+from pdlcheck.worlds.processes.at_end import end
 from pdlcheck.worlds.processes.board import Board
-from pdlcheck.worlds.processes.channel import Channel, leave
+from pdlcheck.worlds.processes.channel import Channel
 from pdlcheck.worlds.processes.journal import open_journal
 from pdlcheck.worlds.processes.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
 from pdlcheck.worlds.processes.own_device import own_device, select_own_device, take_device, was_lost
+from pdlcheck.worlds.processes.own_rank import take_rank
 from pdlcheck.worlds.processes.payload import dump_error, dump_result, import_module_of, load_call
 from pdlcheck.worlds.processes.position import user_traceback
 from pdlcheck.worlds.processes.watched_gloo import watch_gloo
 from pdlcheck.worlds.processes.watched_groups import begin_call
 from pdlcheck.worlds.site import site_of
 
-__all__ = ["main"]
+__all__ = ["adopt", "begin", "fresh_state", "main", "take_place"]
 
 _PR_SET_PDEATHSIG = 1
 _PEER_HAS_GONE = (
@@ -51,27 +53,23 @@ _LIMITS = {
 _UNSENDABLE = (SystemExit, KeyboardInterrupt, GeneratorExit)  # raised in the controller they would end it
 
 
-def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int) -> NoReturn:
+def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, placed: bool = False) -> NoReturn:
     """Serve as one rank.
 
     ``fds``: pipe, stdout, stderr, journal; the board, if there is one; on rank 0, the store's listening socket.
+    ``placed``: a fork of a template, which has taken the rank's place already.
     """
-    _die_with(server_pid)
-    open_journal(fds[3])
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text file in every fork
-    faulthandler.enable(file=2, all_threads=False)
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+    begin(fds, server_pid)
     channel = Channel(Connection(fds[0]))
     start: Start = channel.receive()
+    if not placed:
+        take_place(start)
     announcer = Announcer(start.rank, channel.send, Board(fds[4], start.world_size) if start.board else None)
-    os.environ.update(start.variables)
     if start.watch:
         channel.on_message = announcer.handle
         channel.look_s = 0.1  # a watched wait ends by itself: only a call of the real group can be blocked
         _watch(start.backend, announcer)
     channel.start()
-    torch.set_num_threads(start.threads)
-    take_device(start.device, start.backend, int(os.environ["LOCAL_RANK"]))
     store = _join(start, fds[-1] if start.rank == 0 else None)
     channel.send(Ready(missing))
     while (call := channel.next_call()) is not None:
@@ -79,7 +77,24 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int) -> NoR
         begin_call()
         _serve(call, start, store, channel)
     del store  # rank 0 hosts it: kept until here
-    leave()
+    end()
+
+
+def begin(fds: Sequence[int], parent_pid: int) -> None:
+    """What concerns the process alone: its end, and where it writes."""
+    _die_with(parent_pid)
+    open_journal(fds[3])
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text file in every fork
+    faulthandler.enable(file=2, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+
+
+def take_place(start: Start) -> None:
+    """Be that rank, as far as this is possible without a group."""
+    os.environ.update(start.variables)
+    take_rank(start.rank, start.world_size)
+    torch.set_num_threads(start.threads)
+    take_device(start.device, start.backend, int(os.environ["LOCAL_RANK"]))
 
 
 def _die_with(server_pid: int) -> None:
@@ -136,12 +151,12 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel) -> None:
         if call.rejoin:
             _rejoin(call.call, start, store)
             default_group = dist.group.WORLD
-        _adopt(call.changes, start.variables)
+        adopt(call.changes, start.variables)
         if call.module is not None:
             import_module_of(*call.module)
         fn, args, kwargs = load_call(call.payload)
         if call.seed is not None:
-            _fresh_state(call.seed, start)
+            fresh_state(call.seed, start)
         value = fn(*args, **kwargs)
         report: Any = Done(call.call, dump_result(value, start.rank), _aftermath(default_group))
     except PeerFailed as error:
@@ -158,7 +173,8 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel) -> None:
     channel.end(call.call, report)
 
 
-def _adopt(changes: Changes, own: Mapping[str, str]) -> None:
+def adopt(changes: Changes, own: Mapping[str, str]) -> None:
+    """Take over what changed around the controller's code, but for the rank's own variables."""
     if changes.path is not None:
         sys.path[:] = changes.path
     if changes.directory is not None:
@@ -174,7 +190,7 @@ def _aftermath(default_group: dist.ProcessGroup | None) -> Aftermath:
     return Aftermath(same, c10d._world.group_count, len(c10d._world.pg_map))
 
 
-def _fresh_state(seed: int, start: Start) -> None:
+def fresh_state(seed: int, start: Start) -> None:
     """Undo what an earlier call may have left behind; every rank has random streams of its own."""
     own_seed = seed * 10_007 + start.rank
     if torch.accelerator.current_accelerator() is None:

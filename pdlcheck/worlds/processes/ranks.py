@@ -32,6 +32,7 @@ class ProcessRanks:
         self.timeout_s = timeout_s
         self._rejoin = rejoin
         self._debugged = debugged
+        self.have_begun = False  # they are forks of processes that have done what the user of the world begins with
 
     @property
     def world_size(self) -> int:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pdlcheck.worlds.processes.placement import Placement
     from pdlcheck.worlds.processes.pool import Pool
     from pdlcheck.worlds.processes.ranks import ProcessRanks
+    from pdlcheck.worlds.processes.setup import Setup
+    from pdlcheck.worlds.processes.templates import Beginning, KeptTemplates, Templates
 
 __all__ = ["ProcessWorld"]
 
@@ -99,6 +101,7 @@ class ProcessWorld:
         self._placement = placement
         self.isolation = check_isolation(isolation)
         self._pools: dict[int, Pool] = {}
+        self._templates: KeptTemplates | None = None
         self._one_at_a_time = threading.RLock()
         self._is_checked = False
         _worlds.add(self)
@@ -113,16 +116,23 @@ class ProcessWorld:
             return ranks.run(fn, *args, **kwargs)
 
     @contextmanager
-    def open(self, world_size: int) -> Iterator[ProcessRanks]:
-        """See :class:`pdlcheck.worlds.protocol.World`; processes that are there already are used again."""
+    def open(self, world_size: int, *, beginning: Beginning | None = None) -> Iterator[ProcessRanks]:
+        """See :class:`pdlcheck.worlds.protocol.World`; processes that are there already are used again.
+
+        Fresh ranks of which the ``beginning`` is known are forks of processes that have done it, where that can be:
+        the ranks' ``have_begun`` is then True.
+        """
         check_world_size(world_size)
         with self._one_at_a_time:
             fresh, rejoin = self.isolation == "fresh", self.isolation == "reinit"
-            pool = self._new_pool(world_size) if fresh else self._kept_pool(world_size)
+            forked = self._forked_pool(world_size, beginning) if fresh and beginning is not None else None
+            pool = forked or (self._new_pool(world_size) if fresh else self._kept_pool(world_size))
             from pdlcheck.worlds.processes.ranks import ProcessRanks  # it imports torch: see check
 
+            ranks = ProcessRanks(pool, self.seed, self.timeout_s, rejoin=rejoin, debugged=self._debugged)
+            ranks.have_begun = forked is not None
             try:
-                yield ProcessRanks(pool, self.seed, self.timeout_s, rejoin=rejoin, debugged=self._debugged)
+                yield ranks
             finally:
                 if fresh and pool.is_usable:
                     pool.close()
@@ -155,6 +165,8 @@ class ProcessWorld:
                 if pool.is_usable:
                     pool.close()
             self._pools.clear()
+            if self._templates is not None:
+                self._templates.close()
             forkserver.release(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -172,7 +184,7 @@ class ProcessWorld:
 
     def _new_pool(self, world_size: int) -> Pool:
         self.check()
-        from pdlcheck.worlds.processes.pool import Pool, Setup  # it imports torch: see check
+        from pdlcheck.worlds.processes.pool import Pool  # it imports torch: see check
         from pdlcheck.worlds.processes.ranks import ProcessRanks
 
         placement = self._placement or self._here()
@@ -181,8 +193,7 @@ class ProcessWorld:
             import torch
 
             check_devices(placement.ranks_here(world_size), torch.cuda.device_count())
-        setup = Setup(world_size, self.name, self._threads, self._watch and self.name in _WATCHED, self.device)
-        pool = Pool(setup, placement)
+        pool = Pool(self._setup(world_size), placement)
         if self._prepare is not None:
             try:
                 ProcessRanks(pool, self.seed, self.timeout_s).run(self._prepare)
@@ -190,6 +201,38 @@ class ProcessWorld:
                 pool.kill()
                 raise
         return pool
+
+    def _forked_pool(self, world_size: int, beginning: Beginning) -> Pool | None:
+        """None where ranks cannot be forked from templates."""
+        if self.name != "gloo" or self.device != "cpu" or self._placement is not None or self._debugged is not None:
+            return None
+        self.check()
+        from pdlcheck.worlds.processes.pool import Pool  # it imports torch: see check
+        from pdlcheck.worlds.processes.templates import KeptTemplates, Templates
+
+        setup, placement = self._setup(world_size), LocalPlacement(forkserver.retain(self))
+        calls = [(beginning.fn, beginning.args)]
+        if self._prepare is not None:
+            calls.insert(0, (self._prepare, ()))
+
+        def make() -> Templates:
+            return Templates(setup, placement, calls, self.seed, self.timeout_s)
+
+        self._templates = self._templates or KeptTemplates()
+        templates = self._templates.get(beginning.key, world_size, make)
+        if templates is None:
+            return None
+        try:
+            return Pool(setup, placement, templates)
+        except WorldUnavailable:  # a template has ended: ranks can be started without it
+            self._templates.drop(templates)
+            return None
+
+    def _setup(self, world_size: int) -> Setup:
+        from pdlcheck.worlds.processes.setup import Setup
+
+        watch = self._watch and self.name in _WATCHED
+        return Setup(world_size, self.name, self._threads, watch, self.device)
 
     def _here(self) -> Placement:
         server = forkserver.retain(self)
@@ -232,6 +275,8 @@ class ProcessWorld:
         for pool in self._pools.values():
             pool.abandon()
         self._pools.clear()
+        if self._templates is not None:
+            self._templates.abandon()
         self._one_at_a_time = threading.RLock()
 
 
