@@ -104,7 +104,7 @@ class _RankSession:
             config._inicache["filterwarnings"], config.known_args_namespace.pythonwarnings = description.filters
             _set_basetemp(config, Path(description.basetemp), f"{description.world}-{dist.get_world_size()}")
             rank_debugger.take_breakpoints()  # pytest's own debugger has just put itself in front
-            journal_log(config)
+            self._log = journal_log(config)
             self.hooks = RankHooks(config)
             config.pluginmanager.register(self.hooks, "pdlcheck-rank")
             self.session = pytest.Session.from_config(config)
@@ -135,6 +135,18 @@ class _RankSession:
             warnings.filters.extend(self._python_filters)  # type: ignore[attr-defined]  # a list in fact
             with catch_warnings_for_item(config=item.config, ihook=item.ihook, when="runtest", item=item):
                 yield
+
+    @contextmanager
+    def one_look_at_loggers(self) -> Iterator[None]:
+        """While phases run one after the other, and nothing of the user's before the last of them."""
+        if self._log is None:
+            yield
+            return
+        self._log.once = True
+        try:
+            yield
+        finally:
+            self._log.once = False
 
     def _same_folders(self, node: Any) -> None:
         """Files that were collected one by one share their packages: fixtures of these are set up once."""
@@ -178,14 +190,15 @@ def run(path: str, nodeid: str, shared: str, following: tuple[str, str] | Litera
 
     False leaves the teardown to :func:`teardown`, as it also ends what an item before has set up.
     """
-    setup(path, nodeid, shared)
-    call(nodeid, {})
     assert _session is not None
-    item = _session.items[nodeid]
-    if not only_own_teardown(item, None if following is None else _Next(item, following)):  # type: ignore[arg-type]
-        return False
-    teardown(nodeid, following, failed=False)
-    return True
+    with _session.one_look_at_loggers():
+        setup(path, nodeid, shared)
+        call(nodeid, {})
+        item = _session.items[nodeid]
+        if not only_own_teardown(item, None if following is None else _Next(item, following)):  # type: ignore[arg-type]
+            return False
+        teardown(nodeid, following, failed=False)
+        return True
 
 
 def call(nodeid: str, drawn: dict[str, Any]) -> None:
