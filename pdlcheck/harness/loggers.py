@@ -36,7 +36,7 @@ class Destinations:
 
 
 def attach_quickly(config: pytest.Config) -> None:
-    """In the controller, from its next phase on: pytest's handlers are attached in one pass where ranks run a test.
+    """In the controller, from its next phase on: pytest's handlers are attached in one pass where processes run a test.
 
     pytest looks through all loggers twice in each phase, a sixth of what a small test costs in the controller. No code
     of the user's runs there between the phases of such an item, so one look at its set-up is enough.
@@ -57,7 +57,8 @@ class _Quick:
     @contextmanager
     def runtest_for(self, item: pytest.Item, when: str) -> Iterator[None]:
         """In the place of pytest's ``LoggingPlugin._runtest_for``."""
-        if cases.case_of(item) is None:
+        case = cases.case_of(item)
+        if case is None or case.world == "sim":  # its own code runs here
             with self._pytests(item, when):
                 yield
             return

@@ -125,3 +125,31 @@ def test_the_controller_hears_the_hooks_that_run_in_it_and_leaves_no_handler_beh
         assert result.stdout.str().count(f"root at the end of {name}") == 1
     result.stdout.no_fnmatch_line("*too low*")
     assert result.stdout.str().count("left: []") == 3
+
+
+BETWEEN_PHASES = """
+import logging
+
+import pytest
+
+
+@pytest.fixture
+def apart():
+    logger = logging.getLogger("apart")
+    logger.propagate = False
+    yield logger
+    logger.propagate = True
+
+
+@pytest.mark.world_size(2)
+def test_hears(rank, apart, caplog):
+    apart.warning("apart")
+    assert "apart" in caplog.messages
+"""
+
+
+def test_a_logger_that_a_fixture_sets_apart_is_heard_in_the_body_on_every_world(pytester):
+    pytester.makepyfile(BETWEEN_PHASES)
+    quiet = ("-p", "no:randomly", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("--world", "gloo,sim", *quiet)
+    result.assert_outcomes(passed=2)
