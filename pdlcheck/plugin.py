@@ -189,6 +189,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         from pdlcheck.harness.gpu import require_cuda
 
         require_cuda()
+    if cases.runs_in_a_rank(item.config):
+        return
     cases.require_ranks(item)
     if cases.world_of(item) is not None:
         from pdlcheck.harness.time_limits import not_counted
@@ -253,6 +255,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     __tracebackhide__ = True
+    if cases.runs_in_a_rank(item.config):
+        with cases.too_few_ranks_skip():
+            yield
+        return
     world = getattr(item, "funcargs", {}).get("world")
     with cases.too_few_ranks_skip(), cases.with_faults(item):
         if cases.case_of(item) is not None or cases.world_of(item) is None or world is None:
@@ -291,15 +297,17 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if call.excinfo is not None and not cases.runs_in_a_rank(item.config) and cases.case_of(item) is not None:
+    if cases.runs_in_a_rank(item.config):
+        return report
+    if call.excinfo is not None and cases.case_of(item) is not None:
         from pdlcheck.harness.reports import take_expected
 
         take_expected(call.excinfo.value, report)
-    if report.failed and not cases.runs_in_a_rank(item.config):
+    if report.failed:
         from pdlcheck.harness.reports import tell
 
         tell(item, call, report)
-    if item.config.getoption("--timeline") is not None and not cases.runs_in_a_rank(item.config):
+    if item.config.getoption("--timeline") is not None:
         from pdlcheck.harness.pictures import draw
 
         draw(item, report)
@@ -313,27 +321,27 @@ def world(request: pytest.FixtureRequest) -> World:
 
 
 @pytest.fixture
-def world_size(request: pytest.FixtureRequest) -> int:
+def world_size() -> int:
     """Number of ranks of this test."""
-    return cases.rank_context(request, "world_size").world_size
+    return cases.rank_context("world_size").world_size
 
 
 @pytest.fixture
-def rank(request: pytest.FixtureRequest) -> int:
+def rank() -> int:
     """This rank, from 0 to ``world_size - 1``."""
-    return cases.rank_context(request, "rank").rank
+    return cases.rank_context("rank").rank
 
 
 @pytest.fixture
-def device(request: pytest.FixtureRequest) -> torch.device:
+def device() -> torch.device:
     """The device of this rank: the CPU; on nccl, and with ``--rank-device cuda``, its CUDA device."""
-    return cases.rank_context(request, "device").device
+    return cases.rank_context("device").device
 
 
 @pytest.fixture
-def group(request: pytest.FixtureRequest) -> dist.ProcessGroup:
+def group() -> dist.ProcessGroup:
     """The default process group."""
-    return cases.rank_context(request, "group").group
+    return cases.rank_context("group").group
 
 
 @pytest.fixture

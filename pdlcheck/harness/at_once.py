@@ -7,6 +7,9 @@ sees that they share a message with the body.
 
 from __future__ import annotations
 
+from collections.abc import Set
+from typing import Any
+
 import pytest
 
 from pdlcheck.harness.examples import RANK_FIXTURES, is_property
@@ -15,6 +18,8 @@ __all__ = ["needs_one_message", "only_own_teardown"]
 
 _OURS = RANK_FIXTURES - {"subject"}  # it fails where --subject leads nowhere
 _HOOKS = ("pytest_runtest_setup", "pytest_runtest_teardown", "pytest_fixture_setup", "pytest_fixture_post_finalizer")
+
+_looked_at = pytest.StashKey[tuple[frozenset[object], bool]]()  # conftest files; whether any of them has such a hook
 
 
 def needs_one_message(item: pytest.Function) -> bool:
@@ -35,5 +40,14 @@ def only_own_teardown(item: pytest.Function, nextitem: pytest.Item | None) -> bo
 
 
 def _users_hooks(item: pytest.Item) -> bool:
-    plugins = item.config.pluginmanager._conftest_plugins
-    return any(impl.plugin in plugins for hook in _HOOKS for impl in getattr(item.ihook, hook).get_hookimpls())
+    config = item.config
+    files = config.pluginmanager._conftest_plugins
+    known, some = config.stash.get(_looked_at, (frozenset(), False))
+    if files != known:
+        some = _some_of(files, config.hook)
+        config.stash[_looked_at] = frozenset(files), some
+    return some and _some_of(files, item.ihook)
+
+
+def _some_of(files: Set[object], hooks: Any) -> bool:
+    return any(impl.plugin in files for hook in _HOOKS for impl in getattr(hooks, hook).get_hookimpls())

@@ -13,6 +13,7 @@ from pdlcheck.harness.at_once import needs_one_message
 from pdlcheck.harness.cases import Case
 from pdlcheck.harness.folders import has_failed, shared_path
 from pdlcheck.harness.following import Following, next_on_the_same_ranks
+from pdlcheck.harness.loggers import attach_quickly
 from pdlcheck.harness.rank_output import RankOutput
 from pdlcheck.harness.time_limits import not_counted, read_marker, seconds_left
 from pdlcheck.harness.verdicts import verdict
@@ -40,6 +41,7 @@ class ProcessItem:
         self._at_once = needs_one_message(item)
         self._begun = False  # the ranks may hold something of the item
         read_marker(item)
+        attach_quickly(item.config)
 
     def setup(self) -> None:
         __tracebackhide__ = True

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from _pytest.logging import LogCaptureHandler, LoggingPlugin, caplog_handler_key, caplog_records_key
 
+from pdlcheck.harness.loggers import Destinations
 from pdlcheck.worlds.processes.journal import note
 
-__all__ = ["RankHooks", "journal_log", "note_properties"]
+__all__ = ["RankHooks", "StandingHandlers", "journal_log", "note_properties"]
 
 _noted = pytest.StashKey[int]()
 
@@ -60,33 +61,41 @@ def note_properties(item: pytest.Item) -> None:
     item.stash[_noted] = len(item.user_properties)
 
 
-def journal_log(config: pytest.Config) -> None:
-    """Note what is logged, in the format and from the level on that pytest was asked for."""
+def journal_log(config: pytest.Config) -> StandingHandlers | None:
+    """Note what is logged, in the format and from the level on that pytest was asked for; None if it has no log."""
     plugin: LoggingPlugin | None = config.pluginmanager.getplugin("logging-plugin")
-    if plugin is not None:
-        journal = _Journal()
-        journal.setFormatter(plugin.formatter)
-        if plugin.log_level is not None:
-            journal.setLevel(plugin.log_level)
-            plugin.caplog_handler.setLevel(plugin.log_level)
-        plugin._runtest_for = _StandingHandlers(plugin, journal).runtest_for  # type: ignore[method-assign]
+    if plugin is None:
+        return None
+    journal = _Journal()
+    journal.setFormatter(plugin.formatter)
+    if plugin.log_level is not None:
+        journal.setLevel(plugin.log_level)
+        plugin.caplog_handler.setLevel(plugin.log_level)
+    handlers = StandingHandlers(plugin, journal)
+    plugin._runtest_for = handlers.runtest_for  # type: ignore[method-assign]
+    return handlers
 
 
-class _StandingHandlers:
+class StandingHandlers:
     """pytest's handlers, attached for good.
 
     pytest attaches two handlers anew in every phase, to the root and to each logger that does not propagate, of which
-    torch has dozens: a seventh of what a small test costs in a rank. Here, a phase attaches what is missing.
+    torch has dozens: a seventh of what a small test costs in a rank. Here, a phase attaches what is missing; with
+    ``once``, only the first one looks.
     """
 
     def __init__(self, plugin: LoggingPlugin, journal: _Journal) -> None:
         self._plugin = plugin
         self._handlers = (plugin.caplog_handler, journal)
+        self.once = False
+        self._destinations = Destinations()
+        self._attached: list[logging.Logger] = []
 
     @contextmanager
     def runtest_for(self, item: pytest.Item, when: str) -> Iterator[None]:
         """In the place of pytest's ``LoggingPlugin._runtest_for``."""
-        self._attach()
+        if when == "setup" or not self.once:
+            self._attach()
         captured = self._plugin.caplog_handler
         captured.reset()
         item.stash[caplog_records_key][when] = captured.records
@@ -103,16 +112,17 @@ class _StandingHandlers:
             root.setLevel(before)
 
     def _attach(self) -> None:
-        root = logging.getLogger()
-        for logger in (root, *root.manager.loggerDict.values()):
-            if isinstance(logger, logging.PlaceHolder):
-                continue
-            needs = logger is root or not logger.propagate
-            if not (needs or logger.handlers):
-                continue
+        loggers = self._destinations.now()
+        if loggers != self._attached:
+            for logger in self._attached:
+                if logger not in loggers:  # it propagates again
+                    for handler in self._handlers:
+                        logger.removeHandler(handler)
+            self._attached = loggers
+        for logger in loggers:
             for handler in self._handlers:
-                if (handler in logger.handlers) is not needs:
-                    (logger.addHandler if needs else logger.removeHandler)(handler)
+                if handler not in logger.handlers:
+                    logger.addHandler(handler)
 
 
 class _Journal(LogCaptureHandler):

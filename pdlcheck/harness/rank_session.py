@@ -29,6 +29,7 @@ from pdlcheck.harness.at_once import only_own_teardown
 from pdlcheck.harness.cases import IN_RANK, RankContext, set_rank_context
 from pdlcheck.harness.examples import is_property
 from pdlcheck.harness.folders import SHARED
+from pdlcheck.harness.passed import needs_report, note_passed
 from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_properties
 from pdlcheck.harness.reports import RANK_REPORT, RANK_XFAIL
 from pdlcheck.worlds.processes.own_device import own_device
@@ -105,7 +106,7 @@ class _RankSession:
             config._inicache["filterwarnings"], config.known_args_namespace.pythonwarnings = description.filters
             _set_basetemp(config, Path(description.basetemp), f"{description.world}-{own_world_size()}")
             rank_debugger.take_breakpoints()  # pytest's own debugger has just put itself in front
-            journal_log(config)
+            self._log = journal_log(config)
             self.hooks = RankHooks(config)
             config.pluginmanager.register(self.hooks, "pdlcheck-rank")
             self.session = pytest.Session.from_config(config)
@@ -136,6 +137,18 @@ class _RankSession:
             warnings.filters.extend(self._python_filters)  # type: ignore[attr-defined]  # a list in fact
             with catch_warnings_for_item(config=item.config, ihook=item.ihook, when="runtest", item=item):
                 yield
+
+    @contextmanager
+    def one_look_at_loggers(self) -> Iterator[None]:
+        """While phases run one after the other, and nothing of the user's before the last of them."""
+        if self._log is None:
+            yield
+            return
+        self._log.once = True
+        try:
+            yield
+        finally:
+            self._log.once = False
 
     def _same_folders(self, node: Any) -> None:
         """Files that were collected one by one share their packages: fixtures of these are set up once."""
@@ -179,14 +192,16 @@ def run(path: str, nodeid: str, shared: str, following: tuple[str, str] | Litera
 
     False leaves the teardown to :func:`teardown`, as it also ends what an item before has set up.
     """
-    setup(path, nodeid, shared)
-    call(nodeid, {})
     assert _session is not None
-    item = _session.items[nodeid]
-    if not only_own_teardown(item, None if following is None else _Next(item, following)):  # type: ignore[arg-type]
-        return False
-    teardown(nodeid, following, failed=False)
-    return True
+    with _session.one_look_at_loggers():
+        setup(path, nodeid, shared)
+        call(nodeid, {})
+        item = _session.items[nodeid]
+        nextitem = None if following is None else _Next(item, following)
+        if not only_own_teardown(item, nextitem):  # type: ignore[arg-type]
+            return False
+        _tear_down(item, nextitem)
+        return True
 
 
 def call(nodeid: str, drawn: dict[str, Any]) -> None:
@@ -217,11 +232,13 @@ def teardown(nodeid: str, following: tuple[str, str] | Literal["keep"] | None, f
         return
     if failed and tmppath_result_key in item.stash:
         item.stash[tmppath_result_key]["call"] = False
-    nextitem = None if following is None else _Next(item, following)
+    _tear_down(item, None if following is None else _Next(item, following))
+
+
+def _tear_down(item: pytest.Function, nextitem: _Next | None) -> None:
+    assert _session is not None
     try:
-        _phase(
-            item, "teardown", lambda: item.ihook.pytest_runtest_teardown(item=item, nextitem=nextitem)
-        )
+        _phase(item, "teardown", lambda: item.ihook.pytest_runtest_teardown(item=item, nextitem=nextitem))
     finally:
         _session.around.close()
         item._request = False  # type: ignore[assignment]  # as pytest does when an item has ended
@@ -264,9 +281,9 @@ class _Next:
 def _holds(node: Any, path: Path, nodeid: str) -> bool:
     if isinstance(node, pytest.Session):
         return True
-    if node.path.is_dir():
-        return node.path in path.parents
-    return bool(node.path == path and (nodeid == node.nodeid or nodeid.startswith(f"{node.nodeid}::")))
+    if node.path == path:
+        return bool(nodeid == node.nodeid or nodeid.startswith(f"{node.nodeid}::"))
+    return node.path in path.parents
 
 
 def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], run: Callable[[], object]) -> None:
@@ -277,11 +294,16 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
     call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt, pytest.exit.Exception))
     if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
         traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report
+    if call.excinfo is None and not needs_report(item, when):
+        note_passed(item, when)
+        note_properties(item)
+        return
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     note_properties(item)
     if call.excinfo is None:
-        late_mark = _xfail_marks(item) > item.stash[_marked]
-        if report.failed and (late_mark or not str(report.longrepr).startswith("[XPASS(strict)]")):
+        if report.failed and (
+            _xfail_marks(item) > item.stash[_marked] or not str(report.longrepr).startswith("[XPASS(strict)]")
+        ):
             pytest.fail(str(report.longrepr), pytrace=False)  # a plugin's verdict; a mark's is the controller's
         return
     error = call.excinfo.value

@@ -82,3 +82,12 @@ def test_b(rank): pass
     result.stdout.fnmatch_lines(
         ["*messages: collect setup call teardown run teardown*", "*ERROR at teardown of test_b*"]
     )
+
+
+def test_a_hook_of_a_folder_does_not_count_in_another(run, pytester):
+    for folder in ("with_hook", "without"):
+        pytester.mkdir(folder).joinpath(f"test_{folder}.py").write_text(HEAD + "def test_a(rank): pass")
+    pytester.path.joinpath("with_hook", "conftest.py").write_text("def pytest_runtest_setup(item): pass")
+    result = run("def test_a(rank): pass")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["*messages: collect run collect setup call teardown collect run*"])

@@ -82,3 +82,74 @@ def test_a_level_of_the_run_is_that_of_the_ranks(pytester):
     for rank in (0, 1):
         result.stdout.fnmatch_lines([f"INFO *info of {rank}", f"ERROR *error of {rank}"])
     result.assert_outcomes(passed=2, failed=1)
+
+
+CONTROLLER = """
+import logging
+
+from pdlcheck.harness.cases import runs_in_a_rank
+
+apart = logging.getLogger("apart")
+apart.propagate = False
+
+
+def pytest_runtest_setup(item):
+    if not runs_in_a_rank(item.config):
+        apart.warning("apart in the set-up of %s", item.originalname)
+
+
+def pytest_runtest_teardown(item):
+    if not runs_in_a_rank(item.config):
+        logging.error("root at the end of %s", item.originalname)
+        apart.info("too low")
+
+
+def pytest_runtest_logfinish():
+    print("left:", [handler for handler in apart.handlers if type(handler).__name__ == "LogCaptureHandler"])
+"""
+
+
+def test_the_controller_hears_the_hooks_that_run_in_it_and_leaves_no_handler_behind(pytester):
+    pytester.makeconftest(CONTROLLER)
+    pytester.makepyfile(
+        "import pytest\n\n"
+        "def test_plain(): pass\n\n"
+        "@pytest.mark.world_size(2)\ndef test_first(rank): pass\n\n"
+        "@pytest.mark.world_size(2)\ndef test_next(rank): assert False\n"
+    )
+    quiet = ("-p", "no:randomly", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("--world", "gloo", *quiet, "-rA", "-s")
+    result.assert_outcomes(passed=2, failed=1)
+    for name in ("test_plain", "test_first", "test_next"):
+        assert result.stdout.str().count(f"apart in the set-up of {name}") == 1
+        assert result.stdout.str().count(f"root at the end of {name}") == 1
+    result.stdout.no_fnmatch_line("*too low*")
+    assert result.stdout.str().count("left: []") == 3
+
+
+BETWEEN_PHASES = """
+import logging
+
+import pytest
+
+
+@pytest.fixture
+def apart():
+    logger = logging.getLogger("apart")
+    logger.propagate = False
+    yield logger
+    logger.propagate = True
+
+
+@pytest.mark.world_size(2)
+def test_hears(rank, apart, caplog):
+    apart.warning("apart")
+    assert "apart" in caplog.messages
+"""
+
+
+def test_a_logger_that_a_fixture_sets_apart_is_heard_in_the_body_on_every_world(pytester):
+    pytester.makepyfile(BETWEEN_PHASES)
+    quiet = ("-p", "no:randomly", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("--world", "gloo,sim", *quiet)
+    result.assert_outcomes(passed=2)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.processes.messages import Command, Report, put
+from pdlcheck.worlds.processes.messages import Command, Report, packed
 from pdlcheck.worlds.processes.placement import RankProcess
 
 __all__ = ["Died", "Member", "Written"]
@@ -61,8 +61,12 @@ class Member:
 
     def send(self, message: Command) -> None:
         """Send; a rank that has gone is noticed when it is read from."""
+        self.send_packed(packed(message))
+
+    def send_packed(self, data: bytes) -> None:
+        """Send a message that is the same for several ranks."""
         try:
-            put(self.connection, message)
+            self.connection.send_bytes(data)
         except OSError:
             return
 

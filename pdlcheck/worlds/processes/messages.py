@@ -36,13 +36,19 @@ __all__ = [
     "Stop",
     "Unwatch",
     "WhereAreYou",
+    "packed",
     "put",
 ]
 
 
 def put(connection: Connection[Any, Any], message: Any) -> None:
     """Send a message; its reader calls ``recv``."""
-    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+    connection.send_bytes(packed(message))
+
+
+def packed(message: Any) -> bytes:
+    """A message as ``recv`` reads it."""
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 
 class _Message:

@@ -17,6 +17,8 @@ import cloudpickle  # type: ignore[import-untyped]
 
 __all__ = ["dump_call", "dump_error", "dump_result", "import_module_of", "load_call", "module_of"]
 
+_PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
+
 
 def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """Return the call as bytes; functions of ``__main__``, lambdas and closures travel by value.
@@ -58,7 +60,7 @@ def dump_result(value: Any, rank: int) -> bytes:
         TypeError: it cannot travel.
     """
     try:
-        return _dumps(value)
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if _is_plain(value) else _dumps(value)
     except Exception as error:  # pickling runs code of any class
         raise TypeError(
             f"rank {rank} returned a {type(value).__name__} that cannot be sent to the controller: "
@@ -140,9 +142,14 @@ def _is_our_own(fn: Callable[..., Any]) -> bool:
     return str(getattr(fn, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.harness.")
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, depth: int = 4) -> bool:
+    """Values of Python's own, in containers of no great depth; nothing to look after when they are pickled."""
     kind = type(value)
-    return kind in (str, int, bool, type(None)) or (kind is tuple and all(map(_is_plain, value)))
+    if kind in _PLAIN:
+        return True
+    if kind is dict:
+        return depth > 0 and all(_is_plain(k, depth - 1) and _is_plain(v, depth - 1) for k, v in value.items())
+    return kind in (tuple, list) and depth > 0 and all(_is_plain(part, depth - 1) for part in value)
 
 
 def _trouble(part: Any) -> Exception | None:

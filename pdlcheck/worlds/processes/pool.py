@@ -18,7 +18,7 @@ from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.processes.board import Board, shared_file
 from pdlcheck.worlds.processes.collect import Collector
 from pdlcheck.worlds.processes.member import Died, Member, Written
-from pdlcheck.worlds.processes.messages import AreYouThere, Call, Here, Ready, Report
+from pdlcheck.worlds.processes.messages import AreYouThere, Call, Here, Ready, Report, packed
 from pdlcheck.worlds.processes.placement import Placement
 from pdlcheck.worlds.processes.referee import Referee
 from pdlcheck.worlds.processes.setup import Setup, start_of
@@ -113,8 +113,9 @@ class Pool:
         message = Call(self._calls, payload, module, seed, rejoin, changes)
         referee = Referee(self._setup.world_size) if self._setup.watch else None
         try:
+            data = packed(message)
             for member in self._members:
-                member.send(message)
+                member.send_packed(data)
             collector = Collector(
                 self._members, self._calls, self._wait, referee, self._board, timeout_s, debugged
             )

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pdlcheck.worlds.processes.messages import Changes
@@ -68,4 +69,12 @@ _decoded: tuple[dict[Any, Any], Mapping[str, str]] = {}, {}
 
 def import_path() -> tuple[str, ...]:
     """``sys.path`` as it means the same in another directory; entries that name no file belong to path hooks."""
-    return tuple(os.path.abspath(entry) if os.path.exists(entry or ".") else entry for entry in sys.path)
+    return tuple(
+        entry if _is_whole(entry) or not os.path.exists(entry or ".") else os.path.abspath(entry) for entry in sys.path
+    )
+
+
+@lru_cache(maxsize=1024)
+def _is_whole(entry: str) -> bool:
+    """The file system need not be asked: this path is its own absolute path."""
+    return os.path.isabs(entry) and os.path.abspath(entry) == entry

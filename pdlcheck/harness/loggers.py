@@ -1,0 +1,101 @@
+"""The loggers at which records arrive, found at less cost than pytest's own way; torch alone has dozens of them."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from _pytest.logging import LoggingPlugin, caplog_handler_key, caplog_records_key
+
+from pdlcheck.harness import cases
+
+__all__ = ["Destinations", "attach_quickly"]
+
+_is_quick = pytest.StashKey[bool]()
+_found = pytest.StashKey[list[logging.Logger]]()
+
+
+class Destinations:
+    """The root, and the loggers that do not propagate to it."""
+
+    def __init__(self) -> None:
+        self._known: Sequence[object] = ()
+        self._loggers: list[logging.Logger] = []
+
+    def now(self) -> list[logging.Logger]:
+        """Those of this moment."""
+        root = logging.getLogger()
+        known = list(root.manager.loggerDict.values())
+        if known != self._known:  # they are compared by identity, in C
+            self._known = known
+            self._loggers = [logger for logger in known if isinstance(logger, logging.Logger) and logger is not root]
+        return [root, *[logger for logger in self._loggers if not logger.propagate]]
+
+
+def attach_quickly(config: pytest.Config) -> None:
+    """In the controller, from its next phase on: pytest's handlers are attached in one pass where processes run a test.
+
+    pytest looks through all loggers twice in each phase, a sixth of what a small test costs in the controller. No code
+    of the user's runs there between the phases of such an item, so one look at its set-up is enough.
+    """
+    plugin: LoggingPlugin | None = config.pluginmanager.getplugin("logging-plugin")
+    if plugin is None or _is_quick in config.stash or inspect.isgeneratorfunction(type(plugin)._runtest_for):
+        return  # pytest 8 delegates to a generator
+    config.stash[_is_quick] = True
+    plugin._runtest_for = _Quick(plugin).runtest_for  # type: ignore[method-assign]
+
+
+class _Quick:
+    def __init__(self, plugin: LoggingPlugin) -> None:
+        self._plugin = plugin
+        self._pytests = plugin._runtest_for
+        self._destinations = Destinations()
+
+    @contextmanager
+    def runtest_for(self, item: pytest.Item, when: str) -> Iterator[None]:
+        """In the place of pytest's ``LoggingPlugin._runtest_for``."""
+        case = cases.case_of(item)
+        if case is None or case.world == "sim":  # its own code runs here
+            with self._pytests(item, when):
+                yield
+            return
+        captured, reported, level = self._plugin.caplog_handler, self._plugin.report_handler, self._plugin.log_level
+        if when == "setup" or _found not in item.stash:
+            item.stash[_found] = self._destinations.now()
+        with _attached([captured, reported], item.stash[_found], level):
+            captured.reset()
+            reported.reset()
+            item.stash[caplog_records_key][when] = captured.records
+            item.stash[caplog_handler_key] = captured
+            try:
+                yield
+            finally:
+                item.add_report_section(when, "log", reported.stream.getvalue().strip())
+
+
+@contextmanager
+def _attached(handlers: list[logging.Handler], loggers: list[logging.Logger], level: int | None) -> Iterator[None]:
+    root = loggers[0]
+    before = root.level
+    for logger in loggers:
+        attached = logger.handlers
+        for handler in handlers:
+            if handler not in attached:
+                attached.append(handler)
+    if level is not None:
+        for handler in handlers:
+            handler.setLevel(level)
+        root.setLevel(min(before, level))
+    try:
+        yield
+    finally:
+        if level is not None:
+            root.setLevel(before)
+        for logger in loggers:
+            attached = logger.handlers
+            for handler in handlers:
+                if handler in attached:
+                    attached.remove(handler)

@@ -1,0 +1,50 @@
+"""What travels between the controller and the ranks: values of Python's own, by the short way, and all others."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+
+import pytest
+
+from pdlcheck.worlds.processes.payload import dump_result
+from pdlcheck.worlds.processes.surroundings import import_path
+
+
+def nested(depth: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1.5, b"x", {"a": [1, (2, "b")], 3: {"c": ()}}, nested(3), nested(100), {1, 2}, [os.path]], ids=repr
+)
+def test_a_value_comes_back(value):
+    copy = pickle.loads(dump_result(value, 0))
+    assert copy == value
+    assert type(copy) is type(value)
+
+
+def test_a_list_that_holds_itself_comes_back():
+    own: list[object] = []
+    own.append(own)
+    copy = pickle.loads(dump_result(own, 0))
+    assert copy[0] is copy
+
+
+def test_a_function_without_a_name_in_a_list_comes_back():
+    assert pickle.loads(dump_result([lambda: 3], 0))[0]() == 3
+
+
+def test_the_import_path_means_the_same_in_another_directory(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    whole, crooked = str(tmp_path), f"{tmp_path}/here/.."
+    monkeypatch.setattr(sys, "path", ["", "here", "absent", whole, crooked, "/absent/../hook"])
+    expected = (whole, f"{whole}/here", "absent", whole, whole, "/absent/../hook")
+    assert import_path() == expected
+    (tmp_path / "absent").mkdir()
+    assert import_path()[2] == f"{whole}/absent"
