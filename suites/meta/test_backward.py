@@ -30,6 +30,19 @@ def test_a_model_that_ranks_share_is_refused_and_one_of_its_own_trains(seed):
     assert world.run(lambda: train(nn.Linear(2, 1)), world_size=2) == [[[1.5, 1.5]]] * 2
 
 
+def test_a_tensor_that_ranks_share_is_refused_as_the_beginning_of_a_pass_too():
+    shared = torch.ones(1, requires_grad=True)
+
+    def program():
+        if dist.get_rank() == 0:
+            shared.register_hook(lambda gradient: dist.barrier())
+        dist.barrier()
+        shared.backward()
+
+    with pytest.raises(Unsupported, match=r"of a tensor of shape \(1,\)"):
+        get_world("sim").run(program, world_size=2)
+
+
 def test_ranks_may_compute_gradients_of_a_global_model_one_after_the_other():
     shared = nn.Linear(2, 1)
 

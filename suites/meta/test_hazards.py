@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pdlcheck.errors import BufferHazard, Deadlock, LeakedWork, Unsupported
 from pdlcheck.strategies import semantics as any_semantics
@@ -14,6 +15,7 @@ from pdlcheck.worlds.semantics import Semantics, make_semantics
 
 from . import network_programs
 from .catalogue import FAULTS, INNOCENT, hazards, innocent, leaks, messages
+from .catalogue.hazards import peer
 
 LEAKS = [fault.program for fault in FAULTS if fault.file == "leaks.py"]
 
@@ -186,12 +188,39 @@ def test_a_message_is_complete_for_those_who_ask_before_or_after_the_wait():
     def program():
         work = dist.irecv(torch.zeros(1), 0) if dist.get_rank() else dist.isend(torch.ones(1), 1)
         dist.barrier()
-        before = work.is_completed()
+        before = work.is_completed(), work.is_success()
         work.wait()
-        return before, work.is_completed()
+        return before, (work.is_completed(), work.is_success())
 
     for polls, before in (("answered", True), ("after_wait", False)):
-        assert run(program, semantics=Semantics(polls=polls)) == [(before, True)] * 2
+        assert run(program, semantics=Semantics(polls=polls)) == [((before, before), (True, True))] * 2
+
+
+class Seen(TorchDispatchMode):
+    """Notes the operations on tensors that a rank's own mode sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("send", ["rendezvous", "buffered"])
+def test_what_the_network_does_to_tensors_no_mode_of_a_rank_sees(send):
+    def program():
+        x, y = torch.ones(2), torch.zeros(2)
+        with Seen() as seen:
+            for work in [dist.isend(x, peer()), dist.irecv(y, peer())]:
+                work.wait()
+            dist.all_reduce(y, async_op=True).wait()
+            ours = list(seen.names)
+            y + 1
+        return ours, seen.names[len(ours):], y.tolist()
+
+    assert run(program, semantics=Semantics(send=send)) == [([], ["aten.add.Tensor"], [2.0, 2.0])] * 2
 
 
 def test_tags_are_ignored_where_messages_are_in_order():

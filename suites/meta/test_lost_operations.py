@@ -201,3 +201,21 @@ def test_a_backward_pass_of_ddp_loses_a_rank(fault, error, schedule):
         world.faults = ()
         assert ranks.run(train, 2) == [4.0] * 3
     assert get_world("sim", schedule=schedule).run(train, 2, world_size=3) == [4.0] * 3
+
+
+@pytest.mark.parametrize(("semantics", "before"), [("rendezvous", True), ("gloo", False)])
+def test_a_poll_of_a_lost_message_says_what_it_says_of_others(semantics, before):
+    """Gloo's own: not complete before the wait, which raises, and complete after it."""
+
+    def program():
+        if dist.get_rank():
+            return dist.barrier()
+        work = dist.irecv(torch.zeros(1), 1)
+        for _ in range(20):
+            asked = work.is_completed()
+        with pytest.raises(RuntimeError, match="Connection closed by peer"):
+            work.wait()
+        return asked, work.is_completed()
+
+    world = get_world("sim", faults=[Kill(1, 0)], semantics=semantics, schedule="random:1")
+    assert world.run(program, world_size=2)[0] == (before, True)

@@ -100,7 +100,8 @@ class SimulatedWork(WatchedWork):
             self.owner.on_resume.append(self._settle_future)
 
     def wait(self, timeout: Any = None) -> bool:
-        if self._waited and self._may("second_wait") == "blocks" and self._future is None:
+        again = self._waited and self._lost is None and self._future is None  # whose wait is one of ours, too
+        if again and self._may("second_wait") == "blocks":
             self._network.wait(lambda: False, f"a second wait, at {user_line()}, for {self.operation.signature}")
         if self._network.recorder is not None:
             self._network.recorder.wait(self)
@@ -108,12 +109,12 @@ class SimulatedWork(WatchedWork):
             self._post.blocks_in_call = self._call == user_call()
             self._call = None
         self._network.wait(lambda: self.matched or self._lost is not None, self.operation.signature)
+        self._waited = True
         if self._lost is not None:
             raise RuntimeError(str(self._lost))  # each wait its own traceback
         if self._network.recorder is not None:
             self._network.recorder.waited(self)
         self.finish()
-        self._waited = True
         return True
 
     def _may(self, what: str) -> str:
@@ -123,7 +124,7 @@ class SimulatedWork(WatchedWork):
     def is_completed(self) -> bool:
         self._network.poll(self.operation.signature)
         if self._may("polls") == "after_wait" and not self._waited:
-            return self._lost is not None
+            return False
         if (recorder := self._network.recorder) is not None:
             recorder.poll(self)
             if self.visible:
