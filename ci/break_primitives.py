@@ -2,7 +2,7 @@
 
 Usage: python ci/break_primitives.py [--only TEXT] [--world sim]
 
-Each mutation of ci/mutations.json names a file, a line in it, the broken line, and the suite that must notice.
+Each mutation in ci/mutations/ names a file, a line in it, the broken line, and the suite that must notice.
 The suite runs on a copy of the project; the working tree is not touched. Exit code 1 if a mutation survives.
 """
 
@@ -25,7 +25,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run the mutations whose file or line contains this text")
     parser.add_argument("--world", default="sim")
     options = parser.parse_args()
-    mutations = json.loads((ROOT / "ci" / "mutations.json").read_text())
+    files = sorted((ROOT / "ci" / "mutations").glob("*.json"))
+    mutations = [mutation for file in files for mutation in json.loads(file.read_text())]
     chosen = [m for m in mutations if options.only in m["file"] + m["old"]]
     survived = 0
     for number, mutation in enumerate(chosen, 1):
@@ -51,7 +52,7 @@ def _run(mutation: dict[str, str], world: str) -> tuple[bool, list[str]]:
         path = copy / mutation["file"]
         text = path.read_text()
         if text.count(mutation["old"]) != 1:
-            return False, [f"the line stands {text.count(mutation['old'])} times in the file: update mutations.json"]
+            return False, [f"the line stands {text.count(mutation['old'])} times in the file: update ci/mutations/"]
         path.write_text(text.replace(mutation["old"], mutation["new"]))
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--world", world]
         done = subprocess.run(
