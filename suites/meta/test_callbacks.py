@@ -92,6 +92,7 @@ class Patient:
     """The usual choices, of which a run that comes to an end needs few."""
 
     every_step = True
+    every_post = True
 
     def begin(self, world_size):
         self.left = 1000

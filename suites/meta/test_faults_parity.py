@@ -64,6 +64,7 @@ class LostFirst:
     """The lost rank goes on while it can: where it is killed, its peers know."""
 
     every_step = False
+    every_post = False
 
     def __init__(self, lost):
         self._lost = lost

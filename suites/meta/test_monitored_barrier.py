@@ -25,6 +25,7 @@ class InOrder:
     """The ranks that are named first go on while they can."""
 
     every_step = False
+    every_post = False
 
     def __init__(self, *order):
         self._order = order

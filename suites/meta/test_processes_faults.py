@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -396,3 +397,16 @@ def test_a_killed_fork_server_takes_the_ranks_along_and_is_replaced():
         assert_heals(world)
     finally:
         world.close()
+
+
+def test_a_fork_server_is_gone_once_a_rank_says_so_though_its_socket_is_open_yet():
+    """A killed process closes its files one after the other: the pipe of a rank may be before the socket."""
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    with ours, theirs:
+        forker = forkserver.Forker(ours)
+        child = forkserver.Child(reading, forker, pid=1)
+        assert not child.ended(0) and not forker.hung_up
+        os.close(writing)
+        assert child.ended(0) and child.orphaned and forker.hung_up
+    os.close(reading)

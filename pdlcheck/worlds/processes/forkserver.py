@@ -77,9 +77,10 @@ def release(user: object) -> None:
 
 @dataclass(slots=True)
 class Child:
-    """A forked process. ``status`` is the pipe through which the server tells its pid and its exit code."""
+    """A forked process. ``status`` is the pipe through which ``forker`` tells its pid and its exit code."""
 
     status: int
+    forker: Forker
     pid: int = 0
     exitcode: int | None = field(default=None)
     orphaned: bool = False  # it ended because the server had
@@ -104,7 +105,7 @@ class Child:
         """Wait for the end of a process that has started; ``exitcode`` is then its code, or minus the signal."""
         if self.exitcode is None and select.select([self.status], [], [], timeout_s)[0]:
             data = os.read(self.status, STATUS.size)
-            self.orphaned = not data
+            self.orphaned = self.forker.ended = not data
             self.exitcode = STATUS.unpack(data)[0] if data else -signal.SIGKILL
         return self.exitcode is not None
 
@@ -125,11 +126,12 @@ class Forker:
     def __init__(self, control: socket.socket) -> None:
         self._socket = control
         self._sending = threading.Lock()
+        self.ended = False  # a child has seen it: who is killed closes its files one after the other
 
     @property
     def hung_up(self) -> bool:
         """It has closed its end. It never writes to the socket: readable means closed."""
-        return bool(select.select([self._socket], [], [], 0)[0])
+        return self.ended or bool(select.select([self._socket], [], [], 0)[0])
 
     def fork(self, fds: Sequence[int], kind: int = RANK) -> Child:
         """Fork a rank that owns ``fds``: its pipe, stdout, stderr, journal, and for rank 0 the listening socket."""
@@ -145,7 +147,7 @@ class Forker:
             ) from error
         finally:
             os.close(writing)
-        return Child(reading)
+        return Child(reading, self)
 
     def signal(self, pid: int, signo: int) -> None:
         """Send a signal to a rank; never reaches another process, even if the rank has ended."""

@@ -128,7 +128,7 @@ class Network:
         post = Post(operation.signature)
         if self.suffering.loses_ranks:
             post.kills = self.suffering.kills_next(operation.signature.rank)
-        self.scheduler.switch(post)
+        self.scheduler.post(post)
         self.scheduler.progress()
         self._let_things_happen()
         signature = operation.signature

@@ -45,6 +45,7 @@ class RankThread:
         self.ready: Callable[[], bool] | None = None  # None: can run; else: blocked until it returns True
         self.waits_for: Any = None  # what a report says about the wait
         self.on_resume: list[Callable[[], None]] = []  # completions that must run in this rank's thread
+        self.acted = False  # since its turn began: has done or seen something that concerns other ranks
         self.outcome: Outcome | None = None
         self.c10d: dict[str, Any] = {}  # what torch.distributed keeps for this rank
         self.joined: dict[str, Any] = {}  # the same when it had just got its default group
@@ -54,6 +55,7 @@ class RankThread:
         """Give the rank something to run."""
         self.body = body
         self.outcome = self.ready = self.waits_for = None
+        self.acted = False
 
 
 class Scheduler:
@@ -91,6 +93,7 @@ class Scheduler:
         """Call ``bodies[r]()`` as rank r; return how each rank ended."""
         self._schedule = schedule
         self.every_step = schedule.every_step
+        self.every_post = schedule.every_post
         schedule.begin(len(self.ranks))
         self._pending[:] = [None] * len(self.ranks)
         self._failures = 0
@@ -136,7 +139,23 @@ class Scheduler:
 
     def switch(self, pending: Any = None) -> None:
         """Let the schedule choose who goes on; ``pending`` is what the running rank does when its turn comes again."""
-        self._yield(_me(), "post", pending)
+        me = _me()
+        self._yield(me, "post", pending)
+        me.acted = True
+
+    def post(self, pending: Any) -> None:
+        """Like :meth:`switch`, for a rank that is about to post an operation.
+
+        Where that is the first thing of its turn to concern another rank, there is nothing to choose: whoever could go
+        first now could as well when the turn was given.
+        """
+        __tracebackhide__ = True
+        me = _me()
+        if me.acted or self.every_post:
+            self._yield(me, "post", pending)
+        else:
+            self._check(me)
+        me.acted = True
 
     def wait_until(self, ready: Callable[[], bool], waits_for: Any, pending: Any = None) -> None:
         """Block the running rank until ``ready()``; ``waits_for`` is what a report says about it."""
@@ -165,6 +184,7 @@ class Scheduler:
             self.fail(self._livelock())
         self._yield(me, "poll", pending)
         me.waits_for = None
+        me.acted = True
 
     def progress(self) -> None:
         """Something has happened that a rank may be asking for."""
@@ -210,6 +230,7 @@ class Scheduler:
         if self.error is None and not self._stopping:  # else the rank only ends
             self._pending[me.rank] = pending
         following = self._choose(kind, me.rank)
+        me.acted = False
         if following is not me:
             me.state.save()
             following.turn.release()

@@ -33,7 +33,7 @@ class SimulatedWork(WatchedWork):
     def __init__(self, network: Network, operation: Operation, origin: Origin, post: Post) -> None:
         super().__init__(operation)
         self._post = post
-        self._call = user_call() if network.scheduler.every_step else None
+        self._call = user_call() if network.scheduler.every_post else None
         self._lost: RuntimeError | None = None  # a rank is gone without which there is no end
         self.deliver: Callable[[Sequence[Write]], Sequence[Write]] = lambda writes: writes  # a fault may damage them
         self.operation = operation

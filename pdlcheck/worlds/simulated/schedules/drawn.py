@@ -24,6 +24,7 @@ class DrawnSchedule:
     """
 
     every_step = False
+    every_post = False
 
     def __init__(self, draw: Callable[[int], int]) -> None:
         self._draw = draw

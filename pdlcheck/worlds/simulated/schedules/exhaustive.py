@@ -57,6 +57,7 @@ class Exhaustive:
     """
 
     every_step = True
+    every_post = True  # it has to know what a rank does next
 
     def __init__(self, *, reduction: bool = True) -> None:
         self.depends = Dependency()

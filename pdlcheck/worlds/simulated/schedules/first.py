@@ -11,6 +11,7 @@ class First:
     """Each rank runs until it has to wait; then the lowest rank that can go on."""
 
     every_step = False
+    every_post = False
 
     def begin(self, world_size: int) -> None:
         """Nothing is remembered."""

@@ -41,6 +41,7 @@ class PCT:
     """
 
     every_step = True
+    every_post = False
 
     def __init__(self, seed: int = 0, depth: int = 3, steps: int = 100) -> None:
         if depth < 1:

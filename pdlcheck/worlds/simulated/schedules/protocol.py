@@ -12,8 +12,8 @@ class SwitchPoint(NamedTuple):
     """The moment at which a rank gives up its turn.
 
     Args:
-        kind: why: ``begin`` (nobody has run yet), ``post`` (it is about to post an operation), ``wait`` (it cannot go
-            on), ``poll`` (it asks whether something has happened), ``end`` (it has returned or raised).
+        kind: why: ``begin`` (nobody has run yet), ``post`` (it is about to post another operation), ``wait`` (it cannot
+            go on), ``poll`` (it asks whether something has happened), ``end`` (it has returned or raised).
         current: the rank that gives up its turn; -1 at ``begin``.
         runnable: the ranks that can go on, in rank order; never empty.
         pending: for every rank, what it does first when it goes on: the operation, the store access or the question;
@@ -32,6 +32,10 @@ class Schedule(Protocol):
     @property
     def every_step(self) -> bool:
         """True if it is to be asked also where only one rank can go on."""
+
+    @property
+    def every_post(self) -> bool:
+        """True if it is to be asked before each operation, also the first of a turn: what could differ, it chose then."""
 
     def begin(self, world_size: int) -> None:
         """A run starts."""

@@ -11,6 +11,7 @@ from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint, 
 __all__ = ["Recorder", "Replay"]
 
 _CODE = re.compile(r"(\d+)r(\d+)")
+_EVERY_POST = "posts-"
 
 
 class Replay:
@@ -21,6 +22,7 @@ class Replay:
     Args:
         switches: choice -> rank.
         strict: a rank that cannot go on at its choice is ``ScheduleNotFollowed``; False makes the usual choice instead.
+        every_post: the choices are counted as those of a schedule that is asked before every post; written ``posts-``.
 
     Example:
         >>> str(Replay({4: 1, 17: 0}))
@@ -29,20 +31,22 @@ class Replay:
 
     every_step = False
 
-    def __init__(self, switches: Mapping[int, int], *, strict: bool = True) -> None:
+    def __init__(self, switches: Mapping[int, int], *, strict: bool = True, every_post: bool = False) -> None:
         self.switches = dict(sorted(switches.items()))
+        self.every_post = every_post
         self._strict = strict
 
     @classmethod
     def parse(cls, code: str) -> Replay:
         """Read what ``str`` wrote, without ``replay:``; an empty code is the schedule ``first``."""
         switches = {}
-        for item in filter(None, code.split("-")):
+        every_post = code.startswith(_EVERY_POST)
+        for item in filter(None, code.removeprefix(_EVERY_POST).split("-")):
             match = _CODE.fullmatch(item)
             if match is None:
                 raise ValueError(f"a replay code is a list like 4r1-17r0 (choice 4: rank 1), got {item!r} in {code!r}")
             switches[int(match[1])] = int(match[2])
-        return cls(switches)
+        return cls(switches, every_post=every_post)
 
     def begin(self, world_size: int) -> None:
         self._choice = -1
@@ -65,7 +69,8 @@ class Replay:
         return f"Replay({self.switches})"
 
     def __str__(self) -> str:
-        return "replay:" + "-".join(f"{choice}r{rank}" for choice, rank in self.switches.items())
+        switches = [f"{choice}r{rank}" for choice, rank in self.switches.items()]
+        return "replay:" + _EVERY_POST * self.every_post + "-".join(switches)
 
 
 class Recorder:
@@ -75,6 +80,7 @@ class Recorder:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
+        self.every_post = schedule.every_post
         self.switches: dict[int, int] = {}
         self.choices = 0  # switch points at which more than one rank could go on
         self.steps = 0  # all switch points
@@ -96,7 +102,7 @@ class Recorder:
 
     def replay(self) -> Replay:
         """The last run's schedule."""
-        return Replay(self.switches)
+        return Replay(self.switches, every_post=self.every_post)
 
     def __str__(self) -> str:
         return str(self.schedule)

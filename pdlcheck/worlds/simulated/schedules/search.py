@@ -72,7 +72,7 @@ def search(run: Run, count: int) -> Failure | None:
         ...     except AssertionError as error:
         ...         return error
         >>> print(search(run, 50).replay)
-        replay:3r2
+        replay:0r2
     """
     steps = 1
     for number in range(count):
@@ -107,12 +107,12 @@ def _shrunk(run: Run, recorder: Recorder, error: BaseException, runs: int) -> Fa
     failure = _kind(error)
     found = recorder.replay()
 
-    def fails(replay: Replay) -> Switches | None:
-        attempt = Recorder(replay)
+    def fails(switches: Switches) -> Switches | None:
+        attempt = Recorder(Replay(switches, strict=False, every_post=found.every_post))
         raised = run(attempt)
         return attempt.switches if raised is not None and _kind(raised) == failure else None
 
-    shortest = Replay(shrink(found.switches, fails))
+    shortest = Replay(shrink(found.switches, fails), every_post=found.every_post)
     raised = run(shortest)  # the last run is the one that is reported
     if raised is None or _kind(raised) != failure:
         raised, shortest = error, found  # the program does not depend on its schedule alone

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pdlcheck.worlds.simulated.schedules.replay import Replay
-
 __all__ = ["shrink"]
 
 Switches = Mapping[int, int]
 
 
 def shrink(
-    switches: Switches, fails: Callable[[Replay], Switches | None], *, attempts: int = 300
+    switches: Switches, fails: Callable[[Switches], Switches | None], *, attempts: int = 300
 ) -> dict[int, int]:
     """Leave switches out, in blocks and then one by one, as long as the run still fails.
 
@@ -20,7 +18,7 @@ def shrink(
 
     Args:
         switches: choice -> rank of a schedule that fails.
-        fails: runs a schedule; returns the switches that it made if it failed in the same way, else None.
+        fails: runs a schedule of these switches; returns those that it made if it failed in the same way, else None.
         attempts: runs at most.
 
     Source: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28 (2002).
@@ -34,7 +32,7 @@ def shrink(
             if attempts == 0:
                 break
             attempts -= 1
-            made = fails(Replay(dict(items[:start] + items[start + size :]), strict=False))
+            made = fails(dict(items[:start] + items[start + size :]))
             if made is not None and len(made) < len(best):
                 shorter = dict(made)
                 break

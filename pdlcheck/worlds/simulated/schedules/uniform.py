@@ -17,6 +17,7 @@ class Random:
     """
 
     every_step = False
+    every_post = False
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
