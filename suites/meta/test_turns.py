@@ -26,8 +26,7 @@ def two_messages_of_one_rank_and_one_of_another():
             work.wait()
     elif dist.get_rank() == 1:
         dist.send(torch.tensor([3.0]), 2)
-    else:
-        return _in_the_order_they_come(3)
+    return _in_the_order_they_come(3) if dist.get_rank() == 2 else None
 
 
 def a_key_and_then_a_message():
@@ -38,8 +37,7 @@ def a_key_and_then_a_message():
     elif dist.get_rank() == 1:
         known = store.check(["key"])
         dist.send(torch.tensor([2.0 + known]), 2)
-    else:
-        return _in_the_order_they_come(2)
+    return _in_the_order_they_come(2) if dist.get_rank() == 2 else None
 
 
 def a_question_and_then_a_message():
@@ -50,8 +48,7 @@ def a_question_and_then_a_message():
         work.wait()
     elif dist.get_rank() == 1:
         dist.send(torch.tensor([5.0]), 0)
-    else:
-        return _in_the_order_they_come(1)
+    return _in_the_order_they_come(1) if dist.get_rank() == 2 else None
 
 
 def messages_between_two_losses():
@@ -61,8 +58,7 @@ def messages_between_two_losses():
         dist.barrier()
     elif dist.get_rank() == 1:
         dist.send(torch.tensor([2.0]), 2)
-    else:
-        return _in_the_order_they_come(2)
+    return _in_the_order_they_come(2) if dist.get_rank() == 2 else None
 
 
 def _in_the_order_they_come(count):

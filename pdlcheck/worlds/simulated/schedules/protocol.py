@@ -35,7 +35,7 @@ class Schedule(Protocol):
 
     @property
     def every_post(self) -> bool:
-        """True if it is to be asked before each operation, also the first of a turn: what could differ, it chose then."""
+        """True if it is to be asked before each operation, also the first of a turn, which changes nothing."""
 
     def begin(self, world_size: int) -> None:
         """A run starts."""
