@@ -1,4 +1,4 @@
-"""The README's examples are run, and print what the README says."""
+"""The examples of the README and of docs/ are run, and print what is said there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if page.exists()]
 BLOCKS = re.compile(r"```python\n# (test_\w+\.py)\n(.*?)```\n+```text\n\$ pytest (.*?)\n(.*?)```", re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d{4,}")
-EXAMPLES = BLOCKS.findall(README.read_text()) if README.exists() else []  # a wheel carries the suites alone
+FOUND = [example for page in PAGES for example in BLOCKS.findall(page.read_text())]  # none in a wheel
+EXAMPLES = list({example[0]: example for example in FOUND}.values())
 
 
 def _words(line):
@@ -24,15 +26,16 @@ def _same(one, other):
     return words == other_words and numbers == pytest.approx(other_numbers)
 
 
-@pytest.mark.skipif(not EXAMPLES, reason="needs README.md: run the suites in a clone of the repository")
+@pytest.mark.skipif(not EXAMPLES, reason="needs README.md and docs/: run the suites in a clone of the repository")
 @pytest.mark.parametrize(("name", "source", "options", "told"), EXAMPLES, ids=[example[0] for example in EXAMPLES])
-def test_an_example_prints_what_the_readme_says(pytester, name, source, options, told):
+def test_an_example_prints_what_its_page_says(pytester, name, source, options, told):
     (pytester.path / name).write_text(f"# {name}\n{source}")
     printed = iter(pytester.runpytest_subprocess(*shlex.split(options)).outlines)
     for line in told.splitlines():
         if line not in ("", "..."):
-            assert any(_same(line, out) for out in printed), f"the README's line was not printed: {line}"
+            assert any(_same(line, out) for out in printed), f"this line of the page was not printed: {line}"
 
 
-def test_the_readme_has_examples():
-    assert not README.exists() or len(EXAMPLES) == 3
+def test_the_pages_have_examples_and_a_name_means_one_of_them():
+    assert not PAGES or {"test_ring.py", "test_step.py", "test_cache.py"} <= {example[0] for example in EXAMPLES}
+    assert len(set(FOUND)) == len(EXAMPLES)

@@ -1,0 +1,43 @@
+"""A pytest plugin that writes down which test passed in which world: ``-p systems_table.outcomes --outcomes FILE``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlcheck.harness.cases import case_of
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--outcomes", type=Path)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--outcomes") is not None:
+        config.pluginmanager.register(_Outcomes(config.getoption("--outcomes")))
+
+
+class _Outcomes:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._tests: dict[str, dict[str, Any]] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for item in session.items:
+            case = case_of(item)
+            callspec = getattr(item, "callspec", None)
+            world = case.world if case is not None else (callspec.params.get("world", "") if callspec else "")
+            verified = [name for marker in item.iter_markers("verifies") for name in marker.args]
+            self._tests[item.nodeid] = {"world": str(world), "verifies": verified, "outcome": "passed"}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        test = self._tests[report.nodeid]
+        if report.failed or (report.skipped and test["outcome"] == "passed"):
+            test["outcome"] = report.outcome
+
+    def pytest_sessionfinish(self) -> None:
+        if self._tests:  # a launched process that lends its place has none
+            self._file.write_text(json.dumps(self._tests))
