@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdlcheck.checks.graphs import CORNERS, graph_and_relabelling, graphs
@@ -235,6 +235,67 @@ def test_the_same_bits_with_any_number_of_threads(subject):
     finally:
         torch.set_num_threads(before)
     assert len(bits) == 1
+
+
+@st.composite
+def graphs_in_several_blocks(draw):
+    """More edges than a block holds, some rows too long for a slice, and a number of nodes that fills no slice."""
+    n = draw(st.integers(300, 700))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    src, dst = rng.integers(0, n - draw(st.integers(0, 50)), (2, 1_200_000))
+    few = rng.random(len(dst)) < 0.9
+    dst[few] = (dst[few] * rng.random(few.sum()) ** 2).astype(np.int64)
+    weights = rng.random(len(src)) if draw(st.booleans()) else None
+    return Graph(src, dst, n, weights)
+
+
+@pytest.mark.verifies("pagerank")
+@settings(max_examples=8)
+@given(
+    graph=graphs_in_several_blocks(),
+    tol=st.sampled_from([1e-4, 1e-6, 2e-7, 1e-8, 1e-12]),
+    method=st.sampled_from(["power", "gauss-seidel"]),
+)
+def test_error_bound_holds_on_graphs_of_several_blocks(subject, graph, tol, method):
+    """They begin in float32: a bound above its rounding is reached in it, one below needs float64."""
+    check_error_bound(partial(subject, tol=tol, method=method), graph, tol=tol)
+
+
+@pytest.mark.verifies("pagerank")
+@given(graph=graphs(Graph.from_edges), damping=DAMPING, method=st.sampled_from(["power", "gauss-seidel"]))
+def test_both_methods_keep_their_bound(subject, graph, damping, method):
+    check_error_bound(partial(subject, damping=damping, method=method), graph, damping=damping)
+
+
+@pytest.mark.verifies("pagerank")
+@pytest.mark.parametrize("leaves", [1, 15, 16, 17, 511, 512, 513, 5000])
+def test_a_hub_is_ranked_whatever_the_length_of_its_row(subject, leaves):
+    """All leaves point to the hub, the hub to one of them: ranks by hand."""
+    graph = Graph.from_edges([*range(1, leaves + 1), 0], [0] * leaves + [1])
+    n, d = leaves + 1, 0.85
+    base = (1 - d) / n
+    hub = base * (1 + leaves * d) / (1 - d * d)
+    expected = np.full(n, base)
+    expected[:2] = hub, base + d * hub
+    result = subject(graph, tol=1e-12)
+    assert np.abs(result.scores - expected).sum() <= 1e-12
+
+
+@pytest.mark.verifies("pagerank")
+def test_gauss_seidel_takes_fewer_rounds_where_ranks_spread_slowly(subject, debian):
+    power, gauss_seidel = (subject(debian, tol=1e-8, method=m) for m in ("power", "gauss-seidel"))
+    assert gauss_seidel.iterations < 0.7 * power.iterations
+
+
+@pytest.mark.verifies("pagerank")
+def test_a_warm_start_needs_fewer_rounds_after_an_edge_has_changed(subject, debian):
+    before = subject(debian, tol=1e-8)
+    dst = debian.dst.copy()
+    dst[0] = (dst[0] + 1) % debian.num_nodes
+    changed = Graph(debian.src, dst, debian.num_nodes)
+    cold, warm = subject(changed, tol=1e-8), subject(changed, tol=1e-8, start=before.scores)
+    assert np.abs(cold.scores - warm.scores).sum() <= 2e-8
+    assert warm.iterations < 0.7 * cold.iterations
 
 
 # ---- the Debian packages

@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pdlcheck.primitives.pagerank.arguments import distribution, require_damping, require_iterations
-from pdlcheck.primitives.pagerank.graph import Float64, Graph, Int64, as_graph
-from pdlcheck.primitives.pagerank.kernels import TILE, pull_csr, sweep
+from pdlcheck.primitives.pagerank.gathering import LANES
+from pdlcheck.primitives.pagerank.graph import Float64, as_graph
+from pdlcheck.primitives.pagerank.kernels import TILE, sweep
+from pdlcheck.primitives.pagerank.layout import Layout, layout_of
 
 __all__ = ["PageRankResult", "pagerank"]
 
-EDGES_PER_BLOCK = (
-    1 << 19
-)  # a sweep over this many takes about 1 ms, 20 times what handing it to a thread costs
-MAX_BLOCKS = 64
-
+TINY = 2.0**-150  # what a float32 may be off below its range of normal numbers
 
 @dataclass(frozen=True, eq=False)
 class PageRankResult:
     """What :func:`pagerank` found, and how far from the truth it can be.
 
     ``scores`` is one float64 per node and sums to 1. ``error_bound`` bounds the sum of absolute differences
-    from the exact ranks, truncation and round-off. ``converged`` says whether that is at most ``tol``.
+    from the exact ranks, truncation and round-off. ``converged`` says whether that is at most ``tol``. ``seconds``
+    is what the call took, the layout of the edges included.
     """
 
     scores: Float64
     iterations: int
     error_bound: float
     converged: bool
+    seconds: float
     names: tuple[Hashable, ...] | None = field(default=None, repr=False)
 
     def top(self, count: int = 10) -> list[tuple[Hashable, float]]:
@@ -54,13 +52,16 @@ def pagerank(
     max_iter: int | None = None,
     personalization: Any = None,
     dangling: Any = None,
+    start: Any = None,
+    method: Literal["auto", "power", "gauss-seidel"] = "auto",
 ) -> PageRankResult:
     """Rank the nodes by ``x = (1 - d) v + d (P x + m w)``, where m is the mass of x on dangling nodes.
 
     ``P[j, i]`` is the share of i's out-weight that goes to j. Edges that occur twice add, self-loops are
-    edges, a node whose out-weights are all 0 is dangling. A round reads 4 bytes and one random float64 per
-    edge (12 with weights); the same graph gives the same bits with any number of threads
-    (``torch.get_num_threads()`` are used on large ones).
+    edges, a node whose out-weights are all 0 is dangling. A round reads 4 bytes and one random number per
+    edge (12 with weights), sixteen at a time; the same graph gives the same bits with any number of threads
+    (``torch.get_num_threads()`` are used on large ones). The first call on a graph lays its edges out, others
+    find them so.
 
     It stops when ``(d step + r) / (1 - d) <= tol``: ``step`` is the L1 length of the last update and ``r``
     bounds what one round can lose to round-off, so the bound holds for the true error. A small step alone
@@ -75,6 +76,9 @@ def pagerank(
         personalization: v, one number per node or a dict from node to number (0 for nodes left out), scaled
             to sum 1; nodes are the names of a networkx graph, else ids. ``None`` is uniform.
         dangling: w, likewise; ``None`` is ``personalization``.
+        start: what to begin with, likewise: the ranks before a few edges were changed, for example; ``None`` is v.
+        method: ``"gauss-seidel"`` uses each new score at once, on one thread: half the rounds where ranks spread
+            slowly; ``"power"`` shares a round among threads; ``"auto"`` is the former up to half a million edges.
 
     Returns:
         A :class:`PageRankResult`. Its ``converged`` is False, and ``error_bound`` says what was reached,
@@ -94,8 +98,11 @@ def pagerank(
         (1999);
     the stopping rule is Banach's fixed-point bound.
     """
+    began = time.perf_counter()
     graph = as_graph(graph)
     damping = require_damping(damping)
+    if method not in ("auto", "power", "gauss-seidel"):
+        raise ValueError(f"method must be 'auto', 'power' or 'gauss-seidel', got {method!r}")
     if not (isinstance(tol, int | float | np.number) and 0 < tol < math.inf):
         raise ValueError(
             f"tol must be a positive number, the largest L1 error wanted, got {tol!r}; 1e-8 is usual"
@@ -104,11 +111,17 @@ def pagerank(
         max_iter = require_iterations("max_iter", max_iter)
     teleport = distribution("personalization", personalization, graph)
     landing = teleport if dangling is None else distribution("dangling", dangling, graph)
+    first = teleport if start is None else distribution("start", start, graph)
     if graph.num_nodes == 0:
-        return PageRankResult(np.zeros(0), 0, 0.0, True, graph.names)
+        return PageRankResult(np.zeros(0), 0, 0.0, True, time.perf_counter() - began, graph.names)
     if max_iter is None:
         max_iter = _enough_iterations(damping, tol)
-    return _power_iteration(graph, damping, tol, max_iter, teleport, landing)
+    layout = layout_of(graph)
+    in_place = len(layout.blocks) == 1 if method == "auto" else method == "gauss-seidel"
+    rounds = _Rounds(layout, damping, teleport, landing, first, in_place=in_place)
+    bound, converged = rounds.run(tol, max_iter)
+    seconds = time.perf_counter() - began
+    return PageRankResult(rounds.scores_of_nodes(), rounds.iteration, bound, converged, seconds, graph.names)
 
 
 def _enough_iterations(damping: float, tol: float) -> int:
@@ -119,102 +132,86 @@ def _enough_iterations(damping: float, tol: float) -> int:
     return 2 + math.ceil(math.log(wanted) / math.log(damping))
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """In-edges by row. Rows go by falling in-degree, so that the processor predicts where their loops end."""
+class _Rounds:
+    """The iteration under way: power iteration, or Gauss-Seidel, which updates in place.
 
-    node: Int64  # of each row
-    indptr: NDArray[Any]
-    sources: NDArray[Any]  # rows, one per edge
-    shares: Float64 | None  # of each edge; None where every node shares alike
-    out: Float64  # 1 / out-degree, or 1 with shares; 0 for a dangling node
-    share_error: float  # how often a share was rounded
+    Both have one bound. A sweep of Gauss-Seidel leaves the residual ``U (x_new - x_old)``, where U is the part of the
+    matrix that met old values; its columns sum to d at most, as those of the whole matrix do.
 
+    Large graphs begin with what nodes send in float32, half the memory to read from, and change to float64 when its
+    rounding would show.
+    """
 
-def _power_iteration(
-    graph: Graph, damping: float, tol: float, max_iter: int, teleport: Float64, landing: Float64
-) -> PageRankResult:
-    n = graph.num_nodes
-    rows = _rows(graph)
-    teleport, landing = teleport[rows.node], landing[rows.node]
-    scores = teleport.copy()
-    sent, sent_next = scores * rows.out, np.empty(n)
-    dangling_mass = math.fsum(scores[rows.out == 0])
-    if (teleport == teleport[0]).all():
-        teleport = teleport[:1]
-    if (landing == landing[0]).all():
-        landing = landing[:1]
-    blocks = _blocks(rows.indptr)
-    # One round rounds each term a few times (less than 16), each row's sum once per entry, and the dangling
-    # mass once per term of its longest chain of additions: a tile, the tiles of a block, the blocks.
-    unit = float(np.finfo(np.float64).eps) / 2
-    chain = min(TILE, n) + max(last - first for first, last in blocks) / TILE + len(blocks)
-    bound, iteration, converged = math.inf, 0, False
-    threads = min(len(blocks), torch.get_num_threads())
-    with ThreadPoolExecutor(threads) as pool:
-        while iteration < max_iter and not converged:
-            iteration += 1
-            round_of = partial(
-                _sweep, rows, teleport, landing, damping, dangling_mass, sent, scores, sent_next
-            )
-            parts = list(pool.map(round_of, blocks) if threads > 1 else map(round_of, blocks))
-            lost = 16 + rows.share_error + chain * dangling_mass
-            step, dangling_mass, gathered = (math.fsum(column) for column in zip(*parts, strict=True))
-            sent, sent_next = sent_next, sent
-            lost = unit * (lost + gathered)
-            bound = (damping * step * (1 + 1e-9) + lost) / (1 - damping)  # 1e-9: the round-off of step itself
-            converged = bound <= tol
-            if damping * step <= lost / 16:  # such steps are round-off and say nothing
-                break
-    found = np.empty(n)
-    found[rows.node] = scores
-    return PageRankResult(found, iteration, bound, converged, graph.names)
+    def __init__(
+        self,
+        layout: Layout,
+        damping: float,
+        teleport: Float64,
+        landing: Float64,
+        first: Float64,
+        *,
+        in_place: bool,
+    ) -> None:
+        self._layout, self._damping = layout, damping
+        self._teleport = layout.rows_of(teleport)
+        self._landing = self._teleport if landing is teleport else layout.rows_of(landing)
+        self._in_place = in_place
+        self._single = len(layout.blocks) > 1
+        self._scores = layout.rows_of(first)
+        self._dangling_mass = math.fsum(self._scores[layout.out == 0])
+        self._send()
+        self.iteration = 0
 
+    def run(self, tol: float, max_iter: int) -> tuple[float, bool]:
+        """Go on until the error bound is at most ``tol``; return it, and whether it is."""
+        damping, layout = self._damping, self._layout
+        bound, converged = math.inf, False
+        # One round rounds each term a few times (less than 16), each row's sum once per entry, and the dangling mass
+        # once per term of its longest chain of additions: the slices of a tile, lanes, tiles of a block, blocks.
+        unit = float(np.finfo(np.float64).eps) / 2
+        slices = max(last - first for first, last in layout.blocks)
+        chain = min(TILE, slices) + LANES + slices / TILE + len(layout.blocks)
+        threads = 1 if self._in_place else min(len(layout.blocks), torch.get_num_threads())
+        with ThreadPoolExecutor(threads) as pool:
+            while self.iteration < max_iter and not converged:
+                self.iteration += 1
+                rounded = 16 + layout.share_error + chain * self._dangling_mass
+                parts = list(pool.map(self._sweep, layout.blocks) if threads > 1 else map(self._sweep, layout.blocks))
+                step, dangling_mass, gathered, total = (math.fsum(column) for column in zip(*parts, strict=True))
+                lost = unit * (rounded + gathered)
+                if self._single:
+                    lost += damping * (float(np.finfo(np.float32).eps) / 2 + len(layout.sources) * TINY)
+                self._sent, self._sent_next = self._sent_next, self._sent
+                self._dangling_mass = dangling_mass
+                bound = (damping * step * (1 + 1e-9) + lost) / (1 - damping)  # 1e-9: the round-off of step itself
+                if self._in_place:
+                    bound += abs(1 - total) + chain * unit
+                    self._scale(1 / total)
+                converged = bound <= tol
+                if damping * step <= lost * (4 if self._single else 1 / 16):  # such steps are round-off, and say nothing
+                    if not self._single or converged:
+                        break
+                    self._single = False
+                    self._send()
+        return bound, converged
 
-def _sweep(
-    rows: _Rows,
-    teleport: Float64,
-    landing: Float64,
-    damping: float,
-    dangling_mass: float,
-    sent: Float64,
-    scores: Float64,
-    sent_next: Float64,
-    block: tuple[int, int],
-) -> tuple[float, float, float]:
-    matrix = rows.indptr, rows.sources, rows.shares, rows.out
-    parts: tuple[float, float, float] = sweep(
-        *block, *matrix, teleport, landing, damping, dangling_mass, sent, scores, sent_next
-    )
-    return parts
+    def scores_of_nodes(self) -> Float64:
+        return self._layout.nodes_of(self._scores)
 
+    def _send(self) -> None:
+        self._sent = (self._scores * self._layout.out).astype(np.float32 if self._single else np.float64)
+        self._sent_next = self._sent if self._in_place else np.empty_like(self._sent)
 
-def _rows(graph: Graph) -> _Rows:
-    n, weights = graph.num_nodes, graph.weights
-    ids = np.int32 if n <= np.iinfo(np.int32).max else np.int64
-    offsets = np.int32 if graph.num_edges <= np.iinfo(np.int32).max else np.int64
-    in_degree = np.bincount(graph.dst, minlength=n)
-    node = np.argsort(-in_degree, kind="stable")
-    row = np.empty(n, ids)
-    row[node] = np.arange(n, dtype=ids)
-    indptr = np.concatenate([[0], np.cumsum(in_degree[node])]).astype(offsets)
-    alike = weights is None or (weights.size > 0 and weights.min() == weights.max() > 0)
-    sources = np.empty(graph.num_edges, ids)
-    edge_order = np.empty(0 if alike else graph.num_edges, offsets)
-    pull_csr(graph.src, graph.dst, row, indptr[:-1].copy(), sources, edge_order)
-    degree = np.bincount(graph.src, minlength=n)
-    if alike:
-        out = np.divide(1.0, degree, out=np.zeros(n), where=degree > 0)
-        return _Rows(node, indptr, sources, None, out[node], 0.0)
-    out = (~graph.dangling).astype(np.float64)
-    return _Rows(node, indptr, sources, graph.probabilities[edge_order], out[node], float(degree.max()))
+    def _scale(self, factor: float) -> None:
+        self._scores *= factor
+        self._sent *= factor
+        self._dangling_mass *= factor
 
-
-def _blocks(indptr: NDArray[Any]) -> list[tuple[int, int]]:
-    """Ranges of rows with about equal work; they depend on the graph alone, and so does each rounding."""
-    n = len(indptr) - 1
-    work = indptr[1:].astype(np.int64) + 4 * np.arange(1, n + 1)
-    count = int(min(MAX_BLOCKS, max(1, work[-1] // EDGES_PER_BLOCK)))
-    cuts = np.searchsorted(work, work[-1] * np.arange(1, count) / count)
-    edges = np.unique(np.concatenate([[0], cuts, [n]]))
-    return [(int(first), int(last)) for first, last in pairwise(edges)]
+    def _sweep(self, block: tuple[int, int]) -> tuple[float, float, float, float]:
+        layout, damping = self._layout, self._damping
+        matrix = layout.long_rows, layout.begins, layout.steps, layout.sources, layout.shares
+        parts: tuple[float, float, float, float] = sweep(
+            *(*block, *matrix, self._sent, layout.out, self._teleport, self._landing),
+            *(damping, 1 - damping, damping * self._dangling_mass, self._scores, self._sent_next),
+        )
+        return parts

@@ -1,0 +1,21 @@
+"""Each mutation of ``ci/mutations/`` still has its line; ``ci/break_primitives.py`` shows that a suite notices it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "ci" / "mutations").glob("*.json"))  # none in a wheel
+
+
+@pytest.mark.skipif(not FILES, reason="needs ci/: run the suites in a clone of the repository")
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_each_broken_line_stands_once_in_its_file(file):
+    for mutation in json.loads(file.read_text()):
+        times = (ROOT / mutation["file"]).read_text().count(mutation["old"])
+        assert times == 1, f"{times} times in {mutation['file']}: {mutation['old'].strip()}"
+        assert (ROOT / mutation["tests"].split()[0].partition("::")[0]).exists()
+        assert mutation["new"] != mutation["old"]
