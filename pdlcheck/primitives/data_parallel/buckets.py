@@ -15,6 +15,10 @@ __all__ = ["Bucket", "GradBucket", "assign_buckets"]
 # bare module, must not fill the memory.
 FIRED_AT_MOST = 1000
 
+# Elements from which a gradient is brought into the buffer at once, while the caches hold it and before the next one
+# needs memory; smaller ones wait for the bucket, as a call for each would cost more.
+LARGE = 2**14
+
 
 class Bucket:
     """Parameters of one dtype on one device, their gradients side by side in one buffer.
@@ -34,9 +38,13 @@ class Bucket:
         self.params = list(params)
         sizes = [p.numel() for p in params]
         self.whole = torch.zeros(sum(sizes) + len(sizes) + 2, dtype=dtype, device=params[0].device)
-        self.flat, self.used, self.status = self.whole.split([sum(sizes), len(sizes), 2])
+        self.flat, self.tail = self.whole.split([sum(sizes), len(sizes) + 2])
+        self.plain_tail = torch.tensor([*[1.0] * len(sizes), 0.0, 0.0], dtype=dtype, device=self.whole.device)
         self.views = [_view(piece, p) for piece, p in zip(self.flat.split(sizes), params, strict=True)]
-        self.is_coarse = sum(sizes) > 2**14 * len(sizes)
+        self.is_large = [size >= LARGE for size in sizes]
+        self.taken = [False] * len(sizes)
+        self.has_taken = False
+        self.is_whole = True
         self.ready: deque[Parameter] = deque(maxlen=FIRED_AT_MOST * len(sizes))
         self.early: list[Parameter] = []
         self.expected = len(sizes)
@@ -52,55 +60,74 @@ class Bucket:
         self.early = list(self.ready)
         self.ready.clear()
         self.expected = len(self.params)
+        self.taken = [False] * len(self.params)
+        self.has_taken = False
 
     def is_complete(self, *, repeats: bool) -> bool:
         """All gradients that are expected are final. ``repeats``: a parameter fires as often as it did before."""
         fired = len(self.ready)
         return fired == self.expected and (repeats or len(set(map(id, self.ready))) == fired)
 
-    def fill(self, scale: float, *, trouble: bool, empty: bool = False) -> None:
-        """Bring the gradients into the buffer, times ``scale``, and the flags. ``empty``: this rank has none."""
-        self.grads = [None if empty else p.grad for p in self.params]
-        lacking = None in self.grads
-        if self.is_coarse and not lacking:
-            for grad, view in zip(self.grads, self.views, strict=True):
-                assert grad is not None  # not lacking
-                if grad is view:
-                    view.mul_(scale)
-                else:
-                    torch.mul(grad, scale, out=view) if grad.dtype == view.dtype else view.copy_(grad).mul_(scale)
+    def take(self, place: int, scale: float, *, as_view: bool) -> None:
+        """Bring one gradient, which is final, into the buffer, times ``scale``."""
+        param, view = self.params[place], self.views[place]
+        grad = param.grad
+        assert grad is not None  # it was accumulated just now
+        if grad is view:
+            view.mul_(scale)
+        elif grad.dtype != view.dtype:
+            view.copy_(grad).mul_(scale)
         else:
-            moved = [(g, v) for g, v in zip(self.grads, self.views, strict=True) if g is not v]
-            held = [(g, v) for g, v in moved if g is not None]
-            if held:
-                torch._foreach_copy_([v for _, v in held], [g for g, _ in held])
-            for grad, view in moved:
-                if grad is None:
-                    view.zero_()
+            torch.mul(grad, scale, out=view)
+            if as_view:
+                param.grad = view  # gives the memory of the gradient back
+        self.taken[place] = self.has_taken = True
+
+    def fill(self, scale: float, *, trouble: bool, empty: bool = False) -> None:
+        """Bring the gradients that were not taken into the buffer, and the flags. ``empty``: this rank has none."""
+        self.grads = [None if empty else p.grad for p in self.params]
+        self.is_whole = not any(grad is None for grad in self.grads)  # `in` would compare tensors
+        if self.is_whole and not self.has_taken:
+            torch._foreach_copy_(self.views, self.grads)  # copies nothing where the gradient is the view
             if scale != 1:
                 self.flat.mul_(scale)
-        self.used.fill_(1)
-        if lacking:
-            self.used.copy_(torch.tensor([g is not None for g in self.grads]))
-        self.status.zero_()
-        if lacking or trouble:
-            self.status.copy_(torch.tensor([lacking, trouble]))
+        else:
+            self._fill_left(scale, empty=empty)
+        self.tail.copy_(self.plain_tail)
+        if trouble or not self.is_whole:
+            flags = [*(grad is not None for grad in self.grads), not self.is_whole, trouble]
+            self.tail.copy_(torch.tensor(flags))
 
     def give(self, used: Sequence[float] | None, *, as_view: bool) -> None:
         """Give every parameter its reduced gradient; None stays None where no rank ``used`` it (None: all did)."""
-        if used is None and not as_view:
-            torch._foreach_copy_(self.grads, self.views)
-            return
-        flags = used or [1.0] * len(self.params)
-        for param, grad, view, somewhere in zip(self.params, self.grads, self.views, flags, strict=True):
-            if grad is view or not somewhere:
-                continue
-            if as_view:
+        if self.is_whole and as_view:
+            for param, view in zip(self.params, self.views, strict=True):
                 param.grad = view
-            elif grad is None:
-                param.grad = torch.empty_like(param).copy_(view)
-            else:
-                grad.copy_(view)
+        elif self.is_whole:
+            torch._foreach_copy_(self.grads, self.views)
+        else:
+            assert used is not None  # this rank lacks a gradient itself
+            for param, grad, view, somewhere in zip(self.params, self.grads, self.views, used, strict=True):
+                if not somewhere:
+                    continue
+                if as_view:
+                    param.grad = view
+                elif grad is None:
+                    param.grad = torch.empty_like(param).copy_(view)
+                else:
+                    grad.copy_(view)
+
+    def _fill_left(self, scale: float, *, empty: bool) -> None:
+        left = [i for i, taken in enumerate(self.taken) if empty or not taken]
+        held = [(self.views[i], grad) for i in left if (grad := self.grads[i]) is not None]
+        if held:
+            views = [view for view, _ in held]
+            torch._foreach_copy_(views, [grad for _, grad in held])
+            if scale != 1:
+                torch._foreach_mul_(views, scale)
+        for i in left:
+            if self.grads[i] is None:
+                self.views[i].zero_()
 
 
 class GradBucket:

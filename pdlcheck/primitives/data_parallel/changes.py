@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,12 @@ class Wrapped:
         self.parameters = {n: p for n, p in module.named_parameters() if n not in ignored}
         self._held = list(self.parameters.values())
         self._looks = _looks(self._held)
+        self._pointers = self._pointers_now()
+        self._frozen = [p for p in self._held if not p.requires_grad]
         modules = list(module.modules())
-        self._places = [(m._parameters, [id(p) for p in m._parameters.values()]) for m in modules]
-        self._children = [(m._modules, [id(child) for child in m._modules.values()]) for m in modules if m._modules]
+        self._tables: list[dict[str, object]] = [m._parameters for m in modules]  # type: ignore[misc]  # invariance
+        self._tables += [m._modules for m in modules]  # type: ignore[misc]
+        self._ids = self._ids_now()
         self._buffers = self._buffer_looks() if any(m._buffers for m in modules) else {}
 
     def buffers(self) -> dict[str, Tensor]:
@@ -37,18 +41,29 @@ class Wrapped:
         return {n: b for n, b in self._module.named_buffers() if n not in self._ignored and id(b) not in taken}
 
     def change(self) -> str | None:
-        """The first change to the parameters, in words; None if there is none."""
-        if _looks(self._held) == self._looks:
-            for held, ids in self._places:
-                if [*map(id, held.values())] != ids:
-                    break
-            else:
-                for held_children, ids in self._children:
-                    if [*map(id, held_children.values())] != ids:
-                        break
-                else:
-                    return None
+        """The first change to the parameters, in words; None if there is none.
+
+        A parameter that was frozen or replaced gets no gradient, so :meth:`first_change` is asked there again.
+        """
+        if self._ids_now() == self._ids and self._pointers_now() == self._pointers:
+            if not any(p.requires_grad for p in self._frozen):
+                return None
+        change = self.first_change()
+        if change is None:
+            self._ids, self._pointers = self._ids_now(), self._pointers_now()
+        return change
+
+    def first_change(self) -> str | None:
+        """The same, looking at everything."""
         return next(self._changes(), None)
+
+    def _ids_now(self) -> list[int]:
+        """Of all parameters and submodules; lists in C, as each step asks."""
+        return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
+
+    def _pointers_now(self) -> list[int]:
+        """Where the parameters lie: elsewhere after a cast, a move, or most resizing."""
+        return [*map(Tensor.data_ptr, self._held)]
 
     def buffer_change(self) -> str | None:
         """The first change to names, dtypes and shapes of the buffers, in words."""

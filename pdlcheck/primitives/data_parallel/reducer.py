@@ -113,9 +113,11 @@ class Reducer:
         self.buckets = buckets
         for bucket in buckets:
             last = bucket.params[-1]
-            for param in bucket.params:
+            for place, param in enumerate(bucket.params):
                 if not self.is_rebuilt:
                     hook: Callable[[Parameter], None] = partial(self._note_order, bucket)
+                elif bucket.is_large[place]:
+                    hook = partial(self._take, bucket, place)
                 elif param is last or self._find_unused:
                     hook = partial(self._note, bucket)
                 else:
@@ -134,6 +136,13 @@ class Reducer:
             self._begin()
         if not (self._static_graph and self._fires is None):
             self._advance()
+
+    def _take(self, bucket: Bucket, place: int, param: Parameter) -> None:
+        once = self._fires is None or self._fires[id(param)] == 1
+        if once and self._pass() is not None and not self.problems and not bucket.taken[place]:
+            with torch.no_grad():
+                bucket.take(place, 1.0 if self.hook else 1 / self.divisor, as_view=self._as_view)
+        self._note(bucket, param)
 
     def _begin(self, grad: Tensor | None = None) -> None:
         """A backward pass begins that is to be synchronised; the engine calls back when it has ended.
@@ -172,18 +181,19 @@ class Reducer:
                 return
             self._launch(bucket)
 
-    @torch.no_grad()
     def _launch(self, bucket: Bucket, *, joined: bool = False) -> None:
         self._next += 1
         bucket.launched_at = len(bucket.ready)
-        empty = joined or bool(self.problems)
-        if self.hook is not None:
-            bucket.fill(1.0, trouble=bool(self.problems), empty=empty)
-            state, hook = self.hook
-            bucket.pending = hook(state, GradBucket(bucket, is_last=bucket is self.buckets[-1]))
-        else:
-            bucket.fill(1 / self.divisor, trouble=bool(self.problems), empty=empty)
-            bucket.pending = dist.all_reduce(bucket.whole, group=self.who.group, async_op=True)
+        trouble = bool(self.problems)
+        with torch.no_grad():
+            bucket.fill(1.0 if self.hook else 1 / self.divisor, trouble=trouble, empty=joined or trouble)
+            if self.hook is not None:
+                state, hook = self.hook
+                bucket.pending = hook(state, GradBucket(bucket, is_last=bucket is self.buckets[-1]))
+            else:
+                bucket.pending = self.who.group.allreduce([bucket.whole])
+            if self._as_view and bucket.is_whole:  # now, as the next step is to wait
+                bucket.give(None, as_view=True)
 
     @torch.no_grad()
     def _finish(self, *, joined: bool = False) -> None:
@@ -200,13 +210,11 @@ class Reducer:
         trouble = bool(problems)
         for bucket in self.buckets:
             used = None
-            if bucket.status.device.type == "cpu" or self._find_unused:  # elsewhere the host would have to wait for it
-                lacking, troubled = bucket.status.tolist()
-                used = bucket.used.tolist() if lacking else None
+            if bucket.whole.device.type == "cpu" or self._find_unused or not bucket.is_whole:
+                # elsewhere the host would have to wait for the device
+                *used, _, troubled = bucket.tail.real.tolist()
                 trouble = trouble or bool(troubled)
-            elif None in bucket.grads:
-                used = bucket.used.tolist()
-            if not (joined or trouble):
+            if not (joined or trouble or (self._as_view and bucket.is_whole)):
                 bucket.give(used, as_view=self._as_view)
             bucket.grads = []
         if trouble:
