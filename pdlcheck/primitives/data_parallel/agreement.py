@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from pdlcheck.primitives.arguments import Members
 
 __all__ = ["raise_together", "require_alike"]
+
+T = TypeVar("T")
 
 
 def require_alike(
@@ -26,7 +29,7 @@ def require_alike(
     """
     rows = [(f"{name!r}", _text(tensor)) for name, tensor in tensors.items()]
     mine = problem, rows, [(name, str(value)) for name, value in options.items()]
-    everyone: list[tuple[str | None, list[tuple[str, str]], list[tuple[str, str]]]] = _gathered(mine, who)
+    everyone = _gathered(mine, who)
     _raise_first(caller, [problem for problem, _, _ in everyone], who, ValueError)
     _, first, first_options = everyone[0]
     for place, (_, theirs, their_options) in enumerate(everyone):
@@ -37,9 +40,7 @@ def require_alike(
                     "pass the same on every rank"
                 )
         for position in range(max(len(first), len(theirs))):
-            here, there = (
-                " ".join(rows[position]) if position < len(rows) else "nothing" for rows in (first, theirs)
-            )
+            here, there = (" ".join(rows[position]) if position < len(rows) else "nothing" for rows in (first, theirs))
             if here != there:
                 raise ValueError(
                     f"{caller} needs the same model on every rank: tensor {position} is {here} on rank {who.at(0)}, "
@@ -49,7 +50,7 @@ def require_alike(
 
 def raise_together(caller: str, problems: Sequence[str], who: Members) -> None:
     """Raise on every rank what is wrong on some; called on all of them, also where ``problems`` is empty."""
-    everyone: list[str | None] = _gathered(problems[0] if problems else None, who)
+    everyone = _gathered(problems[0] if problems else None, who)
     _raise_first(caller, everyone, who, RuntimeError)
 
 
@@ -63,8 +64,8 @@ def _raise_first(caller: str, everyone: Sequence[str | None], who: Members, erro
     raise error(f"{caller}: on {where}, {text}")
 
 
-def _gathered(mine: object, who: Members) -> list[object]:
-    everyone: list[object] = [None] * who.world_size
+def _gathered(mine: T, who: Members) -> list[T]:
+    everyone = [mine] * who.world_size
     dist.all_gather_object(everyone, mine, group=who.group)
     return everyone
 

@@ -1,4 +1,4 @@
-"""Which gradients travel together: flat buffers with a view for each parameter, and room for what ranks must agree on."""
+"""Which gradients travel together: flat buffers, with a view for each parameter and room for flags."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Bucket:
         self.params = list(params)
         sizes = [p.numel() for p in params]
         self.whole = torch.zeros(sum(sizes) + len(sizes) + 2, dtype=dtype, device=params[0].device)
-        self.flat, self.tail = self.whole.split([sum(sizes), len(sizes) + 2])
+        self.flat, self.tail = torch.split(self.whole, [sum(sizes), len(sizes) + 2])
         self.plain_tail = torch.tensor([*[1.0] * len(sizes), 0.0, 0.0], dtype=dtype, device=self.whole.device)
-        self.views = [_view(piece, p) for piece, p in zip(self.flat.split(sizes), params, strict=True)]
+        self.views = [_view(piece, p) for piece, p in zip(torch.split(self.flat, sizes), params, strict=True)]
         self.is_large = [size >= LARGE for size in sizes]
         self.taken = [False] * len(sizes)
         self.has_taken = False
@@ -73,6 +73,8 @@ class Bucket:
         param, view = self.params[place], self.views[place]
         grad = param.grad
         assert grad is not None  # it was accumulated just now
+        if grad.shape != view.shape:
+            return  # the parameter was resized; to fill the bucket will fail
         if grad is view:
             view.mul_(scale)
         elif grad.dtype != view.dtype:
@@ -88,7 +90,7 @@ class Bucket:
         self.grads = [None if empty else p.grad for p in self.params]
         self.is_whole = not any(grad is None for grad in self.grads)  # `in` would compare tensors
         if self.is_whole and not self.has_taken:
-            torch._foreach_copy_(self.views, self.grads)  # copies nothing where the gradient is the view
+            torch._foreach_copy_(self.views, self._whole_grads())  # copies nothing where the gradient is the view
             if scale != 1:
                 self.flat.mul_(scale)
         else:
@@ -104,7 +106,7 @@ class Bucket:
             for param, view in zip(self.params, self.views, strict=True):
                 param.grad = view
         elif self.is_whole:
-            torch._foreach_copy_(self.grads, self.views)
+            torch._foreach_copy_(self._whole_grads(), self.views)
         else:
             assert used is not None  # this rank lacks a gradient itself
             for param, grad, view, somewhere in zip(self.params, self.grads, self.views, used, strict=True):
@@ -116,6 +118,9 @@ class Bucket:
                     param.grad = torch.empty_like(param).copy_(view)
                 else:
                     grad.copy_(view)
+
+    def _whole_grads(self) -> list[Tensor]:
+        return [grad for grad in self.grads if grad is not None]
 
     def _fill_left(self, scale: float, *, empty: bool) -> None:
         left = [i for i, taken in enumerate(self.taken) if empty or not taken]
@@ -156,7 +161,7 @@ class GradBucket:
         """The gradient of each parameter, a view of the buffer."""
         if self._buffer is self._bucket.flat:
             return list(self._bucket.views)
-        pieces = self._buffer.split([p.numel() for p in self._bucket.params])
+        pieces = torch.split(self._buffer, [p.numel() for p in self._bucket.params])
         return [_view(piece, p) for piece, p in zip(pieces, self._bucket.params, strict=True)]
 
     def parameters(self) -> list[Tensor]:

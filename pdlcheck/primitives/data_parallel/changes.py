@@ -45,9 +45,9 @@ class Wrapped:
 
         A parameter that was frozen or replaced gets no gradient, so :meth:`first_change` is asked there again.
         """
-        if self._ids_now() == self._ids and self._pointers_now() == self._pointers:
-            if not any(p.requires_grad for p in self._frozen):
-                return None
+        is_same = self._ids_now() == self._ids and self._pointers_now() == self._pointers
+        if is_same and not any(p.requires_grad for p in self._frozen):
+            return None
         change = self.first_change()
         if change is None:
             self._ids, self._pointers = self._ids_now(), self._pointers_now()
@@ -55,7 +55,8 @@ class Wrapped:
 
     def first_change(self) -> str | None:
         """The same, looking at everything."""
-        return next(self._changes(), None)
+        change = next(self._changes(), None)
+        return None if change is None else f"{change}; wrap the module anew"
 
     def _ids_now(self) -> list[int]:
         """Of all parameters and submodules; lists in C, as each step asks."""
@@ -71,13 +72,12 @@ class Wrapped:
         for name in [*self._buffers, *now]:
             before, after = self._buffers.get(name), now.get(name)
             if before != after:
-                return f"buffer {name!r} was {before or 'not there'}, it is {after or 'not there'} now"
+                texts = before or "not there", after or "not there"
+                return f"buffer {name!r} was {texts[0]}, it is {texts[1]} now; wrap the module anew"
         return None
 
     def _buffer_looks(self) -> dict[str, str]:
-        return {
-            n: f"{b.dtype} {tuple(b.shape)}" for n, b in self._module.named_buffers() if n not in self._ignored
-        }
+        return {n: f"{b.dtype} {tuple(b.shape)}" for n, b in self._module.named_buffers() if n not in self._ignored}
 
     def _changes(self) -> Iterator[str]:
         now: dict[str, Parameter] = {n: p for n, p in self._module.named_parameters() if n not in self._ignored}

@@ -107,7 +107,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{ME} needs a positive {name}, got {name}={value!r}")
         if device_ids is not None and len(device_ids) > 1:
-            raise ValueError(f"{ME} serves one device in a process, got device_ids={list(device_ids)}; start more ranks")
+            raise ValueError(f"{ME} serves one device in a process, got device_ids={device_ids}; start more ranks")
         if reduce_dtype is not None and not (isinstance(reduce_dtype, torch.dtype) and reduce_dtype.is_floating_point):
             raise ValueError(f"{ME} sums in a floating dtype, got reduce_dtype={reduce_dtype!r}")
         who = members(ME, process_group)
@@ -148,6 +148,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._reducer = Reducer(
             trained,
             who,
+            self._wrapped.first_change,
             first_bytes=max(1, int(min(first_bucket_mb, cap_mb) * 2**20)),
             cap_bytes=max(1, int(cap_mb * 2**20)),
             reduce_dtype=reduce_dtype,
@@ -155,7 +156,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             find_unused=find_unused_parameters,
             static_graph=static_graph,
         )
-        weakref.finalize(self, self._reducer.close)
+        weakref.finalize(self, self._reducer.close).atexit = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; what it returns leads to a backward pass that is synchronised, but in ``no_sync()``."""
@@ -172,9 +173,9 @@ class DistributedDataParallel(nn.Module, Joinable):
             inputs, kwargs = tree_map(self._moved, (inputs, kwargs))
         output = self.module(*inputs, **kwargs)
         if syncs:
-            reducer.problems = [] if change is None else [f"{change}; wrap the module anew"]
+            reducer.problems = [] if change is None else [change]
             if not reducer.expect(output) and change is not None:
-                raise RuntimeError(f"{ME}: {change}; wrap the module anew")
+                raise RuntimeError(f"{ME}: {change}")
         return output
 
     @contextmanager
@@ -263,7 +264,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             return
         change = self._wrapped.buffer_change()
         if change is not None:
-            raise RuntimeError(f"{ME}: {change}; wrap the module anew")
+            raise RuntimeError(f"{ME}: {change}")
         with torch.no_grad():
             broadcast_tensors(buffers.values(), self._who.at(self._reducer.authority), self.process_group)
 

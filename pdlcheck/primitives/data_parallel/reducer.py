@@ -35,6 +35,7 @@ class Reducer:
     Args:
         params: by name, in the same order on every rank; they require gradients.
         who: the ranks.
+        explain: says what was changed in the module since it was wrapped.
         first_bytes, cap_bytes, reduce_dtype: as in :func:`assign_buckets`.
         as_view: gradients are views of the buckets after the pass.
         find_unused: parameters may stay without a gradient.
@@ -45,6 +46,7 @@ class Reducer:
         self,
         params: dict[str, Parameter],
         who: Members,
+        explain: Callable[[], str | None],
         *,
         first_bytes: int,
         cap_bytes: int,
@@ -61,9 +63,8 @@ class Reducer:
         self.problems: list[str] = []
         self.hook: tuple[Any, Hook] | None = None
         self.is_rebuilt = False
-        self._make = partial(
-            assign_buckets, first_bytes=first_bytes, cap_bytes=cap_bytes, reduce_dtype=reduce_dtype
-        )
+        self._make = partial(assign_buckets, first_bytes=first_bytes, cap_bytes=cap_bytes, reduce_dtype=reduce_dtype)
+        self._explain = explain
         self._as_view, self._find_unused, self._static_graph = as_view, find_unused, static_graph
         self._fires: Counter[int] | None = None  # how often a parameter fires in a pass of a static graph
         self._reached: set[int] | None = None  # what the outputs depend on, where that was looked up
@@ -86,10 +87,10 @@ class Reducer:
         """The backward pass through ``output`` is to be synchronised; False if it holds no tensor with a graph."""
         tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         if self._find_unused and not self._static_graph:
-            self._reached = parameters_behind(tensors)
+            self._reached = (self._reached or set()) | parameters_behind(tensors)
         begins = [tensor for tensor in tensors if tensor.grad_fn is not None]
         for tensor in begins:
-            tensor.register_hook(self._begin)
+            tensor.register_hook(self._begin)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._expecting = not begins
         return bool(begins)
 
@@ -122,7 +123,8 @@ class Reducer:
                     hook = partial(self._note, bucket)
                 else:
                     hook = bucket.ready.append
-                self._handles.append(param.register_post_accumulate_grad_hook(hook))  # type: ignore[arg-type]
+                register: Any = param.register_post_accumulate_grad_hook  # torch leaves it untyped
+                self._handles.append(register(hook))
 
     def _note_order(self, bucket: Bucket, param: Parameter) -> None:
         self._order.append(param)
@@ -158,7 +160,7 @@ class Reducer:
             if any(bucket.ready or bucket.early for bucket in self.buckets):  # else it was torch.autograd.grad
                 self._finish()
 
-        Variable._execution_engine.queue_callback(end)  # type: ignore[attr-defined]  # torch leaves it untyped
+        Variable._execution_engine.queue_callback(end)
         self._pass = weakref.ref(end)
         self._start()
 
@@ -186,7 +188,15 @@ class Reducer:
         bucket.launched_at = len(bucket.ready)
         trouble = bool(self.problems)
         with torch.no_grad():
-            bucket.fill(1.0 if self.hook else 1 / self.divisor, trouble=trouble, empty=joined or trouble)
+            scale = 1.0 if self.hook else 1 / self.divisor
+            try:
+                bucket.fill(scale, trouble=trouble, empty=joined or trouble)
+            except RuntimeError:  # shapes do not fit
+                change = self._explain()
+                if change is None:
+                    raise
+                self.problems = [change]
+                bucket.fill(scale, trouble=True, empty=True)
             if self.hook is not None:
                 state, hook = self.hook
                 bucket.pending = hook(state, GradBucket(bucket, is_last=bucket is self.buckets[-1]))
@@ -203,6 +213,7 @@ class Reducer:
         while self._next < len(self.buckets):
             self._launch(self.buckets[self._next], joined=joined)
         problems, self.problems = self.problems, []
+        self._reached = None
         for bucket in self.buckets:
             self._wait(bucket)
         if self.hook is not None:
@@ -235,35 +246,45 @@ class Reducer:
 
     def _reduce_flags(self) -> None:
         """A hook reduces gradients only; the flags of all buckets follow in one message."""
-        tails = [bucket.whole[bucket.flat.numel() :] for bucket in self.buckets]
+        tails = [bucket.tail for bucket in self.buckets]
         flags = torch.cat([tail.real.float().to(tails[0].device) for tail in tails])
         dist.all_reduce(flags, group=self.who.group)
-        for tail, summed in zip(tails, flags.split([tail.numel() for tail in tails]), strict=True):
+        for tail, summed in zip(tails, torch.split(flags, [tail.numel() for tail in tails]), strict=True):
             tail.copy_(summed)
 
     def _found_wrong(self) -> list[str]:
         """What makes the gradients of this pass wrong, as this rank sees it."""
         if self.problems:
             return []
-        wrong = []
-        for bucket in self.buckets[: self._next]:
-            late = list(bucket.ready)[bucket.launched_at :]
+        for place, bucket in enumerate(self.buckets):
+            late = list(bucket.ready)[bucket.launched_at :] if place < self._next else []
+            if not self._static_graph and len(bucket.ready) > len(bucket.params):
+                late += [p for p, times in Counter(bucket.ready).items() if times > 1]
             if late:
-                wrong.append(
-                    f"parameter {self.names[id(late[0])]!r} got a gradient after its bucket was reduced: it is used "
+                return [
+                    f"parameter {self.names[id(late[0])]!r} got a gradient after it was taken as final: it is used "
                     "several times in one backward pass, as by re-entrant checkpointing, or outside of what forward "
                     "returned; pass static_graph=True if every pass is alike"
-                )
-        if not wrong and not self._find_unused and not self._static_graph:
-            fired = {id(param) for bucket in self.buckets for param in [*bucket.ready, *bucket.early]}
-            unused = [name for key, name in self.names.items() if key not in fired]
-            if unused:
-                more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
-                wrong.append(
-                    f"parameter {unused[0]!r}{more} got no gradient in this backward pass; pass "
-                    "find_unused_parameters=True, or static_graph=True if every pass is alike"
-                )
-        return wrong
+                ]
+        enough = [
+            len(bucket.ready) >= (bucket.expected if self._fires else len(bucket.params)) for bucket in self.buckets
+        ]
+        if all(enough):
+            return []
+        change = self._explain()
+        if change is not None:
+            return [change]
+        if self._find_unused or self._static_graph:
+            return []
+        fired = {id(param) for bucket in self.buckets for param in [*bucket.ready, *bucket.early]}
+        unused = [name for key, name in self.names.items() if key not in fired]
+        if not unused:
+            return []
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        return [
+            f"parameter {unused[0]!r}{more} got no gradient in this backward pass; pass "
+            "find_unused_parameters=True, or static_graph=True if every pass is alike"
+        ]
 
     def _rebuild(self) -> None:
         """Order the buckets as the gradients became ready in this pass, as the authority among the ranks saw it."""
@@ -281,4 +302,3 @@ class Reducer:
 
 def _no_pass() -> None:
     return None
-

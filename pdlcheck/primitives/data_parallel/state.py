@@ -27,5 +27,5 @@ def broadcast_tensors(tensors: Iterable[Tensor], src: int, group: dist.ProcessGr
         if dist.get_rank() == src:
             continue
         sizes = [tensor.numel() * tensor.dtype.itemsize for tensor in held]
-        for tensor, piece in zip(held, flat.split(sizes), strict=True):
+        for tensor, piece in zip(held, torch.split(flat, sizes), strict=True):
             tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
