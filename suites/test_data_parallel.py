@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import pickle
-import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from pdlcheck.checks import check_data_parallel, check_same_trajectory
 
 ddp = pytest.mark.verifies("DistributedDataParallel")
-TINY = {"bucket_cap_mb": 1e-5, "first_bucket_mb": 1e-5}  # a bucket for each parameter
+TINY = {"bucket_cap_mb": 1e-5, "first_bucket_mb": 1e-5}  # a bucket for each parameter, but single numbers
 
 
 def net():
@@ -150,7 +150,7 @@ def test_reduction_begins_while_backward_is_under_way(subject, rank):
     )
     for _ in range(3):
         squared(wrapped, rank).backward()
-    assert under_way[1:] == [6, 6]  # not the layer's own two
+    assert under_way[1:] == [7, 7]  # all but its own
 
 
 # -- models -----------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_low_precision_may_be_summed_in_float32(subject, rank, dtype):
     model = nn.Linear(1, 1, bias=False).to(dtype)
     subject(model, reduce_dtype=torch.float32)(terms[rank].view(1, 1)).sum().backward()
     assert model.weight.grad.dtype == dtype
-    assert model.weight.grad.item() == torch.tensor(terms.double().mean()).to(dtype).item()
+    assert model.weight.grad.item() == terms.double().mean().to(dtype).item()
 
 
 @ddp
@@ -595,23 +595,32 @@ def test_join_throws_on_early_termination_where_it_is_asked_to(subject, rank):
 
 @ddp
 @pytest.mark.world_size(2)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own optimizer uses what torch has deprecated
 def test_join_with_a_sharded_optimizer_beside_it(subject, rank):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     def train(wrap):
         model = alike()
         wrapped = wrap(model, gradient_as_bucket_view=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own optimizer uses what torch has deprecated
-            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
-            with Join([wrapped, optimizer]):
-                for step in range(1 + 2 * rank):
-                    optimizer.zero_grad()
-                    squared(wrapped, rank + step).backward()
-                    optimizer.step()
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+        with Join([wrapped, optimizer]):
+            for step in range(1 + 2 * rank):
+                optimizer.zero_grad()
+                squared(wrapped, rank + step).backward()
+                optimizer.step()
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     torch.testing.assert_close(train(subject), train(TorchDistributedDataParallel), rtol=1e-12, atol=1e-12)
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_a_graph_outlives_its_wrapper(subject, rank):
+    model = alike()
+    loss = squared(subject(model), rank)
+    gc.collect()
+    loss.backward()
+    require_close(gradients(model), mean_gradients(2, squared))
 
 
 # -- communication hooks ----------------------------------------------------------------------------
@@ -644,22 +653,21 @@ def test_torchs_hooks_run_unchanged(subject, rank, world_size, name, as_view):
 
 @ddp
 @pytest.mark.world_size(2)
-def test_powersgd_of_full_rank_on_one_bucket_is_exact(subject, rank):
+def test_powersgd_on_one_bucket_is_as_with_torchs(subject, rank):
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
 
-    def make():
-        return nn.Sequential(nn.Linear(2, 4, bias=False), nn.Linear(4, 1))
+    def run(cls):
+        model = alike(lambda: nn.Sequential(nn.Linear(2, 8, bias=False), nn.Linear(8, 8), nn.Linear(8, 1)))
+        wrapped = cls(model)
+        state = hooks.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=3)
+        wrapped.register_comm_hook(state, hooks.powerSGD_hook)
+        for step in range(5):
+            model.zero_grad()
+            squared(wrapped, rank + step).backward()
+        assert state.total_numel_after_compression < state.total_numel_before_compression
+        return gradients(model)
 
-    model = alike(make)
-    wrapped = subject(model)
-    state = hooks.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.1)
-    wrapped.register_comm_hook(state, hooks.powerSGD_hook)
-    for step in range(5):
-        model.zero_grad()
-        squared(wrapped, rank + step).backward()
-        expected = mean_gradients(2, lambda m, r, step=step: squared(m, r + step), make)
-        for name, found in gradients(model).items():
-            torch.testing.assert_close(found, expected[name], rtol=1e-6, atol=1e-6)  # orthogonalised with an epsilon
+    require_close(run(subject), run(TorchDistributedDataParallel))
 
 
 @ddp
@@ -689,8 +697,8 @@ def test_a_hook_sees_what_torchs_bucket_shows(subject, rank):
         return seen
 
     everything = [name for name, _ in net().named_parameters()]
-    assert run(subject) == run(TorchDistributedDataParallel) == 2 * [(0, True, everything)]
-    assert [one[:2] for one in run(subject, **TINY)] == 2 * [(0, False), (1, False), (2, False), (3, True)]
+    assert run(subject) == run(TorchDistributedDataParallel) == 2 * [(0, True, sorted(everything))]
+    assert [one[:2] for one in run(subject, **TINY)] == 2 * [(0, False), (1, False), (2, True)]
 
 
 @ddp
@@ -740,14 +748,16 @@ def test_a_copy_is_a_wrapper_of_its_own_and_pickling_is_refused(subject, rank):
 @pytest.mark.world_size(2)
 def test_a_module_may_be_wrapped_anew(subject, rank):
     model = alike()
-    for _ in range(3):
+
+    def wrap_and_step():  # in a frame of its own, as who watches may keep what its variables held
         model.zero_grad()
-        wrapped = subject(model)
-        squared(wrapped, rank).backward()
+        squared(subject(model), rank).backward()
         require_close(gradients(model), mean_gradients(2, squared))
-    hooks = len(model[0].weight._post_accumulate_grad_hooks)
-    del wrapped
-    assert hooks == 1 and not model[0].weight._post_accumulate_grad_hooks
+        return len(model[0].weight._post_accumulate_grad_hooks)
+
+    assert [wrap_and_step() for _ in range(3)] == [1, 1, 1]
+    gc.collect()
+    assert not model[0].weight._post_accumulate_grad_hooks
 
 
 def replace(model):
@@ -761,7 +771,7 @@ CHANGES = {
     "frozen": (lambda m: m[2].requires_grad_(False), "'2.weight' was frozen"),
     "unfrozen": (lambda m: m[2].bias.requires_grad_(True), "'2.bias' was unfrozen"),
     "cast": (lambda m: setattr(m[0].bias, "data", m[0].bias.data.float()), "'0.bias' was cast from torch.float64"),
-    "resized": (lambda m: setattr(m[2].bias, "data", torch.zeros(2, 1).double()), r"'2.bias' was resized from \(1,\)"),
+    "resized": (lambda m: setattr(m[2].bias, "data", torch.zeros(1, 1).double()), r"'2.bias' was resized from \(1,\)"),
 }
 
 
@@ -775,6 +785,7 @@ def test_a_change_after_wrapping_is_named_on_every_rank(subject, rank, change, w
     model[2].bias.requires_grad_(change != "unfrozen")
     wrapped = subject(model, find_unused_parameters=find_unused, **TINY)
     squared(wrapped, rank).backward()
+    model.zero_grad()
     change_it, named = CHANGES[change]
     if rank in where:
         change_it(model)

@@ -26,6 +26,10 @@ __all__ = ["DistributedDataParallel"]
 ME = "DistributedDataParallel"
 
 
+class Owner:
+    """The wrapper and the graphs that came from it share one; when the last of them is gone, so are the hooks."""
+
+
 class DistributedDataParallel(nn.Module, Joinable):
     """Wrap ``module`` so that backward leaves the mean of the gradients over ranks, and replicas stay alike.
 
@@ -156,7 +160,8 @@ class DistributedDataParallel(nn.Module, Joinable):
             find_unused=find_unused_parameters,
             static_graph=static_graph,
         )
-        weakref.finalize(self, self._reducer.close).atexit = False
+        self._owner = Owner()
+        weakref.finalize(self._owner, self._reducer.close).atexit = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; what it returns leads to a backward pass that is synchronised, but in ``no_sync()``."""
@@ -174,7 +179,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         output = self.module(*inputs, **kwargs)
         if syncs:
             reducer.problems = [] if change is None else [change]
-            if not reducer.expect(output) and change is not None:
+            if not reducer.expect(output, self._owner) and change is not None:
                 raise RuntimeError(f"{ME}: {change}")
         return output
 

@@ -83,14 +83,17 @@ class Reducer:
                 bucket.ready.clear()
             self._order.clear()
 
-    def expect(self, output: object) -> bool:
-        """The backward pass through ``output`` is to be synchronised; False if it holds no tensor with a graph."""
+    def expect(self, output: object, owner: object) -> bool:
+        """The backward pass through ``output`` is to be synchronised; False if it holds no tensor with a graph.
+
+        The graph keeps ``owner`` alive, whose end removes the hooks.
+        """
         tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         if self._find_unused and not self._static_graph:
             self._reached = (self._reached or set()) | parameters_behind(tensors)
         begins = [tensor for tensor in tensors if tensor.grad_fn is not None]
         for tensor in begins:
-            tensor.register_hook(self._begin)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            tensor.register_hook(partial(self._begin, owner))  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._expecting = not begins
         return bool(begins)
 
@@ -146,7 +149,7 @@ class Reducer:
                 bucket.take(place, 1.0 if self.hook else 1 / self.divisor, as_view=self._as_view)
         self._note(bucket, param)
 
-    def _begin(self, grad: Tensor | None = None) -> None:
+    def _begin(self, owner: object = None, grad: Tensor | None = None) -> None:
         """A backward pass begins that is to be synchronised; the engine calls back when it has ended.
 
         The engine alone keeps that callback alive: where an error ends the pass, it is gone.
