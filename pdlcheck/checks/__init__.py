@@ -12,6 +12,7 @@ from pdlcheck.checks.comm import (
     check_ring_pass,
 )
 from pdlcheck.checks.data import check_digest, check_epochs_differ, check_gathered_digests, check_shards
+from pdlcheck.checks.data_parallel import check_data_parallel
 from pdlcheck.checks.gradients import check_gradients_equal_single_process
 from pdlcheck.checks.pagerank import (
     check_error_bound,
@@ -31,6 +32,7 @@ __all__ = [
     "check_average_parameters",
     "check_broadcast",
     "check_broadcast_parameters",
+    "check_data_parallel",
     "check_digest",
     "check_epochs_differ",
     "check_error_bound",

@@ -12,11 +12,13 @@ from pdlcheck.primitives.comm import (
     tree_broadcast,
 )
 from pdlcheck.primitives.data import gather_shard_digests, shard_digest, shard_indices
+from pdlcheck.primitives.data_parallel import DistributedDataParallel
 from pdlcheck.primitives.networks import FunctionNet, LeNet, function_samples
 from pdlcheck.primitives.sync import average_parameters, broadcast_parameters, sync_gradients
 from pdlcheck.primitives.training import train_local_sgd, train_synchronous
 
 __all__ = [
+    "DistributedDataParallel",
     "FunctionNet",
     "LeNet",
     "average_parameters",
