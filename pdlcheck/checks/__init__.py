@@ -21,6 +21,7 @@ from pdlcheck.checks.pagerank import (
     check_transition_matrix,
 )
 from pdlcheck.checks.replicas import check_replicas_in_sync, check_same_start
+from pdlcheck.checks.replicated import check_replicated_module
 from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters
 from pdlcheck.checks.trajectories import check_same_trajectory, check_world_size_does_not_matter
 
@@ -41,6 +42,7 @@ __all__ = [
     "check_pagerank_relabelling",
     "check_reduce_scatter",
     "check_replicas_in_sync",
+    "check_replicated_module",
     "check_ring_pass",
     "check_same_start",
     "check_same_trajectory",

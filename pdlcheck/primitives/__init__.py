@@ -12,17 +12,21 @@ from pdlcheck.primitives.comm import (
     tree_broadcast,
 )
 from pdlcheck.primitives.data import gather_shard_digests, shard_digest, shard_indices
+from pdlcheck.primitives.data_parallel import DataParallel, WorkerMemory, memory_by_worker
 from pdlcheck.primitives.networks import FunctionNet, LeNet, function_samples
 from pdlcheck.primitives.sync import average_parameters, broadcast_parameters, sync_gradients
 from pdlcheck.primitives.training import train_local_sgd, train_synchronous
 
 __all__ = [
+    "DataParallel",
     "FunctionNet",
     "LeNet",
+    "WorkerMemory",
     "average_parameters",
     "broadcast_parameters",
     "function_samples",
     "gather_shard_digests",
+    "memory_by_worker",
     "ring_all_gather",
     "ring_all_reduce",
     "ring_pass",

@@ -1,0 +1,6 @@
+"""A model on several devices: by replicas in one process, or by a replica in each process."""
+
+from pdlcheck.primitives.data_parallel.memory import WorkerMemory, memory_by_worker
+from pdlcheck.primitives.data_parallel.replicated import DataParallel
+
+__all__ = ["DataParallel", "WorkerMemory", "memory_by_worker"]
