@@ -11,6 +11,7 @@ from pdlcheck.checks.comm import (
     check_reduce_scatter,
     check_ring_pass,
 )
+from pdlcheck.checks.compression import check_comm_hook
 from pdlcheck.checks.data import check_digest, check_epochs_differ, check_gathered_digests, check_shards
 from pdlcheck.checks.gradients import check_gradients_equal_single_process
 from pdlcheck.checks.pagerank import (
@@ -32,6 +33,7 @@ __all__ = [
     "check_average_parameters",
     "check_broadcast",
     "check_broadcast_parameters",
+    "check_comm_hook",
     "check_digest",
     "check_epochs_differ",
     "check_error_bound",

@@ -11,6 +11,14 @@ from pdlcheck.primitives.comm import (
     star_broadcast,
     tree_broadcast,
 )
+from pdlcheck.primitives.comm_hooks import (
+    PowerSGDState,
+    TopKState,
+    bf16_compress,
+    fp16_compress,
+    power_sgd,
+    top_k,
+)
 from pdlcheck.primitives.data import gather_shard_digests, shard_digest, shard_indices
 from pdlcheck.primitives.data_parallel import DataParallel, WorkerMemory, memory_by_worker
 from pdlcheck.primitives.networks import FunctionNet, LeNet, function_samples
@@ -21,12 +29,17 @@ __all__ = [
     "DataParallel",
     "FunctionNet",
     "LeNet",
+    "PowerSGDState",
+    "TopKState",
     "WorkerMemory",
     "average_parameters",
+    "bf16_compress",
     "broadcast_parameters",
+    "fp16_compress",
     "function_samples",
     "gather_shard_digests",
     "memory_by_worker",
+    "power_sgd",
     "ring_all_gather",
     "ring_all_reduce",
     "ring_pass",
@@ -35,6 +48,7 @@ __all__ = [
     "shard_indices",
     "star_broadcast",
     "sync_gradients",
+    "top_k",
     "train_local_sgd",
     "train_synchronous",
     "tree_broadcast",
