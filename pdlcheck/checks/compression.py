@@ -90,7 +90,7 @@ def check_comm_hook(
     )
     who = seen[0].hook
     facts = case(world, world_size, steps=steps, bucket_bytes=bucket_bytes, dtypes=list(map(str, dtypes)), seed=seed)
-    _same_everywhere(who, [one.steps for one in seen], facts)
+    _same_everywhere(who, [one.steps for one in seen], given, facts)
     if not seen[0].buckets:
         raise failure(f"{who}: the hook was never called", likely_cause="it was not registered", case=facts)
     results = Results(who, given, seen[0].steps, facts)
@@ -324,16 +324,21 @@ def _train(
     return Seen(name_of(hook), max(places, default=-1) + 1, steps, held)
 
 
-def _same_everywhere(who: str, everyone: list[list[State]], facts: str) -> None:
+def _same_everywhere(who: str, everyone: list[list[State]], given: Given, facts: str) -> None:
     __tracebackhide__ = True
     for step, states in enumerate(zip(*everyone, strict=True)):
         for name in differing([digest(state) for state in states]):
+            place = list(states[0]).index(name)
+            own = [grads[step][place] for grads in given]
+            pairs = zip(own, (state[name] for state in states), strict=True)
+            local = all(grad is not None and held is not None and torch.equal(grad, held) for grad, held in pairs)
+            cause = "ranks compute the result from what only they have, or met in different operations"
             for rank, state in enumerate(states[1:], start=1):
                 require_bits(
                     f"{who}: replicas differ after step {step + 1}: rank {rank}",
                     name,
                     (state[name], states[0][name]),
                     "rank 0 holds",
-                    likely_cause="ranks compute the result from what only they have, or met in different operations",
+                    likely_cause="it is this rank's own gradient: never reduced" if local else cause,
                     case=facts,
                 )
