@@ -11,6 +11,7 @@ from pdlcheck.checks.comm import (
     check_reduce_scatter,
     check_ring_pass,
 )
+from pdlcheck.checks.compression import check_comm_hook
 from pdlcheck.checks.data import check_digest, check_epochs_differ, check_gathered_digests, check_shards
 from pdlcheck.checks.data_parallel import check_data_parallel
 from pdlcheck.checks.gradients import check_gradients_equal_single_process
@@ -22,6 +23,7 @@ from pdlcheck.checks.pagerank import (
     check_transition_matrix,
 )
 from pdlcheck.checks.replicas import check_replicas_in_sync, check_same_start
+from pdlcheck.checks.replicated import check_replicated_module
 from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters
 from pdlcheck.checks.trajectories import check_same_trajectory, check_world_size_does_not_matter
 
@@ -32,6 +34,7 @@ __all__ = [
     "check_average_parameters",
     "check_broadcast",
     "check_broadcast_parameters",
+    "check_comm_hook",
     "check_data_parallel",
     "check_digest",
     "check_epochs_differ",
@@ -43,6 +46,7 @@ __all__ = [
     "check_pagerank_relabelling",
     "check_reduce_scatter",
     "check_replicas_in_sync",
+    "check_replicated_module",
     "check_ring_pass",
     "check_same_start",
     "check_same_trajectory",
