@@ -1,6 +1,6 @@
 """What is verified: plain functions over ``torch.distributed`` to import into other projects.
 
-PageRank is in ``pdlcheck.primitives.pagerank``, the digits are in ``pdlcheck.primitives.digits``.
+PageRank is in ``pdlcheck.primitives.pagerank``, all of pipelines in ``pdlcheck.primitives.pipeline``, the digits are in ``pdlcheck.primitives.digits``.
 """
 
 from pdlcheck.primitives.comm import (
@@ -13,22 +13,40 @@ from pdlcheck.primitives.comm import (
 )
 from pdlcheck.primitives.data import gather_shard_digests, shard_digest, shard_indices
 from pdlcheck.primitives.networks import FunctionNet, LeNet, function_samples
+from pdlcheck.primitives.pipeline import (
+    Pipeline,
+    gpipe,
+    interleaved_1f1b,
+    one_f_one_b,
+    parse_schedule,
+    pipedream,
+    require_valid_schedule,
+    split_model,
+)
 from pdlcheck.primitives.sync import average_parameters, broadcast_parameters, sync_gradients
 from pdlcheck.primitives.training import train_local_sgd, train_synchronous
 
 __all__ = [
     "FunctionNet",
     "LeNet",
+    "Pipeline",
     "average_parameters",
     "broadcast_parameters",
     "function_samples",
     "gather_shard_digests",
+    "gpipe",
+    "interleaved_1f1b",
+    "one_f_one_b",
+    "parse_schedule",
+    "pipedream",
+    "require_valid_schedule",
     "ring_all_gather",
     "ring_all_reduce",
     "ring_pass",
     "ring_reduce_scatter",
     "shard_digest",
     "shard_indices",
+    "split_model",
     "star_broadcast",
     "sync_gradients",
     "train_local_sgd",
