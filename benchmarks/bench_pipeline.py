@@ -136,7 +136,9 @@ def test_pipeline(benchmark: Any, ranks: Ranks, full: bool, schedule: str, n_mic
 @pytest.mark.benchmark(group="bubble")
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("n_microbatches", [4, 8], ids="{}microbatches".format)
-def test_bubble_of_sleeping_stages(benchmark: Any, ranks: Ranks, full: bool, schedule: str, n_microbatches: int) -> None:
+def test_bubble_of_sleeping_stages(
+    benchmark: Any, ranks: Ranks, full: bool, schedule: str, n_microbatches: int
+) -> None:
     stage_s, steps = 0.01, 10 if full else 5
     found: dict[float, float] = {}
 

@@ -61,7 +61,7 @@ def _in_words(info: dict[str, Any]) -> str:
         measured, model = info["bubble_measured_s"] * 1e3, info["bubble_model_s"] * 1e3
         return (
             f"{info['schedule']:>5}, {info['n_microbatches']} micro-batches, {info['world_size']} sleeping stages: "
-            f"{measured:.1f} ms a step, (m + p - 1)(3 T + c) {model:.1f} ms with c = {info['overhead_s'] * 1e3:.2f} ms, "
+            f"{measured:.1f} ms a step, (m + p - 1)(3 T + c) {model:.1f} with c = {info['overhead_s'] * 1e3:.2f} ms, "
             f"ratio {measured / model:.3f}"
         )
     return ""

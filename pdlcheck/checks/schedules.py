@@ -170,7 +170,10 @@ def _as_orders(name: str, rows: list[list[Action | None]], machine: Machine) -> 
             missing = machine.missing(action)
             lines.append(f"rank {rank} in {action} waits for {_show(missing) if missing else action.partner}")
         raise _failure(
-            name, f"ranks wait for ever: {'; '.join(lines)}", rows, [(rank, queues[rank][at[rank]][0]) for rank in stuck]
+            name,
+            f"ranks wait for ever: {'; '.join(lines)}",
+            rows,
+            [(rank, queues[rank][at[rank]][0]) for rank in stuck],
         )
 
 
@@ -195,7 +198,7 @@ def _require_complete(name: str, rows: list[list[Action | None]], n_stages: int,
             halves = [Action(stage, kind, microbatch) in seen for kind in "IW"]
             if Action(stage, "F", microbatch) not in seen:
                 raise _failure(name, f"nobody does {stage}F{microbatch}", rows, [])
-            if whole == any(halves) or any(halves) and not all(halves) and stage:
+            if whole == any(halves) or (any(halves) and not all(halves) and stage):
                 raise _failure(name, f"{stage}B{microbatch} is not done once, whole or in halves", rows, [])
 
 
@@ -218,13 +221,17 @@ def _parse(grid: Rows, name: str) -> list[list[Action | None]]:
             text = "" if cell is None else str(cell).strip()
             found = ACTION.fullmatch(text)
             if text not in ("", ".") and not found:
-                raise AssertionError(f"{name}: rank {rank} has {text!r} in step {step}; a cell is such as 1F3 or 1SEND_F3")
+                raise AssertionError(
+                    f"{name}: rank {rank} has {text!r} in step {step}; a cell is such as 1F3 or 1SEND_F3"
+                )
             rows[-1].append(Action(int(found[1]), found[2], int(found[3])) if found else None)
     return rows
 
 
 def _is_in(done: Done, column: list[tuple[int, Action | None]]) -> bool:
-    return any(action and (action.stage, action.kind.replace("I", "B"), action.microbatch) == done for _, action in column)
+    return any(
+        action and (action.stage, action.kind.replace("I", "B"), action.microbatch) == done for _, action in column
+    )
 
 
 def _show(done: Done | None) -> str:

@@ -1,6 +1,7 @@
 """What is verified: plain functions over ``torch.distributed`` to import into other projects.
 
-PageRank is in ``pdlcheck.primitives.pagerank``, all of pipelines in ``pdlcheck.primitives.pipeline``, the digits are in ``pdlcheck.primitives.digits``.
+PageRank is in ``pdlcheck.primitives.pagerank``, more of pipelines in ``pdlcheck.primitives.pipeline``, the digits are
+in ``pdlcheck.primitives.digits``.
 """
 
 from pdlcheck.primitives.comm import (

@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline must know of one another: found out together, so that all go on or all raise the same."""
+"""What ranks of a pipeline must know of one another: found out together, so that all go on or all raise the same."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pdlcheck.primitives.arguments import require_at_least
 from pdlcheck.primitives.pipeline.cells import Schedule
 from pdlcheck.primitives.pipeline.schedules import SCHEDULES
 from pdlcheck.primitives.pipeline.splitting import layer_names, split_model
@@ -165,7 +164,7 @@ def _ties(
     stage_of = {name: stage for stage, stage_names in enumerate(names) for name in stage_names}
     groups: dict[int, dict[int, str]] = {}
     # a layer that stands in the model twice is seen under one name by named_parameters
-    for layer_name, layer in layer_names(model):  # type: ignore[arg-type]  # build has seen that it is sequential
+    for layer_name, layer in layer_names(model):
         for name, parameter in layer.named_parameters():
             rank = schedule.stage_ranks[stage_of[layer_name]]
             groups.setdefault(id(parameter), {}).setdefault(rank, f"{layer_name}.{name}")

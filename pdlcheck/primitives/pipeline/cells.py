@@ -88,7 +88,9 @@ class Schedule:
     @cached_property
     def stage_ranks(self) -> tuple[int, ...]:
         """The rank of each stage."""
-        places = {cell.stage: rank for _, rank, cell in self}
+        places: dict[int, int] = {}
+        for _, rank, cell in self:
+            places.setdefault(cell.stage, rank)
         return tuple(places.get(stage, -1) for stage in range(self.n_stages))
 
     def __iter__(self) -> Iterator[tuple[int, int, Cell]]:

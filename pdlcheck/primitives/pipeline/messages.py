@@ -55,9 +55,7 @@ class Messages:
         self._sent: deque[tuple[list[dist.Work], Sequence[Tensor]]] = deque()
         self._most = max(8, 2 * dist.get_world_size(group))
 
-    def post(
-        self, tensors: Sequence[Tensor], target: int | None, receives: Sequence[tuple[Cell, int, Form]]
-    ) -> None:
+    def post(self, tensors: Sequence[Tensor], target: int | None, receives: Sequence[tuple[Cell, int, Form]]) -> None:
         """Post everything that a turn sends and receives, as one batch. Nothing is waited for.
 
         Args:

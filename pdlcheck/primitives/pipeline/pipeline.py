@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -153,7 +153,9 @@ class Pipeline:
             places = [None if device is None else torch.device(device)] * n_ranks
         else:
             if group is not None or not devices:
-                raise ValueError("Pipeline takes devices, at least one, for several in this process, or group; not both")
+                raise ValueError(
+                    "Pipeline takes devices, at least one, for several in this process, or group; not both"
+                )
             n_ranks, place, self._group = len(devices), None, None
             places = [torch.device(one) for one in devices]
         request = Request(
@@ -324,7 +326,8 @@ class Pipeline:
         for stash in self._stashes.values():
             stash.start()
         for turn in turns:
-            cell, result = turn.cell, ()
+            cell = turn.cell
+            result: Tensors = ()
             if weight is None and not (eager and cell == Cell(0, "F", 0)):
                 weight = settle()
             if cell is not None:
@@ -338,7 +341,7 @@ class Pipeline:
                 reader = consumer(cell, n_stages)
                 if turn.sends is None and reader is not None:
                     device = self._built.stages[reader.stage].device
-                    handed[reader] = tuple(tensor.to(device, non_blocking=True) for tensor in result)
+                    handed[reader] = tuple(_moved(tensor, device) for tensor in result)
             if weight is None:
                 weight = settle()
             if messages is not None and (turn.sends is not None or turn.receives):
@@ -517,5 +520,6 @@ def _forms(work: Work) -> object:
 
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+        # a copy to the CPU that nobody waits for may be read too early
+        return value.to(device, non_blocking=device.type != "cpu")
     return type(value)(_moved(one, device) for one in value) if isinstance(value, tuple | list) else value

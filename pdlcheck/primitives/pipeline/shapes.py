@@ -1,4 +1,4 @@
-"""The forms of messages, found out before the first one is sent: a stage that cannot take another's output is seen then."""
+"""The forms of messages, found out before the first one is sent; stages that do not fit are seen then."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def find_forms(
         found: list[Any] = [None]
         if index in stages:
             try:
-                found = [
-                    {samples: _try(stages[index], form, targets.get(samples)) for samples, form in before.items()}
-                ]
+                found = [{samples: _try(stages[index], form, targets.get(samples)) for samples, form in before.items()}]
             except Exception as error:  # whatever the user's layers raise is told to everyone
                 shown = ", ".join(str(form) for form in dict.fromkeys(before.values()))
                 source = "the inputs" if not index else f"what stage {index - 1} returns"

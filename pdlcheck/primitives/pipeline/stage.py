@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,14 +155,9 @@ def as_tensors(value: Any, who: str) -> Tensors:
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise TypeError(
-                f"{who} returns {type(tensor).__name__}; what goes from stage to stage is a tensor, or a tuple of tensors"
+                f"{who} returns {type(tensor).__name__}; what goes from stage to stage is a tensor or a tuple of tensors"
             )
     return tensors
-
-
-def floating(tensors: Iterator[Tensor] | Sequence[Tensor]) -> list[Tensor]:
-    """Those that have a gradient."""
-    return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
 
 
 def _leaf(tensor: Tensor) -> Tensor:

@@ -52,9 +52,7 @@ class Stash:
         versions: of :func:`weight_versions`.
     """
 
-    def __init__(
-        self, module: nn.Module, optimizer: Callable[[list[Tensor]], Optimizer], versions: list[int]
-    ) -> None:
+    def __init__(self, module: nn.Module, optimizer: Callable[[list[Tensor]], Optimizer], versions: list[int]) -> None:
         self._params = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._optimizer = optimizer(list(self._params.values()))
         self._versions = versions
@@ -74,18 +72,14 @@ class Stash:
             self._keep(version)
         return self._kept[version]
 
-    def update(self, microbatch: int) -> dict[str, Tensor]:
-        """Move the gradients of ``microbatch``'s backward pass to the latest weights; returns these.
-
-        Call :meth:`step` then.
-        """
+    def update(self, microbatch: int) -> None:
+        """Move the gradients of ``microbatch``'s backward pass to the latest weights; call :meth:`step` then."""
         version = self._versions[microbatch]
         for name, weight in self._kept[version].items():
             self._params[name].grad, weight.grad = weight.grad, None
         self._needed[version] -= 1
         if not self._needed[version]:
             del self._kept[version]
-        return dict(self._params)
 
     def step(self) -> None:
         """Let the optimizer take a step, after what it overwrites has been copied if it is still needed."""

@@ -1,4 +1,4 @@
-"""A parameter that several stages share, such as the embedding of the first and the last: one tensor, several copies."""
+"""A parameter that several stages share, such as the embedding of the first and the last: one, in several copies."""
 
 from __future__ import annotations
 
