@@ -119,6 +119,26 @@ def test_ranks_may_come_in_any_order(subject, schedule):
     check_pipeline(start, tanh_net, MSE, [samples(9), samples(5)], sim, world_size=4, n_microbatches=5)
 
 
+@pytest.mark.parametrize("schedule", ["first", "random:1", "pct:2,3,400"])
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
+def test_receives_may_be_posted_before_the_pass_where_directions_are_apart(subject, schedule, kind):
+    """As on gloo and MPI; under sends that wait for their receives."""
+    from pdlcheck.worlds import get_world
+
+    def start(model):
+        pipeline = subject(model, MSE, schedule=kind, n_microbatches=4)
+        pipeline._messages.ahead = True
+
+        def step(inputs, targets):
+            result = pipeline.step(inputs, targets)
+            return result.loss, result.outputs
+
+        return pipeline.module, step
+
+    sim = get_world("sim", schedule=schedule)
+    check_pipeline(start, tanh_net, MSE, [samples(9)] * 2, sim, world_size=2, n_microbatches=4)
+
+
 class Branches(nn.Module):
     """From one tensor to three, one of them of integers that the next stages only pass on."""
 

@@ -14,6 +14,9 @@ from pdlcheck.primitives.pipeline.cells import Cell
 
 __all__ = ["Form", "Messages", "form_of"]
 
+# backends on which sends and receives of a pair do not wait for one another
+BOTH_WAYS = ("gloo", "mpi")
+
 
 @dataclass(frozen=True)
 class Form:
@@ -54,15 +57,11 @@ class Messages:
         self._inbox: dict[Cell, tuple[tuple[Tensor, ...], list[dist.Work]]] = {}
         self._sent: deque[tuple[list[dist.Work], Sequence[Tensor]]] = deque()
         self._most = max(8, 2 * dist.get_world_size(group))
+        # receives may be posted before the pass of their turn, so that messages arrive while it is computed
+        self.ahead = dist.get_backend(group) in BOTH_WAYS
 
     def post(self, tensors: Sequence[Tensor], target: int | None, receives: Sequence[tuple[Cell, int, Form]]) -> None:
-        """Post everything that a turn sends and receives, as one batch. Nothing is waited for.
-
-        Args:
-            tensors: what to send.
-            target: its place in the group; None if there is nothing.
-            receives: the cell that will read the message, who sends it, and its form.
-        """
+        """Post the send of ``tensors`` to the place ``target``, and receives, as one batch. Nothing is waited for."""
         ops: list[dist.P2POp] = []
         group = self._group
         # a message without elements needs no sending: its form is known

@@ -330,6 +330,10 @@ class Pipeline:
             result: Tensors = ()
             if weight is None and not (eager and cell == Cell(0, "F", 0)):
                 weight = settle()
+            receives = None
+            if messages is not None and messages.ahead and weight is not None and turn.receives:
+                messages.post((), None, self._receives(turn, work))
+                receives = []
             if cell is not None:
                 read: Tensors = ()
                 if cell in handed:
@@ -344,13 +348,17 @@ class Pipeline:
                     handed[reader] = tuple(_moved(tensor, device) for tensor in result)
             if weight is None:
                 weight = settle()
-            if messages is not None and (turn.sends is not None or turn.receives):
-                receives = [(reader, source, self._form(reader, work)) for reader, source in turn.receives]
-                messages.post(result, turn.sends, receives)
+            if messages is not None:
+                receives = self._receives(turn, work) if receives is None else receives
+                if turn.sends is not None or receives:
+                    messages.post(result, turn.sends, receives)
         if messages is not None:
             messages.finish()
         assert weight is not None  # every process has a turn
         return weight
+
+    def _receives(self, turn: Turn, work: Work) -> list[tuple[Cell, int, Form]]:
+        return [(reader, source, self._form(reader, work)) for reader, source in turn.receives]
 
     def _form(self, reader: Cell, work: Work) -> Form:
         """Of the message that ``reader`` reads."""
