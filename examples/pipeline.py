@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,7 @@ def main() -> None:
 
     torch.manual_seed(0)  # every rank makes the whole model and keeps its stages
     widths = [1, 80, 80, 40, 1]
-    layers = [nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
     model = nn.Sequential(*(m for layer in layers for m in (layer, nn.ReLU())))[:-1]
     adam = partial(torch.optim.Adam, lr=0.01)
     asynchronous = options.schedule == "pipedream"

@@ -215,10 +215,10 @@ def check_same_gradients(
     world_size: int,
     seed: int = 0,
 ) -> None:
-    """Two pipelines must leave the same gradients bit for bit, from the same random numbers: with recomputation, without.
+    """Two pipelines must leave the same gradients bit for bit, from the same random numbers.
 
-    For models with dropout, which no single process can be compared with. Random numbers afterwards, and buffers, must
-    be the same too.
+    For recomputation, and models with dropout, which no single process can be compared with. Buffers, and random
+    numbers afterwards, must be the same too.
 
     Args:
         start, other: as in :func:`check_pipeline`; ``start`` is what is checked, ``other`` what it is compared with.

@@ -330,10 +330,9 @@ class Pipeline:
             result: Tensors = ()
             if weight is None and not (eager and cell == Cell(0, "F", 0)):
                 weight = settle()
-            receives = None
-            if messages is not None and messages.ahead and weight is not None and turn.receives:
+            ahead = messages is not None and messages.ahead and weight is not None
+            if messages is not None and ahead and turn.receives:
                 messages.post((), None, self._receives(turn, work))
-                receives = []
             if cell is not None:
                 read: Tensors = ()
                 if cell in handed:
@@ -349,7 +348,7 @@ class Pipeline:
             if weight is None:
                 weight = settle()
             if messages is not None:
-                receives = self._receives(turn, work) if receives is None else receives
+                receives = [] if ahead else self._receives(turn, work)
                 if turn.sends is not None or receives:
                     messages.post(result, turn.sends, receives)
         if messages is not None:

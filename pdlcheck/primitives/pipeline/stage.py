@@ -155,7 +155,7 @@ def as_tensors(value: Any, who: str) -> Tensors:
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise TypeError(
-                f"{who} returns {type(tensor).__name__}; what goes from stage to stage is a tensor or a tuple of tensors"
+                f"{who} returns {type(tensor).__name__}; what goes from stage to stage is a tensor or a tuple of them"
             )
     return tensors
 
