@@ -51,6 +51,19 @@ def _in_words(info: dict[str, Any]) -> str:
             f"gradient sync of {info['tensors']:>3} tensors, {info['world_size']} ranks, ms a step: {times}; "
             f"loop / flat {info['loop_s'] / info['flat_s']:.1f}, flat / ddp {info['flat_s'] / info['ddp_s']:.2f}"
         )
+    if "pipeline_ours_s" in info:
+        ours, theirs = info["pipeline_ours_s"] * 1e3, info["pipeline_torch_s"] * 1e3
+        return (
+            f"{info['schedule']:>5}, {info['n_microbatches']} micro-batches, {info['world_size']} stages, ms a step: "
+            f"Pipeline {ours:.1f}, torch {theirs:.1f}, ratio {ours / theirs:.2f}"
+        )
+    if "bubble_model_s" in info:
+        measured, model = info["bubble_measured_s"] * 1e3, info["bubble_model_s"] * 1e3
+        return (
+            f"{info['schedule']:>5}, {info['n_microbatches']} micro-batches, {info['world_size']} sleeping stages: "
+            f"{measured:.1f} ms a step, (m + p - 1)(3 T + c) {model:.1f} with c = {info['overhead_s'] * 1e3:.2f} ms, "
+            f"ratio {measured / model:.3f}"
+        )
     return ""
 
 

@@ -22,8 +22,10 @@ from pdlcheck.checks.pagerank import (
     check_pagerank_relabelling,
     check_transition_matrix,
 )
+from pdlcheck.checks.pipeline import check_pipedream, check_pipeline, check_same_gradients
 from pdlcheck.checks.replicas import check_replicas_in_sync, check_same_start
 from pdlcheck.checks.replicated import check_replicated_module
+from pdlcheck.checks.schedules import check_schedule
 from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters
 from pdlcheck.checks.trajectories import check_same_trajectory, check_world_size_does_not_matter
 
@@ -44,12 +46,16 @@ __all__ = [
     "check_pagerank",
     "check_pagerank_agreement",
     "check_pagerank_relabelling",
+    "check_pipedream",
+    "check_pipeline",
     "check_reduce_scatter",
     "check_replicas_in_sync",
     "check_replicated_module",
     "check_ring_pass",
+    "check_same_gradients",
     "check_same_start",
     "check_same_trajectory",
+    "check_schedule",
     "check_shards",
     "check_transition_matrix",
     "check_world_size_does_not_matter",

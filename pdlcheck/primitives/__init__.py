@@ -1,6 +1,7 @@
 """What is verified: plain functions over ``torch.distributed`` to import into other projects.
 
-PageRank is in ``pdlcheck.primitives.pagerank``, the digits are in ``pdlcheck.primitives.digits``.
+PageRank is in ``pdlcheck.primitives.pagerank``, more of pipelines in ``pdlcheck.primitives.pipeline``, the digits are
+in ``pdlcheck.primitives.digits``.
 """
 
 from pdlcheck.primitives.comm import (
@@ -22,6 +23,16 @@ from pdlcheck.primitives.comm_hooks import (
 from pdlcheck.primitives.data import gather_shard_digests, shard_digest, shard_indices
 from pdlcheck.primitives.data_parallel import DataParallel, DistributedDataParallel, WorkerMemory, memory_by_worker
 from pdlcheck.primitives.networks import FunctionNet, LeNet, function_samples
+from pdlcheck.primitives.pipeline import (
+    Pipeline,
+    gpipe,
+    interleaved_1f1b,
+    one_f_one_b,
+    parse_schedule,
+    pipedream,
+    require_valid_schedule,
+    split_model,
+)
 from pdlcheck.primitives.sync import average_parameters, broadcast_parameters, sync_gradients
 from pdlcheck.primitives.training import train_local_sgd, train_synchronous
 
@@ -30,6 +41,7 @@ __all__ = [
     "DistributedDataParallel",
     "FunctionNet",
     "LeNet",
+    "Pipeline",
     "PowerSGDState",
     "TopKState",
     "WorkerMemory",
@@ -39,14 +51,21 @@ __all__ = [
     "fp16_compress",
     "function_samples",
     "gather_shard_digests",
+    "gpipe",
+    "interleaved_1f1b",
     "memory_by_worker",
+    "one_f_one_b",
+    "parse_schedule",
+    "pipedream",
     "power_sgd",
+    "require_valid_schedule",
     "ring_all_gather",
     "ring_all_reduce",
     "ring_pass",
     "ring_reduce_scatter",
     "shard_digest",
     "shard_indices",
+    "split_model",
     "star_broadcast",
     "sync_gradients",
     "top_k",
