@@ -20,7 +20,9 @@ from pdlcheck.checks.pagerank import (
     check_pagerank_relabelling,
     check_transition_matrix,
 )
+from pdlcheck.checks.precision import check_clip_grad_norm, check_grad_scaler, check_low_precision_sum
 from pdlcheck.checks.replicas import check_replicas_in_sync, check_same_start
+from pdlcheck.checks.sampler import check_sampler, check_sampler_resumes
 from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters
 from pdlcheck.checks.trajectories import check_same_trajectory, check_world_size_does_not_matter
 
@@ -31,11 +33,14 @@ __all__ = [
     "check_average_parameters",
     "check_broadcast",
     "check_broadcast_parameters",
+    "check_clip_grad_norm",
     "check_digest",
     "check_epochs_differ",
     "check_error_bound",
     "check_gathered_digests",
+    "check_grad_scaler",
     "check_gradients_equal_single_process",
+    "check_low_precision_sum",
     "check_pagerank",
     "check_pagerank_agreement",
     "check_pagerank_relabelling",
@@ -44,6 +49,8 @@ __all__ = [
     "check_ring_pass",
     "check_same_start",
     "check_same_trajectory",
+    "check_sampler",
+    "check_sampler_resumes",
     "check_shards",
     "check_transition_matrix",
     "check_world_size_does_not_matter",

@@ -172,7 +172,7 @@ class ShardSampler(Sampler[int]):
         self.epoch, self._start, self._used, self._begun = state["epoch"], state["position"], 0, False
 
     def _position(self) -> int:
-        """How many samples of the epoch's order all ranks together have used; all, where only a dropped tail is left."""
+        """How many samples of the epoch's order all ranks have used; all of them where only a dropped tail is left."""
         if self.drop_last and 0 < self._used == self._rounds():
             return self._total
         return min(self._start + self._used * self.num_replicas, self._total)
