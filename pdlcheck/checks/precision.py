@@ -32,6 +32,7 @@ def check_grad_scaler(
     world_size: int = 2,
     sync: Callable[[nn.Module], object] | None = None,
     step: Step | None = None,
+    replicated: bool | None = None,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     idle: Sequence[int] = (),
 ) -> None:
@@ -50,6 +51,8 @@ def check_grad_scaler(
             None where each rank holds gradients of its own: pipeline stages, sharded parameters.
         step: called as ``step(scaler, optimizer, module)`` on every rank; the default is ``scaler.step(optimizer)``
             and ``scaler.update()``.
+        replicated: whether ranks step with the mean of their gradients; the default is that they do if there is a
+            ``sync``. True without one where ``step`` synchronises.
         optimizer: called as ``optimizer(parameters, lr=0.5)``; must step as SGD without momentum does.
         idle: ranks that never scale a loss and have no gradient, such as a stage of frozen layers.
 
@@ -66,6 +69,7 @@ def check_grad_scaler(
     __tracebackhide__ = True
     if not any(overflows) or all(overflows):
         raise Inconclusive("check_grad_scaler needs steps with an overflow and steps without one, got only one sort")
+    mean = sync is not None if replicated is None else replicated
     plan = Plan([list(ranks) for ranks in overflows], sync, step or _plain_step, optimizer, list(idle))
     ranks: list[list[Seen]] = world.run(_scaled_steps, make_scaler, plan, world_size=world_size)
     facts = case(world, world_size, overflows=plan.overflows, idle=plan.idle or None)
@@ -76,8 +80,8 @@ def check_grad_scaler(
         stepped = not overflowing
         for rank in range(world_size):
             if stepped and rank not in plan.idle:
-                mean = sum(_slope(r, number, world_size) for r in range(world_size)) / world_size
-                weights[rank] -= LEARNING_RATE * (mean if sync else _slope(rank, number, world_size))
+                slopes = [_slope(r, number, world_size) for r in range(world_size)]
+                weights[rank] -= LEARNING_RATE * (sum(slopes) / world_size if mean else slopes[rank])
         calm = calm + 1 if stepped else 0
         scale = scale if stepped else scale * rule.backoff
         if calm == rule.interval:
@@ -141,7 +145,7 @@ def check_clip_grad_norm(
                     raise failure(f"{name_of(clip)}: rank {rank} has another gradient {position}: None", case=facts)
                 continue
             expected = given.double() * factor
-            allowed = _rounding(given.dtype) * expected.abs() + torch.finfo(given.dtype).smallest_normal
+            allowed = (_rounding(given.dtype) + norms.rounding) * expected.abs() + torch.finfo(given.dtype).smallest_normal
             wrong = ~((found.double() - expected).abs() <= allowed)
             if found.dtype != given.dtype or wrong.any():
                 at = first_index(wrong) if wrong.any() else ()

@@ -129,6 +129,7 @@ def check_sampler_resumes(
     facts = case(world, world_sizes[0], num_samples=num_samples, world_sizes=world_sizes, used=used, tail=tail)
     state: Any = None
     gone: set[int] = set()
+    before: list[list[int]] = []
     for leg, (world_size, want) in enumerate(zip(world_sizes, [*used, None], strict=True)):
         ranks = world.run(_leg, make_sampler, num_samples, epoch, state, want, commit, world_size=world_size)
         given = [samples for samples, _ in ranks]

@@ -12,7 +12,7 @@ from pdlcheck.primitives.comm import (
     tree_broadcast,
 )
 from pdlcheck.primitives.data import gather_shard_digests, shard_digest, shard_digest_table, shard_indices
-from pdlcheck.primitives.networks import FunctionNet, LeNet, function_samples
+from pdlcheck.primitives.networks import ConvNet, FunctionNet, LeNet, function_samples
 from pdlcheck.primitives.precision import (
     DistributedGradScaler,
     MasterWeights,
@@ -24,6 +24,7 @@ from pdlcheck.primitives.sync import average_parameters, broadcast_parameters, s
 from pdlcheck.primitives.training import train_local_sgd, train_synchronous
 
 __all__ = [
+    "ConvNet",
     "DistributedGradScaler",
     "FunctionNet",
     "LeNet",

@@ -184,9 +184,7 @@ class ShardSampler(Sampler[int]):
 
     def _left(self) -> Tensor:
         """This rank's samples of the pass."""
-        order = shard_indices(
-            self._total, rank=0, world_size=1, epoch=self.epoch, shuffle=self.shuffle, seed=self.seed
-        )
+        order = shard_indices(self._total, rank=0, world_size=1, epoch=self.epoch, shuffle=self.shuffle, seed=self.seed)
         left = order[self._start :]
         whole = self._rounds() * self.num_replicas
         if self.tail == "drop":

@@ -137,15 +137,16 @@ def _look(
         raise ValueError("clip_grad_norm got a tensor in sharded that is not among its parameters; pass it in both")
     if not uncounted <= own:
         raise ValueError("clip_grad_norm got a tensor in copies that is not sharded; what is not counts once anyway")
+    filled = [(key, p.grad) for key, p in once.items() if p.grad is not None and p.grad.numel()]
     return Found(
         list(once.values()),
-        _norm([p.grad for key, p in once.items() if key in own - uncounted and p.grad is not None], norm_type),
-        _norm([p.grad for key, p in once.items() if key not in own and p.grad is not None], norm_type),
+        _norm([grad for key, grad in filled if key in own - uncounted], norm_type),
+        _norm([grad for key, grad in filled if key not in own], norm_type),
     )
 
 
 def _norm(grads: Sequence[Tensor], norm_type: float) -> float:
-    """The norm of all elements together, in float32 or the wider dtype of the gradients."""
+    """The norm of all elements of tensors that are not empty, in float32 or the wider dtype of the gradients."""
     low = [grad for grad in grads if grad.dtype in LOW_PRECISION]
     wide = [grad for grad in grads if grad.dtype not in LOW_PRECISION]
     norms = [torch.linalg.vector_norm(grad, norm_type, dtype=torch.float32) for grad in low]
