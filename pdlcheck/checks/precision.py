@@ -145,7 +145,8 @@ def check_clip_grad_norm(
                     raise failure(f"{name_of(clip)}: rank {rank} has another gradient {position}: None", case=facts)
                 continue
             expected = given.double() * factor
-            allowed = (_rounding(given.dtype) + norms.rounding) * expected.abs() + torch.finfo(given.dtype).smallest_normal
+            rounded = (_rounding(given.dtype) + norms.rounding) * expected.abs()
+            allowed = rounded + torch.finfo(given.dtype).smallest_normal
             wrong = ~((found.double() - expected).abs() <= allowed)
             if found.dtype != given.dtype or wrong.any():
                 at = first_index(wrong) if wrong.any() else ()
