@@ -160,11 +160,14 @@ def _norm(grads: Sequence[Tensor], norm_type: float) -> float:
 
 
 def _combined(norms: Sequence[float], norm_type: float) -> float:
-    """The norm of parts whose norms are given; the largest is taken out, so that no power overflows."""
+    """The norm of parts whose norms are given; the largest is taken out, so that no power overflows.
+
+    With the infinite norm parts below the largest become 0, and any number of largest ones has the root 1.
+    """
     largest = max(norms, default=0.0)
     if any(math.isnan(norm) for norm in norms):
         return math.nan
-    if norm_type == math.inf or largest in (0.0, math.inf):
+    if largest in (0.0, math.inf):
         return largest
     return float(largest * math.fsum((norm / largest) ** norm_type for norm in norms) ** (1 / norm_type))
 

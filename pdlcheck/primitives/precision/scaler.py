@@ -25,7 +25,7 @@ class DistributedGradScaler(torch.amp.GradScaler):
     sees the overflow; where each holds others (pipeline stages, ZeRO, sharded parameters, gradients that are
     synchronised after :meth:`unscale_`) the ranks part: some step, some do not, and the scales differ from then on.
 
-    One all_gather of 64 bytes from each rank for each :meth:`unscale_`, explicit or by :meth:`step`; it carries the
+    One all_gather of 56 bytes from each rank for each :meth:`unscale_`, explicit or by :meth:`step`; it carries the
     scale too, so that scales that differ already (a checkpoint loaded on one rank) are an error and not a
     wrong gradient. On a GPU the host waits for it. A rank without any gradient, or one that never called
     :meth:`scale` because a later stage computes the loss, takes part like the others.
