@@ -439,8 +439,10 @@ def test_masters_resume_exactly_and_refuse_another_model(subject):
     masters = subject(model)
     with torch.no_grad():
         masters.parameters()[0].add_(1e-5)
-    again = subject(nn.Linear(2, 1).bfloat16())
+    other = nn.Linear(2, 1).bfloat16()
+    again = subject(other)
     again.load_state_dict(masters.state_dict())
+    assert torch.equal(other.weight, model.weight)
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), masters.parameters(), strict=True))
     with pytest.raises(ValueError, match=r"MasterWeights has shapes \[\(3, 2\), \(3,\)\], the state has \[\(1, 2\), "):
         subject(nn.Linear(2, 3).bfloat16()).load_state_dict(masters.state_dict())

@@ -167,6 +167,15 @@ def test_a_pass_that_was_used_up_is_followed_by_a_whole_one(subject):
 
 
 @pytest.mark.verifies("ShardSampler")
+def test_a_tail_that_was_dropped_stays_dropped_on_fewer_ranks(subject):
+    four = subject(range(11), 4, 0, tail="drop")
+    four.commit(len(four))
+    two = subject(range(11), 2, 0, tail="drop")
+    two.load_state_dict(four.state_dict())
+    assert list(two) == []  # the epoch is over, though two ranks could share three samples
+
+
+@pytest.mark.verifies("ShardSampler")
 def test_len_does_not_shrink_while_samples_are_used(subject):
     sampler = subject(range(10), 2, 0)
     lengths = []

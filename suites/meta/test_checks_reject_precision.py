@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pdlcheck.checks import check_clip_grad_norm, check_grad_scaler, check_low_precision_sum
+from pdlcheck.checks import check_clip_grad_norm, check_grad_scaler, check_low_precision_sum, check_same_trajectory
 from pdlcheck.errors import Inconclusive
 
 STEPS = [[], [1], [], [], [0]]
@@ -260,6 +260,57 @@ def test_check_clip_grad_norm_rejects_squares_that_overflow(world):
 def test_check_clip_grad_norm_needs_a_gradient(world):
     with pytest.raises(Inconclusive, match="all gradients are zero"):
         check_clip_grad_norm(sharded, world, gradients=[[torch.zeros(2)], [None]], max_norm=1.0)
+
+
+def trained(before_step):
+    """A step of one rank on its half of the samples."""
+    inputs = torch.linspace(-1, 2, 24, dtype=torch.float64).view(3, 4, 2)
+
+    def train(model, steps):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for i in range(steps):
+            optimizer.zero_grad()
+            model(inputs[i].chunk(2)[dist.get_rank()]).square().mean().backward()
+            before_step(model)
+            optimizer.step()
+
+    train.__name__ = before_step.__name__
+    return train
+
+
+def average(model):
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+def synchronised_then_clipped(model):
+    average(model)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+
+def clipped_then_synchronised(model):
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    average(model)
+
+
+def clipped_by_hand(model):
+    average(model)
+    norm = math.sqrt(sum((p.grad**2).sum().item() for p in model.parameters()))
+    for p in model.parameters():
+        p.grad *= min(1.0, 0.1 / (norm + 1e-6))
+
+
+def test_replicas_that_clip_before_they_synchronise_stay_in_sync_and_train_otherwise(world):
+    """Replicas in sync show nothing; the steps of another run do."""
+
+    def make():
+        return nn.Sequential(nn.Linear(2, 3), nn.Tanh())
+
+    reference = trained(synchronised_then_clipped)
+    check_same_trajectory(trained(clipped_by_hand), reference, make, world, steps=3)
+    with pytest.raises(AssertionError, match=r"^clipped_then_synchronised: after 1 step\(s\) rank 0 holds"):
+        check_same_trajectory(trained(clipped_then_synchronised), reference, make, world, steps=3)
 
 
 def contributions(dtype, *values):
