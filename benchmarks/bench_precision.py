@@ -3,7 +3,8 @@
 Both sides take turns, step by step, on gradients of the same sizes. ``clip_s`` and ``torch_clip_s`` are the slowest
 rank's medians of a clip that is active, on gradients that every rank holds; ``step_s`` and ``torch_step_s`` those of
 unscaling, a step of SGD and the update of the scale. Ours sends one message for each; torch's sends none, and sees its
-own rank alone. ``saved_ratio = half_bytes / full_bytes``: bytes of activations kept for backward, counted not timed.
+own rank alone; so does ``clip_unasked_s``, with ``agree=False``. ``saved_ratio = half_bytes / full_bytes``: bytes of
+activations kept for backward, counted not timed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def timed_steps(tensors: int, steps: int) -> dict[str, list[float]]:
     scalers = {"step": DistributedGradScaler("cpu"), "torch_step": torch.amp.GradScaler("cpu")}
     ways = {
         "clip": lambda: clip_grad_norm(model, 1.0),
+        "clip_unasked": lambda: clip_grad_norm(model, 1.0, agree=False),
         "torch_clip": lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
         **{name: lambda scaler=scaler: (scaler.step(optimizer), scaler.update()) for name, scaler in scalers.items()},
     }

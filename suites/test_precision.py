@@ -21,6 +21,7 @@ from pdlcheck.checks import (
     check_same_trajectory,
 )
 from pdlcheck.primitives import ConvNet, LeNet, sync_gradients
+from pdlcheck.worlds import get_world
 
 few = settings(max_examples=8)
 LOW = [torch.float16, torch.bfloat16]
@@ -275,10 +276,15 @@ def test_sharded_gradients_are_clipped_by_the_norm_of_all(subject, world, gradie
 
 @pytest.mark.verifies("clip_grad_norm")
 @few
-@given(gradients=rank_gradients(same=True), max_norm=st.sampled_from([1e-3, 1.0, 1e4]), norm_type=NORMS)
-def test_replicated_gradients_count_once(subject, world, gradients, max_norm, norm_type):
+@given(
+    gradients=rank_gradients(same=True),
+    max_norm=st.sampled_from([1e-3, 1.0, 1e4]),
+    norm_type=NORMS,
+    agree=st.booleans(),
+)
+def test_replicated_gradients_count_once(subject, world, gradients, max_norm, norm_type, agree):
     def clip(parameters, max_norm):
-        return subject(parameters, max_norm, norm_type=norm_type)
+        return subject(parameters, max_norm, norm_type=norm_type, agree=agree)
 
     counted = [[rank == 0] * len(own) for rank, own in enumerate(gradients)]
     check_clip_grad_norm(clip, world, gradients=gradients, max_norm=max_norm, norm_type=norm_type, counted=counted)
@@ -338,6 +344,19 @@ def test_a_norm_that_is_not_finite_is_so_on_every_rank(subject, rank, value):
 
 
 @pytest.mark.verifies("clip_grad_norm")
+def test_nothing_is_sent_where_ranks_need_not_agree(subject):
+    def clip(agree):
+        weight = weight_with(3.0, 4.0)
+        return subject([weight], 1.0, agree=agree).item()
+
+    world = get_world("sim")
+    assert world.run(clip, False, world_size=3) == [5.0] * 3
+    assert world.traffic.sent_bytes(rank=0) == 0
+    world.run(clip, True, world_size=3)
+    assert world.traffic.sent_bytes(rank=0) > 0
+
+
+@pytest.mark.verifies("clip_grad_norm")
 def test_a_norm_is_that_of_the_group(subject, world):
     def clip():
         group = dist.new_group([1, 2])
@@ -374,6 +393,11 @@ def weight_with(*values):
             ValueError,
             "a tensor in copies that is not",
             lambda r: ([weight_with(1.0)], 1.0, {"copies": [weight_with()]}),
+        ),
+        (
+            ValueError,
+            "needs the norms of all ranks where gradients are sharded; leave agree=True",
+            lambda r: ([weight_with(1.0)], 1.0, {"sharded": True, "agree": False}),
         ),
         (TypeError, "takes a module or tensors, got int", lambda r: ([1], 1.0)),
     ],

@@ -16,6 +16,8 @@ from pdlcheck.primitives.precision.rows import Rows, gather_rows, raise_everywhe
 
 __all__ = ["clip_grad_norm"]
 
+FLOAT32_MAX = torch.finfo(torch.float32).max
+WIDE = (torch.float64, torch.complex128)
 # Equal gradients have norms that differ by the order of adding alone, about 1e-6 in float32.
 SAME_NORM = 1e-4
 
@@ -28,6 +30,7 @@ def clip_grad_norm(
     sharded: bool | Iterable[Tensor] = False,
     copies: Iterable[Tensor] = (),
     error_if_nonfinite: bool = False,
+    agree: bool = True,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """Scale all gradients of all ranks by one factor, so that their norm together is at most ``max_norm``.
@@ -51,6 +54,8 @@ def clip_grad_norm(
         copies: sharded ones that another rank counts, such as the second copy of an embedding that the first and the
             last stage share: scaled, not counted.
         error_if_nonfinite: raise, on every rank, where the norm is infinite or not a number.
+        agree: False sends nothing, as torch's own function: only where nothing is sharded, and gradients that were
+            not synchronised, or arguments that differ between ranks, are then not seen.
         group: the ranks over which parameters are sharded; ``None`` is the default group.
 
     Returns:
@@ -61,7 +66,7 @@ def clip_grad_norm(
         TypeError: something other than tensors is to be clipped.
         ValueError: ``max_norm`` or ``norm_type`` is not above 0, or differs between ranks; no rank has a parameter; a
             sparse gradient; ``sharded`` or ``copies`` name a tensor that is not clipped; gradients that should be the
-            same on every rank have different norms. On every rank if on one.
+            same on every rank have different norms; ``agree=False`` beside ``sharded``. On every rank if on one.
         RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set.
 
     Example:
@@ -76,15 +81,18 @@ def clip_grad_norm(
     Source: R. Pascanu, T. Mikolov, Y. Bengio, "On the difficulty of training recurrent neural networks", ICML (2013).
     """
     who = members("clip_grad_norm", group)
+    if not agree and sharded is not False:
+        raise ValueError("clip_grad_norm needs the norms of all ranks where gradients are sharded; leave agree=True")
     problem: Exception | None = None
-    found = Found([], 0.0, 0.0)
+    found = Found([], [], 0.0, 0.0)
     try:
         found = _look(parameters, max_norm, norm_type, sharded, copies)
     except (TypeError, ValueError) as error:
         problem = error
     flag = float(problem is not None)
     agreed = [0.0, 0.0] if flag else [float(max_norm), float(norm_type)]
-    rows = gather_rows([flag, *agreed, len(found.parameters), found.own, found.common], who)
+    row = [flag, *agreed, len(found.parameters), found.own, found.common]
+    rows = gather_rows(row, who) if agree else [row] * who.world_size
     raise_everywhere("clip_grad_norm", problem, rows, who)
     _require_agreement(rows, who)
     total = _combined([*(row[4] for row in rows), rows[0][5]], norm_type)
@@ -93,18 +101,19 @@ def clip_grad_norm(
             f"clip_grad_norm found a norm of {total} over all ranks and error_if_nonfinite is set; norms: "
             + ", ".join(f"rank {rank}: {row[4] or row[5]:g}" for rank, row in zip(who.ranks, rows, strict=True))
         )
-    grads = [p.grad for p in found.parameters if p.grad is not None]
-    norm = torch.tensor(total, dtype=torch.float64, device=grads[0].device if grads else None)
-    if grads and max_norm != math.inf and not max_norm / (total + 1e-6) >= 1:  # also where it is not a number
-        nn.utils.clip_grads_with_norm_(found.parameters, max_norm, norm)
+    norm = torch.tensor(total, dtype=torch.float64, device=found.grads[0].device if found.grads else None)
+    if found.grads and max_norm != math.inf and not max_norm / (total + 1e-6) >= 1:  # also where it is not a number
+        wide = total > FLOAT32_MAX or any(grad.dtype in WIDE for grad in found.grads)
+        nn.utils.clip_grads_with_norm_(found.parameters, max_norm, norm if wide else norm.float())  # twice as fast
     return norm
 
 
 @dataclass(frozen=True)
 class Found:
-    """What this rank holds: each parameter once, the norm of what is its own, of what every rank holds."""
+    """What this rank holds: each parameter once, gradients that are not empty, their norms: its own, every rank's."""
 
     parameters: list[Tensor]
+    grads: list[Tensor]
     own: float
     common: float
 
@@ -122,24 +131,33 @@ def _look(
     if isinstance(parameters, Tensor):
         parameters = [parameters]
     listed = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
-    once = {id(p): p for p in listed}
-    for position, p in enumerate(once.values()):
+    once: dict[int, Tensor] = {}
+    filled: list[tuple[int, Tensor]] = []
+    for p in listed:
+        if id(p) in once:
+            continue
         if not isinstance(p, Tensor):
             raise TypeError(f"clip_grad_norm takes a module or tensors, got {type(p).__name__}")
-        if p.grad is not None and p.grad.layout != torch.strided:
+        once[id(p)] = p
+        grad = p.grad
+        if grad is None:
+            continue
+        if grad.layout != torch.strided:
             raise ValueError(
-                f"clip_grad_norm needs dense gradients, that of parameter {position} has layout {p.grad.layout}; "
+                f"clip_grad_norm needs dense gradients, that of parameter {len(once) - 1} has layout {grad.layout}; "
                 "build the embedding with sparse=False"
             )
+        if grad.numel():
+            filled.append((id(p), grad))
     own = set(once) if sharded is True else set() if sharded is False else {id(p) for p in sharded}
     uncounted = {id(p) for p in copies}
     if not own <= set(once):
         raise ValueError("clip_grad_norm got a tensor in sharded that is not among its parameters; pass it in both")
     if not uncounted <= own:
         raise ValueError("clip_grad_norm got a tensor in copies that is not sharded; what is not counts once anyway")
-    filled = [(key, p.grad) for key, p in once.items() if p.grad is not None and p.grad.numel()]
     return Found(
         list(once.values()),
+        [grad for _, grad in filled],
         _norm([grad for key, grad in filled if key in own - uncounted], norm_type),
         _norm([grad for key, grad in filled if key not in own], norm_type),
     )
