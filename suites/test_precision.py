@@ -330,16 +330,17 @@ def test_a_tensor_that_is_listed_twice_counts_once(subject):
 
 
 @pytest.mark.verifies("clip_grad_norm")
-@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+@pytest.mark.parametrize("values", [(1.0, math.inf, 1.0), (1.0, math.nan, 1.0), (math.inf, 1.0, math.nan)])
 @pytest.mark.world_size(3)
-def test_a_norm_that_is_not_finite_is_so_on_every_rank(subject, rank, value):
-    weight = nn.Parameter(torch.ones(2))
-    weight.grad = torch.tensor([1.0, value if rank == 1 else 1.0])
-    norm = subject([weight], 1.0, sharded=True)
-    assert norm.isinf() if math.isinf(value) else norm.isnan()
-    weight.grad = torch.tensor([1.0, value if rank == 1 else 1.0])
-    with pytest.raises(RuntimeError, match=f"found a norm of {value} over all ranks and error_if_nonfinite is set"):
-        subject([weight], 1.0, sharded=True, error_if_nonfinite=True)
+def test_a_norm_that_is_not_finite_is_so_on_every_rank(subject, rank, values, norm_type):
+    expected = "nan" if any(map(math.isnan, values)) else "inf"
+    weight = weight_with(1.0, values[rank])
+    norm = subject([weight], 1.0, norm_type=norm_type, sharded=True)
+    assert str(norm.item()) == expected
+    weight = weight_with(1.0, values[rank])
+    with pytest.raises(RuntimeError, match=f"found a norm of {expected} over all ranks and error_if_nonfinite is set"):
+        subject([weight], 1.0, norm_type=norm_type, sharded=True, error_if_nonfinite=True)
     assert weight.grad[0] == 1.0
 
 
