@@ -20,7 +20,7 @@ from pdlcheck.checks import (
     check_replicas_in_sync,
     check_same_trajectory,
 )
-from pdlcheck.primitives import ConvNet, LeNet, sync_gradients
+from pdlcheck.primitives import ConvNet, LeNet, MasterWeights, sync_gradients
 from pdlcheck.worlds import get_world
 
 few = settings(max_examples=8)
@@ -482,6 +482,50 @@ def test_weights_of_full_precision_are_their_own_masters(subject):
     masters = subject(model).parameters()
     assert [p.dtype for p in masters] == [torch.float32] * 4
     assert masters[2] is model["wide"].weight and masters[0] is not model["low"].weight
+
+
+LEVELS = {"O1-float16": torch.float16, "O1-bfloat16": torch.bfloat16, "O2": torch.float16}
+
+
+@pytest.mark.verifies("DistributedGradScaler")
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_opt_levels_train_as_float32_does(subject, world, level):
+    """As their docstring says; half precision moves the loss a little, and never one replica alone."""
+    dtype = LEVELS[level]
+
+    def train(mixed):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+        inputs = torch.rand(64, 2) * 2 - 1
+        targets = (2 * inputs[:, :1]).sin() + inputs[:, 1:]
+        pure = mixed and level == "O2"
+        masters = MasterWeights(model.half() if pure else model)
+        optimizer = torch.optim.SGD(masters.parameters(), lr=0.1, momentum=0.9)
+        scaler = subject("cpu", init_scale=2.0**8, growth_interval=20, enabled=mixed and dtype == torch.float16)
+        mine = slice(dist.get_rank(), None, dist.get_world_size())
+        for _ in range(60):
+            model.zero_grad()
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype, enabled=mixed and not pure):
+                found = model(inputs[mine].half() if pure else inputs[mine])
+                loss = (found.float() - targets[mine]).square().mean()
+            scaler.scale(loss).backward()
+            masters.take_gradients()
+            sync_gradients(masters.parameters())
+            scaler.clip_grad_norm_(optimizer, max_norm=1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            masters.write_back()
+        with torch.no_grad():
+            loss = (model.float()(inputs) - targets).square().mean().item()
+        return loss, [p.tolist() for p in masters.parameters()], scaler.get_scale()
+
+    (loss, weights, scale), other = world.run(train, True, world_size=2)
+    assert (loss, weights, scale) == other
+    reference = world.run(train, False, world_size=2)[0][0]
+    assert loss == pytest.approx(reference, rel=0.25)
+    assert loss < 0.05
+    assert scale == (1.0 if dtype != torch.float16 else 2.0**11)  # it grew in three times twenty steps
 
 
 @pytest.mark.verifies("saved_activation_bytes")

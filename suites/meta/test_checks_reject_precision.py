@@ -209,14 +209,6 @@ def squares_in_half(parameters, max_norm):
     return scaled(parameters, math.sqrt(squares), max_norm)
 
 
-def other_dtype(parameters, max_norm):
-    sharded(parameters, max_norm)
-    if dist.get_rank() == 1:
-        for p in parameters:
-            p.grad_dtype = None
-            p.grad = p.grad.double()
-
-
 def loses_a_gradient(parameters, max_norm):
     sharded(parameters, max_norm)
     if dist.get_rank() == 1:
