@@ -23,8 +23,10 @@ from pdlcheck.checks.pagerank import (
     check_transition_matrix,
 )
 from pdlcheck.checks.pipeline import check_pipedream, check_pipeline, check_same_gradients
+from pdlcheck.checks.precision import check_clip_grad_norm, check_grad_scaler, check_low_precision_sum
 from pdlcheck.checks.replicas import check_replicas_in_sync, check_same_start
 from pdlcheck.checks.replicated import check_replicated_module
+from pdlcheck.checks.sampler import check_sampler, check_sampler_resumes
 from pdlcheck.checks.schedules import check_schedule
 from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters
 from pdlcheck.checks.trajectories import check_same_trajectory, check_world_size_does_not_matter
@@ -36,13 +38,16 @@ __all__ = [
     "check_average_parameters",
     "check_broadcast",
     "check_broadcast_parameters",
+    "check_clip_grad_norm",
     "check_comm_hook",
     "check_data_parallel",
     "check_digest",
     "check_epochs_differ",
     "check_error_bound",
     "check_gathered_digests",
+    "check_grad_scaler",
     "check_gradients_equal_single_process",
+    "check_low_precision_sum",
     "check_pagerank",
     "check_pagerank_agreement",
     "check_pagerank_relabelling",
@@ -55,6 +60,8 @@ __all__ = [
     "check_same_gradients",
     "check_same_start",
     "check_same_trajectory",
+    "check_sampler",
+    "check_sampler_resumes",
     "check_schedule",
     "check_shards",
     "check_transition_matrix",

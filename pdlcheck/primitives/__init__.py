@@ -20,9 +20,9 @@ from pdlcheck.primitives.comm_hooks import (
     power_sgd,
     top_k,
 )
-from pdlcheck.primitives.data import gather_shard_digests, shard_digest, shard_indices
+from pdlcheck.primitives.data import gather_shard_digests, shard_digest, shard_digest_table, shard_indices
 from pdlcheck.primitives.data_parallel import DataParallel, DistributedDataParallel, WorkerMemory, memory_by_worker
-from pdlcheck.primitives.networks import FunctionNet, LeNet, function_samples
+from pdlcheck.primitives.networks import ConvNet, FunctionNet, LeNet, function_samples
 from pdlcheck.primitives.pipeline import (
     Pipeline,
     gpipe,
@@ -33,21 +33,35 @@ from pdlcheck.primitives.pipeline import (
     require_valid_schedule,
     split_model,
 )
+from pdlcheck.primitives.precision import (
+    DistributedGradScaler,
+    MasterWeights,
+    clip_grad_norm,
+    saved_activation_bytes,
+)
+from pdlcheck.primitives.sampler import ShardSampler
 from pdlcheck.primitives.sync import average_parameters, broadcast_parameters, sync_gradients
 from pdlcheck.primitives.training import train_local_sgd, train_synchronous
 
 __all__ = [
+    "ConvNet",
     "DataParallel",
     "DistributedDataParallel",
+    "DistributedGradScaler",
+    "FunctionNet",
     "FunctionNet",
     "LeNet",
+    "LeNet",
+    "MasterWeights",
     "Pipeline",
     "PowerSGDState",
+    "ShardSampler",
     "TopKState",
     "WorkerMemory",
     "average_parameters",
     "bf16_compress",
     "broadcast_parameters",
+    "clip_grad_norm",
     "fp16_compress",
     "function_samples",
     "gather_shard_digests",
@@ -63,7 +77,9 @@ __all__ = [
     "ring_all_reduce",
     "ring_pass",
     "ring_reduce_scatter",
+    "saved_activation_bytes",
     "shard_digest",
+    "shard_digest_table",
     "shard_indices",
     "split_model",
     "star_broadcast",

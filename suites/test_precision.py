@@ -1,0 +1,561 @@
+"""Half precision over ranks: all step or none, one norm clips all, small contributions are not lost."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from pdlcheck.checks import (
+    check_clip_grad_norm,
+    check_grad_scaler,
+    check_low_precision_sum,
+    check_replicas_in_sync,
+    check_same_trajectory,
+)
+from pdlcheck.primitives import ConvNet, LeNet, MasterWeights, sync_gradients
+from pdlcheck.worlds import get_world
+
+few = settings(max_examples=8)
+LOW = [torch.float16, torch.bfloat16]
+NORMS = st.sampled_from([2.0, 1.0, 3.0, math.inf])
+
+
+@st.composite
+def overflows(draw, ranks):
+    """For each of up to six steps who of ``ranks`` overflows: at least one such step, and one without."""
+    some = st.lists(st.sampled_from(ranks), unique=True, max_size=2).map(sorted)
+    return draw(st.lists(some, min_size=2, max_size=6).filter(lambda steps: any(steps) and not all(steps)))
+
+
+@pytest.mark.verifies("DistributedGradScaler")
+@few
+@given(data=st.data(), interval=st.integers(1, 3), fused=st.booleans())
+def test_if_the_gradients_of_one_rank_overflow_no_rank_steps(subject, world, data, interval, fused):
+    world_size = data.draw(st.integers(1, 4))
+    idle = data.draw(st.sampled_from([[], [world_size - 1]] if world_size > 1 else [[]]))
+    check_grad_scaler(
+        partial(subject, "cpu", init_scale=64.0, growth_interval=interval),
+        world,
+        overflows=data.draw(overflows([rank for rank in range(world_size) if rank not in idle])),
+        world_size=world_size,
+        idle=idle,
+        optimizer=partial(torch.optim.SGD, fused=fused),
+    )
+
+
+def unscale_then_sync(scaler, optimizer, module):
+    scaler.unscale_(optimizer)
+    sync_gradients(module)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.verifies("DistributedGradScaler")
+@few
+@given(data=st.data(), world_size=st.integers(2, 4), before=st.booleans())
+def test_the_scaler_works_with_gradients_synchronised_before_or_after_unscaling(
+    subject, world, data, world_size, before
+):
+    make = partial(subject, "cpu", init_scale=64.0, growth_interval=2)
+    steps = data.draw(overflows(range(world_size)))
+    if before:
+        check_grad_scaler(make, world, overflows=steps, world_size=world_size, sync=sync_gradients)
+    else:
+        check_grad_scaler(make, world, overflows=steps, world_size=world_size, step=unscale_then_sync, replicated=True)
+
+
+def test_the_scaler_of_torch_does_where_gradients_are_synchronised_before_it_looks(world):
+    make = partial(torch.amp.GradScaler, "cpu", init_scale=64.0, growth_interval=2)
+    check_grad_scaler(make, world, overflows=[[], [1], [], [], [0]], sync=sync_gradients)
+
+
+@pytest.mark.verifies("DistributedGradScaler")
+def test_the_scaler_clips_what_it_has_unscaled_and_skips_together(subject, world):
+    """Clipping before unscaling would clip the scale: a norm of 64 times the gradient."""
+
+    def clipped(scaler, optimizer, module):
+        norm = scaler.clip_grad_norm_(optimizer, 1e6, sharded=True, error_if_nonfinite=True)
+        assert norm == math.inf or norm < 1e3  # unscaled, by hand at most 2 * 3 * 12 * sqrt(3)
+        scaler.step(optimizer)
+        scaler.update()
+
+    make = partial(subject, "cpu", init_scale=2.0**20, growth_interval=2)
+    check_grad_scaler(make, world, overflows=[[], [1], [], [], [0]], step=clipped)
+
+
+def ddp_step(scaler, model, inputs, max_norm=None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(i):
+        optimizer.zero_grad()
+        scaler.scale(model(inputs(i)).square().mean()).backward()
+        sync_gradients(model)
+        if max_norm is not None:
+            scaler.clip_grad_norm_(optimizer, max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+@pytest.mark.verifies("DistributedGradScaler")
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_replicas_stay_in_sync_under_autocast_with_clipping(subject, world, dtype):
+    def start():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        scaler = subject("cpu", init_scale=2.0**10, enabled=dtype == torch.float16)
+        torch.manual_seed(dist.get_rank() + 1)
+        step = ddp_step(scaler, model, lambda i: torch.randn(4, 3), max_norm=0.05)
+
+        def under_autocast(i):
+            with torch.autocast("cpu", dtype):
+                step(i)
+
+        return model, under_autocast
+
+    check_replicas_in_sync(start, world, world_size=3, steps=3)
+
+
+@pytest.mark.verifies("DistributedGradScaler")
+def test_scaled_and_clipped_steps_are_those_of_one_process(subject, world):
+    inputs = torch.linspace(-1, 1, 24, dtype=torch.float64).view(3, 4, 2)
+
+    def scaled(model, steps):
+        step = ddp_step(subject("cpu", init_scale=2.0**16), model, lambda i: inputs[i].chunk(2)[dist.get_rank()], 0.1)
+        for i in range(steps):
+            step(i)
+
+    def plain(model, steps):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for i in range(steps):
+            optimizer.zero_grad()
+            model(inputs[i]).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+
+    check_same_trajectory(scaled, plain, lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh()), world, steps=3)
+
+
+@pytest.mark.verifies("DistributedGradScaler")
+def test_a_loaded_scaler_goes_on_as_the_saved_one(subject, world):
+    def scales(save_at):
+        scaler = subject("cpu", init_scale=16.0, growth_interval=3)
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        seen = []
+        for step in range(8):
+            if step == save_at:
+                state = copy.deepcopy(scaler.state_dict())
+                assert {type(value) for value in state.values()} <= {int, float}
+                scaler = subject("cpu", init_scale=2.0, growth_interval=3)
+                scaler.load_state_dict(state)
+            optimizer.zero_grad()
+            scaler.scale(weight.sum()).backward()
+            if step == 4 and dist.get_rank() == 0:
+                weight.grad[0] = math.inf
+            scaler.step(optimizer)
+            scaler.update()
+            seen.append(scaler.get_scale())
+        return seen
+
+    straight = world.run(scales, None, world_size=2)
+    assert straight == [[16.0, 16.0, 32.0, 32.0, 16.0, 16.0, 16.0, 32.0]] * 2
+    assert [world.run(scales, at, world_size=2) for at in (1, 2, 5, 7)] == [straight] * 4
+
+
+@pytest.mark.verifies("DistributedGradScaler")
+@pytest.mark.world_size(2)
+def test_scales_that_differ_are_refused_on_every_rank(subject, rank):
+    scaler = subject("cpu", init_scale=4.0 * (1 + rank))
+    weight = nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    with pytest.raises(ValueError, match="needs the same scale on every rank, got rank 0: 4, rank 1: 8; make it with"):
+        scaler.unscale_(torch.optim.SGD([weight], lr=0.1))
+
+
+@pytest.mark.verifies("DistributedGradScaler")
+@pytest.mark.world_size(3)
+def test_gradients_that_one_rank_cannot_unscale_are_refused_on_every_rank(subject, rank):
+    weight = nn.Parameter(torch.ones(1, dtype=torch.float16 if rank == 1 else torch.float32))
+    weight.grad = torch.ones_like(weight)
+    message = (
+        "unscale FP16" if rank == 1 else r"unscale_ was refused on rank 1, whose own error says why; no rank goes on"
+    )
+    with pytest.raises(ValueError, match=message):
+        subject("cpu", init_scale=4.0).step(torch.optim.SGD([weight], lr=0.1))
+
+
+@pytest.mark.verifies("DistributedGradScaler")
+@pytest.mark.world_size(2)
+def test_gradients_are_unscaled_once(subject):
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = subject("cpu", init_scale=4.0)
+    weight.grad = torch.full((1,), 8.0)
+    scaler.unscale_(optimizer)
+    assert scaler.clip_grad_norm_(optimizer, 100.0).item() == 2.0
+    with pytest.raises(RuntimeError, match="already been called on this optimizer"):
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match="already been called since the last update"):
+        scaler.step(optimizer)
+    scaler.update()
+    assert weight.item() == -1.0
+
+
+@pytest.mark.verifies("DistributedGradScaler")
+def test_a_scaler_agrees_in_its_group_alone(subject, world):
+    def train():
+        groups = [dist.new_group([0, 2]), dist.new_group([1])]
+        weight = nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        scaler = subject("cpu", init_scale=4.0, group=groups[dist.get_rank() % 2])
+        scaler.scale(weight.sum()).backward()
+        if dist.get_rank() == 2:
+            weight.grad.fill_(math.inf)
+        scaler.step(optimizer)
+        scaler.update()
+        return weight.item(), scaler.get_scale()
+
+    assert world.run(train, world_size=3) == [(1.0, 2.0), (0.0, 4.0), (1.0, 2.0)]
+
+
+@pytest.mark.verifies("DistributedGradScaler")
+def test_a_disabled_scaler_sends_nothing(subject):
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = subject("cpu", enabled=False)  # outside of any process group
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.item() == 0.0
+
+
+@st.composite
+def rank_gradients(draw, *, same=False):
+    """Gradients of 1 to 4 ranks: any dtype, unlike magnitudes, None, empty tensors, ranks without parameters."""
+    world_size = draw(st.integers(1, 4))
+    shapes = st.sampled_from([(3,), (2, 2), (), (0,), None])
+    everyone = []
+    for rank in range(world_size):
+        if same and rank:
+            everyone.append([None if grad is None else grad.clone() for grad in everyone[0]])
+            continue
+        own = []
+        for position, shape in enumerate(draw(st.lists(shapes, max_size=3))):
+            dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]))
+            size = draw(st.sampled_from([0.01, 1.0, 300.0]))
+            start = (rank + position + 1) * size
+            n = 1 if shape is None else math.prod(shape)
+            own.append(None if shape is None else torch.linspace(start, -size, n).to(dtype).view(shape))
+        everyone.append(own)
+    if not any(grad is not None and grad.any() for own in everyone for grad in own):
+        for own in everyone if same else everyone[:1]:
+            own.append(torch.tensor([2.0]))
+    return everyone
+
+
+@pytest.mark.verifies("clip_grad_norm")
+@settings(max_examples=15)
+@given(gradients=rank_gradients(), max_norm=st.sampled_from([1e-3, 1.0, 1e4]), norm_type=NORMS)
+def test_sharded_gradients_are_clipped_by_the_norm_of_all(subject, world, gradients, max_norm, norm_type):
+    def clip(parameters, max_norm):
+        return subject(parameters, max_norm, norm_type=norm_type, sharded=True)
+
+    check_clip_grad_norm(clip, world, gradients=gradients, max_norm=max_norm, norm_type=norm_type)
+
+
+@pytest.mark.verifies("clip_grad_norm")
+@few
+@given(
+    gradients=rank_gradients(same=True),
+    max_norm=st.sampled_from([1e-3, 1.0, 1e4]),
+    norm_type=NORMS,
+    agree=st.booleans(),
+)
+def test_replicated_gradients_count_once(subject, world, gradients, max_norm, norm_type, agree):
+    def clip(parameters, max_norm):
+        return subject(parameters, max_norm, norm_type=norm_type, agree=agree)
+
+    counted = [[rank == 0] * len(own) for rank, own in enumerate(gradients)]
+    check_clip_grad_norm(clip, world, gradients=gradients, max_norm=max_norm, norm_type=norm_type, counted=counted)
+
+
+@pytest.mark.verifies("clip_grad_norm")
+@few
+@given(world_size=st.integers(2, 4), norm_type=NORMS)
+def test_a_tied_embedding_and_a_replicated_norm_count_once_among_sharded_ones(subject, world, world_size, norm_type):
+    """The embedding is on the first and the last rank, the layer norm on all, the linear layer is sharded."""
+    embedding, norm = torch.tensor([3.0, 4.0]), torch.tensor([5.0])
+    gradients, counted = [], []
+    for rank in range(world_size):
+        gradients.append([norm, torch.tensor([1.0 + rank]), embedding if rank in (0, world_size - 1) else None])
+        counted.append([rank == 0, True, rank == 0])
+
+    def clip(parameters, max_norm):
+        tied = parameters[2:] if dist.get_rank() == world_size - 1 else []
+        return subject(parameters, max_norm, norm_type=norm_type, sharded=parameters[1:], copies=tied)
+
+    check_clip_grad_norm(clip, world, gradients=gradients, max_norm=1.0, norm_type=norm_type, counted=counted)
+
+
+@pytest.mark.verifies("clip_grad_norm")
+@pytest.mark.parametrize(("dtype", "value"), [(torch.float16, 300.0), (torch.bfloat16, 1e20), (torch.float32, 1e30)])
+def test_squares_that_overflow_do_not_make_the_norm_infinite(subject, world, dtype, value):
+    def clip(parameters, max_norm):
+        return subject(parameters, max_norm, sharded=True, error_if_nonfinite=True)
+
+    gradients = [[torch.full((4,), value, dtype=dtype)], [torch.full((2,), value / 2, dtype=dtype)]]
+    check_clip_grad_norm(clip, world, gradients=gradients, max_norm=1.0)
+
+
+@pytest.mark.verifies("clip_grad_norm")
+@pytest.mark.world_size(2)
+def test_a_tensor_that_is_listed_twice_counts_once(subject):
+    layers = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
+    layers[1].weight = layers[0].weight
+    layers[0].weight.grad = torch.tensor([[4.0]])
+    assert subject([layers[0].weight, layers[1].weight], 2.0).item() == 4.0
+    assert layers[0].weight.grad.item() == pytest.approx(2.0, rel=1e-6)
+    assert subject(layers, math.inf).item() == pytest.approx(2.0, rel=1e-6)
+
+
+@pytest.mark.verifies("clip_grad_norm")
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+@pytest.mark.parametrize("values", [(1.0, math.inf, 1.0), (1.0, math.nan, 1.0), (math.inf, 1.0, math.nan)])
+@pytest.mark.world_size(3)
+def test_a_norm_that_is_not_finite_is_so_on_every_rank(subject, rank, values, norm_type):
+    expected = "nan" if any(map(math.isnan, values)) else "inf"
+    weight = weight_with(1.0, values[rank])
+    norm = subject([weight], 1.0, norm_type=norm_type, sharded=True)
+    assert str(norm.item()) == expected
+    weight = weight_with(1.0, values[rank])
+    with pytest.raises(RuntimeError, match=f"found a norm of {expected} over all ranks and error_if_nonfinite is set"):
+        subject([weight], 1.0, norm_type=norm_type, sharded=True, error_if_nonfinite=True)
+    assert weight.grad[0] == 1.0
+
+
+@pytest.mark.verifies("clip_grad_norm")
+def test_nothing_is_sent_where_ranks_need_not_agree(subject):
+    def clip(agree):
+        weight = weight_with(3.0, 4.0)
+        return subject([weight], 1.0, agree=agree).item()
+
+    world = get_world("sim")
+    assert world.run(clip, False, world_size=3) == [5.0] * 3
+    assert world.traffic.sent_bytes(rank=0) == 0
+    world.run(clip, True, world_size=3)
+    assert world.traffic.sent_bytes(rank=0) > 0
+
+
+@pytest.mark.verifies("clip_grad_norm")
+def test_a_norm_is_that_of_the_group(subject, world):
+    def clip():
+        group = dist.new_group([1, 2])
+        weight = nn.Parameter(torch.ones(1))
+        weight.grad = torch.tensor([[8.0, 3.0, 4.0][dist.get_rank()]])
+        return subject([weight], 1.0, sharded=True, group=group).item() if dist.get_rank() else None
+
+    assert world.run(clip, world_size=3) == [None, 5.0, 5.0]
+
+
+def weight_with(*values):
+    weight = nn.Parameter(torch.ones(len(values)))
+    weight.grad = torch.tensor(values)
+    return weight
+
+
+@pytest.mark.verifies("clip_grad_norm")
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (ValueError, "needs max_norm above 0, got max_norm=0", lambda r: ([weight_with(1.0)], 0)),
+        (ValueError, "needs max_norm above 0, got max_norm=nan", lambda r: ([weight_with(1.0)], math.nan)),
+        (ValueError, "needs norm_type above 0, got norm_type=0", lambda r: ([weight_with(1.0)], 1.0, {"norm_type": 0})),
+        (ValueError, "another max_norm on every rank: rank 0: 1, rank 1: 2", lambda r: ([weight_with(1.0)], 1.0 + r)),
+        (ValueError, "got no parameter on any rank; pass a module, or a list", lambda r: ([], 1.0)),
+        (ValueError, "their norms are rank 0: 1, rank 1: 2; synchronise", lambda r: ([weight_with(1.0 + r)], 1.0)),
+        (
+            ValueError,
+            "a tensor in sharded that is not",
+            lambda r: ([weight_with(1.0)], 1.0, {"sharded": [weight_with()]}),
+        ),
+        (
+            ValueError,
+            "a tensor in copies that is not",
+            lambda r: ([weight_with(1.0)], 1.0, {"copies": [weight_with()]}),
+        ),
+        (
+            ValueError,
+            "needs the norms of all ranks where gradients are sharded; leave agree=True",
+            lambda r: ([weight_with(1.0)], 1.0, {"sharded": True, "agree": False}),
+        ),
+        (TypeError, "takes a module or tensors, got int", lambda r: ([1], 1.0)),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_clip_grad_norm_refuses(subject, rank, error, message, call):
+    parameters, max_norm, *keywords = call(rank)
+    with pytest.raises(error, match=f"^clip_grad_norm .*{message}"):
+        subject(parameters, max_norm, **dict(*keywords))
+
+
+@pytest.mark.verifies("clip_grad_norm")
+@pytest.mark.world_size(3)
+def test_what_one_rank_may_not_do_is_refused_on_all(subject, rank):
+    weight = weight_with(1.0)
+    if rank == 2:
+        weight.grad = weight.grad.to_sparse()
+    message = "layout torch.sparse_coo; build" if rank == 2 else "clip_grad_norm was refused on rank 2, whose own error"
+    with pytest.raises(ValueError, match=message):
+        subject([weight], 1.0)
+
+
+@pytest.mark.verifies("sync_gradients")
+@few
+@given(data=st.data(), dtype=st.sampled_from(LOW), world_size=st.integers(2, 5))
+def test_gradients_in_half_precision_are_added_in_float32(subject, world, data, dtype, world_size):
+    """Beside a large contribution small ones are not lost, and a sum may be larger than any half."""
+    largest = torch.finfo(dtype).max / (1 if dtype == torch.float16 else 16)  # float32 has the range of bfloat16
+    values = st.sampled_from([1.0, 3.0, 1 / 128, 256.0, largest, largest / 2])
+    drawn = [data.draw(st.lists(values, min_size=3, max_size=3)) for _ in range(world_size)]
+    check_low_precision_sum(subject, [torch.tensor(one, dtype=dtype) for one in drawn], world)
+
+
+@pytest.mark.verifies("MasterWeights")
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_replicas_with_master_weights_add_up_steps_that_the_model_cannot_hold(subject, world, dtype):
+    def train(steps):
+        model = nn.Linear(1, 1, bias=False).to(dtype)
+        nn.init.ones_(model.weight)
+        masters = subject(model)
+        optimizer = torch.optim.SGD(masters.parameters(), lr=1e-4)
+        seen = []
+        for _ in range(steps):
+            model.weight.grad = torch.full_like(model.weight, 1.0 + dist.get_rank())
+            masters.take_gradients()
+            assert model.weight.grad is None
+            sync_gradients(masters.parameters())
+            optimizer.step()
+            masters.write_back()
+            seen.append(model.weight.item())
+        return seen, masters.state_dict()["masters"][0].item()
+
+    (seen, master), other = world.run(train, 200, world_size=2)
+    assert (seen, master) == other
+    assert seen[0] == 1.0  # the first step alone is below what the model can show
+    assert master == pytest.approx(1 - 200 * 1.5e-4, rel=1e-5)
+    assert seen[-1] == torch.tensor(master).to(dtype).item()
+
+
+@pytest.mark.verifies("MasterWeights")
+def test_masters_resume_exactly_and_refuse_another_model(subject):
+    model = nn.Linear(2, 1).bfloat16()
+    masters = subject(model)
+    with torch.no_grad():
+        masters.parameters()[0].add_(1e-5)
+    other = nn.Linear(2, 1).bfloat16()
+    again = subject(other)
+    again.load_state_dict(masters.state_dict())
+    assert torch.equal(other.weight, model.weight)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), masters.parameters(), strict=True))
+    with pytest.raises(ValueError, match=r"MasterWeights has shapes \[\(3, 2\), \(3,\)\], the state has \[\(1, 2\), "):
+        subject(nn.Linear(2, 3).bfloat16()).load_state_dict(masters.state_dict())
+    with pytest.raises(ValueError, match="MasterWeights got an empty model"):
+        subject(nn.ReLU())
+
+
+@pytest.mark.verifies("MasterWeights")
+def test_weights_of_full_precision_are_their_own_masters(subject):
+    model = nn.ModuleDict({"low": nn.Linear(1, 1).half(), "wide": nn.Linear(1, 1), "frozen": nn.Linear(1, 1)})
+    model["frozen"].requires_grad_(False)
+    masters = subject(model).parameters()
+    assert [p.dtype for p in masters] == [torch.float32] * 4
+    assert masters[2] is model["wide"].weight and masters[0] is not model["low"].weight
+
+
+LEVELS = {"O1-float16": torch.float16, "O1-bfloat16": torch.bfloat16, "O2": torch.float16}
+
+
+@pytest.mark.verifies("DistributedGradScaler")
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_opt_levels_train_as_float32_does(subject, world, level):
+    """As their docstring says; half precision moves the loss a little, and never one replica alone."""
+    dtype = LEVELS[level]
+
+    def train(mixed):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+        inputs = torch.rand(64, 2) * 2 - 1
+        targets = (2 * inputs[:, :1]).sin() + inputs[:, 1:]
+        pure = mixed and level == "O2"
+        masters = MasterWeights(model.half() if pure else model)
+        optimizer = torch.optim.SGD(masters.parameters(), lr=0.1, momentum=0.9)
+        scaler = subject("cpu", init_scale=2.0**8, growth_interval=20, enabled=mixed and dtype == torch.float16)
+        mine = slice(dist.get_rank(), None, dist.get_world_size())
+        for _ in range(60):
+            model.zero_grad()
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype, enabled=mixed and not pure):
+                found = model(inputs[mine].half() if pure else inputs[mine])
+                loss = (found.float() - targets[mine]).square().mean()
+            scaler.scale(loss).backward()
+            masters.take_gradients()
+            sync_gradients(masters.parameters())
+            scaler.clip_grad_norm_(optimizer, max_norm=1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            masters.write_back()
+        with torch.no_grad():
+            loss = (model.float()(inputs) - targets).square().mean().item()
+        return loss, [p.tolist() for p in masters.parameters()], scaler.get_scale()
+
+    (loss, weights, scale), other = world.run(train, True, world_size=2)
+    assert (loss, weights, scale) == other
+    reference = world.run(train, False, world_size=2)[0][0]
+    assert loss == pytest.approx(reference, rel=0.25)
+    assert loss < 0.05
+    assert scale == (1.0 if dtype != torch.float16 else 2.0**11)  # it grew in three times twenty steps
+
+
+@pytest.mark.verifies("saved_activation_bytes")
+@pytest.mark.parametrize("net", [LeNet, ConvNet])
+def test_autocast_about_halves_the_activations_that_are_kept(subject, net):
+    model, images = net(), torch.rand(256, 1, 8, 8)
+
+    def kept(enabled):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            return subject(model, lambda: model(images))
+
+    full, half = kept(False), kept(True)
+    print(f"{net.__name__}: {full} bytes in float32, {half} under autocast, {half / full:.2f} of them")
+    assert 0.45 < half / full < 0.65  # all but the images, softmax and indices of max pooling
+
+
+@pytest.mark.gpu
+@pytest.mark.verifies("DistributedGradScaler")
+@pytest.mark.world_size(1)
+def test_the_scaler_on_a_gpu(subject, device):
+    weight = nn.Parameter(torch.ones(2, device="cuda"))
+    for fused in (False, True):
+        optimizer = torch.optim.SGD([weight], lr=1.0, fused=fused)
+        scaler = subject("cuda", init_scale=4.0, growth_interval=1)
+        for value, expected in ((math.inf, 2.0), (1.0, 4.0)):
+            before = weight.detach().clone()
+            optimizer.zero_grad()
+            scaler.scale(weight.sum() * value).backward()
+            assert scaler.clip_grad_norm_(optimizer, 1.0).item() == pytest.approx(value * math.sqrt(2))
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.get_scale() == expected
+            assert torch.equal(weight, before) == math.isinf(value)
