@@ -3,6 +3,7 @@
 PageRank is in ``pdlcheck.primitives.pagerank``, the digits are in ``pdlcheck.primitives.digits``.
 """
 
+from pdlcheck.primitives.checkpoint import latest_checkpoint, load_checkpoint, resumable_steps, save_checkpoint
 from pdlcheck.primitives.comm import (
     ring_all_gather,
     ring_all_reduce,
@@ -23,10 +24,14 @@ __all__ = [
     "broadcast_parameters",
     "function_samples",
     "gather_shard_digests",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "resumable_steps",
     "ring_all_gather",
     "ring_all_reduce",
     "ring_pass",
     "ring_reduce_scatter",
+    "save_checkpoint",
     "shard_digest",
     "shard_indices",
     "star_broadcast",
