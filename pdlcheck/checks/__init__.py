@@ -3,6 +3,7 @@
 A check needs no test framework, and builds what it compares with itself.
 """
 
+from pdlcheck.checks.checkpoint import check_resume
 from pdlcheck.checks.comm import (
     check_all_gather,
     check_all_reduce,
@@ -22,6 +23,7 @@ from pdlcheck.checks.pagerank import (
 )
 from pdlcheck.checks.replicas import check_replicas_in_sync, check_same_start
 from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters
+from pdlcheck.checks.torn import check_torn_files
 from pdlcheck.checks.trajectories import check_same_trajectory, check_world_size_does_not_matter
 
 __all__ = [
@@ -41,10 +43,12 @@ __all__ = [
     "check_pagerank_relabelling",
     "check_reduce_scatter",
     "check_replicas_in_sync",
+    "check_resume",
     "check_ring_pass",
     "check_same_start",
     "check_same_trajectory",
     "check_shards",
+    "check_torn_files",
     "check_transition_matrix",
     "check_world_size_does_not_matter",
 ]
