@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pdlcheck.checks.lost import first_difference, parts_of, put_back, seed_streams, states_of
-from pdlcheck.checks.message import case, failure, name_of
+from pdlcheck.checks.message import case, name_of
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
