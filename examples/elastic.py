@@ -1,10 +1,14 @@
 """Training that goes on from its last checkpoint when a worker is killed, and ends with the same weights.
 
-    torchrun --nproc-per-node 2 --max-restarts 9 examples/elastic.py --folder checkpoints --pause 0.2
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    torchrun --standalone --nproc-per-node 2 --max-restarts 9 examples/elastic.py --folder checkpoints --pause 0.2
 
 and, while it trains, in another terminal: kill -9 with one of the process numbers that it prints. On several machines,
-of which some may fail, each starts the same with --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint HOST:PORT; a batch
-is split over the workers that are left.
+of which some may fail, each starts the same with --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint HOST:PORT in place of
+--standalone; a batch is split over the workers that are left.
+
+Without the variable, workers that start again meet in the store of those before them, where they may find addresses
+of processes that are gone, and wait for them: https://github.com/pytorch/pytorch/issues/135712.
 """
 
 from __future__ import annotations

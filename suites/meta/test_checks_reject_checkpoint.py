@@ -311,7 +311,7 @@ def test_check_torn_files_rejects(world, broken, message):
 def test_check_torn_files_sees_a_rank_that_is_left_waiting():
     from pdlcheck.worlds import get_world
 
-    with pytest.raises(AssertionError, match=r"(?s)a rank was left waiting where .* one rank reads the file and raises"):
+    with pytest.raises(AssertionError, match=r"(?s)left waiting where .* one rank reads the file and raises"):
         check_torn_files(trainer(reads_on_rank_0, digests_save), get_world("sim"))
 
 

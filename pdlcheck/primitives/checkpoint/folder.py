@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pdlcheck.primitives.checkpoint.container import Refused, verify
 
-__all__ = ["intact", "path_of", "remove_old", "remove_stale", "step_of", "stored", "write"]
+__all__ = ["intact", "path_of", "remove_stale", "step_of", "stored", "tidy", "write"]
 
 _NAME = re.compile(r"step_(\d{12})\.ckpt")
 _TEMPORARY = re.compile(r"\.step_\d{12}\.ckpt\.[0-9a-f]{8}\.tmp")
@@ -83,8 +83,12 @@ def remove_stale(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def remove_old(written: Path, keep: int) -> None:
-    """Remove what is older than the ``keep`` newest intact ones up to ``written``. Later steps are left alone."""
+def tidy(written: Path, keep: int) -> None:
+    """Remove what is older than the ``keep`` newest intact ones up to ``written``, and what killed writers left behind.
+
+    Later steps are left alone.
+    """
+    remove_stale(written.parent)
     kept = 0
     for path in stored(written.parent):
         if path.name > written.name:

@@ -12,7 +12,7 @@ from pdlcheck.errors import CheckpointError
 from pdlcheck.primitives.arguments import require_at_least
 from pdlcheck.primitives.checkpoint.container import body_of, sealed
 from pdlcheck.primitives.checkpoint.fitting import describe, require_stateful, state_of
-from pdlcheck.primitives.checkpoint.folder import intact, path_of, remove_old, remove_stale, write
+from pdlcheck.primitives.checkpoint.folder import intact, path_of, remove_stale, tidy, write
 from pdlcheck.primitives.checkpoint.ranks import Ranks, ranks_of
 from pdlcheck.primitives.checkpoint.streams import capture_streams
 from pdlcheck.primitives.checkpoint.tree import Node, Tensors, encode
@@ -103,7 +103,7 @@ def save_checkpoint(
             write(path, [sealed(body), body])
         except OSError as error:
             raise _not_written(path, error) from error
-        remove_old(path, keep)
+        tidy(path, keep)
         return str(path)
 
     return Path(who.together(store, on=0)[0])

@@ -10,7 +10,9 @@ import torch.distributed as dist
 
 from pdlcheck.primitives.arguments import require_at_least
 from pdlcheck.primitives.checkpoint.fitting import require_stateful
+from pdlcheck.primitives.checkpoint.folder import tidy
 from pdlcheck.primitives.checkpoint.load import Reshard, latest_checkpoint, load_checkpoint
+from pdlcheck.primitives.checkpoint.ranks import ranks_of
 from pdlcheck.primitives.checkpoint.save import save_checkpoint
 
 __all__ = ["resumable_steps"]
@@ -68,6 +70,9 @@ def resumable_steps(
     def remaining() -> Iterator[int]:
         path = latest_checkpoint(folder, group=group)
         start = 0 if path is None else load_checkpoint(path, reshard=reshard, group=group, **objects)
+        if path is not None:  # what a writer that was killed could not do any more
+            found = path
+            ranks_of("resumable_steps", group).together(lambda: tidy(found, keep), on=0)
         for step in range(start, steps):
             yield step
             if (step + 1) % save_every == 0 or step + 1 == steps:
