@@ -84,7 +84,6 @@ def run_job(kills: Sequence[Kill], world_size: int, steps: int, timeout_s: float
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,
         )
         try:
             output, _ = process.communicate(timeout=timeout_s)
