@@ -183,6 +183,26 @@ def test_ranks_that_differ_get_their_own_back(subject, world):
     check_resume(start, world, world_size=3, saved_after=2, steps=4)
 
 
+@pytest.mark.gpu
+@pytest.mark.verifies("save_checkpoint")
+def test_training_on_a_gpu_goes_on_with_its_own_random_numbers(subject, world):
+    def start():
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).cuda()
+        optimizer = ADAM(model.parameters())
+
+        def train(i):
+            optimizer.zero_grad()
+            model(torch.rand(4, 4, device="cuda")).square().mean().backward()
+            optimizer.step()
+
+        def save(path):
+            subject(path, 2, model=model, optimizer=optimizer)
+
+        return model, train, save, lambda path: load_checkpoint(newest(path), model=model, optimizer=optimizer)
+
+    check_resume(start, world, world_size=1, saved_after=2, steps=4)
+
+
 def test_without_a_process_group_it_is_this_process(tmp_path):
     model = net()
     path = save_checkpoint(tmp_path, 4, model=model)
@@ -549,7 +569,7 @@ def test_the_last_k_are_kept_and_torn_ones_do_not_count(subject, tmp_path):
     for number in range(1, 5):
         subject(tmp_path, number, keep=2, model=model)
     assert [int(path.stem[5:]) for path in sorted(tmp_path.iterdir())] == [3, 4]
-    damage(tmp_path / "step_000000000004.ckpt")
+    cut(tmp_path / "step_000000000004.ckpt")
     assert latest_checkpoint(tmp_path).stem.endswith("3")
     subject(tmp_path, 5, keep=2, model=model)
     assert sorted(os.listdir(tmp_path))[0].endswith("3.ckpt"), "an intact one had to go for a torn one"
@@ -573,7 +593,11 @@ def test_the_newest_that_all_ranks_can_read(subject, world, tmp_path):
     damage(tmp_path / "node-0" / "step_000000000002.ckpt")
     assert world.run(find, world_size=2) == ["step_000000000001.ckpt"] * 2
     (tmp_path / "node-1" / "step_000000000001.ckpt").unlink()
-    assert world.run(find, world_size=2) == [None, None]
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint in .*rank 0: step_000000000003.ckpt; rank 1: step_0{11}2"
+    ):
+        world.run(find, world_size=2)
+    assert world.run(lambda: subject(tmp_path / "empty"), world_size=2) == [None, None]
 
 
 @pytest.mark.verifies("save_checkpoint")
@@ -713,6 +737,17 @@ def test_a_loop_that_is_stopped_and_started_again_ends_with_the_same_bits(
             assert taken[0] == reached - reached % save_every
             reached = taken[-1] + 1
     assert found == expected
+
+
+@pytest.mark.verifies("resumable_steps")
+def test_a_loop_does_not_start_anew_over_damaged_checkpoints(subject, world, tmp_path):
+    def train():
+        for i in subject(tmp_path, steps=7, save_every=2, **parts()):
+            raise AssertionError(f"it started at {i}")
+
+    cut(written(tmp_path, world))
+    with pytest.raises(CheckpointError, match=r"was cut at byte 200.*no other checkpoint is intact; move them away"):
+        world.run(train, world_size=2)
 
 
 def test_a_loop_says_what_is_wrong_before_its_first_step(tmp_path):

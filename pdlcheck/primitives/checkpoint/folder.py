@@ -13,7 +13,7 @@ import re
 import secrets
 from pathlib import Path
 
-from pdlcheck.primitives.checkpoint.container import Refused, verify
+from pdlcheck.primitives.checkpoint.container import Refused, verify, whole
 
 __all__ = ["intact", "path_of", "remove_stale", "step_of", "stored", "tidy", "write"]
 
@@ -84,7 +84,7 @@ def remove_stale(folder: Path) -> None:
 
 
 def tidy(written: Path, keep: int) -> None:
-    """Remove what is older than the ``keep`` newest intact ones up to ``written``, and what killed writers left behind.
+    """Remove what is older than the ``keep`` newest whole ones up to ``written``, and what killed writers left behind.
 
     Later steps are left alone.
     """
@@ -94,8 +94,7 @@ def tidy(written: Path, keep: int) -> None:
         if path.name > written.name:
             continue
         if kept < keep:
-            with contextlib.suppress(Refused):
-                kept += path == written or bool(verify(path))
+            kept += whole(path)
         else:
             path.unlink(missing_ok=True)
 

@@ -37,7 +37,10 @@ def latest_checkpoint(folder: str | os.PathLike[str], *, group: dist.ProcessGrou
         group: process group; ``None`` is the default group, or this process alone if there is none.
 
     Returns:
-        The file in this rank's folder, of the same name and contents on every rank; None if there is none.
+        The file in this rank's folder, of the same name and contents on every rank; None if no rank finds one.
+
+    Raises:
+        CheckpointError: ranks find some, but none that all of them do: to start anew would lose them.
 
     Example:
         >>> print(latest_checkpoint("nothing/here"))
@@ -46,8 +49,15 @@ def latest_checkpoint(folder: str | os.PathLike[str], *, group: dist.ProcessGrou
     Source: as :func:`save_checkpoint`.
     """
     who = ranks_of("latest_checkpoint", group)
-    name = _common(who, lambda: intact(Path(folder)))
-    return None if name is None else Path(folder) / name
+    everyone = who.together(lambda: intact(Path(folder)))
+    name = _common(everyone)
+    if name is not None:
+        return Path(folder) / name
+    if any(everyone):
+        newest = "; ".join(f"rank {r}: {next(iter(found), 'none')}" for r, found in enumerate(everyone))
+        reason = f"no checkpoint in {folder} is intact on every rank ({newest}); all ranks must see the same files"
+        raise CheckpointError(f"latest_checkpoint: {reason}", path=str(folder), reason=reason, previous=None, rank=0)
+    return None
 
 
 def load_checkpoint(
@@ -131,9 +141,8 @@ def load_checkpoint(
     return int(payload["step"])
 
 
-def _common(who: Ranks, look: Callable[[], dict[str, str]]) -> str | None:
-    """The newest name that every rank's ``look`` finds, with the same digest."""
-    everyone = who.together(look)
+def _common(everyone: list[dict[str, str]]) -> str | None:
+    """The newest name that every rank found, with the same digest."""
     return next((name for name, digest in everyone[0].items() if all(r.get(name) == digest for r in everyone)), None)
 
 
@@ -161,7 +170,7 @@ def _read(who: Ranks, path: Path) -> dict[str, Any]:
     else:
         rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
         reason = f"is not the same file on rank 0 and rank {rank}"
-    name = _common(who, lambda: intact(path.parent, before=path))
+    name = _common(who.together(lambda: intact(path.parent, before=path)))
     previous = None if name is None else str(path.parent / name)
     raise CheckpointError(
         f"load_checkpoint: {path} {reason}; nothing was loaded; "

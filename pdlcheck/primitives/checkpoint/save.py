@@ -40,7 +40,7 @@ def save_checkpoint(
     Args:
         folder: where checkpoints are, made if missing; the first rank's is used.
         step: number of steps taken; names the file. One of the same step is replaced.
-        keep: how many intact checkpoints up to this one stay.
+        keep: how many checkpoints up to this one stay; files that were cut do not count.
         group: process group; ``None`` is the default group, or this process alone if there is none.
         objects: what to save, by name: model, optimizer, scheduler, scaler, sampler, ...: anything with ``state_dict``
             and ``load_state_dict``, or a ``torch.Generator``. The random streams of torch (CPU and CUDA), Python and

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from pdlcheck.errors import CheckpointError
 from pdlcheck.primitives.arguments import require_at_least
+from pdlcheck.primitives.checkpoint.container import Refused, verify
 from pdlcheck.primitives.checkpoint.fitting import require_stateful
-from pdlcheck.primitives.checkpoint.folder import tidy
+from pdlcheck.primitives.checkpoint.folder import stored, tidy
 from pdlcheck.primitives.checkpoint.load import Reshard, latest_checkpoint, load_checkpoint
 from pdlcheck.primitives.checkpoint.ranks import ranks_of
 from pdlcheck.primitives.checkpoint.save import save_checkpoint
@@ -45,6 +48,7 @@ def resumable_steps(
 
     Raises:
         ValueError: ``steps`` below 0, ``save_every`` below 1; what :func:`load_checkpoint` raises.
+        CheckpointError: there are checkpoints, but none that is intact on every rank.
 
     Example:
         >>> import tempfile
@@ -69,13 +73,26 @@ def resumable_steps(
 
     def remaining() -> Iterator[int]:
         path = latest_checkpoint(folder, group=group)
+        who = ranks_of("resumable_steps", group)
+        if path is None:
+            who.together(lambda: _require_empty(Path(folder)))
         start = 0 if path is None else load_checkpoint(path, reshard=reshard, group=group, **objects)
         if path is not None:  # what a writer that was killed could not do any more
             found = path
-            ranks_of("resumable_steps", group).together(lambda: tidy(found, keep), on=0)
+            who.together(lambda: tidy(found, keep), on=0)
         for step in range(start, steps):
             yield step
             if (step + 1) % save_every == 0 or step + 1 == steps:
                 save_checkpoint(folder, step + 1, keep=keep, group=group, **objects)
 
     return remaining()
+
+
+def _require_empty(folder: Path) -> None:
+    """Starting anew must not pass over files that somebody could still mend."""
+    for path in stored(folder):
+        try:
+            verify(path)
+        except Refused as refused:
+            reason = f"{path} {refused}, and no other checkpoint is intact; move them away to start anew"
+            raise CheckpointError(reason, path=str(path), reason=reason, previous=None) from None
