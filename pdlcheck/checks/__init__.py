@@ -3,6 +3,7 @@
 A check needs no test framework, and builds what it compares with itself.
 """
 
+from pdlcheck.checks.checkpoint import check_resume
 from pdlcheck.checks.comm import (
     check_all_gather,
     check_all_reduce,
@@ -29,6 +30,7 @@ from pdlcheck.checks.replicated import check_replicated_module
 from pdlcheck.checks.sampler import check_sampler, check_sampler_resumes
 from pdlcheck.checks.schedules import check_schedule
 from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters
+from pdlcheck.checks.torn import check_torn_files
 from pdlcheck.checks.trajectories import check_same_trajectory, check_world_size_does_not_matter
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "check_reduce_scatter",
     "check_replicas_in_sync",
     "check_replicated_module",
+    "check_resume",
     "check_ring_pass",
     "check_same_gradients",
     "check_same_start",
@@ -64,6 +67,7 @@ __all__ = [
     "check_sampler_resumes",
     "check_schedule",
     "check_shards",
+    "check_torn_files",
     "check_transition_matrix",
     "check_world_size_does_not_matter",
 ]

@@ -4,6 +4,7 @@ PageRank is in ``pdlcheck.primitives.pagerank``, more of pipelines in ``pdlcheck
 in ``pdlcheck.primitives.digits``.
 """
 
+from pdlcheck.primitives.checkpoint import latest_checkpoint, load_checkpoint, resumable_steps, save_checkpoint
 from pdlcheck.primitives.comm import (
     ring_all_gather,
     ring_all_reduce,
@@ -67,16 +68,20 @@ __all__ = [
     "gather_shard_digests",
     "gpipe",
     "interleaved_1f1b",
+    "latest_checkpoint",
+    "load_checkpoint",
     "memory_by_worker",
     "one_f_one_b",
     "parse_schedule",
     "pipedream",
     "power_sgd",
     "require_valid_schedule",
+    "resumable_steps",
     "ring_all_gather",
     "ring_all_reduce",
     "ring_pass",
     "ring_reduce_scatter",
+    "save_checkpoint",
     "saved_activation_bytes",
     "shard_digest",
     "shard_digest_table",
