@@ -12,13 +12,17 @@ from pdlcheck.primitives.comm import (
     tree_broadcast,
 )
 from pdlcheck.primitives.data import gather_shard_digests, shard_digest, shard_indices
+from pdlcheck.primitives.local_sgd import LocalSGD
 from pdlcheck.primitives.networks import FunctionNet, LeNet, function_samples
+from pdlcheck.primitives.outer import DiLoCo
 from pdlcheck.primitives.sync import average_parameters, broadcast_parameters, sync_gradients
 from pdlcheck.primitives.training import train_local_sgd, train_synchronous
 
 __all__ = [
+    "DiLoCo",
     "FunctionNet",
     "LeNet",
+    "LocalSGD",
     "average_parameters",
     "broadcast_parameters",
     "function_samples",
