@@ -13,6 +13,7 @@ from pdlcheck.checks.comm import (
 )
 from pdlcheck.checks.data import check_digest, check_epochs_differ, check_gathered_digests, check_shards
 from pdlcheck.checks.gradients import check_gradients_equal_single_process
+from pdlcheck.checks.local_sgd import check_local_sgd
 from pdlcheck.checks.pagerank import (
     check_error_bound,
     check_pagerank,
@@ -36,6 +37,7 @@ __all__ = [
     "check_error_bound",
     "check_gathered_digests",
     "check_gradients_equal_single_process",
+    "check_local_sgd",
     "check_pagerank",
     "check_pagerank_agreement",
     "check_pagerank_relabelling",
