@@ -136,7 +136,12 @@ def look(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
 
 def simulate(course: Course, rule: Rule) -> list[Trace]:
     """Train all replicas of ``course`` by ``rule``; what each of them holds after each of its steps."""
-    return _Simulation(course, rule).run()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a batch of four is no work for two: they would wait for each other
+    try:
+        return _Simulation(course, rule).run()
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Simulation:
