@@ -45,7 +45,8 @@ def averages(
         dtype = sum_dtype(chosen[0].dtype)
         extra = [torch.tensor(tail, dtype=dtype, device=chosen[0].device)] if tail and not number else []
         flat = flatten([*chosen, *extra], dtype)
-        dist.all_reduce(flat, group=group)
+        if world_size > 1:
+            dist.all_reduce(flat, group=group)
         if extra:
             flat, summed = flat[: -len(tail)], flat[-len(tail) :]
             sums = [float(value) for value in (summed.real if dtype.is_complex else summed).tolist()]

@@ -121,8 +121,8 @@ class LocalSGD:
         broadcast_parameters(model, src=self._who.at(0), group=self._who.group)
 
     def zero_grad(self) -> None:
-        """Forget the gradients of the model."""
-        self.model.zero_grad()
+        """Forget the gradients."""
+        self.optimizer.zero_grad()
 
     def step(self, take: Callable[[], object] | None = None) -> bool:
         """Take a step with this rank's gradients; join the other ranks where a round is due.

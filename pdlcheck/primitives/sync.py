@@ -150,6 +150,11 @@ def sync_shares(
     group: dist.ProcessGroup | None = None,
 ) -> float:
     """What :func:`sync_gradients` does once its arguments are right; returns the sum of the ranks' shares."""
+    if dist.get_world_size(group) == 1:  # its own mean, and its own sum
+        if not share:
+            for param in params:
+                param.grad = None
+        return share
     total = 0.0
     for bucket in wire_buckets(params, sum_dtype, bucket_bytes):
         total = _sync_bucket([params[position] for position in bucket], reduction, share, group)
