@@ -17,6 +17,8 @@ from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients
 
 __all__ = ["train_local_sgd", "train_synchronous"]
 
+Seen = list[tuple[Tensor, int]]  # the mean loss of a batch, and the samples in it
+
 
 def train_synchronous(
     model: nn.Module,
@@ -73,14 +75,14 @@ def train_synchronous(
     steps = optimizer(parameters)
     losses = []
     for epoch in range(epochs):
-        seen = _nothing_seen(data)
+        seen: Seen = []
         for batch in _batches(len(data[0]), global_batch, epoch, shuffle, seed):
             mine = batch.tensor_split(who.world_size)[who.rank]
             steps.zero_grad()
             _backward(model, loss, data, mine, seen)
             sync_gradients(parameters, weight=len(mine), group=group)
             steps.step()
-        losses.append(_mean_loss(seen, group))
+        losses.append(_mean_loss(seen, data, group))
     return losses
 
 
@@ -138,13 +140,13 @@ def train_local_sgd(
     )
     losses = []
     for epoch in range(epochs):
-        seen = _nothing_seen(data)
+        seen: Seen = []
         for batch in _batches(len(data[0]), global_batch, epoch, shuffle, seed):
             mine = batch.tensor_split(who.world_size)[who.rank]
             local.zero_grad()
             has_stepped = _backward(model, loss, data, mine, seen)
             local.step(local.optimizer.step if has_stepped else _no_step)
-        losses.append(_mean_loss(seen, group))
+        losses.append(_mean_loss(seen, data, group))
     local.finish()
     return losses
 
@@ -180,15 +182,14 @@ def _backward(
     loss: Callable[[Tensor, Tensor], Tensor],
     data: tuple[Tensor, Tensor],
     mine: Tensor,
-    seen: Tensor,
+    seen: Seen,
 ) -> bool:
     """Gradients of this rank's part of the batch; False if it has none, and a mean over it is no number."""
     if not len(mine):
         return False
-    value = loss(model(data[0][mine]), data[1][mine])
+    value = loss(model(data[0].index_select(0, mine)), data[1].index_select(0, mine))
     value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    seen[0] += value.detach() * len(mine)  # it stays on its device: nobody waits for a number
-    seen[1] += len(mine)
+    seen.append((value.detach(), len(mine)))  # on its device: nobody waits for the number
     return True
 
 
@@ -196,12 +197,12 @@ def _no_step() -> None:
     """Of a rank whose part of a batch is empty."""
 
 
-def _nothing_seen(data: tuple[Tensor, Tensor]) -> Tensor:
-    """The sum of the losses, and the number of samples."""
-    return torch.zeros(2, dtype=torch.float64, device=data[0].device)
-
-
-def _mean_loss(seen: Tensor, group: dist.ProcessGroup | None) -> float:
+def _mean_loss(seen: Seen, data: tuple[Tensor, Tensor], group: dist.ProcessGroup | None) -> float:
     """The mean over all samples of all ranks."""
-    dist.all_reduce(seen, group=group)
-    return float(seen[0] / seen[1])
+    total = torch.zeros(2, dtype=torch.float64, device=data[0].device)
+    if seen:
+        values = torch.stack([value for value, _ in seen]).to(total.dtype)
+        counts = torch.tensor([count for _, count in seen], dtype=total.dtype, device=total.device)
+        total = torch.stack([values.dot(counts), counts.sum()])
+    dist.all_reduce(total, group=group)
+    return float(total[0] / total[1])
