@@ -64,6 +64,20 @@ def _in_words(info: dict[str, Any]) -> str:
             f"{measured:.1f} ms a step, (m + p - 1)(3 T + c) {model:.1f} with c = {info['overhead_s'] * 1e3:.2f} ms, "
             f"ratio {measured / model:.3f}"
         )
+    if "synchronous_over_floor" in info:
+        times = ", ".join(f"{name} {info[f'{name}_epoch_s'] * 1e3:.0f}" for name in ("floor", "synchronous", "local"))
+        return (
+            f"epoch of the function network, 1 rank, ms: {times}; synchronous / floor "
+            f"{info['synchronous_over_floor']:.3f}, local / floor {info['local_over_floor']:.3f}"
+        )
+    if "flat_every_s" in info:
+        rows = [
+            f"{name} {' / '.join(f'{s * 1e3:.0f}' for s in info[f'{name}_every_s'])} "
+            f"= {info[f'{name}_fit_s'][0] * 1e3:.0f} + {info[f'{name}_fit_s'][1] * 1e3:.0f} / k "
+            f"within {info[f'{name}_worst_of_fit']:.0%}"
+            for name in ("naive", "flat")
+        ]
+        return f"gradients every 1 / 2 / 4 / 10 / never, {info['world_size']} ranks, ms an epoch: {'; '.join(rows)}"
     return ""
 
 

@@ -16,6 +16,7 @@ from pdlcheck.checks.compression import check_comm_hook
 from pdlcheck.checks.data import check_digest, check_epochs_differ, check_gathered_digests, check_shards
 from pdlcheck.checks.data_parallel import check_data_parallel
 from pdlcheck.checks.gradients import check_gradients_equal_single_process
+from pdlcheck.checks.local_sgd import check_local_sgd
 from pdlcheck.checks.pagerank import (
     check_error_bound,
     check_pagerank,
@@ -49,6 +50,7 @@ __all__ = [
     "check_gathered_digests",
     "check_grad_scaler",
     "check_gradients_equal_single_process",
+    "check_local_sgd",
     "check_low_precision_sum",
     "check_pagerank",
     "check_pagerank_agreement",
