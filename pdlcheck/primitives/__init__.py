@@ -53,8 +53,6 @@ __all__ = [
     "DistributedDataParallel",
     "DistributedGradScaler",
     "FunctionNet",
-    "FunctionNet",
-    "LeNet",
     "LeNet",
     "LocalSGD",
     "MasterWeights",
