@@ -230,6 +230,22 @@ def test_a_scaler_agrees_in_its_group_alone(subject, world):
 
 
 @pytest.mark.verifies("DistributedGradScaler")
+@pytest.mark.world_size(2)
+def test_two_optimizers_are_skipped_each_by_its_own_gradients_and_share_the_scale(subject, rank):
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    optimizers = [torch.optim.SGD([{"params": []}, {"params": [weight]}], lr=1.0) for weight in weights]
+    scaler = subject("cpu", init_scale=4.0)
+    scaler.scale(weights[0].sum() + weights[1].sum()).backward()
+    if rank == 1:
+        weights[0].grad.fill_(math.nan)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+    assert [weight.item() for weight in weights] == [1.0, 0.0]
+    assert scaler.get_scale() == 2.0
+
+
+@pytest.mark.verifies("DistributedGradScaler")
 def test_a_disabled_scaler_sends_nothing(subject):
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)

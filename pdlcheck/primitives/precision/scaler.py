@@ -71,14 +71,14 @@ class DistributedGradScaler(torch.amp.GradScaler):
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self._group = group
-        self._overflow: dict[int, bool] = {}  # optimizers that are unscaled: whether a gradient of any rank overflowed
+        self._overflow: dict[int, bool] = {}  # of optimizers that are unscaled: a gradient of some rank overflowed
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the gradients of ``optimizer`` by the scale, and learn whether those of any rank overflowed."""
         if not self.is_enabled():
             return
         who = members(SELF, self._group)
-        device = optimizer.param_groups[0]["params"][0].device
+        device = next(p.device for group in optimizer.param_groups for p in group["params"])
         self.scale(torch.zeros((), device=device))  # makes the scale on a rank that has no loss to scale
         problem: Exception | None = None
         try:
