@@ -178,6 +178,7 @@ def test_scales_that_differ_are_refused_on_every_rank(subject, rank):
     scaler = subject("cpu", init_scale=4.0 * (1 + rank))
     weight = nn.Parameter(torch.ones(1))
     weight.grad = torch.ones(1)
+    scaler.scale(weight.sum())
     with pytest.raises(ValueError, match="needs the same scale on every rank, got rank 0: 4, rank 1: 8; make it with"):
         scaler.unscale_(torch.optim.SGD([weight], lr=0.1))
 
@@ -200,7 +201,11 @@ def test_gradients_are_unscaled_once(subject):
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     scaler = subject("cpu", init_scale=4.0)
-    weight.grad = torch.full((1,), 8.0)
+    with pytest.raises(ValueError, match=r"no rank has scaled a loss; call scaler.scale\(loss\).backward\(\)"):
+        scaler.step(optimizer)
+    scaler = subject("cpu", init_scale=4.0)
+    scaler.scale(weight.sum() * 2).backward()
+    assert weight.grad.item() == 8.0
     scaler.unscale_(optimizer)
     assert scaler.clip_grad_norm_(optimizer, 100.0).item() == 2.0
     with pytest.raises(RuntimeError, match="already been called on this optimizer"):
