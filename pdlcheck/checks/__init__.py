@@ -3,6 +3,7 @@
 A check needs no test framework, and builds what it compares with itself.
 """
 
+from pdlcheck.checks.clip import check_clip_grad_norm
 from pdlcheck.checks.comm import (
     check_all_gather,
     check_all_reduce,
@@ -20,7 +21,7 @@ from pdlcheck.checks.pagerank import (
     check_pagerank_relabelling,
     check_transition_matrix,
 )
-from pdlcheck.checks.precision import check_clip_grad_norm, check_grad_scaler, check_low_precision_sum
+from pdlcheck.checks.precision import check_grad_scaler, check_low_precision_sum
 from pdlcheck.checks.replicas import check_replicas_in_sync, check_same_start
 from pdlcheck.checks.sampler import check_sampler, check_sampler_resumes
 from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters
