@@ -4,6 +4,7 @@ A check needs no test framework, and builds what it compares with itself.
 """
 
 from pdlcheck.checks.checkpoint import check_resume
+from pdlcheck.checks.clip import check_clip_grad_norm
 from pdlcheck.checks.comm import (
     check_all_gather,
     check_all_reduce,

@@ -41,7 +41,7 @@ def start(command, folder):
 
 def finish(process):
     try:
-        text, _ = process.communicate(timeout=150)
+        text, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 0, text

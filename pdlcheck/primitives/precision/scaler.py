@@ -25,7 +25,7 @@ class DistributedGradScaler(torch.amp.GradScaler):
     sees the overflow; where each holds others (pipeline stages, ZeRO, sharded parameters, gradients that are
     synchronised after :meth:`unscale_`) the ranks part: some step, some do not, and the scales differ from then on.
 
-    One all_gather of 56 bytes from each rank for each :meth:`unscale_`, explicit or by :meth:`step`; it carries the
+    One all_gather of 64 bytes from each rank for each :meth:`unscale_`, explicit or by :meth:`step`; it carries the
     scale too, so that scales that differ already (a checkpoint loaded on one rank) are an error and not a
     wrong gradient. On a GPU the host waits for it. A rank without any gradient, or one that never called
     :meth:`scale` because a later stage computes the loss, takes part like the others.
@@ -39,7 +39,7 @@ class DistributedGradScaler(torch.amp.GradScaler):
 
     Raises:
         ValueError: from :meth:`unscale_` and :meth:`step`, on every rank: float16 gradients (their parameters should be
-            float32, see :class:`MasterWeights`), or ranks whose scales or factors differ.
+            float32, see :class:`MasterWeights`), ranks whose scales or factors differ, or no loss that was ever scaled.
         RuntimeError: ``unscale_`` is called twice between two ``update()``.
 
     Example:
@@ -71,15 +71,21 @@ class DistributedGradScaler(torch.amp.GradScaler):
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self._group = group
-        self._overflow: dict[int, bool] = {}  # optimizers that are unscaled: whether a gradient of any rank overflowed
+        self._scaled = False  # this rank has scaled a loss
+        self._overflow: dict[int, bool] = {}  # of optimizers that are unscaled: a gradient of some rank overflowed
+
+    def scale(self, outputs: Any) -> Any:
+        """``outputs``, a tensor or several, times the scale."""
+        self._scaled = True
+        return super().scale(outputs)
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the gradients of ``optimizer`` by the scale, and learn whether those of any rank overflowed."""
         if not self.is_enabled():
             return
         who = members(SELF, self._group)
-        device = optimizer.param_groups[0]["params"][0].device
-        self.scale(torch.zeros((), device=device))  # makes the scale on a rank that has no loss to scale
+        device = next(p.device for group in optimizer.param_groups for p in group["params"])
+        super().scale(torch.zeros((), device=device))  # makes the scale on a rank that has no loss to scale
         problem: Exception | None = None
         try:
             super().unscale_(optimizer)
@@ -89,9 +95,11 @@ class DistributedGradScaler(torch.amp.GradScaler):
         found: dict[torch.device, Tensor] = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
         overflow = any(bool(flag) for flag in found.values())
         state = self.state_dict()
-        rows = gather_rows([problem is not None, overflow, *state.values()], who)
+        rows = gather_rows([problem is not None, overflow, self._scaled, *state.values()], who)
         raise_everywhere(f"{SELF}.unscale_", problem, rows, who)
         _require_same_state(list(state), rows, who)
+        if not any(row[2] for row in rows):
+            raise ValueError(f"{SELF}: no rank has scaled a loss; call scaler.scale(loss).backward()")
         self._overflow[id(optimizer)] = any(row[1] for row in rows)
         found[device] = torch.full((), float(self._overflow[id(optimizer)]), device=device)
 
@@ -128,7 +136,7 @@ class DistributedGradScaler(torch.amp.GradScaler):
 
 
 def _require_same_state(names: list[str], rows: Rows, who: Members) -> None:
-    for column, name in enumerate(names, start=2):
+    for column, name in enumerate(names, start=3):
         if len({row[column] for row in rows}) > 1:
             values = ", ".join(f"rank {rank}: {row[column]:g}" for rank, row in zip(who.ranks, rows, strict=True))
             raise ValueError(
