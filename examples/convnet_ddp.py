@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/convnet_ddp.py
 
-and on two machines that share the file of the checkpoint, each with its own --node-rank:
+and on two machines that share the folder of the checkpoints, each with its own --node-rank:
 
     torchrun --nnodes 2 --node-rank 0 --nproc-per-node 1 --master-addr HOST --master-port 29500 examples/convnet_ddp.py
 """
@@ -14,25 +14,11 @@ import torch
 import torch.distributed as dist
 from joining import process_group, say
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from pdlcheck.primitives import ConvNet, DistributedGradScaler, ShardSampler, shard_digest
+from pdlcheck.primitives import ConvNet, DistributedDataParallel, DistributedGradScaler, ShardSampler, shard_digest
+from pdlcheck.primitives.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from pdlcheck.primitives.digits import digits
-
-
-def save(path: str, parts: dict) -> None:
-    """With ``load`` the one place that knows how checkpoints are kept."""
-    if dist.get_rank() == 0:
-        torch.save({name: part.state_dict() for name, part in parts.items()}, path + ".new")
-        os.replace(path + ".new", path)
-    dist.barrier()
-
-
-def load(path: str, parts: dict) -> None:
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    for name, part in parts.items():
-        part.load_state_dict(state[name])
 
 
 def train(options: argparse.Namespace, device: torch.device) -> nn.Module:
@@ -43,8 +29,9 @@ def train(options: argparse.Namespace, device: torch.device) -> nn.Module:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scaler = DistributedGradScaler(device.type, enabled=half == torch.float16)  # bfloat16 needs none
     parts = {"model": model.module, "optimizer": optimizer, "scaler": scaler, "sampler": sampler}
-    if os.path.exists(options.checkpoint):
-        load(options.checkpoint, parts)
+    newest, taken = latest_checkpoint(options.checkpoints), 0
+    if newest is not None:
+        taken = load_checkpoint(newest, **parts)
     for epoch in range(sampler.epoch, options.epochs):
         sampler.set_epoch(epoch)
         for step, (images, labels) in enumerate(loader):
@@ -56,19 +43,20 @@ def train(options: argparse.Namespace, device: torch.device) -> nn.Module:
             scaler.step(optimizer)
             scaler.update()
             sampler.commit(len(labels))
-            if [epoch, step] == options.stop:
-                save(options.checkpoint, parts)
+            taken += 1
+            if taken == options.stop:
+                save_checkpoint(options.checkpoints, taken, **parts)
                 return model.module
             say(f"epoch {epoch}, step {step}: loss {loss.item():.3f}")
-        save(options.checkpoint, parts)
+        save_checkpoint(options.checkpoints, taken, **parts)
     return model.module
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--checkpoint", default="convnet.pt", metavar="FILE", help="written after every epoch")
-    parser.add_argument("--stop", type=int, nargs=2, metavar=("EPOCH", "STEP"), help="end after this step")
+    parser.add_argument("--checkpoints", default="convnet", metavar="FOLDER", help="one after every epoch")
+    parser.add_argument("--stop", type=int, metavar="STEPS", help="save and end after so many steps")
     options = parser.parse_args()
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % gpus) if gpus else torch.device("cpu")

@@ -26,7 +26,7 @@ from pdlcheck.checks.pagerank import (
     check_transition_matrix,
 )
 from pdlcheck.checks.pipeline import check_pipedream, check_pipeline, check_same_gradients
-from pdlcheck.checks.precision import check_clip_grad_norm, check_grad_scaler, check_low_precision_sum
+from pdlcheck.checks.precision import check_grad_scaler, check_low_precision_sum
 from pdlcheck.checks.replicas import check_replicas_in_sync, check_same_start
 from pdlcheck.checks.replicated import check_replicated_module
 from pdlcheck.checks.sampler import check_sampler, check_sampler_resumes

@@ -109,14 +109,14 @@ def test_synchronous_sgd_under_torchrun_prints_what_one_process_prints(one_proce
 def test_convnet_on_two_nodes_goes_on_exactly_where_one_node_stopped(tmp_path):
     """In the middle of an epoch; the weights at the end are those of an undisturbed run, bit for bit."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install pdlcheck[data]")
-    straight = torchrun(tmp_path, 2, "convnet_ddp.py", "--epochs", 2, "--checkpoint", "straight.pt")
-    torchrun(tmp_path, 2, "convnet_ddp.py", "--epochs", 2, "--checkpoint", "stopped.pt", "--stop", 1, 4)
-    resumed = two_nodes(tmp_path, "convnet_ddp.py", "--epochs", 2, "--checkpoint", "stopped.pt")
+    straight = torchrun(tmp_path, 2, "convnet_ddp.py", "--epochs", 2, "--checkpoints", "straight")
+    torchrun(tmp_path, 2, "convnet_ddp.py", "--epochs", 2, "--checkpoints", "stopped", "--stop", 20)
+    resumed = two_nodes(tmp_path, "convnet_ddp.py", "--epochs", 2, "--checkpoints", "stopped")
     assert "epoch 0" not in resumed and "epoch 1, step 9: loss" in resumed and "epoch 1, step 10" not in resumed
     accuracy, weights = re.search(r"([\d.]+)% read right, weights (\w+)", straight).groups()
     assert float(accuracy) > 88
     assert re.search(r"weights (\w+)", resumed)[1] == weights
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["stopped.pt", "straight.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stopped", "straight"]
 
 
 def test_the_pipeline_prints_its_grid_and_learns(tmp_path):
