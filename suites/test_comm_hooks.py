@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.checks import check_comm_hook, check_replicas_in_sync
@@ -183,14 +184,19 @@ def test_a_bad_number_of_one_rank_reaches_all(name, subject, world, bad):
         grads = drawn(3, 2, MATRICES)
         for place in range(3):
             grads[1][0][place].view(-1)[2] = bad
-        found, state = applied(lambda m: (states.get(name, lambda m: None)(m), subject), grads)
-        held = {} if state is None else residual(state)
-        return [[bool(g.isfinite().all()) for g in step] for step in found], found, held
+        kept = []
+
+        def look(number, state):
+            kept.append({} if state is None else residual(state))
+
+        found, _ = applied(lambda m: (states.get(name, lambda m: None)(m), subject), grads, between=look)
+        return [[bool(g.isfinite().all()) for g in step] for step in found], found, kept
 
     everyone = world.run(step, world_size=3)
-    for finite, found, held in everyone:
+    for finite, found, kept in everyone:
         assert finite == [[False] * 3, [True] * 3], "the second step is clean: nothing bad was kept"
-        assert all(tensor.isfinite().all() for tensor in held.values())
+        assert not any(held.any() for held in kept[0].values()), "the residual from before the step stays"
+        assert all(held.isfinite().all() for held in kept[1].values())
         assert all(torch.equal(a, b) for a, b in zip(found[1], everyone[0][1][1], strict=True))
 
 
@@ -556,3 +562,33 @@ def test_a_bucket_of_another_data_parallel(rank):
     assert found.tolist() == [1.5]
     with pytest.raises(TypeError, match=r"fp16_compress rounds real floating point gradients, got torch\.complex64"):
         fp16_compress(None, OneBucket(torch.ones(1, dtype=torch.complex64)))
+
+
+# what travels
+
+
+def test_hooks_send_what_their_docstrings_say():
+    """Bytes that a rank sends in one step for the gradient of a 64 x 64 float32 matrix, with two ranks."""
+    from pdlcheck.worlds import get_world
+
+    def step(make, steps):
+        applied(make, drawn(2, steps, [(64, 64)], dtype=torch.float32), dtype=torch.float32)
+
+    def sent(make):
+        """Of one step: three steps less two, in the second of which DDP makes its buckets anew."""
+        world = get_world("sim")
+        found = []
+        for steps in (2, 3):
+            world.run(step, make, steps, world_size=2)
+            found.append(world.traffic.sent_bytes(rank=0))
+        return found[1] - found[0]
+
+    def whole(module):
+        return None, allreduce_hook
+
+    numel = 64 * 64
+    plain = sent(whole)
+    assert sent(lambda m: (None, fp16_compress)) == plain / 2
+    assert sent(lambda m: (PowerSGDState(m, rank=2, start_step=0), power_sgd)) == plain * 2 * (64 + 64) / numel
+    chosen = 41  # of 4096, rounded up
+    assert sent(lambda m: (TopKState(m, ratio=0.01), top_k)) == -(-chosen * 8 // 16) * 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import time
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, replace
 from functools import partial
@@ -366,6 +367,7 @@ class Failing(nn.Module):
     def forward(self, x):
         if int(x[0]) in self.bad:
             raise KeyError(f"sample {int(x[0])}")
+        time.sleep(0.05)  # longer than it takes to fail
         self.ended.append(int(x[0]))
         return x
 

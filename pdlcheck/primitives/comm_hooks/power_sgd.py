@@ -218,10 +218,10 @@ def _first_phase(state: PowerSGDState, bucket: Bucket, compressing: bool) -> _Bu
             continue
         sides = _sides(parameter)
         flat = grad.detach().reshape(sides).to(dtype)
-        used = flat.any()
-        whole = torch.where(used, flat + state.residuals.of(parameter).view(sides), 0)
+        used = torch.linalg.vector_norm(flat) != 0  # true for NaN
+        whole = flat + state.residuals.of(parameter).view(sides)
         matrices.append(_Matrix(parameter, grad, used, whole, state._factor(parameter)))
-    parts = [*plain, *(matrix.whole @ matrix.factor for matrix in matrices)]
+    parts = [*plain, *(torch.where(matrix.used, matrix.whole @ matrix.factor, 0) for matrix in matrices)]
     message = torch.cat([part.detach().reshape(-1).to(dtype) for part in parts])
     work = dist.all_reduce(message, group=state.group, async_op=True)
     devices: list[int | str | torch.device] = [buffer.device] if buffer.device.type == "cuda" else []
@@ -246,7 +246,7 @@ def _second_phase(state: PowerSGDState, world_size: int) -> None:
             product = next(parts).view(-1, matrix.factor.shape[1])
             matrix.finite = torch.isfinite(product).all()
             matrix.left = torch.linalg.qr(torch.where(matrix.finite, product, 0)).Q
-            matrix.right = torch.where(matrix.finite, matrix.whole.mH @ matrix.left, 0)
+            matrix.right = torch.where(matrix.finite & matrix.used, matrix.whole.mH @ matrix.left, 0)
     matrices = [matrix for begun in buckets for matrix in begun.matrices]
     for dtype in dict.fromkeys((m.whole.dtype, m.whole.device) for m in matrices):
         chosen = [m for m in matrices if (m.whole.dtype, m.whole.device) == dtype]
@@ -265,15 +265,21 @@ def _mean_of_rights(state: PowerSGDState, matrices: list[_Matrix], world_size: i
         mean = flat.view(mine.shape)
         assert matrix.left is not None and matrix.finite is not None  # the first phase has ended
         finite = matrix.finite & torch.isfinite(mean).all()
-        approximation = matrix.left @ mean.mH
-        matrix.grad.copy_(torch.where(finite, approximation, torch.nan).view(matrix.grad.shape))
-        if state.error_feedback:
-            before = state.residuals.of(matrix.parameter)
-            rest = (matrix.whole - matrix.left @ mine.mH).reshape(-1)
-            state.residuals.keep(matrix.parameter, torch.where(finite & matrix.used, rest, before))
+        approximation = matrix.left @ torch.where(finite, mean, torch.nan).mH
+        matrix.grad.copy_(approximation.view(matrix.grad.shape))
+        if state.error_feedback:  # of what is not used, mine is zero, and the residual stays
+            rest = torch.addmm(matrix.whole, matrix.left, mine.mH, alpha=-1).reshape(-1)
+            state.residuals.keep(matrix.parameter, _chosen(finite, rest, state.residuals.of(matrix.parameter)))
         if state.warm_start:
             name = state.residuals.name(matrix.parameter)
             state._factors[name] = torch.where(finite & mean.any(), mean, matrix.factor)
+
+
+def _chosen(condition: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """``torch.where`` with a single condition; no pass over the tensors where looking at it costs nothing."""
+    if condition.device.type == "cpu":
+        return one if condition else other
+    return torch.where(condition, one, other)
 
 
 def _sides(parameter: Tensor) -> tuple[int, int]:

@@ -127,13 +127,13 @@ def top_k(state: TopKState, bucket: Bucket) -> torch.futures.Future[Tensor]:
     for parameter, grad in zip(parameters, grads, strict=True):
         before = state.residuals.of(parameter)
         flat = grad.detach().reshape(-1).to(dtype)
-        used = flat.any()
+        used = torch.linalg.vector_norm(flat) != 0  # true for NaN
         whole = flat + before
         chosen = whole.abs().topk(state.entries(len(whole)), sorted=False).indices
         values.append(torch.where(used, whole[chosen], 0))
         places.append(chosen + start)
         rest = whole.index_fill(0, chosen, 0)
-        rests.append((torch.where(used, rest, before), before))
+        rests.append((torch.where(used, rest, whole), before))
         start += len(whole)
     sent = torch.cat(values)
     message = _packed(sent, torch.cat(places).to(torch.int32 if start < 2**31 else torch.int64))
