@@ -230,12 +230,12 @@ class Pipeline:
             """Hear of the others, raise what any of them found; returns how much the batch counts."""
             met = agreement.settle()
             failed = met.failed
-            if self._data_group is not None:
+            if self._data_group is not None and backward:
                 failed = Agreement(Header(failed=failed), self._data_group, self._wire).settle().failed
             if failed:
                 for stage in self._built.stages.values():
                     stage.clear()
-                self._raise_everywhere(error, met)
+                self._raise_everywhere(error, met, self._data_group if backward else None)
             self._learn(work, met)
             return met.weight or 0.0
 
@@ -288,19 +288,19 @@ class Pipeline:
             work.shares = [weight / total for weight in weights]
         return total
 
-    def _raise_everywhere(self, error: Exception | None, met: Header) -> None:
+    def _raise_everywhere(self, error: Exception | None, met: Header, data_group: dist.ProcessGroup | None) -> None:
         found = first_error(error, self._group)
         if found is None and met.differ is not None:
             found = ValueError(_unequal(*met.differ))
-        if self._data_group is not None:
-            found = first_error(found, self._data_group)
+        if data_group is not None:
+            found = first_error(found, data_group)
         assert found is not None  # a header said so
         raise found from error
 
     def _key(self, n_samples: int | None) -> tuple[object, ...]:
         kind = self._wire.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        return n_samples, self.module.training, autocast
+        return n_samples, self.module.training, next(self.module.parameters()).dtype, autocast
 
     def _learn(self, work: Work, met: Header) -> None:
         """Find the forms of messages, or remember them."""
@@ -315,7 +315,9 @@ class Pipeline:
             forms = find_forms(self._built.stages, self.schedule, first, targets, self._group)
             self._known[key] = _forms(work), forms
         if key not in self._known:
-            raise RuntimeError("Pipeline: ranks differ in training mode or autocast; set them alike on all ranks")
+            raise RuntimeError(
+                "Pipeline: ranks differ in training mode, dtype or autocast; set them alike on all ranks"
+            )
         work.forms = self._known[key][1]
 
     def _run(self, turns: Sequence[Turn], work: Work, settle: Callable[[], float], eager: bool) -> float:
@@ -401,6 +403,8 @@ class Pipeline:
         stage, number = self._built.stages[cell.stage], cell.microbatch
         stash = self._stashes.get(cell.stage)
         gradients: Sequence[Tensor] = read
+        if not work.shares[number]:
+            return tuple(stage.skip(number))
         if cell.stage == self.schedule.n_stages - 1:
             loss = stage.losses[number]
             gradients = [torch.full_like(loss, 1.0 if stash else work.shares[number])]
@@ -442,7 +446,8 @@ class Pipeline:
             return Result(None, None)
         loss = None
         if stage.losses:
-            loss = torch.stack([stage.losses[number] * share for number, share in enumerate(work.shares)]).sum()
+            counted = [stage.losses[number] * share for number, share in enumerate(work.shares) if share]
+            loss = torch.stack(counted).sum()
         outputs = concatenated(stage.outputs) if stage.outputs else None
         for one in self._built.stages.values():
             one.clear()
