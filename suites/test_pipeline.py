@@ -640,6 +640,7 @@ def test_a_pipeline_goes_on_after_a_step_that_was_refused(subject, world):
             with pytest.raises(ValueError, match="Pipeline"):
                 pipeline.step(inputs, targets)
         assert all(p.grad is None for p in pipeline.module.parameters())
+        assert not any(stage.live for stage in pipeline._built.stages.values())
         pipeline.step(x, y)
         return all(torch.equal(p.grad, grad) for p, grad in zip(pipeline.module.parameters(), first, strict=True))
 
