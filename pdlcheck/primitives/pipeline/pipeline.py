@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -15,15 +15,15 @@ from torch.optim import Optimizer
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.pipeline.agreement import Agreement, Header, first_error
 from pdlcheck.primitives.pipeline.batches import concatenated, micro_batches, samples_in
-from pdlcheck.primitives.pipeline.building import Built, Request, build, make_schedule
+from pdlcheck.primitives.pipeline.building import Request
 from pdlcheck.primitives.pipeline.cells import Cell, Schedule
 from pdlcheck.primitives.pipeline.messages import Form, Messages, form_of
 from pdlcheck.primitives.pipeline.program import Turn, consumer, forward_only, program
 from pdlcheck.primitives.pipeline.shapes import Forms, find_forms
-from pdlcheck.primitives.pipeline.splitting import split_model
 from pdlcheck.primitives.pipeline.stage import Tensors, as_tensors
 from pdlcheck.primitives.pipeline.stash import Stash, weight_versions
 from pdlcheck.primitives.pipeline.ties import share_tied_values, sum_tied_gradients
+from pdlcheck.primitives.pipeline.together import build_together
 from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients
 
 __all__ = ["Pipeline", "Result"]
@@ -162,7 +162,7 @@ class Pipeline:
             *(model, loss, schedule, n_microbatches, stages_per_rank, split, sample, reduction, recompute, optimizer),
             vertical_sync,
         )
-        self._built = _build_together(request, n_ranks, place, places, self._group)
+        self._built = build_together(request, n_ranks, place, places, self._group)
         self._weight = loss_weight
         self._data_group = data_group
         self._turns = _turns(self.schedule, place)
@@ -459,55 +459,6 @@ def _turns(schedule: Schedule, place: int | None) -> list[Turn]:
     if place is not None:
         return program(schedule, place)
     return [Turn(cell, None, ()) for _, _, cell in schedule]
-
-
-def _build_together(
-    request: Request,
-    n_ranks: int,
-    place: int | None,
-    devices: Sequence[torch.device | None],
-    group: dist.ProcessGroup | None,
-) -> Built:
-    """Build on every rank, and raise on all of them what one could not do, or does otherwise."""
-    built: Built | None = None
-    error: Exception | None = None
-    try:
-        if request.split == "time":
-            request = _measured(request, n_ranks, place, group)
-        built = build(request, n_ranks, place, devices)
-    except (TypeError, ValueError) as found:
-        error = found
-    if (first := first_error(error, group)) is not None:
-        raise first from error
-    assert built is not None  # else there was an error
-    if group is not None:
-        everyone: list[Any] = [None] * n_ranks
-        dist.all_gather_object(everyone, built.fingerprint(), group=group)
-        for rank, other in enumerate(everyone):
-            if other != everyone[0]:
-                lines = "".join(f"\n  rank {r}: {' '.join(map(str, everyone[r]))}" for r in (0, rank))
-                raise ValueError(
-                    f"Pipeline was made otherwise on rank {rank} of its group than on rank 0; "
-                    f"give every rank the same model and arguments{lines}"
-                )
-    return built
-
-
-def _measured(request: Request, n_ranks: int, place: int | None, group: dist.ProcessGroup | None) -> Request:
-    """The positions of a split by time: one rank measures, because no two clocks agree."""
-    found: list[Any] = [None]
-    if not place:
-        n_stages = make_schedule(request, n_ranks).n_stages
-        try:
-            names = split_model(request.model, n_stages, by="time", sample=request.sample)
-            found = [[sum(map(len, names[:stage])) for stage in range(1, n_stages)]]
-        except (TypeError, ValueError) as error:
-            found = [error.args]
-    if group is not None:
-        dist.broadcast_object_list(found, group=group, group_src=0)
-    if isinstance(found[0], tuple):
-        raise ValueError(*found[0])
-    return replace(request, split=found[0])
 
 
 def _require_batch(argument: str, batch: Any, n_microbatches: int) -> int:
