@@ -17,7 +17,7 @@ from pdlcheck.primitives.pipeline import gpipe, lay_out, one_f_one_b, parse_sche
 from pdlcheck.primitives.pipeline.cells import Cell
 
 pytestmark = pytest.mark.verifies("Pipeline")
-few = settings(max_examples=8)
+few = settings(max_examples=6)
 MSE, SUM = nn.MSELoss(), nn.MSELoss(reduction="sum")
 SGD = partial(torch.optim.SGD, lr=0.1)
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -49,6 +49,7 @@ def starter(subject, loss, **keywords):
 
         return pipeline.module, step
 
+    start.__name__ = subject.__name__
     return start
 
 
@@ -263,10 +264,7 @@ def test_a_mean_over_some_of_the_targets_is_weighted_with_their_number(subject, 
     labels = torch.tensor([0, -1, -1, -1, 2, 1, 0, -1])
     start = starter(subject, ignoring_loss, n_microbatches=4, loss_weight=lambda part: (part >= 0).sum().item())
     # the second micro-batch has no target that counts, so that its own mean is no number
-    with pytest.raises(AssertionError, match="nan"):
-        check_pipeline(start, tanh_net, ignoring_loss, [(x, labels)], world, world_size=2, n_microbatches=4)
-    labels[2] = 1
-    check_pipeline(start, tanh_net, ignoring_loss, [(x, labels)], world, world_size=2, n_microbatches=4)
+    check_pipeline(start, tanh_net, ignoring_loss, [(x, labels)] * 2, world, world_size=2, n_microbatches=4)
 
 
 def test_gradients_accumulate_over_steps(subject, world):
@@ -642,6 +640,7 @@ def test_a_pipeline_goes_on_after_a_step_that_was_refused(subject, world):
             with pytest.raises(ValueError, match="Pipeline"):
                 pipeline.step(inputs, targets)
         assert all(p.grad is None for p in pipeline.module.parameters())
+        assert not any(stage.live for stage in pipeline._built.stages.values())
         pipeline.step(x, y)
         return all(torch.equal(p.grad, grad) for p, grad in zip(pipeline.module.parameters(), first, strict=True))
 

@@ -79,6 +79,9 @@ def test_interleaving_shortens_the_pipeline_by_the_stages_on_a_rank(subject, p, 
     assert schedule.n_stages == p * v
     assert schedule.stage_ranks == tuple(stage % p for stage in range(p * v))
     assert schedule.n_steps == 2 * (p * rounds * v + p - 1)
+    if v > 1:  # Megatron's warm-up, and the forward pass that comes before the first backward pass
+        most = [min(2 * (p - rank - 1) + (v - 1) * p + 1, p * rounds * v) for rank in range(p)]
+        assert [schedule.peak_live(rank) for rank in range(p)] == most
 
 
 def damaged(draw, schedule):

@@ -285,6 +285,19 @@ class Truth:
                 return text
         return None
 
+    def cause_of_loss(self, factor: float) -> str | None:
+        """What a loss that is ``factor`` times too large tells."""
+        m, samples = self.count, self.samples
+        for text, value in (
+            (f"summed over {samples} samples, where one process averages", samples),
+            (f"averaged over {samples} samples, where one process sums", 1 / samples),
+            (f"not divided by n_microbatches = {m}", m),
+            (f"divided by n_microbatches = {m} once too often", 1 / m),
+        ):
+            if abs(factor - value) < RELATIVE * value:
+                return text
+        return None
+
     def _candidates(self) -> Iterator[tuple[str, Named]]:
         m, samples = self.count, self.samples
 
@@ -361,6 +374,7 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
             raise failure(
                 f"{when} rank {rank} returns the loss {show(one.loss)}, one process has {show(truth.loss)}",
                 best_fit=f"{factor:.6g} times the loss of one process, n_microbatches = {truth.count}",
+                likely_cause=truth.cause_of_loss(factor),
                 case=facts,
             )
 

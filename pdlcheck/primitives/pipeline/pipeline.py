@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -15,15 +15,15 @@ from torch.optim import Optimizer
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.pipeline.agreement import Agreement, Header, first_error
 from pdlcheck.primitives.pipeline.batches import concatenated, micro_batches, samples_in
-from pdlcheck.primitives.pipeline.building import Built, Request, build, make_schedule
+from pdlcheck.primitives.pipeline.building import Request
 from pdlcheck.primitives.pipeline.cells import Cell, Schedule
 from pdlcheck.primitives.pipeline.messages import Form, Messages, form_of
 from pdlcheck.primitives.pipeline.program import Turn, consumer, forward_only, program
 from pdlcheck.primitives.pipeline.shapes import Forms, find_forms
-from pdlcheck.primitives.pipeline.splitting import split_model
 from pdlcheck.primitives.pipeline.stage import Tensors, as_tensors
 from pdlcheck.primitives.pipeline.stash import Stash, weight_versions
 from pdlcheck.primitives.pipeline.ties import share_tied_values, sum_tied_gradients
+from pdlcheck.primitives.pipeline.together import build_together
 from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients
 
 __all__ = ["Pipeline", "Result"]
@@ -162,7 +162,7 @@ class Pipeline:
             *(model, loss, schedule, n_microbatches, stages_per_rank, split, sample, reduction, recompute, optimizer),
             vertical_sync,
         )
-        self._built = _build_together(request, n_ranks, place, places, self._group)
+        self._built = build_together(request, n_ranks, place, places, self._group)
         self._weight = loss_weight
         self._data_group = data_group
         self._turns = _turns(self.schedule, place)
@@ -230,12 +230,12 @@ class Pipeline:
             """Hear of the others, raise what any of them found; returns how much the batch counts."""
             met = agreement.settle()
             failed = met.failed
-            if self._data_group is not None:
+            if self._data_group is not None and backward:
                 failed = Agreement(Header(failed=failed), self._data_group, self._wire).settle().failed
             if failed:
                 for stage in self._built.stages.values():
                     stage.clear()
-                self._raise_everywhere(error, met)
+                self._raise_everywhere(error, met, self._data_group if backward else None)
             self._learn(work, met)
             return met.weight or 0.0
 
@@ -288,19 +288,19 @@ class Pipeline:
             work.shares = [weight / total for weight in weights]
         return total
 
-    def _raise_everywhere(self, error: Exception | None, met: Header) -> None:
+    def _raise_everywhere(self, error: Exception | None, met: Header, data_group: dist.ProcessGroup | None) -> None:
         found = first_error(error, self._group)
         if found is None and met.differ is not None:
             found = ValueError(_unequal(*met.differ))
-        if self._data_group is not None:
-            found = first_error(found, self._data_group)
+        if data_group is not None:
+            found = first_error(found, data_group)
         assert found is not None  # a header said so
         raise found from error
 
     def _key(self, n_samples: int | None) -> tuple[object, ...]:
         kind = self._wire.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        return n_samples, self.module.training, autocast
+        return n_samples, self.module.training, next(self.module.parameters()).dtype, autocast
 
     def _learn(self, work: Work, met: Header) -> None:
         """Find the forms of messages, or remember them."""
@@ -315,7 +315,9 @@ class Pipeline:
             forms = find_forms(self._built.stages, self.schedule, first, targets, self._group)
             self._known[key] = _forms(work), forms
         if key not in self._known:
-            raise RuntimeError("Pipeline: ranks differ in training mode or autocast; set them alike on all ranks")
+            raise RuntimeError(
+                "Pipeline: ranks differ in training mode, dtype or autocast; set them alike on all ranks"
+            )
         work.forms = self._known[key][1]
 
     def _run(self, turns: Sequence[Turn], work: Work, settle: Callable[[], float], eager: bool) -> float:
@@ -401,6 +403,8 @@ class Pipeline:
         stage, number = self._built.stages[cell.stage], cell.microbatch
         stash = self._stashes.get(cell.stage)
         gradients: Sequence[Tensor] = read
+        if not work.shares[number]:
+            return tuple(stage.skip(number))
         if cell.stage == self.schedule.n_stages - 1:
             loss = stage.losses[number]
             gradients = [torch.full_like(loss, 1.0 if stash else work.shares[number])]
@@ -442,7 +446,8 @@ class Pipeline:
             return Result(None, None)
         loss = None
         if stage.losses:
-            loss = torch.stack([stage.losses[number] * share for number, share in enumerate(work.shares)]).sum()
+            counted = [stage.losses[number] * share for number, share in enumerate(work.shares) if share]
+            loss = torch.stack(counted).sum()
         outputs = concatenated(stage.outputs) if stage.outputs else None
         for one in self._built.stages.values():
             one.clear()
@@ -454,55 +459,6 @@ def _turns(schedule: Schedule, place: int | None) -> list[Turn]:
     if place is not None:
         return program(schedule, place)
     return [Turn(cell, None, ()) for _, _, cell in schedule]
-
-
-def _build_together(
-    request: Request,
-    n_ranks: int,
-    place: int | None,
-    devices: Sequence[torch.device | None],
-    group: dist.ProcessGroup | None,
-) -> Built:
-    """Build on every rank, and raise on all of them what one could not do, or does otherwise."""
-    built: Built | None = None
-    error: Exception | None = None
-    try:
-        if request.split == "time":
-            request = _measured(request, n_ranks, place, group)
-        built = build(request, n_ranks, place, devices)
-    except (TypeError, ValueError) as found:
-        error = found
-    if (first := first_error(error, group)) is not None:
-        raise first from error
-    assert built is not None  # else there was an error
-    if group is not None:
-        everyone: list[Any] = [None] * n_ranks
-        dist.all_gather_object(everyone, built.fingerprint(), group=group)
-        for rank, other in enumerate(everyone):
-            if other != everyone[0]:
-                lines = "".join(f"\n  rank {r}: {' '.join(map(str, everyone[r]))}" for r in (0, rank))
-                raise ValueError(
-                    f"Pipeline was made otherwise on rank {rank} of its group than on rank 0; "
-                    f"give every rank the same model and arguments{lines}"
-                )
-    return built
-
-
-def _measured(request: Request, n_ranks: int, place: int | None, group: dist.ProcessGroup | None) -> Request:
-    """The positions of a split by time: one rank measures, because no two clocks agree."""
-    found: list[Any] = [None]
-    if not place:
-        n_stages = make_schedule(request, n_ranks).n_stages
-        try:
-            names = split_model(request.model, n_stages, by="time", sample=request.sample)
-            found = [[sum(map(len, names[:stage])) for stage in range(1, n_stages)]]
-        except (TypeError, ValueError) as error:
-            found = [error.args]
-    if group is not None:
-        dist.broadcast_object_list(found, group=group, group_src=0)
-    if isinstance(found[0], tuple):
-        raise ValueError(*found[0])
-    return replace(request, split=found[0])
 
 
 def _require_batch(argument: str, batch: Any, n_microbatches: int) -> int:

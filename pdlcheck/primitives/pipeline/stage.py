@@ -133,6 +133,11 @@ class Stage:
             if tensor.requires_grad
         ]
 
+    def skip(self, microbatch: int) -> list[Tensor]:
+        """As :meth:`backward` where the loss does not count: a mean over nothing is no number, its gradient is zero."""
+        kept = self.live.pop(microbatch)
+        return [torch.zeros_like(tensor) for tensor in kept.inputs if tensor.requires_grad] if self.index else []
+
     def clear(self) -> None:
         """Forget everything that passes left behind."""
         self.live.clear()
