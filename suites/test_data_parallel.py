@@ -74,9 +74,7 @@ def squared(model, rank):
 )
 def test_it_is_data_parallel_whatever_the_buckets(subject, world, world_size, cap, as_view, options):
     def wrapped(module):
-        return subject(
-            module, bucket_cap_mb=cap, first_bucket_mb=cap, gradient_as_bucket_view=as_view, **options
-        )
+        return subject(module, bucket_cap_mb=cap, first_bucket_mb=cap, gradient_as_bucket_view=as_view, **options)
 
     # a static graph does not allow that accumulation comes and goes
     unused = bool(options)
