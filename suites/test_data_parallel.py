@@ -328,8 +328,9 @@ class Custom:
         lambda y: Result([y]),
         lambda y: Custom(y),
         lambda y: Result([], Custom({"y": y})),
+        lambda y: (2 * y, Custom(y)),
     ],
-    ids=["dict", "dataclass", "object", "nested"],
+    ids=["dict", "dataclass", "object", "nested", "object beside a tensor"],
 )
 def test_the_gradient_of_any_output_is_synchronised(subject, rank, pack):
     class Packed(nn.Module):
