@@ -65,7 +65,7 @@ def squared(model, rank):
 
 
 @ddp
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(
     world_size=st.integers(2, 3),
     cap=st.sampled_from([1e-5, 5e-5, 1e-4, 25]),
@@ -74,9 +74,7 @@ def squared(model, rank):
 )
 def test_it_is_data_parallel_whatever_the_buckets(subject, world, world_size, cap, as_view, options):
     def wrapped(module):
-        return subject(
-            module, bucket_cap_mb=cap, first_bucket_mb=cap, gradient_as_bucket_view=as_view, **options
-        )
+        return subject(module, bucket_cap_mb=cap, first_bucket_mb=cap, gradient_as_bucket_view=as_view, **options)
 
     # a static graph does not allow that accumulation comes and goes
     unused = bool(options)
@@ -190,12 +188,14 @@ def test_dtypes_may_be_mixed(subject, rank, world_size, as_view):
 @pytest.mark.world_size(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_low_precision_may_be_summed_in_float32(subject, rank, dtype):
-    """One large and two small terms: in low precision the small ones are lost."""
-    terms = torch.tensor([96.0, 0.03125 * 3, 0.03125 * 3], dtype=dtype)
-    model = nn.Linear(1, 1, bias=False).to(dtype)
-    subject(model, reduce_dtype=torch.float32)(terms[rank].view(1, 1)).sum().backward()
+    """The mean is rounded once, at its end; a third of each term in low precision would be rounded before."""
+    terms = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
+    model = nn.Linear(64, 1, bias=False).to(dtype)
+    subject(model, reduce_dtype=torch.float32)(terms[rank : rank + 1]).sum().backward()
     assert model.weight.grad.dtype == dtype
-    assert model.weight.grad.item() == terms.double().mean().to(dtype).item()
+    exact, limits = terms.double().mean(0, keepdim=True), torch.finfo(dtype)
+    once = limits.eps / 2 * exact.abs() * 1.001 + limits.tiny  # float32 adds a thousandth of that at most
+    assert ((model.weight.grad - exact).abs() <= once).all()
 
 
 @ddp
@@ -328,8 +328,9 @@ class Custom:
         lambda y: Result([y]),
         lambda y: Custom(y),
         lambda y: Result([], Custom({"y": y})),
+        lambda y: (2 * y, Custom(y)),
     ],
-    ids=["dict", "dataclass", "object", "nested"],
+    ids=["dict", "dataclass", "object", "nested", "object beside a tensor"],
 )
 def test_the_gradient_of_any_output_is_synchronised(subject, rank, pack):
     class Packed(nn.Module):
@@ -388,6 +389,23 @@ def test_two_backward_passes_of_one_step_add_up(subject, rank, as_view):
         squared(wrapped, rank + 2).backward()
     expected = mean_gradients(2, lambda m, r: 2 * squared(m, r) + squared(m, r + 2))
     require_close(gradients(model), expected)
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_two_wrappers_may_share_a_backward_pass(subject, rank):
+    def loss(first, second, r):
+        return second(first(samples(r)).tanh()).square().mean() + squared(first, r + 3)
+
+    def make():
+        return nn.ModuleList([nn.Linear(2, 2), net()])
+
+    model = alike(make)
+    wrapped = [subject(part, gradient_as_bucket_view=True, **TINY) for part in model]
+    for _ in range(3):
+        model.zero_grad()
+        loss(*wrapped, rank).backward()
+        require_close(gradients(model), mean_gradients(2, lambda m, r: loss(*m, r), make))
 
 
 @ddp
@@ -751,7 +769,8 @@ def test_a_module_may_be_wrapped_anew(subject, rank):
 
     def wrap_and_step():  # in a frame of its own, as who watches may keep what its variables held
         model.zero_grad()
-        squared(subject(model), rank).backward()
+        wrapped = subject(model)
+        squared(wrapped, rank).backward()
         require_close(gradients(model), mean_gradients(2, squared))
         return len(model[0].weight._post_accumulate_grad_hooks)
 
@@ -777,8 +796,9 @@ CHANGES = {
 
 @ddp
 @pytest.mark.world_size(2)
-@pytest.mark.parametrize("where", [[0, 1], [1]], ids=["everywhere", "on rank 1"])
-@pytest.mark.parametrize("find_unused", [False, True], ids=["all used", "find unused"])
+@pytest.mark.parametrize(
+    ("where", "find_unused"), [([0, 1], False), ([1], True)], ids=["everywhere", "on rank 1, unused ones found"]
+)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_after_wrapping_is_named_on_every_rank(subject, rank, change, where, find_unused):
     model = alike()
@@ -1005,8 +1025,8 @@ def test_there_must_be_a_process_group():
 @pytest.mark.gpu
 @pytest.mark.world_size(1)
 def test_it_trains_on_a_gpu(subject):
-    if not torch.cuda.is_available():
-        pytest.skip("needs CUDA")
+    if dist.get_backend() != "nccl":
+        pytest.skip("needs ranks on nccl; run it with --world nccl")
     torch.manual_seed(0)
     model = net().cuda()
     alone = copy.deepcopy(model)

@@ -230,8 +230,7 @@ def torchs_without_buffers(module):
     return TorchDistributedDataParallel(module, find_unused_parameters=True, broadcast_buffers=False)
 
 
-@pytest.mark.parametrize("wrap", [Plain, torchs, torchs_as_view])
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(("wrap", "world_size"), [(Plain, 2), (Plain, 3), (torchs, 2), (torchs_as_view, 3)])
 def test_check_data_parallel_accepts(world, wrap, world_size):
     check_data_parallel(wrap, world, world_size=world_size)
 

@@ -19,6 +19,9 @@ FIRED_AT_MOST = 1000
 # needs memory; smaller ones wait for the bucket, as a call for each would cost more.
 LARGE = 2**14
 
+# Elements that a buffer is filled up to a multiple of, so that the pieces of an all-reduce begin at cache lines.
+ALIGNED = 64
+
 
 class Bucket:
     """Parameters of one dtype on one device, their gradients side by side in one buffer.
@@ -37,8 +40,10 @@ class Bucket:
         self.index = index
         self.params = list(params)
         sizes = [p.numel() for p in params]
-        self.whole = torch.zeros(sum(sizes) + len(sizes) + 2, dtype=dtype, device=params[0].device)
-        self.flat, self.tail = torch.split(self.whole, [sum(sizes), len(sizes) + 2])
+        total = sum(sizes)
+        room = -(-(total + len(sizes) + 2) // ALIGNED) * ALIGNED
+        self.whole = torch.zeros(room, dtype=dtype, device=params[0].device)
+        self.flat, self.tail = self.whole[:total], self.whole[total : total + len(sizes) + 2]
         self.plain_tail = torch.tensor([*[1.0] * len(sizes), 0.0, 0.0], dtype=dtype, device=self.whole.device)
         self.views = [_view(piece, p) for piece, p in zip(torch.split(self.flat, sizes), params, strict=True)]
         self.is_large = [size >= LARGE for size in sizes]

@@ -31,14 +31,14 @@ class Wrapped:
         self._tables: list[dict[str, object]] = [m._parameters for m in modules]  # type: ignore[misc]  # invariance
         self._tables += [m._modules for m in modules]  # type: ignore[misc]
         self._ids = self._ids_now()
-        self._buffers = self._buffer_looks() if any(m._buffers for m in modules) else {}
+        self._has_buffers = any(m._buffers for m in modules)
+        self._buffers = _kinds(self.buffers())
 
     def buffers(self) -> dict[str, Tensor]:
         """The buffers that the module holds now."""
-        if not self._buffers:
+        if not self._has_buffers:
             return {}
-        taken = {id(p) for p in self._held}
-        return {n: b for n, b in self._module.named_buffers() if n not in self._ignored and id(b) not in taken}
+        return {n: b for n, b in self._module.named_buffers() if n not in self._ignored}
 
     def change(self) -> str | None:
         """The first change to the parameters, in words; None if there is none.
@@ -66,18 +66,19 @@ class Wrapped:
         """Where the parameters lie: elsewhere after a cast, a move, or most resizing."""
         return [*map(Tensor.data_ptr, self._held)]
 
-    def buffer_change(self) -> str | None:
+    def buffer_change(self, buffers: dict[str, Tensor]) -> str | None:
         """The first change to names, dtypes and shapes of the buffers, in words."""
-        now = self._buffer_looks()
+        now = _kinds(buffers)
+        if now == self._buffers:
+            return None
         for name in [*self._buffers, *now]:
-            before, after = self._buffers.get(name), now.get(name)
+            before, after = (
+                f"{kinds[name][0]} {tuple(kinds[name][1])}" if name in kinds else "not there"
+                for kinds in (self._buffers, now)
+            )
             if before != after:
-                texts = before or "not there", after or "not there"
-                return f"buffer {name!r} was {texts[0]}, it is {texts[1]} now; wrap the module anew"
-        return None
-
-    def _buffer_looks(self) -> dict[str, str]:
-        return {n: f"{b.dtype} {tuple(b.shape)}" for n, b in self._module.named_buffers() if n not in self._ignored}
+                return f"buffer {name!r} was {before}, it is {after} now; wrap the module anew"
+        return None  # the same ones in another order
 
     def _changes(self) -> Iterator[str]:
         now: dict[str, Parameter] = {n: p for n, p in self._module.named_parameters() if n not in self._ignored}
@@ -103,3 +104,7 @@ class Wrapped:
 
 def _looks(params: list[Parameter]) -> list[tuple[bool, torch.dtype, torch.Size, torch.device]]:
     return [(p.requires_grad, p.dtype, p.shape, p.device) for p in params]
+
+
+def _kinds(buffers: dict[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    return {name: (buffer.dtype, buffer.shape) for name, buffer in buffers.items()}

@@ -267,7 +267,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         buffers = self._wrapped.buffers()
         if not buffers:
             return
-        change = self._wrapped.buffer_change()
+        change = self._wrapped.buffer_change(buffers)
         if change is not None:
             raise RuntimeError(f"{ME}: {change}")
         with torch.no_grad():

@@ -221,18 +221,21 @@ class Reducer:
             self._wait(bucket)
         if self.hook is not None:
             self._reduce_flags()
+        # elsewhere than on CPU, the host would have to wait for the device
+        agrees = self._find_unused or all(bucket.whole.device.type == "cpu" for bucket in self.buckets)
         trouble = bool(problems)
         for bucket in self.buckets:
             used = None
-            if bucket.whole.device.type == "cpu" or self._find_unused or not bucket.is_whole:
-                # elsewhere the host would have to wait for the device
+            if agrees or not bucket.is_whole:
                 *used, _, troubled = bucket.tail.real.tolist()
-                trouble = trouble or bool(troubled)
+                trouble = trouble or (agrees and bool(troubled))
             if not (joined or trouble or (self._as_view and bucket.is_whole)):
                 bucket.give(used, as_view=self._as_view)
             bucket.grads = []
-        if trouble:
+        if trouble and agrees:
             raise_together("DistributedDataParallel", problems, self.who)
+        elif trouble:
+            raise RuntimeError(f"DistributedDataParallel: on this rank, {problems[0]}")
         if not self.is_rebuilt:
             self._rebuild()
 
