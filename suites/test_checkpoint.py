@@ -40,7 +40,7 @@ SCHEDULERS = {
     "lambda": partial(LambdaLR, lr_lambda=lambda step: 0.7**step),
     "one cycle": partial(OneCycleLR, max_lr=0.2, total_steps=10),
 }
-one_folder = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+one_folder = settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Shards:
@@ -322,7 +322,7 @@ def test_what_differs_between_ranks_needs_a_rule_on_other_ranks(subject, world, 
 
 @pytest.mark.verifies("load_checkpoint")
 def test_cut_files_and_flipped_bits_are_refused(subject, world):
-    told = check_torn_files(training(load=subject), world, count=12)
+    told = check_torn_files(training(load=subject), world, count=8)
     assert all("CheckpointError" in line for line in told)
 
 
