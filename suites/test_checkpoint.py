@@ -516,6 +516,15 @@ def test_what_does_not_fit_is_named_and_nothing_is_touched(subject, world, tmp_p
         world.run(read_alike, world_size=2)
 
 
+@pytest.mark.verifies("load_checkpoint")
+def test_parameters_of_one_shape_in_another_order_are_another_optimizer(subject, tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    path = save_checkpoint(tmp_path, 1, model=model, optimizer=SGD(model.parameters()))
+    swapped = SGD([*model[1].parameters(), *model[0].parameters()])
+    with pytest.raises(ValueError, match=r"group 0 of optimizer has '1.weight' .* as parameter 0, .* '0.weight' of shape"):
+        subject(path, model=model, optimizer=swapped)
+
+
 def test_a_state_that_an_object_does_not_take_is_taken_back_everywhere(world, tmp_path):
     def read():
         held = parts()
