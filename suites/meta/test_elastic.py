@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import re
 import signal
@@ -103,17 +104,20 @@ def steps_of(output):
 
 
 def test_after_kills_training_ends_with_the_weights_of_the_undisturbed_run(agent, tmp_path):
-    job = agent("job", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2")
+    job = agent("job", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2", pause=0.2)
     for step, rank in ((2, 1), (6, 0)):
         job.wait_for(rf"step {step} on rank {rank} ")
         os.kill(dict(job.workers())[rank], signal.SIGKILL)
     assert job.process.wait(120) == 0, job.output
-    taken = [step for step, rank, *_ in steps_of(job.output) if rank == 0]
-    assert taken[:3] == [0, 1, 2] and taken.count(0) == 2, "there was no checkpoint yet"
-    assert taken[-10:] == list(range(4, STEPS)) and taken.count(3) == 1, "it goes on after the last checkpoint"
+    starts = job.output.split("rank 0 of 2 is process")[1:]
+    taken = [[step for step, rank, *_ in steps_of(text) if rank == 0] for text in starts]
+    assert len(taken) == 3 and taken[0][0] == 0 and taken[-1][-1] == STEPS - 1, taken
+    for before, after in itertools.pairwise(taken):
+        assert after[0] % 4 == 0 and before[-1] + 1 - after[0] <= 4, "it goes on after the last checkpoint"
     right = undisturbed(tmp_path / "undisturbed")
     assert len(right) == STEPS
-    assert all(right[str(step)] == digest for step, _, _, _, digest in steps_of(job.output))
+    wrong = [(step, rank) for step, rank, _, _, digest in steps_of(job.output) if digest != right[str(step)]]
+    assert not wrong, f"other weights after {wrong}:\n{job.output}"
     assert sorted(os.listdir(tmp_path / "checkpoints")) == [f"step_{n:012d}.ckpt" for n in (8, 12, 14)]
 
 
