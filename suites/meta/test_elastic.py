@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from pdlcheck.primitives import shard_indices
 from pdlcheck.worlds import get_world
@@ -93,7 +94,12 @@ def undisturbed(folder):
             found[step[1]] = step[2]
 
     module.print = note
-    get_world("sim").run(lambda: module.train(str(folder), STEPS, 4, 0.0), world_size=2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as torchrun's workers have: with more, a product may be summed in another order
+    try:
+        get_world("sim").run(lambda: module.train(str(folder), STEPS, 4, 0.0), world_size=2)
+    finally:
+        torch.set_num_threads(threads)
     return found
 
 
