@@ -40,7 +40,7 @@ SCHEDULERS = {
     "lambda": partial(LambdaLR, lr_lambda=lambda step: 0.7**step),
     "one cycle": partial(OneCycleLR, max_lr=0.2, total_steps=10),
 }
-one_folder = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+one_folder = settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Shards:
@@ -272,7 +272,7 @@ def test_a_tensor_that_all_ranks_hold_is_stored_once(world, tmp_path):
 
 
 @pytest.mark.verifies("load_checkpoint")
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
 def test_on_other_ranks_what_was_equal_is_loaded_and_new_ranks_draw_their_own(subject, world, tmp_path, before, after):
     def write():
         torch.manual_seed(dist.get_rank())
@@ -322,7 +322,7 @@ def test_what_differs_between_ranks_needs_a_rule_on_other_ranks(subject, world, 
 
 @pytest.mark.verifies("load_checkpoint")
 def test_cut_files_and_flipped_bits_are_refused(subject, world):
-    told = check_torn_files(training(load=subject), world, count=12)
+    told = check_torn_files(training(load=subject), world, count=8)
     assert all("CheckpointError" in line for line in told)
 
 
@@ -514,6 +514,15 @@ def test_what_does_not_fit_is_named_and_nothing_is_touched(subject, world, tmp_p
         assert len(set(world.run(read, world_size=2))) == 1
     with pytest.raises(ValueError, match=message):
         world.run(read_alike, world_size=2)
+
+
+@pytest.mark.verifies("load_checkpoint")
+def test_parameters_of_one_shape_in_another_order_are_another_optimizer(subject, tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    path = save_checkpoint(tmp_path, 1, model=model, optimizer=SGD(model.parameters()))
+    swapped = SGD([*model[1].parameters(), *model[0].parameters()])
+    with pytest.raises(ValueError, match=r"optimizer has '1.weight' .* as parameter 0, .* '0.weight' of shape"):
+        subject(path, model=model, optimizer=swapped)
 
 
 def test_a_state_that_an_object_does_not_take_is_taken_back_everywhere(world, tmp_path):

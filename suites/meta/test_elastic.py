@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from pdlcheck.primitives import shard_indices
 from pdlcheck.worlds import get_world
@@ -92,7 +94,12 @@ def undisturbed(folder):
             found[step[1]] = step[2]
 
     module.print = note
-    get_world("sim").run(lambda: module.train(str(folder), STEPS, 4, 0.0), world_size=2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as torchrun's workers have: with more, a product may be summed in another order
+    try:
+        get_world("sim").run(lambda: module.train(str(folder), STEPS, 4, 0.0), world_size=2)
+    finally:
+        torch.set_num_threads(threads)
     return found
 
 
@@ -102,17 +109,21 @@ def steps_of(output):
     return [(int(s), int(r), int(w), [int(i) for i in found.split(",")], digest) for s, r, w, found, digest in lines]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_after_a_kill_training_ends_with_the_weights_of_the_undisturbed_run(agent, tmp_path, rank):
-    job = agent("job", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2")
-    job.wait_for(rf"step 6 on rank {rank} ")
-    os.kill(dict(job.workers())[rank], signal.SIGKILL)
+def test_after_kills_training_ends_with_the_weights_of_the_undisturbed_run(agent, tmp_path):
+    job = agent("job", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2", pause=0.2)
+    for step, rank in ((2, 1), (6, 0)):
+        job.wait_for(rf"step {step} on rank {rank} ")
+        os.kill(dict(job.workers())[rank], signal.SIGKILL)
     assert job.process.wait(120) == 0, job.output
-    taken = [step for step, on, *_ in steps_of(job.output) if on == rank]
-    assert taken[:7] == list(range(7)) and taken[-10:] == list(range(4, STEPS)), "it goes on after the last checkpoint"
+    starts = job.output.split("rank 0 of 2 is process")[1:]
+    taken = [[step for step, rank, *_ in steps_of(text) if rank == 0] for text in starts]
+    assert len(taken) == 3 and taken[0][0] == 0 and taken[-1][-1] == STEPS - 1, taken
+    for before, after in itertools.pairwise(taken):
+        assert after[0] % 4 == 0 and before[-1] + 1 - after[0] <= 4, "it goes on after the last checkpoint"
     right = undisturbed(tmp_path / "undisturbed")
     assert len(right) == STEPS
-    assert all(right[str(step)] == digest for step, _, _, _, digest in steps_of(job.output))
+    wrong = [(step, rank) for step, rank, _, _, digest in steps_of(job.output) if digest != right[str(step)]]
+    assert not wrong, f"other weights after {wrong}:\n{job.output}"
     assert sorted(os.listdir(tmp_path / "checkpoints")) == [f"step_{n:012d}.ckpt" for n in (8, 12, 14)]
 
 
@@ -145,18 +156,18 @@ def test_when_a_machine_is_lost_the_others_go_on_with_all_of_the_data(agent):
 def test_a_sample_of_the_campaign_holds(tmp_path):
     if not COMMAND.exists():
         pytest.skip("needs ci/inject_training_faults.py: run the suites in a clone of the repository")
-    command = [sys.executable, str(COMMAND), "--kills", "3", "--torn", "14", "--seed", "3", "--world-sizes", "2"]
+    command = [sys.executable, str(COMMAND), "--kills", "2", "--torn", "7", "--seed", "3", "--world-sizes", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, "--steps", "12"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
+        [*command, "--steps", "8"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "14 of 14 damaged checkpoints refused" in done.stdout
-    assert "3 of 3 kills: training went on and ended with the same bits" in done.stdout
+    assert "7 of 7 damaged checkpoints refused" in done.stdout
+    assert "2 of 2 kills: training went on and ended with the same bits" in done.stdout
 
 
 def test_the_campaign_sees_a_training_that_does_not_go_on_as_it_was(tmp_path, monkeypatch):
-    """Its judge is given jobs of a training that starts anew, goes on with other weights, or leaves files."""
+    """Its judge is given jobs in which training starts anew, goes on with other weights, or leaves files."""
     if not COMMAND.exists():
         pytest.skip("needs ci/: run the suites in a clone of the repository")
     monkeypatch.syspath_prepend(str(ROOT / "ci"))

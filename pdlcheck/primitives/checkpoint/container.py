@@ -38,7 +38,7 @@ def body_of(payload: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def verify(path: Path) -> tuple[str, bytes]:
+def verify(path: Path) -> tuple[str, memoryview]:
     """The digest and the body of an intact file.
 
     Raises:
@@ -56,7 +56,7 @@ def verify(path: Path) -> tuple[str, bytes]:
         raise Refused(f"was cut at byte {len(content)}: it should be {header_nbytes + nbytes} bytes long")
     if found > nbytes:
         raise Refused(f"is {found - nbytes} bytes longer than the {header_nbytes + nbytes} that were written")
-    body = content[header_nbytes:]
+    body = memoryview(content)[header_nbytes:]
     actual = hashlib.sha256(body).hexdigest()
     if actual != digest:
         raise Refused(f"was changed after it was written: its SHA-256 is {actual[:12]}..., not {digest[:12]}...")

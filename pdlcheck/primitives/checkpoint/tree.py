@@ -24,7 +24,7 @@ _MAPPINGS: dict[str, Callable[[Any], Any]] = {"dict": dict, "OrderedDict": Order
 
 
 def encode(value: object, tensors: Tensors, where: str) -> Node:
-    """``value`` as a tree; the tensors in it are copied into ``tensors``.
+    """``value`` as a tree; the tensors in it are put into ``tensors``, which holds them until they change.
 
     Raises:
         TypeError: names the first thing that ``weights_only=True`` would not load, or not as it was.
@@ -105,12 +105,14 @@ def _store(tensor: Tensor, tensors: Tensors, where: str) -> str:
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         kind = "on the meta device" if tensor.is_meta else f"{tensor.layout}, {tensor.dtype}"
         raise TypeError(f"{where} is a tensor {kind}; a checkpoint takes dense tensors that hold values")
-    copied = tensor.detach().cpu().resolve_conj().resolve_neg().clone()
-    flat = copied.contiguous().view(-1) if copied.dim() else copied.reshape(1)
-    digest = hashlib.sha256(f"{copied.dtype} {tuple(copied.shape)} ".encode())  # strides may differ where bits do not
+    held = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if held.untyped_storage().nbytes() != held.nbytes:
+        held = held.clone()  # it is a view, and would be saved with all that it is a view of
+    flat = held.contiguous().view(-1) if held.dim() else held.reshape(1)
+    digest = hashlib.sha256(f"{held.dtype} {tuple(held.shape)} ".encode())  # strides may differ where bits do not
     digest.update(flat.view(torch.uint8).numpy().data)
     name = digest.hexdigest()
-    tensors[name] = copied
+    tensors[name] = held
     return name
 
 
