@@ -20,7 +20,7 @@ MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 NESTEROV = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
 ADAM = partial(torch.optim.Adam, lr=0.05)
 LINEAR = pytest.mark.parametrize("optimizer", [PLAIN, MOMENTUM, NESTEROV], ids=["plain", "momentum", "nesterov"])
-few = settings(max_examples=8)
+few = settings(max_examples=6)
 POLICIES = st.fixed_dictionaries(
     {"momentum": st.sampled_from(["keep", "average", "reset"]), "buffers": st.sampled_from(["keep", "broadcast"])}
 )
