@@ -93,3 +93,7 @@ def test_comm_hooks(benchmark: Any, ranks: Ranks, full: bool, model: str) -> Non
         "fp16_over_torchs": medians["fp16"] / medians["torch_fp16"],
         "power_sgd_over_torchs": medians["power_sgd"] / medians["torch_power_sgd"],
     }
+    benchmark.extra_info["row"] = (
+        f"communication hooks, {model}, {ranks.world_size} ranks, ms a step: "
+        + ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in medians.items())
+    )

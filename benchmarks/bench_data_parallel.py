@@ -100,6 +100,11 @@ def test_distributed_data_parallel(benchmark: Any, ranks: Ranks, full: bool, mod
         "steps": steps,
         "over_torch": pooled["ours"] / pooled["torch"],
     }
+    benchmark.extra_info["row"] = (
+        f"distributed data parallel, {model}, {ranks.world_size} ranks, ms a step: "
+        + ", ".join(f"{name} {best[name] * 1e3:.1f}" for name in ("none", "torch", "ours"))
+        + f"; ours / torch's {pooled['ours'] / pooled['torch']:.3f}"
+    )
 
 
 @pytest.mark.benchmark(group="data parallel")
@@ -123,3 +128,7 @@ def test_distributed_data_parallel_on_mpi_and_gloo(benchmark: Any, full: bool) -
     medians = {name: slowest_s(kept) for name, kept in found.items()}
     benchmark.extra_info |= {f"{name}_s": seconds for name, seconds in medians.items()}
     benchmark.extra_info |= {"world_size": 2, "threads_per_rank": 1, "gloo_over_mpi": medians["gloo"] / medians["mpi"]}
+    benchmark.extra_info["row"] = (
+        f"distributed data parallel, small MLP, 2 ranks, ms a step: gloo {medians['gloo'] * 1e3:.2f}, "
+        f"mpi {medians['mpi'] * 1e3:.2f}, ratio {medians['gloo'] / medians['mpi']:.1f}"
+    )

@@ -140,6 +140,10 @@ def test_pipeline(benchmark: Any, ranks: Ranks, full: bool, schedule: str, n_mic
         "world_size": ranks.world_size,
         "steps": steps,
     }
+    benchmark.extra_info["row"] = (
+        f"{schedule:>5}, {n_microbatches} micro-batches, {ranks.world_size} stages, ms a step: "
+        f"Pipeline {best['ours'] * 1e3:.1f}, torch {best['torch'] * 1e3:.1f}, ratio {best['ours'] / best['torch']:.2f}"
+    )
 
 
 @pytest.mark.benchmark(group="bubble")
@@ -166,3 +170,8 @@ def test_bubble_of_sleeping_stages(
         "bubble_model_s": model_s,
         "overhead_s": overhead_s,
     }
+    benchmark.extra_info["row"] = (
+        f"{schedule:>5}, {n_microbatches} micro-batches, {ranks.world_size} sleeping stages: {measured_s * 1e3:.1f} ms "
+        f"a step, (m + p - 1)(3 T + c) {model_s * 1e3:.1f} with c = {overhead_s * 1e3:.2f} ms, "
+        f"ratio {measured_s / model_s:.3f}"
+    )

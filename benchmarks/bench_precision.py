@@ -61,6 +61,10 @@ def test_clipping_and_scaling(benchmark: Any, ranks: Ranks, full: bool, tensors:
     medians = {n: min(slowest_s([seconds[n] for seconds in everyone]) for everyone in rounds) for n in names}
     benchmark.extra_info |= {f"{name}_s": seconds for name, seconds in medians.items()}
     benchmark.extra_info |= {"tensors": tensors, "world_size": ranks.world_size, "threads_per_rank": 1, "steps": steps}
+    benchmark.extra_info["row"] = (
+        f"{tensors} tensors, {ranks.world_size} ranks, ms: "
+        + ", ".join(f"{name} {seconds * 1e3:.2f}" for name, seconds in medians.items())
+    )
 
 
 @pytest.mark.benchmark(group="saved activations")
@@ -80,3 +84,7 @@ def test_saved_activations(benchmark: Any, net: type[nn.Module]) -> None:
         "half_bytes": half_bytes,
         "saved_ratio": half_bytes / full_bytes,
     }
+    benchmark.extra_info["row"] = (
+        f"saved activations of {net.__name__}: {full_bytes} bytes, under autocast {half_bytes}, "
+        f"ratio {half_bytes / full_bytes:.2f}"
+    )

@@ -73,3 +73,9 @@ def test_data_parallel(benchmark: Any, full: bool, model: str, workers: int) -> 
         "activations_by_worker": [worker.activations for worker in memory],
         "skew": memory[0].total / statistics.mean(worker.total for worker in memory[1:]),
     }
+    info = benchmark.extra_info
+    info["row"] = (
+        f"DataParallel, {model}, {workers} workers on {home}, ms a step: plain {medians['plain'] * 1e3:.1f}, "
+        f"ours {medians['ours'] * 1e3:.1f}, ratio {info['ours_over_plain']:.2f}; bytes of the first worker over the "
+        f"mean of the others {info['skew']:.2f}"
+    )

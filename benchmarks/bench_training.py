@@ -126,6 +126,12 @@ def test_epoch_against_the_floor(benchmark: Any, one_rank: Ranks, full: bool) ->
         benchmark.extra_info[f"{name}_over_floor"] = statistics.median(ours / bare for ours, bare in pairs)
     benchmark.extra_info |= {f"{name}_epoch_s": statistics.median(times) for name, times in seconds.items()}
     benchmark.extra_info |= {"world_size": 1, "threads_per_rank": 1, "epochs": turns * EPOCHS}
+    info = benchmark.extra_info
+    info["row"] = (
+        "epoch of the function network, 1 rank, ms: "
+        + ", ".join(f"{name} {info[f'{name}_epoch_s'] * 1e3:.0f}" for name in ("floor", "synchronous", "local"))
+        + f"; synchronous / floor {info['synchronous_over_floor']:.3f}, local / floor {info['local_over_floor']:.3f}"
+    )
 
 
 @pytest.mark.benchmark(group="gradients every k-th step")
@@ -136,6 +142,7 @@ def test_sync_every(benchmark: Any, ranks: Ranks, full: bool) -> None:
     (everyone,) = rounds
     medians = {way: slowest_s([seconds[way] for seconds in everyone]) for way in everyone[0]}
     benchmark.extra_info |= {"world_size": ranks.world_size, "threads_per_rank": 1, "epochs": epochs}
+    rows = []
     for name in ("naive", "flat"):
         of_k = {k: medians[name, k] for k in EVERY}
         t0, ts = fit_local_sgd(of_k)
@@ -144,3 +151,10 @@ def test_sync_every(benchmark: Any, ranks: Ranks, full: bool) -> None:
         benchmark.extra_info[f"{name}_worst_of_fit"] = max(
             abs(t0 + (ts / k if k else 0) - found) / found for k, found in of_k.items()
         )
+        rows.append(
+            f"{name} {' / '.join(f'{of_k[k] * 1e3:.0f}' for k in EVERY)} = {t0 * 1e3:.0f} + {ts * 1e3:.0f} / k "
+            f"within {benchmark.extra_info[f'{name}_worst_of_fit']:.0%}"
+        )
+    benchmark.extra_info["row"] = (
+        f"gradients every 1 / 2 / 4 / 10 / never, {ranks.world_size} ranks, ms an epoch: {'; '.join(rows)}"
+    )

@@ -31,65 +31,11 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say in words what was compared inside one benchmark, which the table of times does not show."""
     session = getattr(config, "_benchmarksession", None)
-    rows = [line for bench in session.benchmarks if (line := _in_words(bench.extra_info))] if session else []
+    rows = [bench.extra_info["row"] for bench in session.benchmarks if "row" in bench.extra_info] if session else []
     if rows:
         terminalreporter.section("interleaved in one run, slowest rank")
         for line in rows:
             terminalreporter.line(line)
-
-
-def _in_words(info: dict[str, Any]) -> str:
-    if "ring_over_gloo" in info:
-        ours, theirs = info["ring_seconds"] * 1e3, info["gloo_seconds"] * 1e3
-        return (
-            f"all_reduce {info['nbytes']:>9} B, {info['world_size']} ranks: ring_all_reduce {ours:7.2f} ms, "
-            f"gloo {theirs:7.2f} ms, ratio {ours / theirs:.2f}, ring busbw {info['ring_busbw_GBps']:.3f} GB/s"
-        )
-    if "loop_s" in info:
-        times = ", ".join(f"{name} {info[f'{name}_s'] * 1e3:.1f}" for name in ("none", "loop", "flat", "ddp"))
-        return (
-            f"gradient sync of {info['tensors']:>3} tensors, {info['world_size']} ranks, ms a step: {times}; "
-            f"loop / flat {info['loop_s'] / info['flat_s']:.1f}, flat / ddp {info['flat_s'] / info['ddp_s']:.2f}"
-        )
-    if "pipeline_ours_s" in info:
-        ours, theirs = info["pipeline_ours_s"] * 1e3, info["pipeline_torch_s"] * 1e3
-        return (
-            f"{info['schedule']:>5}, {info['n_microbatches']} micro-batches, {info['world_size']} stages, ms a step: "
-            f"Pipeline {ours:.1f}, torch {theirs:.1f}, ratio {ours / theirs:.2f}"
-        )
-    if "bubble_model_s" in info:
-        measured, model = info["bubble_measured_s"] * 1e3, info["bubble_model_s"] * 1e3
-        return (
-            f"{info['schedule']:>5}, {info['n_microbatches']} micro-batches, {info['world_size']} sleeping stages: "
-            f"{measured:.1f} ms a step, (m + p - 1)(3 T + c) {model:.1f} with c = {info['overhead_s'] * 1e3:.2f} ms, "
-            f"ratio {measured / model:.3f}"
-        )
-    if "synchronous_over_floor" in info:
-        times = ", ".join(f"{name} {info[f'{name}_epoch_s'] * 1e3:.0f}" for name in ("floor", "synchronous", "local"))
-        return (
-            f"epoch of the function network, 1 rank, ms: {times}; synchronous / floor "
-            f"{info['synchronous_over_floor']:.3f}, local / floor {info['local_over_floor']:.3f}"
-        )
-    if "flat_every_s" in info:
-        rows = [
-            f"{name} {' / '.join(f'{s * 1e3:.0f}' for s in info[f'{name}_every_s'])} "
-            f"= {info[f'{name}_fit_s'][0] * 1e3:.0f} + {info[f'{name}_fit_s'][1] * 1e3:.0f} / k "
-            f"within {info[f'{name}_worst_of_fit']:.0%}"
-            for name in ("naive", "flat")
-        ]
-        return f"gradients every 1 / 2 / 4 / 10 / never, {info['world_size']} ranks, ms an epoch: {'; '.join(rows)}"
-    if "over_torch" in info:
-        times = ", ".join(f"{name} {info[f'{name}_s'] * 1e3:.1f}" for name in ("none", "torch", "ours"))
-        return (
-            f"distributed data parallel, {info['model']}, {info['world_size']} ranks, ms a step: {times}; "
-            f"ours / torch's {info['over_torch']:.3f}"
-        )
-    if "gloo_over_mpi" in info:
-        return (
-            f"distributed data parallel, small MLP, 2 ranks, ms a step: gloo {info['gloo_s'] * 1e3:.2f}, "
-            f"mpi {info['mpi_s'] * 1e3:.2f}, ratio {info['gloo_over_mpi']:.1f}"
-        )
-    return ""
 
 
 def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict[str, Any]) -> None:
