@@ -62,3 +62,9 @@ def test_all_reduce(benchmark: Any, ranks: Ranks, full: bool, nbytes: int) -> No
         "calls": calls,
         "ring_over_gloo": medians["ring"] / medians["gloo"],
     }
+    info = benchmark.extra_info
+    info["row"] = (
+        f"all_reduce {nbytes:>9} B, {ranks.world_size} ranks: ring_all_reduce {medians['ring'] * 1e3:7.2f} ms, "
+        f"gloo {medians['gloo'] * 1e3:7.2f} ms, ratio {info['ring_over_gloo']:.2f}, "
+        f"ring busbw {info['ring_busbw_GBps']:.3f} GB/s"
+    )

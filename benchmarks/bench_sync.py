@@ -94,3 +94,8 @@ def test_gradient_sync(benchmark: Any, ranks: Ranks, full: bool, tensors: int) -
         "steps": steps,
         "loop_model_s": medians["none"] + tensors * medians["message"],
     }
+    benchmark.extra_info["row"] = (
+        f"gradient sync of {tensors:>3} tensors, {ranks.world_size} ranks, ms a step: "
+        + ", ".join(f"{name} {medians[name] * 1e3:.1f}" for name in ("none", "loop", "flat", "ddp"))
+        + f"; loop / flat {medians['loop'] / medians['flat']:.1f}, flat / ddp {medians['flat'] / medians['ddp']:.2f}"
+    )

@@ -31,27 +31,11 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say in words what was compared inside one benchmark, which the table of times does not show."""
     session = getattr(config, "_benchmarksession", None)
-    rows = [line for bench in session.benchmarks if (line := _in_words(bench.extra_info))] if session else []
+    rows = [bench.extra_info["row"] for bench in session.benchmarks if "row" in bench.extra_info] if session else []
     if rows:
         terminalreporter.section("interleaved in one run, slowest rank")
         for line in rows:
             terminalreporter.line(line)
-
-
-def _in_words(info: dict[str, Any]) -> str:
-    if "ring_over_gloo" in info:
-        ours, theirs = info["ring_seconds"] * 1e3, info["gloo_seconds"] * 1e3
-        return (
-            f"all_reduce {info['nbytes']:>9} B, {info['world_size']} ranks: ring_all_reduce {ours:7.2f} ms, "
-            f"gloo {theirs:7.2f} ms, ratio {ours / theirs:.2f}, ring busbw {info['ring_busbw_GBps']:.3f} GB/s"
-        )
-    if "loop_s" in info:
-        times = ", ".join(f"{name} {info[f'{name}_s'] * 1e3:.1f}" for name in ("none", "loop", "flat", "ddp"))
-        return (
-            f"gradient sync of {info['tensors']:>3} tensors, {info['world_size']} ranks, ms a step: {times}; "
-            f"loop / flat {info['loop_s'] / info['flat_s']:.1f}, flat / ddp {info['flat_s'] / info['ddp_s']:.2f}"
-        )
-    return ""
 
 
 def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 __all__ = [
     "BufferHazard",
+    "CheckpointError",
     "CollectiveMismatch",
     "Deadlock",
     "Inconclusive",
@@ -81,6 +82,19 @@ class BufferHazard(PdlcheckError):
     operation: str
     posted: str
     touched: str
+
+
+class CheckpointError(PdlcheckError):
+    """A checkpoint could not be written, or is refused because it is not what was written.
+
+    Fields: ``path``; ``reason``, what is wrong; ``previous``, the newest older intact one, or None; ``rank``, the
+    first that met it.
+    """
+
+    path: str
+    reason: str
+    previous: str | None
+    rank: int
 
 
 class LeakedWork(PdlcheckError):

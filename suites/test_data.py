@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from pdlcheck.checks import check_digest, check_epochs_differ, check_gathered_digests, check_shards
 from pdlcheck.checks.strategies import rank_tensors
+from pdlcheck.primitives import ShardSampler, shard_digest_table
 
 TAILS = st.sampled_from(["uneven", "pad", "drop"])
+THREE_DIGESTS = st.lists(st.sampled_from(["ab" * 32, "ab" * 6 + "cd" * 26, "ef" * 32]), min_size=3, max_size=3)
 
 
 @pytest.mark.verifies("shard_indices")
@@ -101,3 +103,39 @@ def test_digests_are_gathered_in_a_group(subject, rank):
     else:
         with pytest.raises(ValueError, match="gather_shard_digests was called on rank 0, which is outside the group"):
             subject(torch.tensor([rank]), group=group)
+
+
+@pytest.mark.verifies("shard_digest_table")
+@given(digests=st.lists(THREE_DIGESTS, min_size=1, max_size=4))
+def test_the_table_marks_digests_that_are_equal_and_only_those(subject, digests):
+    lines = subject({f"epoch {epoch}": line for epoch, line in enumerate(digests)}).splitlines()
+    assert lines[0].split() == ["rank", "0", "rank", "1", "rank", "2"]
+    for epoch, (line, digests_of) in enumerate(zip(lines[1:], digests, strict=True)):
+        assert line.startswith(f"epoch {epoch}  {digests_of[0][:12]}")
+        assert line.count(" = rank") == 3 - len(set(digests_of))  # twelve digits alike are not yet the same
+
+
+@pytest.mark.verifies("shard_digest_table")
+def test_the_table_needs_a_digest_of_every_rank(subject):
+    with pytest.raises(ValueError, match=r"a digest of every rank in each line, got lines of length \[1, 2\]"):
+        subject({"epoch 0": ["a"], "epoch 1": ["a", "b"]})
+    with pytest.raises(ValueError, match=r"got lines of length \[\]"):
+        subject({})
+
+
+@pytest.mark.verifies("gather_shard_digests")
+def test_the_digests_of_what_samplers_gave_show_the_rank_that_forgot_its_own(subject, world):
+    """Rank 2 asks for rank 0's shard: side by side, its digests are marked in every epoch."""
+
+    def loaded(forgetful):
+        rank = 0 if forgetful and dist.get_rank() == 2 else dist.get_rank()
+        sampler = ShardSampler(range(30), num_replicas=3, rank=rank)
+        table = {}
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            table[f"epoch {epoch}"] = subject(torch.tensor(list(sampler)))
+        return shard_digest_table(table)
+
+    right, wrong = world.run(loaded, False, world_size=3)[0], world.run(loaded, True, world_size=3)[0]
+    assert "=" not in right
+    assert [line.endswith(" = rank 0") for line in wrong.splitlines()] == [False, True, True]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -89,6 +91,19 @@ def test_broadcast_parameters_works_in_any_group(subject, world, data):
 @pytest.mark.verifies("broadcast_parameters")
 def test_broadcast_parameters_sends_every_kind_of_state(subject, world):
     check_broadcast_parameters(subject, Everything, world, world_size=3, src=1)
+
+
+@pytest.mark.verifies("broadcast_parameters")
+@pytest.mark.parametrize("ranks", [None, [3, 1, 2]], ids=["everybody", "a group"])
+def test_broadcast_parameters_by_messages_sends_every_kind_of_state(subject, world, ranks):
+    check_broadcast_parameters(partial(subject, by="messages"), Everything, world, world_size=3, ranks=ranks, src=1)
+
+
+@pytest.mark.verifies("broadcast_parameters")
+@pytest.mark.world_size(2)
+def test_broadcast_parameters_refuses_another_way_to_send(subject):
+    with pytest.raises(ValueError, match="knows by='broadcast' and by='messages', got 'pigeon'"):
+        subject(nn.Linear(1, 1), by="pigeon")
 
 
 @pytest.mark.verifies("broadcast_parameters")

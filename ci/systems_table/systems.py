@@ -1,10 +1,11 @@
-"""The systems S6 to S26 of the documents that the project was made from: what does each here, and which tests say so."""
+"""The systems S6 to S26 of the documents that the project was made from: what each is here, and which tests say so."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SUITES = "suites"
+__all__ = ["SYSTEMS", "System"]
+
 META = "suites/meta"
 
 
@@ -15,7 +16,7 @@ class System:
     Args:
         primitives: names that the marker ``verifies`` of the suites carries.
         tests: node ids, or their beginnings, of what shows it beside the suites.
-        benchmarks: names of benchmarks, or their beginnings, in the saved results.
+        benchmarks: beginnings of names of benchmarks in the saved results.
     """
 
     number: str
@@ -26,37 +27,77 @@ class System:
 
 
 SYSTEMS = (
-    System(
-        "S6",
-        "fork launcher",
-        tests=(
-            f"{META}/test_processes.py::test_a_script_without_main_guard",
-            f"{META}/test_processes.py::test_a_module_function_a_lambda",
-        ),
-    ),
-    System("S7", "spawn launcher", tests=(f"{META}/test_processes.py::test_ddp_keeps_replicas_equal",)),
+    System("S6", "fork launcher, notebook", tests=(f"{META}/test_processes.py::test_a_script_without_main_guard",)),
+    System("S7", "spawn launcher", tests=(f"{META}/test_processes.py::test_a_module_function_a_lambda",)),
     System(
         "S8",
-        "MPI world",
-        tests=(f"{META}/test_launched.py::test_mpiexec", f"{META}/test_mpi.py", f"{META}/test_mpi_world.py"),
+        "MPI launcher and world",
+        tests=(
+            f"{META}/test_launched.py::test_mpiexec",
+            f"{META}/test_mpi.py",
+            f"{META}/test_mpi_world.py",
+            f"{META}/test_examples.py::test_synchronous_sgd_under_mpiexec",
+        ),
+        benchmarks=("test_distributed_data_parallel_on_mpi",),
     ),
     System(
         "S9",
-        "launcher by environment, TCP or file; several nodes",
+        "launcher by environment, TCP or file; nodes",
         tests=(f"{META}/test_launched.py::test_torchrun", f"{META}/test_launched.py::test_two_nodes_meet"),
     ),
-    System("S10", "ring pass", ("ring_pass",)),
+    System("S10", "ring pass", ("ring_pass",), tests=(f"{META}/test_examples.py::test_ring_pass",)),
     System(
         "S11",
         "collectives",
-        (
-            *("ring_all_reduce", "ring_reduce_scatter", "ring_all_gather", "star_broadcast", "tree_broadcast"),
-        ),
+        ("ring_all_reduce", "ring_reduce_scatter", "ring_all_gather", "star_broadcast", "tree_broadcast"),
         tests=(f"{META}/test_parity.py",),
         benchmarks=("test_all_reduce",),
     ),
     System("S12", "initial weights", ("broadcast_parameters",)),
-    System("S13", "gradient sync", ("sync_gradients",), benchmarks=("test_gradient_sync",)),
-    System("S14", "model averaging", ("average_parameters", "train_local_sgd")),
-    System("S15", "synchronous SGD", ("train_synchronous",)),
+    System("S13", "gradient sync every k steps", ("sync_gradients",), benchmarks=("test_gradient_sync",)),
+    System(
+        "S14",
+        "model averaging",
+        ("average_parameters", "train_local_sgd", "LocalSGD", "DiLoCo"),
+        benchmarks=("test_sync_every",),
+    ),
+    System(
+        "S15", "synchronous SGD", ("train_synchronous",), tests=(f"{META}/test_examples.py::test_synchronous_sgd",)
+    ),
+    System("S16", "cost model", tests=("pdlcheck/bench/formulas.py",), benchmarks=("test_sync_every",)),
+    System("S17", "DataParallel", ("DataParallel", "memory_by_worker"), benchmarks=("test_data_parallel",)),
+    System(
+        "S18",
+        "DistributedDataParallel and hooks",
+        ("DistributedDataParallel", "fp16_compress", "bf16_compress", "top_k", "power_sgd"),
+        benchmarks=("test_distributed_data_parallel[", "test_comm_hooks"),
+    ),
+    System(
+        "S19",
+        "sampler, shards, digests",
+        ("ShardSampler", "shard_indices", "shard_digest", "gather_shard_digests", "shard_digest_table"),
+    ),
+    System(
+        "S20",
+        "mixed precision",
+        ("DistributedGradScaler", "MasterWeights", "clip_grad_norm", "saved_activation_bytes"),
+        benchmarks=("test_clipping_and_scaling", "test_saved_activations"),
+    ),
+    System("S21", "checkpoints", ("save_checkpoint", "load_checkpoint", "latest_checkpoint", "resumable_steps")),
+    System("S22", "layer slicing", ("split_model",)),
+    System(
+        "S23",
+        "pipelining",
+        ("Pipeline", "gpipe", "one_f_one_b", "interleaved_1f1b", "pipedream", "require_valid_schedule"),
+        tests=(f"{META}/test_examples.py::test_the_pipeline",),
+        benchmarks=("test_pipeline", "test_bubble"),
+    ),
+    System("S24", "fault tolerance", tests=(f"{META}/test_elastic.py",)),
+    System("S25", "the function network", ("FunctionNet", "function_samples"), benchmarks=("test_epoch",)),
+    System(
+        "S26",
+        "LeNet and ConvNet on digits",
+        ("LeNet", "ConvNet"),
+        tests=(f"{META}/test_examples.py::test_convnet",),
+    ),
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 __all__ = [
     "algbw_GBps",
     "all_reduce_busbw_GBps",
     "all_reduce_row",
     "epoch_s",
+    "fit_local_sgd",
     "local_sgd_step_s",
     "slowest_s",
     "speed_up_pays",
@@ -105,3 +106,28 @@ def local_sgd_step_s(sync_every: int, *, compute_s: float, sync_s: float) -> flo
         0.15000000000000002
     """
     return compute_s + sync_s / sync_every
+
+
+def fit_local_sgd(seconds: Mapping[int | None, float]) -> tuple[float, float]:
+    """``(T0, Ts)`` of ``T(k) = T0 + Ts / k``, by least squares; ``None`` is never, k = infinity.
+
+    Args:
+        seconds: of a step, or of an epoch, that synchronises every k-th time, for two different k or more.
+
+    Example:
+        >>> t0, ts = fit_local_sgd({1: 0.3, 2: 0.2, None: 0.1})
+        >>> round(t0, 3), round(ts, 3)
+        (0.1, 0.2)
+
+    Raises:
+        ValueError: fewer than two different k.
+    """
+    if len(seconds) < 2:
+        raise ValueError(f"fit_local_sgd draws a line through two k or more, got {list(seconds)}")
+    rates = [0.0 if k is None else 1 / k for k in seconds]
+    times = list(seconds.values())
+    mean_rate, mean_time = statistics.fmean(rates), statistics.fmean(times)
+    slope = sum((x - mean_rate) * (t - mean_time) for x, t in zip(rates, times, strict=True)) / sum(
+        (x - mean_rate) ** 2 for x in rates
+    )
+    return mean_time - slope * mean_rate, slope

@@ -3,6 +3,8 @@
 A check needs no test framework, and builds what it compares with itself.
 """
 
+from pdlcheck.checks.checkpoint import check_resume
+from pdlcheck.checks.clip import check_clip_grad_norm
 from pdlcheck.checks.comm import (
     check_all_gather,
     check_all_reduce,
@@ -11,8 +13,11 @@ from pdlcheck.checks.comm import (
     check_reduce_scatter,
     check_ring_pass,
 )
+from pdlcheck.checks.compression import check_comm_hook
 from pdlcheck.checks.data import check_digest, check_epochs_differ, check_gathered_digests, check_shards
+from pdlcheck.checks.data_parallel import check_data_parallel
 from pdlcheck.checks.gradients import check_gradients_equal_single_process
+from pdlcheck.checks.local_sgd import check_local_sgd
 from pdlcheck.checks.pagerank import (
     check_error_bound,
     check_pagerank,
@@ -20,8 +25,14 @@ from pdlcheck.checks.pagerank import (
     check_pagerank_relabelling,
     check_transition_matrix,
 )
+from pdlcheck.checks.pipeline import check_pipedream, check_pipeline, check_same_gradients
+from pdlcheck.checks.precision import check_grad_scaler, check_low_precision_sum
 from pdlcheck.checks.replicas import check_replicas_in_sync, check_same_start
+from pdlcheck.checks.replicated import check_replicated_module
+from pdlcheck.checks.sampler import check_sampler, check_sampler_resumes
+from pdlcheck.checks.schedules import check_schedule
 from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters
+from pdlcheck.checks.torn import check_torn_files
 from pdlcheck.checks.trajectories import check_same_trajectory, check_world_size_does_not_matter
 
 __all__ = [
@@ -31,20 +42,35 @@ __all__ = [
     "check_average_parameters",
     "check_broadcast",
     "check_broadcast_parameters",
+    "check_clip_grad_norm",
+    "check_comm_hook",
+    "check_data_parallel",
     "check_digest",
     "check_epochs_differ",
     "check_error_bound",
     "check_gathered_digests",
+    "check_grad_scaler",
     "check_gradients_equal_single_process",
+    "check_local_sgd",
+    "check_low_precision_sum",
     "check_pagerank",
     "check_pagerank_agreement",
     "check_pagerank_relabelling",
+    "check_pipedream",
+    "check_pipeline",
     "check_reduce_scatter",
     "check_replicas_in_sync",
+    "check_replicated_module",
+    "check_resume",
     "check_ring_pass",
+    "check_same_gradients",
     "check_same_start",
     "check_same_trajectory",
+    "check_sampler",
+    "check_sampler_resumes",
+    "check_schedule",
     "check_shards",
+    "check_torn_files",
     "check_transition_matrix",
     "check_world_size_does_not_matter",
 ]

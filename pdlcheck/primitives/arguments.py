@@ -5,7 +5,7 @@ What only several ranks together can see (shapes, dtypes, order of the calls) is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -82,18 +82,19 @@ def require_tensor(caller: str, tensor: object, group: dist.ProcessGroup | None,
         )
     if arithmetic and tensor.dtype == torch.bool:
         raise TypeError(f"{caller} adds numbers, got dtype torch.bool; call .to(torch.int32) first")
-    _require_device(caller, "tensor", tensor, group)
+    _require_device(caller, "tensor", tensor, group, _usable_devices(group))
     return tensor
 
 
 def require_state(caller: str, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
     """Every named tensor of a module must be made, dense and on a device of the group's backend."""
+    usable = _usable_devices(group)
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ValueError(f"{caller} got {name!r}, which has no shape yet; run one forward pass first")
         if tensor.layout != torch.strided:
             raise ValueError(f"{caller} needs dense tensors, {name!r} has layout {tensor.layout}")
-        _require_device(caller, repr(name), tensor, group)
+        _require_device(caller, repr(name), tensor, group, usable)
 
 
 def require_at_least(caller: str, argument: str, value: int, least: int) -> None:
@@ -116,8 +117,9 @@ def named_state(caller: str, module: nn.Module) -> tuple[dict[str, Tensor], dict
     return parameters, buffers
 
 
-def _require_device(caller: str, what: str, tensor: Tensor, group: dist.ProcessGroup | None) -> None:
-    usable = list(_backend_devices(dist.get_backend_config(group)))
+def _require_device(
+    caller: str, what: str, tensor: Tensor, group: dist.ProcessGroup | None, usable: list[str]
+) -> None:
     if usable and tensor.device.type not in usable:
         raise ValueError(
             f"{caller} got {what} on device {tensor.device}, the group's backend {dist.get_backend(group)} "
@@ -125,6 +127,6 @@ def _require_device(caller: str, what: str, tensor: Tensor, group: dist.ProcessG
         )
 
 
-def _backend_devices(config: str) -> Iterable[str]:
+def _usable_devices(group: dist.ProcessGroup | None) -> list[str]:
     """Device types in a configuration such as ``cpu:gloo,cuda:nccl``."""
-    return (entry.split(":")[0] for entry in config.split(",") if ":" in entry)
+    return [entry.split(":")[0] for entry in dist.get_backend_config(group).split(",") if ":" in entry]

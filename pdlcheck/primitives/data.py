@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pdlcheck.primitives.arguments import members, require_at_least
 
-__all__ = ["gather_shard_digests", "shard_digest", "shard_indices"]
+__all__ = ["gather_shard_digests", "shard_digest", "shard_digest_table", "shard_indices"]
 
 
 def shard_indices(
@@ -126,6 +126,42 @@ def gather_shard_digests(data: Tensor | Iterable[Tensor], group: dist.ProcessGro
     everyone = [torch.empty_like(own) for _ in who.ranks]
     dist.all_gather(everyone, own, group=group)
     return [bytes(digest.tolist()).hex() for digest in everyone]
+
+
+def shard_digest_table(digests: Mapping[str, Sequence[str]]) -> str:
+    """Digests side by side, a column for each rank; one that an earlier rank of the line has too is marked.
+
+    Args:
+        digests: from what was loaded ("epoch 0") to what :func:`gather_shard_digests` gave for it.
+
+    Returns:
+        Lines to be printed on one rank: 12 digits of each digest; ``= rank 0`` where all 64 are equal.
+
+    Raises:
+        ValueError: no lines, or lines of different length.
+
+    Example:
+        >>> a, b = shard_digest(torch.tensor([0, 2])), shard_digest(torch.tensor([1, 3]))
+        >>> print(shard_digest_table({"epoch 0": [a, b, a]}))
+                 rank 0        rank 1        rank 2
+        epoch 0  c13b2e599f27  904ea7ecd75e  c13b2e599f27 = rank 0
+
+    Source: as :func:`shard_digest`.
+    """
+    lengths = {len(line) for line in digests.values()}
+    if len(lengths) != 1:
+        raise ValueError(
+            f"shard_digest_table needs a digest of every rank in each line, got lines of length {sorted(lengths)}"
+        )
+    lines = [["", *(f"rank {rank}" for rank in range(*lengths))]]
+    for label, line in digests.items():
+        first = {digest: line.index(digest) for digest in line}
+        marks = ["" if first[digest] == rank else f" = rank {first[digest]}" for rank, digest in enumerate(line)]
+        lines.append([label, *(digest[:12] + mark for digest, mark in zip(line, marks, strict=True))])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def _order(num_samples: int, seed: int, epoch: int) -> Tensor:

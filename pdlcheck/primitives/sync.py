@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.primitives.arguments import members, named_state, require_at_least, require_state
+from pdlcheck.primitives.averages import averages
+from pdlcheck.primitives.comm import star_broadcast
 from pdlcheck.primitives.flat import flatten, sum_dtype, unflatten, wire_buckets
 
-__all__ = ["average_parameters", "broadcast_parameters", "sync_gradients"]
+__all__ = ["average_parameters", "broadcast_parameters", "broadcast_tensors", "sync_gradients", "sync_shares"]
 
 # What gloo can broadcast; anything else travels as its bytes.
 BROADCAST_DTYPES = {
@@ -22,21 +24,29 @@ BROADCAST_DTYPES = {
 }
 
 
-def broadcast_parameters(module: nn.Module, src: int = 0, group: dist.ProcessGroup | None = None) -> None:
+def broadcast_parameters(
+    module: nn.Module,
+    src: int = 0,
+    group: dist.ProcessGroup | None = None,
+    *,
+    by: Literal["broadcast", "messages"] = "broadcast",
+) -> None:
     """Give every rank ``src``'s parameters and buffers, so that the replicas start alike.
 
-    One broadcast for each dtype. Buffers that are not saved with the model are sent too; a tensor that is
-    shared (tied weights) is sent once and stays shared.
+    One broadcast, or one message to each sibling, for each dtype. Buffers that are not saved with the model are sent
+    too; a tensor that is shared (tied weights) is sent once and stays shared.
 
     Args:
         module: same structure, shapes and dtypes on every rank; overwritten on all ranks but ``src``.
         src: a global rank, must be in ``group``.
         group: process group; ``None`` is the default group.
+        by: ``"broadcast"`` is the backend's; with ``"messages"`` ``src`` sends to each sibling itself, which is slower
+            from three ranks on, and needs of a backend nothing but send and recv.
 
     Raises:
         TypeError: ``module`` is not a module.
         ValueError: it has neither parameters nor buffers, or lazy ones, or some on a device that the backend
-            cannot take; ``src`` is outside the group.
+            cannot take; ``src`` is outside the group; unknown ``by``.
 
     Example:
         >>> def start():
@@ -50,18 +60,20 @@ def broadcast_parameters(module: nn.Module, src: int = 0, group: dist.ProcessGro
     Source: rank 0 sends its weights to its siblings in D. Gannon, "Doing Deep Learning in Parallel with
     PyTorch" (2020).
     """
+    if by not in ("broadcast", "messages"):
+        raise ValueError(f"broadcast_parameters knows by='broadcast' and by='messages', got {by!r}")
     parameters, buffers = named_state("broadcast_parameters", module)
     members("broadcast_parameters", group).place_of("broadcast_parameters", src)
     state = {**parameters, **buffers}
     require_state("broadcast_parameters", state, group)
-    _broadcast(list(state.values()), src, group)
+    broadcast_tensors(list(state.values()), src, group, by)
 
 
 def sync_gradients(
     module_or_params: nn.Module | Iterable[Tensor],
     *,
     reduction: Literal["mean", "sum"] = "mean",
-    sync_every: int = 1,
+    sync_every: int | None = 1,
     step: int = 0,
     weight: float | None = None,
     bucket_bytes: int = 25 * 2**20,
@@ -77,11 +89,15 @@ def sync_gradients(
     each parameter: a gradient that is None on some ranks counts as zero there, and one that is None everywhere
     stays None. float16 and bfloat16 gradients are summed in float32.
 
+    With ``sync_every`` above 1 every rank steps with its own gradient in between, and what it went alone is never
+    taken back: replicas drift apart by the difference of those steps, and only :func:`average_parameters` or
+    :class:`LocalSGD` reunites them.
+
     Args:
         module_or_params: a module, or its parameters in the same order on every rank.
         reduction: ``"mean"`` divides by the number of ranks, or by the sum of the weights; ``"sum"`` does
             not divide.
-        sync_every: synchronise only at every k-th step: at steps k-1, 2k-1, ... counted from 0.
+        sync_every: synchronise only at every k-th step: at steps k-1, 2k-1, ... counted from 0; ``None`` is never.
         step: the number of this step.
         weight: how much this rank's gradient counts, usually its number of samples; 0 for a rank without
             samples, whose gradients then do not count whatever they hold. Give it on every rank or on none.
@@ -113,17 +129,36 @@ def sync_gradients(
     params = _trainable(module_or_params)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"sync_gradients knows reduction 'mean' and 'sum', got {reduction!r}")
-    require_at_least("sync_gradients", "sync_every", sync_every, 1)
+    if sync_every is not None:
+        require_at_least("sync_gradients", "sync_every", sync_every, 1)
     require_at_least("sync_gradients", "step", step, 0)
     require_at_least("sync_gradients", "bucket_bytes", bucket_bytes, 1)
     share = _share(weight, reduction)
     require_state("sync_gradients", params, members("sync_gradients", group).group)
-    if (step + 1) % sync_every:
+    if sync_every is None or (step + 1) % sync_every:
         return False
-    tensors = list(params.values())
-    for bucket in wire_buckets(tensors, sum_dtype, bucket_bytes):
-        _sync_bucket([tensors[position] for position in bucket], reduction, share, group)
+    sync_shares(list(params.values()), share, reduction=reduction, bucket_bytes=bucket_bytes, group=group)
     return True
+
+
+def sync_shares(
+    params: Sequence[Tensor],
+    share: float,
+    *,
+    reduction: str = "mean",
+    bucket_bytes: int = 25 * 2**20,
+    group: dist.ProcessGroup | None = None,
+) -> float:
+    """What :func:`sync_gradients` does once its arguments are right; returns the sum of the ranks' shares."""
+    if dist.get_world_size(group) == 1:  # its own mean, and its own sum
+        if not share:
+            for param in params:
+                param.grad = None
+        return share
+    total = 0.0
+    for bucket in wire_buckets(params, sum_dtype, bucket_bytes):
+        total = _sync_bucket([params[position] for position in bucket], reduction, share, group)
+    return total
 
 
 def average_parameters(
@@ -167,23 +202,30 @@ def average_parameters(
     who = members("average_parameters", group)
     require_state("average_parameters", {**parameters, **own_buffers}, group)
     chosen = {**parameters, **own_buffers} if buffers == "average" else parameters
-    averages = _averages(chosen, who.world_size, group)
-    for name, average in averages.items():
+    means, _ = averages("average_parameters", chosen, who.world_size, group)
+    for name, average in means.items():
         chosen[name].detach().copy_(average)
     if buffers == "broadcast" and own_buffers:
-        _broadcast(list(own_buffers.values()), who.at(0), group)
+        broadcast_tensors(list(own_buffers.values()), who.at(0), group)
 
 
-def _broadcast(tensors: Sequence[Tensor], src: int, group: dist.ProcessGroup | None) -> None:
+def broadcast_tensors(
+    tensors: Sequence[Tensor], src: int, group: dist.ProcessGroup | None, by: str = "broadcast"
+) -> None:
+    """What :func:`broadcast_parameters` does with the tensors of a module."""
     for bucket in wire_buckets(tensors, lambda dtype: dtype):
         chosen = [tensors[position].detach() for position in bucket]
         flat = flatten(chosen, chosen[0].dtype)
-        dist.broadcast(flat if flat.dtype in BROADCAST_DTYPES else flat.view(torch.uint8), src, group)
+        wire = flat if flat.dtype in BROADCAST_DTYPES else flat.view(torch.uint8)
+        if by == "messages":
+            star_broadcast(wire, src, group)
+        else:
+            dist.broadcast(wire, src, group)
         for tensor, received in zip(chosen, unflatten(flat, chosen), strict=True):
             tensor.copy_(received)
 
 
-def _sync_bucket(params: list[Tensor], reduction: str, share: float, group: dist.ProcessGroup | None) -> None:
+def _sync_bucket(params: list[Tensor], reduction: str, share: float, group: dist.ProcessGroup | None) -> float:
     dtype = sum_dtype(params[0].dtype)
     grads = [p.grad if share > 0 else None for p in params]
     values = [torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)]
@@ -204,6 +246,7 @@ def _sync_bucket(params: list[Tensor], reduction: str, share: float, group: dist
             param.grad = torch.empty_like(param).copy_(result)
         else:
             param.grad.copy_(result)
+    return float(total)
 
 
 def _trainable(module_or_params: nn.Module | Iterable[Tensor]) -> dict[str, Tensor]:
@@ -242,23 +285,3 @@ def _share(weight: float | None, reduction: str) -> float:
     if not (math.isfinite(weight) and weight >= 0):
         raise ValueError(f"sync_gradients needs a finite weight that is not negative, got weight={weight}")
     return float(weight)
-
-
-def _averages(state: Mapping[str, Tensor], world_size: int, group: dist.ProcessGroup | None) -> dict[str, Tensor]:
-    names, tensors = list(state), list(state.values())
-    averages: dict[str, Tensor] = {}
-    for bucket in wire_buckets(tensors, sum_dtype):
-        chosen = [tensors[position] for position in bucket]
-        flat = flatten(chosen, sum_dtype(chosen[0].dtype))
-        dist.all_reduce(flat, group=group)
-        exact = flat.dtype == torch.int64
-        for position, summed in zip(bucket, unflatten(flat, chosen), strict=True):
-            if exact and bool((summed % world_size).any()):
-                found = summed[summed % world_size != 0][0].item()
-                raise ValueError(
-                    f"average_parameters cannot average {names[position]!r}, {tensors[position].dtype}: "
-                    f"the sum over {world_size} ranks is {found}, its mean is not an integer; "
-                    "pass buffers='broadcast' or buffers='keep'"
-                )
-            averages[names[position]] = summed // world_size if exact else summed / world_size
-    return averages

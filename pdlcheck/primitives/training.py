@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -11,9 +12,12 @@ from torch.optim import Optimizer
 
 from pdlcheck.primitives.arguments import Members, members, require_at_least
 from pdlcheck.primitives.data import shard_indices
-from pdlcheck.primitives.sync import average_parameters, broadcast_parameters, sync_gradients
+from pdlcheck.primitives.local_sgd import LocalSGD
+from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients
 
 __all__ = ["train_local_sgd", "train_synchronous"]
+
+Seen = list[tuple[Tensor, int]]  # the mean loss of a batch, and the samples in it
 
 
 def train_synchronous(
@@ -67,15 +71,16 @@ def train_synchronous(
     Source: "Distributed training with PyTorch and MPI" (2018); D. Gannon (2020).
     """
     who = _start("train_synchronous", model, data, epochs, global_batch, group)
-    steps = optimizer(model.parameters())
+    parameters = list(model.parameters())
+    steps = optimizer(parameters)
     losses = []
     for epoch in range(epochs):
-        seen = torch.zeros(2, dtype=torch.float64)  # sum of the losses, number of samples
+        seen: Seen = []
         for batch in _batches(len(data[0]), global_batch, epoch, shuffle, seed):
             mine = batch.tensor_split(who.world_size)[who.rank]
             steps.zero_grad()
             _backward(model, loss, data, mine, seen)
-            sync_gradients(model, weight=len(mine), group=group)
+            sync_gradients(parameters, weight=len(mine), group=group)
             steps.step()
         losses.append(_mean_loss(seen, data, group))
     return losses
@@ -90,6 +95,8 @@ def train_local_sgd(
     epochs: int,
     global_batch: int,
     sync_every: int,
+    momentum: Literal["average", "keep", "reset"] = "keep",
+    buffers: Literal["average", "broadcast", "keep"] = "broadcast",
     shuffle: bool = True,
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
@@ -97,10 +104,11 @@ def train_local_sgd(
     """Local SGD: ranks step with their own gradients, and average their models after every k-th step and at the end.
 
     With ``sync_every=1`` and batches that split evenly it takes the steps of :func:`train_synchronous`, for SGD with
-    or without momentum: both are linear in the gradient. It does not for Adam. The state of the optimizer stays local.
+    or without momentum: both are linear in the gradient. It does not for Adam. Steps are those of :class:`LocalSGD`.
 
     Args:
         sync_every: steps between two averages; the last average comes after the last step in any case.
+        momentum, buffers: what becomes of them in an average, as in :class:`LocalSGD`.
         model, loss, data, optimizer, epochs, global_batch, shuffle, seed, group: as in
             :func:`train_synchronous`. A rank whose part of a batch is empty does not step.
 
@@ -127,22 +135,19 @@ def train_local_sgd(
     """
     require_at_least("train_local_sgd", "sync_every", sync_every, 1)
     who = _start("train_local_sgd", model, data, epochs, global_batch, group)
-    steps = optimizer(model.parameters())
+    local = LocalSGD(
+        optimizer(model.parameters()), model, sync_every=sync_every, momentum=momentum, buffers=buffers, group=group
+    )
     losses = []
-    taken = 0
     for epoch in range(epochs):
-        seen = torch.zeros(2, dtype=torch.float64)
+        seen: Seen = []
         for batch in _batches(len(data[0]), global_batch, epoch, shuffle, seed):
             mine = batch.tensor_split(who.world_size)[who.rank]
-            steps.zero_grad()
-            if _backward(model, loss, data, mine, seen):
-                steps.step()
-            taken += 1
-            if taken % sync_every == 0:
-                average_parameters(model, buffers="broadcast", group=group)
+            local.zero_grad()
+            has_stepped = _backward(model, loss, data, mine, seen)
+            local.step(local.optimizer.step if has_stepped else _no_step)
         losses.append(_mean_loss(seen, data, group))
-    if taken % sync_every:
-        average_parameters(model, buffers="broadcast", group=group)
+    local.finish()
     return losses
 
 
@@ -177,19 +182,27 @@ def _backward(
     loss: Callable[[Tensor, Tensor], Tensor],
     data: tuple[Tensor, Tensor],
     mine: Tensor,
-    seen: Tensor,
+    seen: Seen,
 ) -> bool:
     """Gradients of this rank's part of the batch; False if it has none, and a mean over it is no number."""
     if not len(mine):
         return False
-    value = loss(model(data[0][mine]), data[1][mine])
+    value = loss(model(data[0].index_select(0, mine)), data[1].index_select(0, mine))
     value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    seen += torch.tensor([value.item() * len(mine), len(mine)], dtype=seen.dtype)
+    seen.append((value.detach(), len(mine)))  # on its device: nobody waits for the number
     return True
 
 
-def _mean_loss(seen: Tensor, data: tuple[Tensor, Tensor], group: dist.ProcessGroup | None) -> float:
-    """The mean over all samples of all ranks; the message goes through the device of the data."""
-    total = seen.to(data[0].device)
+def _no_step() -> None:
+    """Of a rank whose part of a batch is empty."""
+
+
+def _mean_loss(seen: Seen, data: tuple[Tensor, Tensor], group: dist.ProcessGroup | None) -> float:
+    """The mean over all samples of all ranks."""
+    total = torch.zeros(2, dtype=torch.float64, device=data[0].device)
+    if seen:
+        values = torch.stack([value for value, _ in seen]).to(total.dtype)
+        counts = torch.tensor([count for _, count in seen], dtype=total.dtype, device=total.device)
+        total = torch.stack([values.dot(counts), counts.sum()])
     dist.all_reduce(total, group=group)
     return float(total[0] / total[1])

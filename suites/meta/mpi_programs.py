@@ -259,6 +259,18 @@ def moves_while_nobody_waits():
     return x.sum().item()
 
 
+def reduces_while_every_rank_computes():
+    """The sum, and how many products of matrices were done before the result was there."""
+    x, matrix = torch.ones(1 << 20), torch.rand(200, 200)
+    future = dist.all_reduce(x, async_op=True).get_future()
+    computed, until = 0, time.monotonic() + 60
+    while not future.done() and time.monotonic() < until:
+        matrix = (matrix @ matrix).softmax(0)
+        computed += 1
+    assert future.done(), "nothing moved while all ranks computed"
+    return x.sum().item(), computed
+
+
 AS_SIMULATED = (
     a_chain_of_futures,
     a_reduction_keeps_the_inputs_of_others,
@@ -277,7 +289,12 @@ AS_SIMULATED = (
     strided_tensors,
     waits_in_another_order,
 )
-REAL_ONLY = (moves_while_nobody_waits, refusals, train_with_no_sync_and_uneven_inputs)
+REAL_ONLY = (
+    moves_while_nobody_waits,
+    reduces_while_every_rank_computes,
+    refusals,
+    train_with_no_sync_and_uneven_inputs,
+)
 
 
 def _call(program):

@@ -117,6 +117,54 @@ def test_a_group_that_is_larger_than_the_job_is_refused_with_the_command(tmp_pat
     assert "the process group has 2 ranks, MPI has 1; start the program with mpiexec -n 2" in done.stderr
 
 
+def test_a_second_start_of_mpi_or_of_the_group_is_refused_on_every_rank_and_the_group_goes_on(tmp_path):
+    program = tmp_path / "twice.py"
+    program.write_text(
+        "import torch, torch.distributed as dist\n"
+        "import pdlcheck.worlds.mpi\n"
+        "from mpi4py import MPI\n"
+        "def said(attempt, *arguments):\n"
+        "    try:\n"
+        "        attempt(*arguments)\n"
+        "    except Exception as error:\n"
+        "        print(f'rank {rank}: {error}')\n"
+        "def total():\n"
+        "    x = torch.ones(1)\n"
+        "    dist.all_reduce(x)\n"
+        "    assert x.item() == 2\n"
+        "dist.init_process_group('pdlcheck_mpi')\n"
+        "rank = dist.get_rank()\n"
+        "said(dist.init_process_group, 'pdlcheck_mpi')\n"
+        "said(dist.monitored_barrier)\n"
+        "said(MPI.Init)\n"
+        "total()\n"
+        "dist.destroy_process_group()\n"
+        "dist.init_process_group('pdlcheck_mpi')\n"
+        "total()\n"
+        "MPI.Finalize()\n"
+        "said(total)\n"
+        "said(dist.new_group)\n"
+    )
+    done = mpiexec(2, tmp_path, str(program))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        lines = [line for line in done.stdout.splitlines() if line.startswith(f"rank {rank}: ")]
+        assert len(lines) == 5, done.stdout + done.stderr
+        assert "trying to initialize the default process group twice" in lines[0]
+        assert "monitored_barrier is only implemented for GLOO" in lines[1]
+        assert "MPI_ERR_OTHER" in lines[2]
+        assert "MPI has ended in this process (MPI.Finalize) before all_reduce" in lines[3]
+        assert "MPI has ended in this process (MPI.Finalize), and cannot start a second time" in lines[4]
+    assert "more than once" in done.stderr  # MPI's words on the second MPI.Init
+
+
+def test_an_all_reduce_ends_while_every_rank_computes(under_mpiexec):
+    """Nobody waits for it or asks about it: that is what lets DDP's buckets overlap with its backward pass."""
+    for total, computed in under_mpiexec["reduces_while_every_rank_computes"]:
+        assert total == 4.0 * (1 << 20)
+        assert computed > 0
+
+
 def test_without_mpi4py_the_backend_names_the_command_that_brings_it():
     code = (
         "import sys; sys.modules['mpi4py'] = None\n"

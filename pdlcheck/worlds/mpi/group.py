@@ -38,6 +38,8 @@ class MpiEngine:
         """See :class:`pdlcheck.worlds.watch.Engine`."""
         if self._communicator is None:
             raise RuntimeError(f"the process group was destroyed before {operation.signature}")
+        if MPI.Is_finalized():  # MPI itself would end the job
+            raise RuntimeError(f"MPI has ended in this process (MPI.Finalize) before {operation.signature}")
         return _progress.begin(self._communicator, operation, self._timeout)
 
     def close(self) -> None:

@@ -30,12 +30,21 @@ _has_failed = False
 def start() -> None:
     """Initialise MPI, unless that was done.
 
-    From then on a program that ends by an exception takes the job with it: the others would wait for it for ever.
+    MPI starts once in a process. A program that starts it itself, as ``from mpi4py import MPI`` does, does so first; a
+    second ``MPI.Init`` is refused by MPI. From then on a program that ends by an exception takes the job with it: the
+    others would wait for it for ever.
 
     Raises:
-        WorldUnavailable: MPI was started by somebody else for one thread alone.
+        WorldUnavailable: MPI was started by somebody else for one thread alone, or has ended.
     """
     global _is_ready
+    if MPI.Is_finalized():
+        raise WorldUnavailable(
+            "MPI has ended in this process (MPI.Finalize), and cannot start a second time; "
+            "leave the end to the process group, which ends MPI at exit",
+            world="mpi",
+            cure="do not call MPI.Finalize",
+        )
     if _is_ready:
         return
     if not MPI.Is_initialized():

@@ -1,0 +1,1 @@
+"""The parts of `python ci/inject_training_faults.py`."""

@@ -1,0 +1,47 @@
+"""Which rank is killed, and when. Everything follows from a seed and a number."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+KINDS = {
+    "step": "before a collective of a training step, in which the others then wait",
+    "moment": "any number of milliseconds after the ranks were started",
+    "waiting": "while rank 0 writes and this rank waits for it",
+    "write": "a part of the temporary file is written",
+    "flush": "the temporary file is written, but not flushed",
+    "rename": "it is flushed, but has not got its name",
+    "renamed": "it has its name, but the folder is not flushed",
+    "remove": "before a checkpoint that is too old is removed",
+    "load": "a checkpoint is being opened after a restart",
+}
+_BY_RANK_0 = {"write", "flush", "rename", "renamed", "remove"}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A SIGKILL.
+
+    Args:
+        number: of this kill in the campaign.
+        kind: one of ``KINDS``.
+        rank: who is killed.
+        count: at which such event since the ranks were started, from 1.
+        share: which part of the file is written, or of two seconds has passed.
+    """
+
+    number: int
+    kind: str
+    rank: int
+    count: int
+    share: float
+
+
+def draw(seed: int, number: int, world_size: int) -> Kill:
+    """Kill ``number`` of the campaign ``seed``. Each kind comes up equally often."""
+    draw = random.Random(f"{seed} {number} {world_size}")
+    kind = list(KINDS)[number % len(KINDS)]
+    first, last = (0, 0) if kind in _BY_RANK_0 else (1 if kind == "waiting" else 0, world_size - 1)
+    count = draw.randint(1, {"step": 8, "load": 3, "remove": 2}.get(kind, 3))
+    return Kill(number, kind, draw.randint(first, last), count, draw.random())

@@ -1,0 +1,67 @@
+"""ConvNet on scikit-learn's digits with DistributedDataParallel, mixed precision and checkpoints that resume exactly.
+
+    torchrun --nproc-per-node 2 examples/convnet_ddp.py
+
+and on two machines that share the folder of the checkpoints, each with its own --node-rank:
+
+    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 1 --master-addr HOST --master-port 29500 examples/convnet_ddp.py
+"""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from joining import process_group, say
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from pdlcheck.primitives import ConvNet, DistributedDataParallel, DistributedGradScaler, ShardSampler, shard_digest
+from pdlcheck.primitives.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from pdlcheck.primitives.digits import digits
+
+
+def train(options: argparse.Namespace, device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    data, half = TensorDataset(*digits()), torch.float16 if device.type == "cuda" else torch.bfloat16
+    model, sampler = DistributedDataParallel(ConvNet().to(device)), ShardSampler(data)
+    loader = DataLoader(data, 100 // dist.get_world_size(), sampler=sampler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scaler = DistributedGradScaler(device.type, enabled=half == torch.float16)  # bfloat16 needs none
+    parts = {"model": model.module, "optimizer": optimizer, "scaler": scaler, "sampler": sampler}
+    newest, taken = latest_checkpoint(options.checkpoints), 0
+    if newest is not None:
+        taken = load_checkpoint(newest, **parts)
+    for epoch in range(sampler.epoch, options.epochs):
+        sampler.set_epoch(epoch)
+        for step, (images, labels) in enumerate(loader):
+            optimizer.zero_grad()
+            with torch.autocast(device.type, half):
+                loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
+            scaler.scale(loss).backward()
+            scaler.clip_grad_norm_(optimizer, max_norm=2.0)
+            scaler.step(optimizer)
+            scaler.update()
+            sampler.commit(len(labels))
+            taken += 1
+            if taken == options.stop:
+                save_checkpoint(options.checkpoints, taken, **parts)
+                return model.module
+            say(f"epoch {epoch}, step {step}: loss {loss.item():.3f}")
+        save_checkpoint(options.checkpoints, taken, **parts)
+    return model.module
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--checkpoints", default="convnet", metavar="FOLDER", help="one after every epoch")
+    parser.add_argument("--stop", type=int, metavar="STEPS", help="save and end after so many steps")
+    options = parser.parse_args()
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % gpus) if gpus else torch.device("cpu")
+    with process_group():
+        model = train(options, device).eval()
+        images, labels = digits(train=False)
+        right = (model(images.to(device)).argmax(1).cpu() == labels).double().mean().item()
+        say(f"{right:.1%} read right, weights {shard_digest(model.state_dict().values())[:16]}")

@@ -1,0 +1,33 @@
+"""How each example joins the ranks of whoever started it: torchrun, mpiexec, or nobody."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Under torchrun gloo, and nccl for CUDA tensors; under mpiexec MPI; else a world of one."""
+    if "RANK" in os.environ:  # torchrun
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    elif {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"} & os.environ.keys():  # mpiexec
+        import pdlcheck.worlds.mpi
+
+        dist.init_process_group(pdlcheck.worlds.mpi.BACKEND)
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def say(text: str) -> None:
+    """Print on rank 0 alone."""
+    if dist.get_rank() == 0:
+        print(text, flush=True)

@@ -1,0 +1,254 @@
+"""Training that is resumed goes on as if it had not stopped."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from pdlcheck.checks.lost import first_difference, parts_of, put_back, seed_streams, states_of
+from pdlcheck.checks.message import case, name_of
+from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["Start", "check_resume"]
+
+Start = Callable[[], tuple[nn.Module, Callable[[int], object], Callable[[Path], object], Callable[[Path], object]]]
+
+_STEPS = "what the steps before leave behind beside these, such as the position in an iterator over the data"
+
+
+def check_resume(
+    start: Start,
+    world: Any,
+    *,
+    world_size: int = 2,
+    saved_after: int = 3,
+    steps: int = 6,
+    seed: int = 0,
+) -> None:
+    """Training for some steps, saving, loading in a new state of the program and training on must give, after each
+    step and on each rank, bit for bit the weights and buffers of training that never stopped.
+
+    The resumed ranks start under other random numbers, so that what is not restored shows. Saving must not change the
+    training that goes on after it either.
+
+    Args:
+        start: called on every rank; returns the model, ``step(i)``, which takes training step i (0, 1, ...) on this
+            rank with everything that belongs to it, ``save(path)`` and ``load(path)``, which write and read everything
+            under a path, a folder that ``save`` may make.
+        world: where the ranks run; they must see one file system.
+        world_size: number of ranks.
+        saved_after: steps before saving; 2 or more, as momentum shows only then.
+        steps: in all; several after ``saved_after``, as an epoch may end or a learning rate change there.
+        seed: rank r of the straight run draws from ``seed + r``.
+
+    Raises:
+        AssertionError: names the first step, rank, tensor and index that differ, and what was lost: each thing with a
+            state that the functions hold (optimizer, scheduler, sampler, ...) and each random stream is put back from
+            the straight run by experiment, and the likely cause is what makes the training go on exactly.
+        Inconclusive: the straight run is not deterministic, or no parameter changes after saving.
+
+    Example:
+        >>> from pdlcheck.primitives import load_checkpoint, save_checkpoint
+        >>> from pdlcheck.worlds import get_world
+        >>> def start():
+        ...     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        ...     def step(i):
+        ...         optimizer.zero_grad()
+        ...         model(torch.full((2, 4), i + 1.0)).square().mean().backward()
+        ...         optimizer.step()
+        ...     def save(path):
+        ...         save_checkpoint(path, 3, model=model, optimizer=optimizer)
+        ...     def load(path):
+        ...         load_checkpoint(path / "step_000000000003.ckpt", model=model, optimizer=optimizer)
+        ...     return model, step, save, load
+        >>> check_resume(start, get_world("sim"))
+    """
+    __tracebackhide__ = True
+    if not 0 <= saved_after < steps:
+        raise ValueError(f"check_resume needs saved_after from 0 to below steps, got {saved_after} and {steps}")
+    facts = case(world, world_size, saved_after=saved_after, steps=steps, seed=seed)
+    who = name_of(start)
+    with tempfile.TemporaryDirectory(prefix="pdlcheck-resume-") as name:
+        file = Path(name) / "saved"
+        plan = Plan(saved_after, steps, str(file), seed)
+        straight = world.run(_straight, start, plan, False, world_size=world_size)
+        saved = world.run(_straight, start, plan, True, world_size=world_size)
+        _require_deterministic(who, straight, saved, saved_after)
+        trouble = _first(saved, straight)
+        if trouble is not None:
+            torch_ = "the random numbers of torch"
+            _raise(
+                f"{who}: saving changes the training:",
+                trouble,
+                saved_after,
+                (saved, straight),
+                likely_cause="save draws random numbers or changes the state that it saves"
+                if first_difference(saved[trouble[1]].left[torch_], straight[trouble[1]].left[torch_])
+                else "save changes the state that it saves",
+                case=facts,
+            )
+        resumed = world.run(_resumed, start, plan, None, [], world_size=world_size)
+        trouble = _first(resumed, straight)
+        if trouble is None:
+            return
+        cause, evidence = _cause(start, plan, world, (resumed, straight), trouble)
+        _raise(
+            f"{who}: resumed after step {saved_after},",
+            trouble,
+            saved_after,
+            (resumed, straight),
+            likely_cause=cause,
+            evidence=evidence,
+            case=facts,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps before saving, steps in all, where the file is, and the seed."""
+
+    saved_after: int
+    steps: int
+    file: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a rank held after saving or loading and after each further step; ``left`` is all else that has a state."""
+
+    states: list[State]
+    left: dict[str, Any]
+
+
+def _straight(start: Start, plan: Plan, saves: bool) -> Trace:
+    seed_streams(plan.seed + dist.get_rank())
+    model, step, save, load = start()
+    parts = parts_of(model, (step, save, load))
+    for i in range(plan.saved_after):
+        step(i)
+    if saves:
+        save(Path(plan.file))
+    left = states_of(parts)
+    return Trace(_go_on(model, step, plan), left)
+
+
+def _resumed(start: Start, plan: Plan, straight: list[dict[str, Any]] | None, names: list[str]) -> Trace:
+    seed_streams(plan.seed + 7919 + dist.get_rank())
+    model, step, save, load = start()
+    parts = parts_of(model, (step, save, load))
+    if _STEPS in names:
+        for i in range(plan.saved_after):
+            step(i)
+    load(Path(plan.file))
+    if straight is not None:
+        put_back(parts, straight[dist.get_rank()], [name for name in names if name != _STEPS])
+    left = states_of(parts)
+    return Trace(_go_on(model, step, plan), left)
+
+
+def _go_on(model: nn.Module, step: Callable[[int], object], plan: Plan) -> list[State]:
+    states = [state_of(model)]
+    for i in range(plan.saved_after, plan.steps):
+        step(i)
+        states.append(state_of(model))
+    return states
+
+
+def _first(found: Sequence[Trace], expected: Sequence[Trace]) -> tuple[int, int, str] | None:
+    """The first step after saving, rank and tensor that differ."""
+    for taken in range(len(expected[0].states)):
+        for rank, (mine, wanted) in enumerate(zip(found, expected, strict=True)):
+            names = differing([digest(mine.states[taken]), digest(wanted.states[taken])])
+            if names:
+                return taken, rank, names[0]
+    return None
+
+
+def _require_deterministic(who: str, straight: Sequence[Trace], saved: Sequence[Trace], saved_after: int) -> None:
+    first = [Trace(trace.states[:1], {}) for trace in straight]
+    trouble = _first([Trace(trace.states[:1], {}) for trace in saved], first)
+    if trouble is not None:
+        raise Inconclusive(
+            f"{who}: two straight runs differ after step {saved_after}, on rank {trouble[1]} in {trouble[2]}: "
+            "the training is not deterministic, or saving changes the model"
+        )
+    for trace in straight:
+        names = differing([digest(trace.states[0]), digest(trace.states[-1])])
+        if not any(name.startswith("parameter") for name in names):
+            raise Inconclusive(f"{who}: no parameter changed after step {saved_after}, the check saw nothing")
+
+
+def _raise(
+    head: str,
+    trouble: tuple[int, int, str],
+    saved_after: int,
+    pair: tuple[Sequence[Trace], Sequence[Trace]],
+    **more: Any,
+) -> None:
+    __tracebackhide__ = True
+    taken, rank, name = trouble
+    when = "before a step was taken" if taken == 0 else f"after step {saved_after + taken}"
+    found, expected = (traces[rank].states[taken].get(name) for traces in pair)
+    require_bits(f"{head} rank {rank} {when}", name, (found, expected), "without a stop", **more)
+
+
+def _cause(
+    start: Start, plan: Plan, world: Any, pair: tuple[list[Trace], list[Trace]], trouble: tuple[int, int, str]
+) -> tuple[str, str | None]:
+    """What was lost, and how that shows."""
+    resumed, straight = pair
+    if trouble[0] == 0:
+        return _cause_in_weights(start, plan, world, pair, trouble), None
+    evidence = {}
+    for part in straight[0].left:
+        texts = (
+            first_difference(mine.left.get(part), wanted.left.get(part), part)
+            for mine, wanted in zip(resumed, straight, strict=True)
+        )
+        evidence[part] = next((text for text in texts if text), None)
+    suspects = [part for part, text in evidence.items() if text]
+
+    def heals(names: list[str]) -> bool:
+        left = [trace.left for trace in straight]
+        return _first(world.run(_resumed, start, plan, left, names, world_size=len(straight)), straight) is None
+
+    if not (suspects and heals(suspects)):
+        suspects.append(_STEPS)
+        if not heals(suspects):
+            return "none of the weights, " + ", ".join(straight[0].left) + " alone", None
+    for suspect in list(suspects):
+        fewer = [other for other in suspects if other != suspect]
+        if fewer and heals(fewer):
+            suspects = fewer
+    lost = " and ".join(suspects)
+    shown = [text for part in suspects if (text := evidence.get(part)) and not part.startswith("the random")]
+    return f"lost: {lost}; put back from the run without a stop, the training goes on exactly", "; ".join(shown) or None
+
+
+def _cause_in_weights(
+    start: Start, plan: Plan, world: Any, pair: tuple[list[Trace], list[Trace]], trouble: tuple[int, int, str]
+) -> str:
+    resumed, straight = pair
+    _, rank, name = trouble
+    found = {name: resumed[rank].states[0].get(name)}
+    for other, trace in enumerate(straight):
+        if other != rank and not differing([digest(found), digest({name: trace.states[0].get(name)})]):
+            return f"it is what rank {other} held: each rank's own was not saved"
+    fresh = world.run(_fresh, start, plan, world_size=len(straight))
+    if not differing([digest(found), digest({name: fresh[rank].get(name)})]):
+        return f"it is what start made: load does not restore this {name.split()[0]}"
+    return f"save does not write this {name.split()[0]} as it is, or load does not"
+
+
+def _fresh(start: Start, plan: Plan) -> State:
+    seed_streams(plan.seed + 7919 + dist.get_rank())
+    return state_of(start()[0])

@@ -1,0 +1,186 @@
+"""A clipped gradient is that of one process which holds every gradient of all ranks once, in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_clip_grad_norm"]
+
+
+def check_clip_grad_norm(
+    clip: Callable[[list[Tensor], float], Any],
+    world: Any,
+    *,
+    gradients: Sequence[Sequence[Tensor | None]],
+    max_norm: float,
+    norm_type: float = 2.0,
+    counted: Sequence[Sequence[bool]] | None = None,
+) -> None:
+    """All ranks must scale their gradients by the factor of one process that holds every gradient once.
+
+    The factor is that of ``torch.nn.utils.clip_grad_norm_``: ``max_norm / (norm + 1e-6)`` where that is below 1. The
+    norm is computed in float64; it may be off by what float32, or a wider dtype of the gradients, rounds.
+
+    Args:
+        clip: called as ``clip(parameters, max_norm)`` on every rank, with parameters that carry their gradients; may
+            return the norm.
+        world: where the ranks run.
+        gradients: of each rank; None for a parameter without one, an empty list for a rank without parameters.
+        max_norm: what the norm of all may be.
+        norm_type: the norm that ``clip`` uses.
+        counted: for each rank and gradient, whether it counts; the default is all. False for the copies of a gradient
+            that several ranks hold, but one.
+
+    Raises:
+        AssertionError: names rank, gradient, index and the likely cause: clipped by the norm of the rank alone,
+            replicated gradients counted on every rank, squares that overflow.
+        Inconclusive: all gradients are zero or None.
+
+    Example:
+        >>> from pdlcheck.primitives import clip_grad_norm
+        >>> from pdlcheck.worlds import get_world
+        >>> def clip(parameters, max_norm):
+        ...     return clip_grad_norm(parameters, max_norm, sharded=True)
+        >>> gradients = [[torch.tensor([3.0])], [torch.tensor([4.0]), None]]
+        >>> check_clip_grad_norm(clip, get_world("sim"), gradients=gradients, max_norm=1.0)
+    """
+    __tracebackhide__ = True
+    world_size = len(gradients)
+    chosen = counted or [[True] * len(own) for own in gradients]
+    ranks: list[Clipped] = world.run(_clip, clip, gradients, max_norm, world_size=world_size)
+    facts = case(world, world_size, max_norm=max_norm, norm_type=norm_type)
+    norms = _Norms(gradients, chosen, norm_type)
+    norm = norms.of_all()
+    if not norm:
+        raise Inconclusive(f"{name_of(clip)}: all gradients are zero, there is nothing to clip")
+    factor = min(1.0, max_norm / (norm + 1e-6))
+    told = f"{show(norm)} over all ranks, {', '.join(f'rank {r}: {show(n)}' for r, n in enumerate(norms.of_ranks()))}"
+    for rank, held in enumerate(ranks):
+        for position, (given, found) in enumerate(zip(gradients[rank], held.gradients, strict=True)):
+            if given is None or found is None:
+                if given is not found:
+                    raise failure(f"{name_of(clip)}: rank {rank} has another gradient {position}: None", case=facts)
+                continue
+            expected = given.double() * factor
+            rounded = (_rounding(given.dtype) + norms.rounding) * expected.abs()
+            allowed = rounded + torch.finfo(given.dtype).smallest_normal
+            wrong = ~((found.double() - expected).abs() <= allowed)
+            if wrong.any():
+                at = first_index(wrong)
+                raise failure(
+                    f"{name_of(clip)}: rank {rank} holds {show(found[at])} at {at} of gradient {position}, "
+                    f"{show(expected[at])} is expected",
+                    norms=told,
+                    factor=f"{found[at].double().item() / given[at].double().item():.6g}, expected {factor:.6g}"
+                    if given[at] != 0
+                    else None,
+                    likely_cause=norms.cause(given, found, rank, max_norm),
+                    case=facts,
+                )
+    for rank, held in enumerate(ranks):
+        if held.norm is None:
+            continue
+        if abs(held.norm - norm) > norms.rounding * norm:
+            raise failure(
+                f"{name_of(clip)}: rank {rank} returns {held.norm:.9g}, the norm of all gradients is {norm:.9g}",
+                norms=told,
+                case=facts,
+            )
+        if held.norm != ranks[0].norm:
+            raise failure(
+                f"{name_of(clip)}: rank {rank} returns {held.norm!r}, rank 0 returns {ranks[0].norm!r}",
+                likely_cause="ranks add in different orders: what they decide by it may differ",
+                case=facts,
+            )
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """What a rank holds after clipping, and the norm that it was told."""
+
+    gradients: list[Tensor | None]
+    norm: float | None
+
+
+@dataclass(frozen=True)
+class _Norms:
+    """Norms in float64 of what ranks hold."""
+
+    gradients: Sequence[Sequence[Tensor | None]]
+    counted: Sequence[Sequence[bool]]
+    norm_type: float
+
+    @property
+    def rounding(self) -> float:
+        """Of the norm: float32, unless all gradients are wider."""
+        dtypes = {grad.dtype for own in self.gradients for grad in own if grad is not None}
+        return max((_rounding(torch.promote_types(dtype, torch.float32)) for dtype in dtypes), default=0.0)
+
+    def of(self, parts: Sequence[Tensor]) -> float:
+        flat = torch.cat([part.double().flatten() for part in parts]) if parts else torch.zeros(1, dtype=torch.float64)
+        largest = float(flat.abs().max()) if len(flat) else 0.0  # taken out, so that no power overflows
+        return largest * float(torch.linalg.vector_norm(flat / largest, self.norm_type)) if largest else 0.0
+
+    def of_all(self, *, everything: bool = False) -> float:
+        return self.of(
+            [
+                grad
+                for own, flags in zip(self.gradients, self.counted, strict=True)
+                for grad, counts in zip(own, flags, strict=True)
+                if grad is not None and (counts or everything)
+            ]
+        )
+
+    def of_ranks(self) -> list[float]:
+        return [self.of([grad for grad in own if grad is not None]) for own in self.gradients]
+
+    def cause(self, given: Tensor, found: Tensor, rank: int, max_norm: float) -> str | None:
+        """What the norm was, if the factor on this rank came of one of the usual mistakes."""
+        own = self.of_ranks()
+        power = self.norm_type if self.norm_type != math.inf else 1.0
+        norms = [
+            ("the norm of this rank alone was used: it must be that of all ranks", own[rank]),
+            ("elements that several ranks hold were counted on each of them", self.of_all(everything=True)),
+            ("norms of ranks were added: add their powers instead", sum(own)),
+            ("the powers of the norms were averaged, not added", self.of_all() / len(own) ** (1 / power)),
+            ("norms of ranks were averaged", sum(own) / len(own)),
+        ]
+        for text, norm in norms:
+            if norm and _near(found, given, min(1.0, max_norm / (norm + 1e-6))):
+                return text
+        if not found.isfinite().all() or not found.any():
+            return f"a norm in {given.dtype} overflowed: take it in float32"
+        return "the gradients were not clipped on this rank" if _near(found, given, 1.0) else None
+
+
+def _near(found: Tensor, given: Tensor, factor: float) -> bool:
+    expected = given.double() * factor
+    return bool(((found.double() - expected).abs() <= 2 * _rounding(given.dtype) * expected.abs()).all())
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """A norm of thousands of elements, a division, a product: some ten round-offs, each half of eps."""
+    return max(8 * torch.finfo(dtype).eps, 1e-12) if dtype.itemsize > 2 else 2 * torch.finfo(dtype).eps
+
+
+def _clip(
+    clip: Callable[[list[Tensor], float], Any], gradients: Sequence[Sequence[Tensor | None]], max_norm: float
+) -> Clipped:
+    parameters: list[Tensor] = []
+    for grad in gradients[dist.get_rank()]:
+        parameter = nn.Parameter(torch.zeros(2) if grad is None else torch.zeros_like(grad))
+        parameter.grad = None if grad is None else grad.clone()
+        parameters.append(parameter)
+    norm = clip(parameters, max_norm)
+    held = [None if p.grad is None else p.grad.detach().cpu() for p in parameters]
+    return Clipped(held, None if norm is None else float(norm))

@@ -1,0 +1,253 @@
+"""A loss scaler steps on all ranks or on none, and sums of half precision lose nothing.
+
+What is compared with is made here: the rule of a scaler in plain Python, sums in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_grad_scaler", "check_low_precision_sum"]
+
+Step = Callable[[Any, torch.optim.Optimizer, nn.Module], object]
+
+LEARNING_RATE = 0.5
+
+
+def check_grad_scaler(
+    make_scaler: Callable[[], Any],
+    world: Any,
+    *,
+    overflows: Sequence[Sequence[int]],
+    world_size: int = 2,
+    sync: Callable[[nn.Module], object] | None = None,
+    step: Step | None = None,
+    replicated: bool | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    idle: Sequence[int] = (),
+) -> None:
+    """If the gradients of one rank overflow, no rank may step, and all ranks keep the scale of one process.
+
+    The oracle is one process that sees the gradients of all ranks: a step with an overflow is skipped and multiplies
+    the scale by the backoff factor; after ``growth_interval`` steps without, it is multiplied by the growth factor.
+
+    Args:
+        make_scaler: called on every rank; makes a scaler with the methods of ``torch.amp.GradScaler`` and a small
+            growth interval, so that growth is seen.
+        world: where the ranks run.
+        overflows: for each training step the ranks one of whose gradients becomes inf or NaN.
+        world_size: number of ranks.
+        sync: called as ``sync(module)`` on every rank between backward and ``step``; must leave the mean over ranks.
+            None where each rank holds gradients of its own: pipeline stages, sharded parameters.
+        step: called as ``step(scaler, optimizer, module)`` on every rank; the default is ``scaler.step(optimizer)``
+            and ``scaler.update()``.
+        replicated: whether ranks step with the mean of their gradients; the default is that they do if there is a
+            ``sync``. True without one where ``step`` synchronises.
+        optimizer: called as ``optimizer(parameters, lr=0.5)``; must step as SGD without momentum does.
+        idle: ranks that never scale a loss and have no gradient, such as a stage of frozen layers.
+
+    Raises:
+        AssertionError: names the first step and rank that differ, and the likely cause.
+        Inconclusive: no gradient overflows in any step, or in all of them.
+
+    Example:
+        >>> from pdlcheck.primitives import DistributedGradScaler
+        >>> from pdlcheck.worlds import get_world
+        >>> make = lambda: DistributedGradScaler("cpu", init_scale=8.0, growth_interval=2)
+        >>> check_grad_scaler(make, get_world("sim"), overflows=[[], [1], [], [], [0]])
+    """
+    __tracebackhide__ = True
+    if not any(overflows) or all(overflows):
+        raise Inconclusive("check_grad_scaler needs steps with an overflow and steps without one, got only one sort")
+    mean = sync is not None if replicated is None else replicated
+    plan = Plan([list(ranks) for ranks in overflows], sync, step or _plain_step, optimizer, list(idle))
+    ranks: list[list[Seen]] = world.run(_scaled_steps, make_scaler, plan, world_size=world_size)
+    facts = case(world, world_size, overflows=plan.overflows, idle=plan.idle or None)
+    rule = ranks[0][0].rule
+    scale, calm = rule.scale, 0
+    weights = [1.0] * world_size
+    for number, overflowing in enumerate(plan.overflows):
+        stepped = not overflowing
+        for rank in range(world_size):
+            if stepped and rank not in plan.idle:
+                slopes = [_slope(r, number, world_size) for r in range(world_size)]
+                weights[rank] -= LEARNING_RATE * (sum(slopes) / world_size if mean else slopes[rank])
+        calm = calm + 1 if stepped else 0
+        scale = scale if stepped else scale * rule.backoff
+        if calm == rule.interval:
+            scale, calm = scale * rule.growth, 0
+        for rank, seen in enumerate(one[number + 1] for one in ranks):
+            _require_seen(name_of(make_scaler), rank, number, overflowing, seen, weights[rank], scale, facts)
+
+
+def check_low_precision_sum(
+    sync: Callable[[list[Tensor]], object],
+    contributions: Sequence[Tensor],
+    world: Any,
+    *,
+    mean: bool = True,
+) -> None:
+    """Gradients of float16 or bfloat16 must be added in more precision than that, and only the result rounded.
+
+    The oracle adds the same values in float64 and rounds once: what a rank holds may be off by one unit in the last
+    place, and by what adding in float32 rounds.
+
+    Args:
+        sync: called as ``sync(parameters)`` on every rank, with a list of one parameter that carries its gradient.
+        contributions: the gradient of each rank; unlike magnitudes show sums in low precision, values near the largest
+            number of the dtype show sums that overflow where the mean would not.
+        world: where the ranks run.
+        mean: what ``sync`` leaves: the mean over ranks, or the sum.
+
+    Raises:
+        AssertionError: names rank, index and the contributions.
+        Inconclusive: the result itself has no place in the dtype.
+
+    Example:
+        >>> from pdlcheck.primitives import sync_gradients
+        >>> from pdlcheck.worlds import get_world
+        >>> small_beside_large = [torch.tensor([v], dtype=torch.bfloat16) for v in (256.0, 1.0, 1.0, 1.0)]
+        >>> check_low_precision_sum(sync_gradients, small_beside_large, get_world("sim"))
+    """
+    __tracebackhide__ = True
+    dtype, world_size = contributions[0].dtype, len(contributions)
+    given = torch.stack([one.double() for one in contributions])
+    exact = given.sum(0) / (world_size if mean else 1)
+    limits = torch.finfo(dtype)
+    if not (exact.abs() <= limits.max).all():
+        raise Inconclusive(f"{name_of(sync)}: the result is beyond {dtype}, whose largest number is {limits.max:g}")
+    added = torch.finfo(torch.float32).eps * world_size * given.abs().sum(0) / (world_size if mean else 1)
+    allowed = limits.eps * exact.abs() + added + limits.smallest_normal * limits.eps
+    facts = case(world, world_size, dtype=dtype, mean=mean)
+    for rank, found in enumerate(world.run(_sum, sync, list(contributions), world_size=world_size)):
+        wrong = ~((found.double() - exact).abs() <= allowed)
+        if wrong.any():
+            at = first_index(wrong)
+            raise failure(
+                f"{name_of(sync)}: rank {rank} holds {show(found[at])} at {at}, the {'mean' if mean else 'sum'} is "
+                f"{show(exact[at].to(dtype))}",
+                contributions=", ".join(f"rank {r}: {show(one[at])}" for r, one in enumerate(contributions)),
+                likely_cause=f"the sum left the range of {dtype}: divide before adding, or add in float32"
+                if not found[at].isfinite()
+                else f"it was added in {dtype}, which loses what is small beside what is large: add in float32",
+                case=facts,
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every rank does in :func:`check_grad_scaler`."""
+
+    overflows: list[list[int]]
+    sync: Callable[[nn.Module], object] | None
+    step: Step
+    optimizer: Callable[..., torch.optim.Optimizer]
+    idle: list[int]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a scale changes."""
+
+    scale: float
+    growth: float
+    backoff: float
+    interval: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The weights of a rank and its scale, after a step."""
+
+    weights: Tensor
+    scale: float
+    rule: Rule
+
+
+def _plain_step(scaler: Any, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def _slope(rank: int, number: int, world_size: int) -> float:
+    """The gradient of ``rank`` in a step: a multiple of world_size, so that means are exact; no two alike."""
+    return float(world_size * (1 + rank + 3 * number))
+
+
+def _scaled_steps(make_scaler: Callable[[], Any], plan: Plan) -> list[Seen]:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.ones(3))
+    optimizer = plan.optimizer(module.parameters(), lr=LEARNING_RATE)
+    scaler = make_scaler()
+    rule = Rule(
+        scaler.get_scale(), scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
+    )
+    seen = [Seen(module.weight.detach().clone(), scaler.get_scale(), rule)]
+    for number, overflowing in enumerate(plan.overflows):
+        optimizer.zero_grad()
+        if rank not in plan.idle:
+            scaler.scale(module.weight.sum() * _slope(rank, number, world_size)).backward()
+            assert module.weight.grad is not None  # backward filled it
+            if rank in overflowing:
+                module.weight.grad[number % 3] = math.nan if number % 2 else math.inf
+        if plan.sync is not None:
+            plan.sync(module)
+        plan.step(scaler, optimizer, module)
+        seen.append(Seen(module.weight.detach().clone(), scaler.get_scale(), rule))
+    return seen
+
+
+def _require_seen(
+    subject: str,
+    rank: int,
+    number: int,
+    overflowing: list[int],
+    seen: Seen,
+    weight: float,
+    scale: float,
+    facts: str,
+) -> None:
+    __tracebackhide__ = True
+    expected = torch.full_like(seen.weights, weight)
+    wrong = ~torch.isclose(seen.weights, expected, rtol=1e-5, atol=0)
+    happened = f"the gradients of ranks {overflowing} overflow" if overflowing else "no gradient overflows"
+    if wrong.any():
+        at = first_index(wrong)
+        cause = "the scaler of a rank sees the gradients of that rank alone: found_inf must be reduced over ranks"
+        if overflowing and rank in overflowing:
+            cause = "the overflow is not looked for, or an inf that another rank does not have is overwritten"
+        if not overflowing:
+            cause = "the gradient was unscaled by another factor than the loss was scaled by, twice, or not at all"
+        raise failure(
+            f"{subject}: after step {number} rank {rank} holds weight {show(seen.weights[at])} at {at}, "
+            f"one process holds {weight:g}",
+            step=f"{happened}, so {'no rank may step' if overflowing else 'every rank must step'}",
+            likely_cause=cause,
+            case=facts,
+        )
+    if not math.isclose(seen.scale, scale, rel_tol=1e-6):
+        raise failure(
+            f"{subject}: after step {number} rank {rank} has scale {seen.scale:g}, one process has {scale:g}",
+            step=happened,
+            likely_cause="ranks count overflows, or steps without one, each for itself: scales part from here on",
+            case=facts,
+        )
+
+
+def _sum(sync: Callable[[list[Tensor]], object], contributions: list[Tensor]) -> Tensor:
+    given = contributions[dist.get_rank()]
+    parameter = nn.Parameter(torch.zeros_like(given))
+    parameter.grad = given.clone()
+    sync([parameter])
+    return parameter.grad.detach()

@@ -1,0 +1,263 @@
+"""What replicas that meet now and then do, in one process and plain loops: the oracle of local SGD and its kin."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+__all__ = ["Course", "Rule", "Trace", "alternatives", "backward", "look", "simulate"]
+
+Trace = list[dict[str, Tensor]]  # of one rank: what it holds after each of its steps, and after it has finished
+MakeOptimizer = Callable[..., Optimizer]
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is trained: the model as it starts, its optimizer, and the steps of each rank."""
+
+    model: nn.Module
+    optimizer: MakeOptimizer
+    steps: tuple[int, ...]
+    finish: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When replicas meet, and what they make of it.
+
+    Args:
+        models_every: models are averaged after every k-th step; None: never, but at the end of uneven steps.
+        gradients_every: gradients are averaged before every k-th step.
+        synchronous_steps: so many steps come first, with averaged gradients.
+        momentum, buffers: what becomes of them in a round.
+        outer: rate, momentum and Nesterov of the outer optimizer.
+        nodes: ranks whose gradients are averaged in each step.
+        offset, before, divide, first_only, momentum_of_first, reference_stays, sum_gradients: how it can be wrong.
+    """
+
+    models_every: int | None
+    gradients_every: int | None = None
+    synchronous_steps: int = 0
+    momentum: str = "keep"
+    buffers: str = "broadcast"
+    outer: tuple[float, float, bool] | None = None
+    nodes: tuple[tuple[int, ...], ...] = ()
+    offset: int = 0
+    before: bool = False
+    divide: bool = True
+    first_only: bool = False
+    reference_stays: bool = False
+    sum_gradients: bool = False
+
+    def meets(self, step: int) -> bool:
+        """Whether models are averaged at ``step``, counted from 0."""
+        local = step + 1 - self.synchronous_steps + self.offset
+        return self.models_every is not None and step >= self.synchronous_steps and local % self.models_every == 0
+
+
+def alternatives(rule: Rule) -> Iterator[tuple[str, Rule]]:
+    """What a wrong implementation may do in the place of ``rule``, in words."""
+    if rule.models_every is not None:
+        yield "models are never averaged", replace(rule, models_every=None)
+        if rule.models_every > 1:
+            yield "models are averaged after every step", replace(rule, models_every=1)
+            yield "models are averaged one step too early", replace(rule, offset=1)
+            yield "models are averaged one step too late", replace(rule, offset=-1)
+        yield "models are averaged before the step, not after it", replace(rule, before=True)
+        yield "models are added: the sum is not divided by the number of ranks", replace(rule, divide=False)
+        yield "every rank takes the model of rank 0: it is copied, not averaged", replace(rule, first_only=True)
+        for policy, text in (
+            ("keep", "each rank keeps its own momentum"),
+            ("average", "the optimizer's state is averaged"),
+            ("reset", "the optimizer's state is dropped in each round"),
+            ("first", "every rank takes the momentum of rank 0: it is copied, not averaged"),
+            ("first moments", "only some of the optimizer's state is averaged"),
+        ):
+            if policy != rule.momentum:
+                yield text, replace(rule, momentum=policy)
+        for policy, text in (
+            ("keep", "each rank keeps its own buffers: they drift apart"),
+            ("average", "buffers are averaged"),
+            ("broadcast", "every rank takes the buffers of rank 0"),
+        ):
+            if policy != rule.buffers:
+                yield text, replace(rule, buffers=policy)
+    if rule.outer is not None:
+        lr, momentum, nesterov = rule.outer
+        yield "the outer gradient has the wrong sign: it is reference - mean", replace(
+            rule, outer=(-lr, momentum, nesterov)
+        )
+        yield "the reference stays what it was: it is the model after the outer step", replace(
+            rule, reference_stays=True
+        )
+        yield "there is no outer step: the mean is taken as it is", replace(rule, outer=None)
+        yield "the outer momentum is missing", replace(rule, outer=(lr, 0.0, False))
+        yield "the outer momentum is (or is not) Nesterov's", replace(rule, outer=(lr, momentum, not nesterov))
+    if rule.synchronous_steps:
+        yield "the first steps are not synchronous", replace(rule, synchronous_steps=0)
+        yield "there is one synchronous step too many", replace(rule, synchronous_steps=rule.synchronous_steps + 1)
+        yield "there is one synchronous step too few", replace(rule, synchronous_steps=rule.synchronous_steps - 1)
+    if rule.nodes:
+        yield "gradients are not synchronised within a node", replace(rule, nodes=())
+    if rule.gradients_every is not None:
+        yield "gradients are never synchronised", replace(rule, gradients_every=None)
+        yield "gradients are synchronised in every step", replace(rule, gradients_every=1)
+        yield "gradients are added, not averaged", replace(rule, sum_gradients=True)
+
+
+def backward(course: Course, model: nn.Module, rank: int, step: int) -> None:
+    """The gradient of ``rank`` in its ``step``: every rank has other samples in every step."""
+    generator = torch.Generator().manual_seed((course.seed * 1009 + step) * 64 + rank)
+    inputs = torch.randn(4, 2, generator=generator, dtype=torch.float64)
+    model.zero_grad()
+    loss = nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True).sin() + rank)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def look(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Copies of all that a replica holds: parameters, buffers, the optimizer's tensors of a parameter's shape."""
+    held: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        held[f"parameter {name!r}"] = parameter.detach().cpu().clone()
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                held[f"{key} of {name!r}"] = value.detach().cpu().clone()
+    for name, buffer in model.named_buffers():
+        held[f"buffer {name!r}"] = buffer.detach().cpu().clone()
+    return held
+
+
+def simulate(course: Course, rule: Rule) -> list[Trace]:
+    """Train all replicas of ``course`` by ``rule``; what each of them holds after each of its steps."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a batch of four is no work for two: they would wait for each other
+    try:
+        return _Simulation(course, rule).run()
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Simulation:
+    def __init__(self, course: Course, rule: Rule) -> None:
+        self.course, self.rule = course, rule
+        self.ranks = range(len(course.steps))
+        self.models = [copy.deepcopy(course.model) for _ in self.ranks]
+        self.optimizers = [course.optimizer(model.parameters()) for model in self.models]
+        self.traces: list[Trace] = [[] for _ in self.ranks]
+        self.reference = [p.detach().clone() for p in course.model.parameters()]
+        self.velocity = [torch.zeros_like(p) for p in self.reference]
+
+    def run(self) -> list[Trace]:
+        unmet = False
+        for step in range(max(self.course.steps, default=0)):
+            active = [rank for rank in self.ranks if step < self.course.steps[rank]]
+            for rank in active:
+                backward(self.course, self.models[rank], rank, step)
+            moving = self._synchronise(step, active)
+            meets = self.rule.meets(step)
+            if meets and self.rule.before:
+                self._meet()
+            for rank in moving:
+                self.optimizers[rank].step()
+            if meets and not self.rule.before:
+                self._meet()
+            unmet = step >= self.rule.synchronous_steps and not meets
+            for rank in active:
+                self.traces[rank].append(look(self.models[rank], self.optimizers[rank]))
+        if self.course.finish:
+            if unmet:
+                self._meet()
+            for rank in self.ranks:
+                self.traces[rank].append(look(self.models[rank], self.optimizers[rank]))
+        return self.traces
+
+    def _synchronise(self, step: int, active: Sequence[int]) -> list[int]:
+        """Average gradients where the rule says so; the ranks that take the step."""
+        rule = self.rule
+        if step < rule.synchronous_steps:
+            parts: list[Sequence[int]] = [self.ranks]
+        elif rule.gradients_every is not None and (step + 1) % rule.gradients_every == 0:
+            parts = [self.ranks]
+        else:
+            parts = list(rule.nodes) or [[rank] for rank in self.ranks]
+        moving: list[int] = []
+        for part in parts:
+            givers = [rank for rank in part if rank in active]
+            if not givers:
+                continue
+            moving += part
+            if len(part) > 1:
+                self._average_gradients(part, givers)
+        return moving
+
+    def _average_gradients(self, part: Sequence[int], givers: Sequence[int]) -> None:
+        for place in zip(*(self.models[rank].parameters() for rank in part), strict=True):
+            grads = [p.grad for rank, p in zip(part, place, strict=True) if rank in givers]
+            total = sum(grad.clone() for grad in grads if grad is not None)
+            assert isinstance(total, Tensor)  # there is a giver
+            for parameter in place:
+                parameter.grad = total / (1 if self.rule.sum_gradients else len(givers))
+
+    @torch.no_grad()
+    def _meet(self) -> None:
+        rule = self.rule
+        count = len(self.ranks)
+        columns = list(zip(*(model.parameters() for model in self.models), strict=True))
+        for position, place in enumerate(columns):
+            total = place[0].clone()
+            for parameter in place[1:]:
+                total += parameter
+            goal = place[0].clone() if rule.first_only else total / count if rule.divide else total
+            if rule.outer is not None and place[0].requires_grad:
+                goal = self._outer_step(position, goal)
+            for parameter in place:
+                parameter.copy_(goal)
+        for buffers in zip(*(model.buffers() for model in self.models), strict=True):
+            if rule.buffers == "broadcast":
+                mean = buffers[0].clone()
+            elif rule.buffers == "average":
+                mean = torch.stack([b.double() for b in buffers]).sum(0) / count
+            else:
+                continue
+            for buffer in buffers:
+                buffer.copy_(mean)
+        self._meet_with_momentum(columns)
+
+    def _outer_step(self, position: int, mean: Tensor) -> Tensor:
+        assert self.rule.outer is not None
+        lr, momentum, nesterov = self.rule.outer
+        gradient = self.reference[position] - mean
+        self.velocity[position] = momentum * self.velocity[position] + gradient
+        way = gradient + momentum * self.velocity[position] if nesterov else self.velocity[position]
+        goal = self.reference[position] - lr * way
+        if not self.rule.reference_stays:
+            self.reference[position] = goal.clone()
+        return goal
+
+    def _meet_with_momentum(self, columns: Sequence[tuple[nn.Parameter, ...]]) -> None:
+        policy = self.rule.momentum
+        if policy == "reset":
+            for optimizer in self.optimizers:
+                optimizer.state.clear()
+        if policy not in ("average", "first", "first moments"):
+            return
+        for place in columns:
+            states: list[dict[str, Any]] = [o.state[p] for o, p in zip(self.optimizers, place, strict=True)]
+            names = sorted({name for state in states for name in state})
+            for number, name in enumerate(name for name in names if name != "step"):
+                if policy == "first moments" and number:
+                    continue
+                values = [state.get(name, torch.zeros_like(place[0])) for state in states]
+                mean = values[0].clone() if policy == "first" else torch.stack(values).sum(0) / len(values)
+                for state in states:
+                    state[name] = mean.clone()
+            for state in states:
+                if "step" in names and "step" not in state:
+                    state["step"] = next(other["step"].clone() for other in states if "step" in other)

@@ -1,0 +1,365 @@
+"""A module on several workers of one process computes, learns and ends as the plain module does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pdlcheck.checks.message import failure, first_index, name_of, show
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_replicated_module"]
+
+Wrap = Callable[[nn.Module, int], Callable[..., Any]]
+Loss = Callable[[Any], Tensor]
+Gradients = dict[str, Tensor | None]
+
+# float64 sums of a few hundred terms in another order agree to about 1e-14 of the largest; a lost sample, or a
+# gradient that counts twice, is off by 1e-3 and more.
+RELATIVE = 1e-9
+ABSOLUTE = 1e-12
+
+
+def check_replicated_module(
+    wrap: Wrap,
+    make: Callable[[], nn.Module],
+    batch: Callable[[int], tuple[Any, ...]],
+    *,
+    workers: Sequence[int] = (1, 2, 3),
+    sizes: Sequence[int] = (6, 5, 1, 4),
+    loss: Loss | None = None,
+    seed: int = 0,
+) -> None:
+    """``wrap(module, n)`` must give the outputs, gradients and training steps of ``module``, for any batch.
+
+    For each number of workers a module and its wrapped twin take one step of SGD with momentum on a batch of each
+    size, in float64, and are compared before and after it: outputs with their order and structure, gradients of the
+    inputs, gradients of the parameters with None where it belongs, the weights. An element may be off by 1e-9 of the
+    largest of its tensor.
+
+    Only for a module in which samples do not see each other, and that draws no random numbers: not for BatchNorm in
+    training, whose statistics are those of a worker's piece by definition.
+
+    Args:
+        wrap: called as ``wrap(module, n)``; returns what is called instead of ``module``. The optimizer updates
+            ``module``.
+        make: makes the module.
+        batch: ``batch(num_samples)`` returns the arguments of one call, drawn under a seed; floating tensors are cast
+            to float64.
+        workers: numbers of workers.
+        sizes: samples of the batches, in the order of the steps; 0 compares the outputs only.
+        loss: of the output, a scalar; default is the mean of the squares of each tensor of the output, added up.
+        seed: of weights and batches.
+
+    Raises:
+        AssertionError: names what differs, the number of workers and samples, index, both values and the likely cause:
+            samples dropped or out of order, gradients lost in the copies, summed or averaged once too often.
+        Inconclusive: the plain module draws random numbers, or its gradient is zero.
+
+    Example:
+        >>> from pdlcheck.primitives import DataParallel
+        >>> def wrap(module, n):
+        ...     return DataParallel(module, workers=n)
+        >>> check_replicated_module(wrap, lambda: nn.Linear(2, 1), lambda n: (torch.randn(n, 2),))
+    """
+    __tracebackhide__ = True
+    measure = loss or _mean_squares
+    learnt = False
+    for n in workers:
+        plain, module = _model(make, seed), _model(make, seed)
+        wrapped = wrap(module, n)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (plain, module)]
+        for step, size in enumerate(sizes):
+            pair = Pair(name_of(wrap), plain, module, n, size, step, seed)
+            inputs = _batch(batch, size, seed + step)
+            pair.forward(wrapped, inputs)
+            if size:
+                learnt |= pair.backward(wrapped, inputs, measure)
+                for optimizer in optimizers:
+                    optimizer.step()
+                pair.same_weights()
+    if not learnt:
+        raise Inconclusive(f"{name_of(wrap)}: the gradient of the plain module is zero, no fault would show")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """The plain module and the one that was wrapped, before one step on one batch."""
+
+    who: str
+    plain: nn.Module
+    module: nn.Module
+    workers: int
+    samples: int
+    step: int
+    seed: int
+
+    @property
+    def case(self) -> str:
+        return f"workers={self.workers} samples={self.samples} step={self.step} seed={self.seed}"
+
+    def forward(self, wrapped: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+        """Outputs without gradients, on inputs that must stay as they are."""
+        __tracebackhide__ = True
+        with torch.no_grad():
+            expected, again = self.plain(*_copied(inputs)), self.plain(*_copied(inputs))
+            if not all(torch.equal(a, b) for (_, a), (_, b) in zip(_leaves(expected), _leaves(again), strict=True)):
+                raise Inconclusive(f"{self.who}: the plain module gives two outputs for one batch; call .eval() on it")
+            found = wrapped(*_copied(inputs))
+        self.same_output(found, expected)
+        if any(tensor.requires_grad for _, tensor in _leaves(found)):
+            raise failure(
+                f"{self.who}: the output requires a gradient under torch.no_grad()",
+                likely_cause="grad mode belongs to a thread: carry it into the workers",
+                case=self.case,
+            )
+
+    def same_output(self, found: Any, expected: Any) -> None:
+        __tracebackhide__ = True
+        forms = [_form(found), _form(expected)]
+        if forms[0] != forms[1]:
+            raise failure(
+                f"{self.who}: the output is {forms[0]}, the plain module's is {forms[1]}",
+                likely_cause="outputs were not put together in the structure that forward returned",
+                case=self.case,
+            )
+        for (path, one), (_, other) in zip(_leaves(found), _leaves(expected), strict=True):
+            if (one.shape, one.dtype) != (other.shape, other.dtype):
+                raise failure(
+                    f"{self.who}: the output{path} has shape {tuple(one.shape)} and {one.dtype}, the plain module's "
+                    f"{tuple(other.shape)} and {other.dtype}",
+                    likely_cause=_shape_cause(one, other),
+                    case=self.case,
+                )
+            wrong = _wrong(one, other)
+            if wrong.any():
+                at = first_index(wrong)
+                raise failure(
+                    f"{self.who}: the output{path} holds {show(one[at])} at {at}, "
+                    f"the plain module's holds {show(other[at])}",
+                    wrong_elements=f"{int(wrong.sum())} of {one.numel()}",
+                    likely_cause=_order_cause(one, other),
+                    case=self.case,
+                )
+
+    def backward(self, wrapped: Callable[..., Any], inputs: tuple[Any, ...], loss: Loss) -> bool:
+        """Gradients of parameters and inputs; True if the plain module's are not all zero."""
+        __tracebackhide__ = True
+        self.plain.zero_grad()
+        self.module.zero_grad()
+        given, reference = _leaf_inputs(inputs), _leaf_inputs(inputs)
+        _backward(loss(self.plain(*reference)))
+        output = wrapped(*given)
+        self.same_output(_detached(output), _detached(self.plain(*inputs)))
+        value = loss(output)
+        if not value.requires_grad:
+            raise failure(
+                f"{self.who}: the output does not lead back to the parameters",
+                likely_cause="workers run without gradients, or outputs were detached when they were put together",
+                case=self.case,
+            )
+        _backward(value)
+        found = {name: _dense(p.grad) for name, p in self.module.named_parameters()}
+        expected = {name: _dense(p.grad) for name, p in self.plain.named_parameters()}
+        for name in expected:
+            self._same_gradient(found, expected, name, inputs, loss)
+        for (path, one), (_, other) in zip(_leaves(given), _leaves(reference), strict=True):
+            if (one.grad is None) != (other.grad is None):
+                texts = ["None" if tensor.grad is None else "not None" for tensor in (one, other)]
+                raise failure(
+                    f"{self.who}: the gradient of input{path} is {texts[0]}, the plain module's is {texts[1]}",
+                    likely_cause="inputs were detached when they were cut",
+                    case=self.case,
+                )
+            if one.grad is not None and other.grad is not None and _wrong(one.grad, other.grad).any():
+                at = first_index(_wrong(one.grad, other.grad))
+                raise failure(
+                    f"{self.who}: the gradient of input{path} holds {show(one.grad[at])} at {at}, "
+                    f"the plain module's {show(other.grad[at])}",
+                    case=self.case,
+                )
+        return any(grad is not None and bool(grad.any()) for grad in expected.values())
+
+    def _same_gradient(
+        self, found: Gradients, expected: Gradients, name: str, inputs: tuple[Any, ...], loss: Loss
+    ) -> None:
+        __tracebackhide__ = True
+        one, other = found[name], expected[name]
+        if one is None and other is None:
+            return
+        if one is None or other is None:
+            texts = ["None" if grad is None else "not None" for grad in (one, other)]
+            cause = "copies return zeros for what they did not use; momentum and weight decay then move the weight"
+            lost = "its copies were used, and their gradients were not added to it"
+            raise failure(
+                f"{self.who}: the gradient of {name!r} is {texts[0]}, the plain module's is {texts[1]}",
+                likely_cause=lost if one is None else cause,
+                case=self.case,
+            )
+        wrong = _wrong(one, other)
+        if not wrong.any():
+            return
+        at = first_index(wrong)
+        raise failure(
+            f"{self.who}: the gradient of {name!r} holds {show(one[at])} at {at}, the plain module's {show(other[at])}",
+            wrong_elements=f"{int(wrong.sum())} of {one.numel()}",
+            likely_cause=self._cause(one, name, other, inputs, loss),
+            case=self.case,
+        )
+
+    def _cause(self, found: Tensor, name: str, expected: Tensor, inputs: tuple[Any, ...], loss: Loss) -> str | None:
+        def near(candidate: Tensor) -> bool:
+            return not _wrong(found, candidate).any()
+
+        n = self.workers
+        if near(expected * n):
+            return f"it is {n} times too large: summed where the loss is one mean over all samples"
+        if near(expected / n):
+            return f"it is {n} times too small: averaged over the workers, whose parts belong to one sum"
+        for worker, own in enumerate(self._parts(name, inputs, loss)):
+            if near(own):
+                return f"it is what the samples of worker {worker} give: the gradients of other workers were lost"
+            if near(expected - own):
+                return f"what the samples of worker {worker} give is missing"
+        return None
+
+    def _parts(self, name: str, inputs: tuple[Any, ...], loss: Loss) -> Iterator[Tensor]:
+        """The part of the plain module's gradient that comes from each worker's samples."""
+        lengths = [len(piece) for piece in torch.arange(self.samples).tensor_split(self.workers)]
+        for worker, length in enumerate(lengths):
+            start = sum(lengths[:worker])
+            self.plain.zero_grad()
+
+            def only(tensor: Tensor, start: int = start, length: int = length) -> Tensor:
+                if not tensor.dim() or len(tensor) != self.samples:
+                    return tensor
+                rows = [tensor[:start].detach(), tensor[start : start + length], tensor[start + length :].detach()]
+                return torch.cat(rows)
+
+            _backward(loss(_mapped(self.plain(*inputs), only)))
+            grad = _dense(dict(self.plain.named_parameters())[name].grad)
+            yield torch.zeros(()) if grad is None else grad
+
+    def same_weights(self) -> None:
+        __tracebackhide__ = True
+        for (name, one), (_, other) in zip(self.module.named_parameters(), self.plain.named_parameters(), strict=True):
+            if _wrong(one.detach(), other.detach()).any():
+                at = first_index(_wrong(one.detach(), other.detach()))
+                raise failure(
+                    f"{self.who}: after the step {name!r} holds {show(one[at])} at {at}, "
+                    f"the plain module's {show(other[at])}",
+                    case=self.case,
+                )
+
+
+def _model(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make().double()
+
+
+def _batch(batch: Callable[[int], tuple[Any, ...]], size: int, seed: int) -> tuple[Any, ...]:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        inputs = batch(size)
+    return tuple(_mapped(inputs, lambda t: t.double() if t.is_floating_point() else t))
+
+
+def _mean_squares(output: Any) -> Tensor:
+    parts = [tensor.square().mean() for _, tensor in _leaves(output) if tensor.is_floating_point()]
+    return torch.stack(parts).sum()
+
+
+def _dense(grad: Tensor | None) -> Tensor | None:
+    return grad.to_dense() if grad is not None and grad.layout != torch.strided else grad
+
+
+def _backward(value: Tensor) -> None:
+    value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def _copied(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(_mapped(inputs, lambda tensor: tensor.clone()))
+
+
+def _detached(output: Any) -> Any:
+    return _mapped(output, lambda tensor: tensor.detach())
+
+
+def _leaf_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(_mapped(inputs, lambda t: t.clone().requires_grad_() if t.is_floating_point() else t.clone()))
+
+
+def _wrong(found: Tensor, expected: Tensor) -> Tensor:
+    if found.shape != expected.shape:
+        return torch.ones(found.shape, dtype=torch.bool)
+    if not found.is_floating_point():
+        return found != expected
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    return ~((found - expected).abs() <= RELATIVE * scale + ABSOLUTE)
+
+
+def _shape_cause(found: Tensor, expected: Tensor) -> str | None:
+    if not (found.dim() and expected.dim()) or found.shape[1:] != expected.shape[1:]:
+        return None
+    if len(found) < len(expected):
+        return f"{len(expected) - len(found)} of {len(expected)} samples were dropped when the batch was cut"
+    return f"{len(found) - len(expected)} samples too many: some went to several workers"
+
+
+def _order_cause(found: Tensor, expected: Tensor) -> str | None:
+    def rows(tensor: Tensor) -> list[Any]:
+        return sorted(map(repr, tensor.reshape(len(tensor), -1).tolist()))
+
+    if found.dim() and rows(found) == rows(expected):
+        return "the samples are in another order: outputs were put together as workers ended, not as they are numbered"
+    return None
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a nested structure with their places."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key in value:
+            yield from _leaves(value[key], f"{path}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for place, entry in enumerate(value):
+            yield from _leaves(entry, f"{path}[{place}]")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for part in dataclasses.fields(value):
+            yield from _leaves(getattr(value, part.name), f"{path}.{part.name}")
+
+
+def _form(value: Any) -> str:
+    """The structure in words, so that two can be compared: ``tuple of (tensor, dict of {'a': tensor})``."""
+    if isinstance(value, Tensor):
+        return "tensor"
+    if isinstance(value, Mapping):
+        return f"{type(value).__name__} of {{{', '.join(f'{key!r}: {_form(value[key])}' for key in value)}}}"
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__} of ({', '.join(map(_form, value))})"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = (f"{part.name}={_form(getattr(value, part.name))}" for part in dataclasses.fields(value))
+        return f"{type(value).__name__}({', '.join(parts)})"
+    return repr(value)
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure of changed tensors; a mapping becomes a dict."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        new = {key: _mapped(value[key], change) for key in value}
+        return type(value)(new) if type(value) is not dict else new  # type: ignore[call-arg]  # a dict of its own kind
+    if isinstance(value, list | tuple):
+        parts = [_mapped(entry, change) for entry in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [part.name for part in dataclasses.fields(value)]
+        return dataclasses.replace(value, **{name: _mapped(getattr(value, name), change) for name in names})
+    return value

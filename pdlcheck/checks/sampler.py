@@ -1,0 +1,242 @@
+"""A sampler for a DataLoader shares the data out, says how long it is, and goes on where training stopped.
+
+What was used is counted here, sample by sample; ranks draw from other random numbers.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from pdlcheck.checks.data import ENOUGH_SAMPLES, check_epochs_differ, check_shards
+from pdlcheck.checks.message import case, failure, name_of
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_sampler", "check_sampler_resumes"]
+
+MakeSampler = Callable[..., Any]
+Tail = Literal["uneven", "pad", "drop"]
+
+FETCHED_AHEAD = 3  # samples that a loader takes before training asks for them
+
+
+def check_sampler(
+    make_sampler: MakeSampler,
+    world: Any,
+    *,
+    num_samples: int,
+    world_size: int,
+    tail: Tail = "pad",
+    shuffle: bool = True,
+    epochs: int = 2,
+) -> None:
+    """In every epoch the ranks' samples must be disjoint, cover the data, and be as many as ``len`` says.
+
+    Args:
+        make_sampler: called as ``make_sampler(dataset, num_replicas=world_size, rank=rank)`` on every rank, as
+            ``torch.utils.data.DistributedSampler`` is.
+        world: where the ranks run.
+        num_samples, world_size: the case.
+        tail: what becomes of samples that do not divide evenly, as in :func:`check_shards`.
+        shuffle: whether the order must be another one in every epoch; seen with 12 samples a rank or more.
+        epochs: how many are looked at.
+
+    Raises:
+        AssertionError: names samples, ranks and the epoch.
+
+    Example:
+        >>> from torch.utils.data import DistributedSampler
+        >>> from pdlcheck.worlds import get_world
+        >>> check_sampler(DistributedSampler, get_world("sim"), num_samples=7, world_size=3)
+    """
+    __tracebackhide__ = True
+
+    def shards(num_samples: int, *, rank: int, world_size: int, epoch: int) -> list[int]:
+        sampler = make_sampler(range(num_samples), num_replicas=world_size, rank=rank)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    shards.__name__ = name_of(make_sampler)
+    for epoch in range(epochs):
+        check_shards(shards, world, num_samples=num_samples, world_size=world_size, epoch=epoch, tail=tail)
+    if shuffle and num_samples >= ENOUGH_SAMPLES * world_size:
+        check_epochs_differ(shards, world, num_samples=num_samples, world_size=world_size, epochs=epochs)
+    facts = case(world, world_size, num_samples=num_samples, tail=tail)
+    ranks = world.run(_passes, make_sampler, num_samples, epochs, world_size=world_size)
+    for rank, passes in enumerate(ranks):
+        for number, (told, found) in enumerate(passes):
+            if told != len(found):
+                raise failure(
+                    f"{name_of(make_sampler)}: in epoch {number // 2} len() of rank {rank} is {told}, "
+                    f"it gives {len(found)} samples",
+                    likely_cause="loaders, progress bars and schedules of the learning rate rely on len()",
+                    case=facts,
+                )
+            if number % 2 and found != passes[number - 1][1]:
+                raise failure(
+                    f"{name_of(make_sampler)}: asked again in epoch {number // 2}, rank {rank} gives "
+                    f"{_some(found)}, it gave {_some(passes[number - 1][1])}",
+                    likely_cause="the order is drawn from a stream that goes on; draw it from seed and epoch",
+                    case=facts,
+                )
+
+
+def check_sampler_resumes(
+    make_sampler: MakeSampler,
+    world: Any,
+    *,
+    num_samples: int,
+    world_sizes: Sequence[int] = (2, 2),
+    used: Sequence[int] = (3,),
+    tail: Tail = "pad",
+    epoch: int = 1,
+    commit: Callable[[Any, int], object] = lambda sampler, num_samples: sampler.commit(num_samples),
+) -> None:
+    """A fresh sampler that loads the state must give what training had not used: nothing twice, nothing left out.
+
+    In each leg of the way ranks take samples, more than training uses, as a loader fetches ahead; training commits
+    what it used; the state of rank 0 is loaded by fresh samplers on the next number of ranks. The last leg uses all.
+    With the number of ranks unchanged, every rank must give the very samples that the undisturbed run gives next.
+
+    Args:
+        make_sampler: as in :func:`check_sampler`; its samplers have ``state_dict`` and ``load_state_dict``.
+        world: where the ranks run.
+        num_samples: in the data set.
+        world_sizes: numbers of ranks, one for each leg.
+        used: samples that each rank uses in each leg but the last; all that it has, if it has fewer.
+        tail: as in :func:`check_shards`, of what is left in the last leg.
+        epoch: in which training stops.
+        commit: how a sampler is told that training used samples.
+
+    Raises:
+        AssertionError: names samples, ranks, and what was lost or came again.
+        Inconclusive: nothing was used before a stop, or nothing is left after it.
+
+    Example:
+        >>> from pdlcheck.primitives import ShardSampler
+        >>> from pdlcheck.worlds import get_world
+        >>> check_sampler_resumes(ShardSampler, get_world("sim"), num_samples=20, world_sizes=(2, 3), used=(4,))
+    """
+    __tracebackhide__ = True
+    if len(world_sizes) != len(used) + 1:
+        raise ValueError(f"check_sampler_resumes needs one leg more than stops, got {len(world_sizes)} and {len(used)}")
+    subject = name_of(make_sampler)
+    facts = case(world, world_sizes[0], num_samples=num_samples, world_sizes=world_sizes, used=used, tail=tail)
+    state: Any = None
+    gone: set[int] = set()
+    before: list[list[int]] = []
+    for leg, (world_size, want) in enumerate(zip(world_sizes, [*used, None], strict=True)):
+        ranks = world.run(_leg, make_sampler, num_samples, epoch, state, want, commit, world_size=world_size)
+        given = [samples for samples, _ in ranks]
+        if leg and world_size == world_sizes[leg - 1]:
+            _require_same(subject, given, [one[used[leg - 1] :] for one in before], gone, facts)
+        if leg:
+            _require_rest(subject, given, gone, num_samples, tail, facts)
+        gone |= {sample for one in given for sample in one[:want]}
+        if want is not None and not (gone and any(one[want:] for one in given)):
+            raise Inconclusive(f"{subject}: nothing is left after stop {leg}, {len(gone)} of {num_samples} were used")
+        before, state = given, ranks[0][1]
+
+
+def _passes(make_sampler: MakeSampler, num_samples: int, epochs: int) -> list[tuple[int, list[int]]]:
+    """What ``len`` says and what is given, twice for each epoch, by one sampler."""
+    torch.manual_seed(dist.get_rank())
+    sampler = make_sampler(range(num_samples), num_replicas=dist.get_world_size(), rank=dist.get_rank())
+    found = []
+    for epoch in range(epochs):
+        for _ in range(2):
+            sampler.set_epoch(epoch)
+            found.append((len(sampler), [int(sample) for sample in sampler]))
+    return found
+
+
+def _leg(
+    make_sampler: MakeSampler,
+    num_samples: int,
+    epoch: int,
+    state: Any,
+    want: int | None,
+    commit: Callable[[Any, int], object],
+) -> tuple[list[int], Any]:
+    """What this rank is given until the end of the epoch, and the state after ``want`` of it were used."""
+    torch.manual_seed(100 + dist.get_rank())
+    sampler = make_sampler(range(num_samples), num_replicas=dist.get_world_size(), rank=dist.get_rank())
+    if state is None:
+        sampler.set_epoch(epoch)
+    else:
+        sampler.load_state_dict(state)
+        sampler.set_epoch(epoch)  # as the loop over epochs does
+    iterator = iter(sampler)
+    if want is None:
+        return [int(sample) for sample in iterator], None
+    ahead = [int(sample) for sample in itertools.islice(iterator, want + FETCHED_AHEAD)]
+    for _ in ahead[:want]:
+        commit(sampler, 1)
+    saved = sampler.state_dict()
+    return ahead + [int(sample) for sample in iterator], saved
+
+
+def _require_same(
+    subject: str, given: list[list[int]], undisturbed: list[list[int]], gone: set[int], facts: str
+) -> None:
+    """The same ranks go on with the very samples that they would have had."""
+    __tracebackhide__ = True
+    for rank, (found, expected) in enumerate(zip(given, undisturbed, strict=True)):
+        if found == expected:
+            continue
+        cause = None
+        if len(found) > len(expected):
+            cause = "the state has no position, or it is not loaded: the epoch begins anew"
+        elif found == expected[len(expected) - len(found) :]:
+            cause = "the position counts what the loader fetched ahead, not what training used"
+        elif len(found) == len(expected):
+            cause = "the order is another one: epoch or seed are not part of the state"
+        raise failure(
+            f"{subject}: resumed, rank {rank} gives {_some(found)}, the undisturbed run gives {_some(expected)}",
+            used_before=_some(sorted(gone)),
+            likely_cause=cause,
+            case=facts,
+        )
+
+
+def _require_rest(
+    subject: str, given: list[list[int]], gone: set[int], num_samples: int, tail: Tail, facts: str
+) -> None:
+    """What was not used comes once; what ``tail`` repeats or drops is fewer samples than there are ranks."""
+    __tracebackhide__ = True
+    counts = collections.Counter(sample for one in given for sample in one)
+    rest = set(range(num_samples)) - gone
+    spare = -len(rest) % len(given) if tail == "pad" else 0
+    more = sorted(sample for sample in counts if sample in gone or counts[sample] > 1)
+    if sum(counts.values()) - len(rest & counts.keys()) > spare:
+        raise failure(
+            f"{subject}: after the stop {_some(more)} come again, or twice",
+            repeated=f"{sum(counts.values()) - len(rest & counts.keys())} samples more than are left, {spare} allowed",
+            likely_cause="the position is not that of all ranks together: where ranks are fewer or more, shares change",
+            case=facts,
+        )
+    lost = sorted(rest - counts.keys())
+    if len(lost) > (len(rest) % len(given) if tail == "drop" else 0):
+        raise failure(
+            f"{subject}: {_some(lost)} never come after the stop, training had not used them",
+            likely_cause="the position counts what the loader fetched ahead, or is not that of all ranks together",
+            case=facts,
+        )
+    lengths = [len(one) for one in given]
+    if max(lengths) - min(lengths) > (1 if tail == "uneven" else 0):
+        raise failure(
+            f"{subject}: after the stop the ranks have {lengths} samples, they may differ by "
+            f"{1 if tail == 'uneven' else 0}",
+            likely_cause="ranks without a batch leave the others waiting at the end of the epoch",
+            case=facts,
+        )
+
+
+def _some(indices: Sequence[int]) -> str:
+    shown = ", ".join(map(str, indices[:6]))
+    return f"samples {shown}" if len(indices) <= 6 else f"samples {shown}, ... ({len(indices)} in all)"

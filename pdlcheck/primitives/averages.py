@@ -1,0 +1,65 @@
+"""Means of named tensors over the ranks of a group, and numbers that travel in the same message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pdlcheck.primitives.flat import flatten, sum_dtype, unflatten, wire_buckets
+
+__all__ = ["averages"]
+
+
+def averages(
+    caller: str,
+    tensors: Mapping[str, Tensor],
+    world_size: int,
+    group: dist.ProcessGroup | None,
+    *,
+    tail: Sequence[float] = (),
+) -> tuple[dict[str, Tensor], list[float]]:
+    """The mean of each tensor, and the sum of each number of ``tail``; the tensors themselves are left as they are.
+
+    One all_reduce for each dtype; the tail travels in the first of them, so it costs no message. A mean of integers
+    is exact or an error.
+
+    Args:
+        caller: whom an error names.
+        tensors: same names, shapes and dtypes in the same order on every rank; at least one where there is a tail.
+        world_size: ranks in the group.
+        group: process group; ``None`` is the default group.
+        tail: small whole numbers, as many on every rank.
+
+    Raises:
+        ValueError: integers have no integer mean; on every rank alike, after all messages.
+    """
+    names, values = list(tensors), list(tensors.values())
+    found: dict[str, Tensor] = {}
+    sums: list[float] = []
+    wrong: list[tuple[int, int]] = []
+    for number, bucket in enumerate(wire_buckets(values, sum_dtype)):
+        chosen = [values[position] for position in bucket]
+        dtype = sum_dtype(chosen[0].dtype)
+        extra = [torch.tensor(tail, dtype=dtype, device=chosen[0].device)] if tail and not number else []
+        flat = flatten([*chosen, *extra], dtype)
+        if world_size > 1:
+            dist.all_reduce(flat, group=group)
+        if extra:
+            flat, summed = flat[: -len(tail)], flat[-len(tail) :]
+            sums = [float(value) for value in (summed.real if dtype.is_complex else summed).tolist()]
+        exact = dtype == torch.int64
+        for position, total in zip(bucket, unflatten(flat, chosen), strict=True):
+            if exact and bool((total % world_size).any()):
+                wrong.append((position, int(total[total % world_size != 0][0])))
+            found[names[position]] = total // world_size if exact else total / world_size
+    if wrong:
+        position, total_found = wrong[0]
+        raise ValueError(
+            f"{caller} cannot average {names[position]!r}, {values[position].dtype}: "
+            f"the sum over {world_size} ranks is {total_found}, its mean is not an integer; "
+            "pass buffers='broadcast' or buffers='keep'"
+        )
+    return found, sums

@@ -1,0 +1,100 @@
+"""The bytes of a checkpoint file: three lines that say what follows, and the body.
+
+The lines are text, so that ``head -3`` shows them. Nothing of the body is unpickled before its digest was compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["FORMAT", "Refused", "body_of", "read", "sealed", "verify", "whole"]
+
+FORMAT = 1
+_FIRST = b"pdlcheck checkpoint, format "
+_HEADER = re.compile(rb"pdlcheck checkpoint, format (\d+)\nsha256 ([0-9a-f]{64})\nnbytes (\d{20})\n")
+_PARTS = {"step", "world_size", "about", "ranks", "tensors"}
+
+
+class Refused(Exception):
+    """What is wrong with a file, in words that follow its name."""
+
+
+def sealed(body: bytes) -> bytes:
+    """The three lines for ``body``."""
+    digest = hashlib.sha256(body).hexdigest()
+    return b"%s%d\nsha256 %s\nnbytes %020d\n" % (_FIRST, FORMAT, digest.encode(), len(body))
+
+
+def body_of(payload: dict[str, Any]) -> bytes:
+    """The payload as ``torch.save`` writes it."""
+    buffer = io.BytesIO()
+    torch.save(payload, buffer)
+    return buffer.getvalue()
+
+
+def verify(path: Path) -> tuple[str, memoryview]:
+    """The digest and the body of an intact file.
+
+    Raises:
+        Refused: it cannot be read, was cut, is longer than it says, or one of its bits is not what was written.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise Refused("does not exist") from None
+    except OSError as error:
+        raise Refused(f"cannot be read: {error.strerror or error}") from None
+    header_nbytes, nbytes, digest = _header(content)
+    found = len(content) - header_nbytes
+    if found < nbytes:
+        raise Refused(f"was cut at byte {len(content)}: it should be {header_nbytes + nbytes} bytes long")
+    if found > nbytes:
+        raise Refused(f"is {found - nbytes} bytes longer than the {header_nbytes + nbytes} that were written")
+    body = memoryview(content)[header_nbytes:]
+    actual = hashlib.sha256(body).hexdigest()
+    if actual != digest:
+        raise Refused(f"was changed after it was written: its SHA-256 is {actual[:12]}..., not {digest[:12]}...")
+    return digest, body
+
+
+def whole(path: Path) -> bool:
+    """Whether a file is as long as it says: a look that does not read the body, so that it costs nothing."""
+    try:
+        with path.open("rb") as file:
+            header_nbytes, nbytes, _ = _header(file.read(len(sealed(b"")) + 20))
+        return path.stat().st_size == header_nbytes + nbytes
+    except (OSError, Refused):
+        return False
+
+
+def read(path: Path) -> tuple[str, dict[str, Any]]:
+    """The digest and the payload of an intact file; ``Refused`` says what is wrong with another one."""
+    digest, body = verify(path)
+    try:
+        payload = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the body is, it is not one of ours
+        raise Refused(f"holds something that weights_only=True does not load: {error}") from None
+    if not isinstance(payload, dict) or set(payload) != _PARTS:
+        raise Refused("is intact, but not a checkpoint of save_checkpoint")
+    return digest, payload
+
+
+def _header(content: bytes) -> tuple[int, int, str]:
+    """Length of the three lines, length of the body, its digest. Strict: no byte may differ from what was written."""
+    match = _HEADER.match(content)
+    if match is None:
+        whole = len(sealed(b""))
+        if len(content) < whole and content[: len(_FIRST)] == _FIRST[: len(content)]:
+            raise Refused(f"was cut at byte {len(content)}, inside its first lines" if content else "is empty")
+        if content.startswith(_FIRST):
+            raise Refused("has damaged first lines, which should say format, sha256 and nbytes")
+        raise Refused(f"is not a checkpoint: it does not start with {_FIRST.decode().strip()!r}")
+    if int(match[1]) != FORMAT or match[1] != str(FORMAT).encode():
+        raise Refused(f"was written in format {match[1].decode()}, this version of pdlcheck reads format {FORMAT}")
+    return match.end(), int(match[3]), match[2].decode()

@@ -1,0 +1,118 @@
+"""A folder of checkpoints: their names, how one is added atomically, which ones are kept.
+
+A file has its final name only once all of it is on the disk. Until then it is a temporary file that its writer holds
+locked; the lock goes with the process, however that ends, so that the next writer can tell what was left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+from pathlib import Path
+
+from pdlcheck.primitives.checkpoint.container import Refused, verify, whole
+
+__all__ = ["intact", "path_of", "remove_stale", "step_of", "stored", "tidy", "write"]
+
+_NAME = re.compile(r"step_(\d{12})\.ckpt")
+_TEMPORARY = re.compile(r"\.step_\d{12}\.ckpt\.[0-9a-f]{8}\.tmp")
+_CHUNK = 2**24
+
+
+def path_of(folder: Path, step: int) -> Path:
+    return folder / f"step_{step:012d}.ckpt"
+
+
+def step_of(path: Path) -> int | None:
+    """The step in the name of a checkpoint; None for other files."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def stored(folder: Path) -> list[Path]:
+    """Everything that is called like a checkpoint, newest step first."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    return [folder / name for name in sorted(names, reverse=True) if _NAME.fullmatch(name)]
+
+
+def intact(folder: Path, before: Path | None = None) -> dict[str, str]:
+    """Name and digest of the intact checkpoints, newest first; only earlier steps than that of ``before``, if any."""
+    found, limit = {}, None if before is None else step_of(before)
+    for path in stored(folder):
+        if limit is None or (step_of(path) or 0) < limit:
+            with contextlib.suppress(Refused):
+                found[path.name] = verify(path)[0]
+    return found
+
+
+def write(path: Path, content: list[bytes]) -> None:
+    """Make ``path`` hold ``content``, on the disk, or raise and leave everything as it was."""
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sync_folder(path.parent.parent)
+    descriptor, temporary = _locked(path)
+    try:
+        for part in content:
+            view = memoryview(part)
+            while view:
+                view = view[os.write(descriptor, view[:_CHUNK]) :]
+        os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    _sync_folder(path.parent)
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove the temporary files whose writers are gone."""
+    for name in os.listdir(folder) if folder.is_dir() else []:
+        if not _TEMPORARY.fullmatch(name):
+            continue
+        with contextlib.suppress(OSError):  # it was renamed, removed by another one, or is being written
+            descriptor = os.open(folder / name, os.O_RDWR)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(folder / name)
+            finally:
+                os.close(descriptor)
+
+
+def tidy(written: Path, keep: int) -> None:
+    """Remove what is older than the ``keep`` newest whole ones up to ``written``, and what killed writers left behind.
+
+    Later steps are left alone.
+    """
+    remove_stale(written.parent)
+    kept = 0
+    for path in stored(written.parent):
+        if path.name > written.name:
+            continue
+        if kept < keep:
+            kept += whole(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> tuple[int, Path]:
+    """A new temporary file beside ``path``, which this process has locked."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:  # otherwise another writer took it for stale before it was locked
+            return descriptor, temporary
+        os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,261 @@
+"""Reading a checkpoint back, on as many ranks as wrote it or on another number."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pdlcheck.errors import CheckpointError
+from pdlcheck.primitives.checkpoint.container import Refused, read
+from pdlcheck.primitives.checkpoint.fitting import describe, require_fit, require_stateful, state_of
+from pdlcheck.primitives.checkpoint.folder import intact
+from pdlcheck.primitives.checkpoint.ranks import Ranks, ranks_of
+from pdlcheck.primitives.checkpoint.streams import derive_streams, restore_streams
+from pdlcheck.primitives.checkpoint.tree import Node, Tensors, decode, difference, encode
+
+__all__ = ["latest_checkpoint", "load_checkpoint"]
+
+Reshard = Callable[[list[Any], int, int], Any]
+
+
+def latest_checkpoint(folder: str | os.PathLike[str], *, group: dist.ProcessGroup | None = None) -> Path | None:
+    """The checkpoint of the latest step that is intact on every rank. Call it on every rank.
+
+    Every file is read and its digest compared; torn and foreign files are passed over.
+
+    Args:
+        folder: where :func:`save_checkpoint` wrote, or where each rank finds its copy; it need not exist.
+        group: process group; ``None`` is the default group, or this process alone if there is none.
+
+    Returns:
+        The file in this rank's folder, of the same name and contents on every rank; None if no rank finds one.
+
+    Raises:
+        CheckpointError: ranks find some, but none that all of them do: to start anew would lose them.
+
+    Example:
+        >>> print(latest_checkpoint("nothing/here"))
+        None
+
+    Source: as :func:`save_checkpoint`.
+    """
+    who = ranks_of("latest_checkpoint", group)
+    everyone = who.together(lambda: intact(Path(folder)))
+    name = _common(everyone)
+    if name is not None:
+        return Path(folder) / name
+    if any(everyone):
+        newest = "; ".join(f"rank {r}: {next(iter(found), 'none')}" for r, found in enumerate(everyone))
+        reason = f"no checkpoint in {folder} is intact on every rank ({newest}); all ranks must see the same files"
+        raise CheckpointError(f"latest_checkpoint: {reason}", path=str(folder), reason=reason, previous=None, rank=0)
+    return None
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    ignore: Collection[str] = (),
+    reshard: Mapping[str, Reshard] | None = None,
+    group: dist.ProcessGroup | None = None,
+    **objects: Any,
+) -> int:
+    """Put back what :func:`save_checkpoint` wrote, so that training goes on bit for bit. Call it on every rank.
+
+    All or nothing, on all ranks or none: the file's digest is compared before it is unpickled, everything is compared
+    with the objects before one of them is touched, and afterwards each object must hold what the file holds; where one
+    rank finds something wrong, all raise the same and hold what they held before. This costs a copy of the state.
+
+    On another number of ranks, what was equal on all ranks is loaded by each, rank r takes the random streams of rank
+    r, and ranks that are new get streams that follow from those of rank 0 and their number. What differed from rank
+    to rank needs a rule in ``reshard``.
+
+    Args:
+        path: the file; each rank reads its own copy, of the same contents.
+        ignore: names in the file that are not wanted, such as ``["optimizer"]`` to evaluate; ``"rng"`` are the streams.
+        reshard: for a name, ``rule(states, rank, world_size)`` makes the state of a rank from those of all ranks that
+            wrote; called if their number is another one. ``lambda states, rank, world_size: states[0]`` takes the
+            first's.
+        group: process group; ``None`` is the default group, or this process alone if there is none.
+        objects: what to load into, by the names that they were saved under.
+
+    Returns:
+        The number of steps taken, as it was given to :func:`save_checkpoint`.
+
+    Raises:
+        CheckpointError: the file is missing, torn, changed, of another format, or no checkpoint, on any rank; names the
+            newest earlier one that is intact.
+        ValueError: the file is of another model, optimizer or kind of object, or holds other names; ranks differ in it
+            and their number is another one; an object does not hold after ``load_state_dict`` what the file holds.
+        TypeError: an object without ``load_state_dict``.
+
+    Example:
+        >>> import tempfile
+        >>> from pdlcheck.primitives import save_checkpoint
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> def interrupted():
+        ...     model = torch.nn.Linear(1, 1)
+        ...     path = save_checkpoint(folder.name, 7, model=model)
+        ...     saved, drawn = model.weight.item(), torch.rand(1).item()
+        ...     torch.nn.init.zeros_(model.weight)
+        ...     step = load_checkpoint(path, model=model)
+        ...     return step, model.weight.item() == saved, torch.rand(1).item() == drawn
+        >>> world.run(interrupted, world_size=2)
+        [(7, True, True), (7, True, True)]
+        >>> folder.cleanup()
+
+    Source: as :func:`save_checkpoint`.
+    """
+    require_stateful("load_checkpoint", objects)
+    who, file = ranks_of("load_checkpoint", group), Path(path)
+    payload = _read(who, file)
+    states: dict[str, tuple[Node, Tensors]] = {}
+    streams: list[Any] = []
+    own = who.rank if who.rank < payload["world_size"] else 0
+
+    def prepare() -> None:
+        states.update(_fitting(who, file, payload, objects, ignore, reshard or {}))
+        streams.append(decode(payload["ranks"][own]["rng"], payload["tensors"]))
+
+    who.together(prepare)
+    before: dict[str, Any] = {}
+    try:
+        who.together(lambda: _apply(objects, states, before))
+    except Exception:
+        for name, state in before.items():
+            _put(objects[name], state)
+        raise
+    if "rng" not in ignore:
+        if own == who.rank:
+            restore_streams(streams[0])
+        else:
+            derive_streams(streams[0], who.rank)
+    return int(payload["step"])
+
+
+def _common(everyone: list[dict[str, str]]) -> str | None:
+    """The newest name that every rank found, with the same digest."""
+    return next((name for name, digest in everyone[0].items() if all(r.get(name) == digest for r in everyone)), None)
+
+
+def _read(who: Ranks, path: Path) -> dict[str, Any]:
+    """The payload, where all ranks read the same one."""
+    payload: dict[str, Any] = {}
+
+    def attempt() -> tuple[str | None, str | None]:
+        try:
+            digest, found = read(path)
+        except Refused as refused:
+            return None, str(refused)
+        payload.update(found)
+        return digest, None
+
+    told = who.together(attempt)
+    refused = {rank: why for rank, (_, why) in enumerate(told) if why is not None}
+    digests = [digest for digest, _ in told]
+    if not refused and len(set(digests)) == 1:
+        return payload
+    if refused:
+        rank, reason = next(iter(refused.items()))
+        if len(refused) < who.world_size:
+            reason += f" (on rank {', '.join(map(str, refused))} of {who.world_size})"
+    else:
+        rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+        reason = f"is not the same file on rank 0 and rank {rank}"
+    name = _common(who.together(lambda: intact(path.parent, before=path)))
+    previous = None if name is None else str(path.parent / name)
+    raise CheckpointError(
+        f"load_checkpoint: {path} {reason}; nothing was loaded; "
+        + ("there is no earlier one" if previous is None else f"{previous} is intact: load that"),
+        path=str(path),
+        reason=reason,
+        previous=previous,
+        rank=rank,
+    )
+
+
+def _fitting(
+    who: Ranks,
+    path: Path,
+    payload: dict[str, Any],
+    objects: Mapping[str, Any],
+    ignore: Collection[str],
+    reshard: Mapping[str, Reshard],
+) -> dict[str, tuple[Node, Tensors]]:
+    """The state for each object, found to fit it. Nothing is touched."""
+    saved = payload["about"]
+    holds = ", ".join(map(repr, sorted(saved)))
+    for name in objects:
+        if name not in saved:
+            raise ValueError(f"{path} holds no {name!r}; it holds {holds}")
+    for name in [*ignore, *reshard]:
+        if name not in saved and name != "rng":
+            raise ValueError(f"ignore or reshard names {name!r}, which {path} does not hold; it holds {holds}")
+    for name in saved:
+        if name not in objects and name not in ignore:
+            raise ValueError(f"{path} also holds {name!r}: pass {name}=..., or ignore=[{name!r}] to do without")
+    about = describe(objects)
+    states = {}
+    for name, held in objects.items():
+        node, tensors = states[name] = _state_for(who, path, payload, name, reshard.get(name))
+        require_fit(name, held, about[name], saved[name], node, tensors)
+    return states
+
+
+def _state_for(
+    who: Ranks, path: Path, payload: dict[str, Any], name: str, rule: Reshard | None
+) -> tuple[Node, Tensors]:
+    """What this rank is to hold as ``name``."""
+    nodes, tensors = [nodes[name] for nodes in payload["ranks"]], payload["tensors"]
+    if len(nodes) == who.world_size:
+        return nodes[who.rank], tensors
+    if rule is not None:
+        made: Tensors = {}
+        state = rule([decode(node, tensors) for node in nodes], who.rank, who.world_size)
+        return encode(state, made, name), made
+    for rank, node in enumerate(nodes):
+        differs = difference(node, nodes[0], name)
+        if differs:
+            raise ValueError(
+                f"{path} was written by {len(nodes)} ranks that differ in {name} (on rank {rank}, {differs} if it were "
+                f"rank 0's); it cannot be re-sharded to {who.world_size}: resume on {len(nodes)} ranks, or pass "
+                f"reshard={{{name!r}: rule}}"
+            )
+    return nodes[0], tensors
+
+
+def _apply(objects: Mapping[str, Any], states: dict[str, tuple[Node, Tensors]], before: dict[str, Any]) -> None:
+    """Load every object and look whether it then holds what it was given; ``before`` is how to undo it."""
+    for name, (node, tensors) in states.items():
+        held = objects[name]
+        before[name] = copy.deepcopy(state_of(held))
+        state = decode(node, tensors)
+        if isinstance(held, nn.Module):
+            state = OrderedDict(state)
+            with contextlib.suppress(AttributeError):
+                vars(state)["_metadata"] = before[
+                    name
+                ]._metadata  # versions of the modules' formats; the model is the same
+        try:
+            _put(held, state)
+        except Exception as error:
+            raise ValueError(f"{name} does not take its state: {type(error).__name__}: {error}") from error
+    for name, (node, _) in states.items():
+        differs = difference(encode(state_of(objects[name]), {}, name), node, name)
+        if differs:
+            raise ValueError(f"{name} does not hold what the checkpoint holds after load_state_dict: {differs}")
+
+
+def _put(held: Any, state: Any) -> None:
+    if isinstance(held, torch.Generator):
+        held.set_state(state["stream"])
+    else:
+        held.load_state_dict(state)

@@ -1,0 +1,98 @@
+"""A training loop that goes on where the last checkpoint was written, however often it is killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from pdlcheck.errors import CheckpointError
+from pdlcheck.primitives.arguments import require_at_least
+from pdlcheck.primitives.checkpoint.container import Refused, verify
+from pdlcheck.primitives.checkpoint.fitting import require_stateful
+from pdlcheck.primitives.checkpoint.folder import stored, tidy
+from pdlcheck.primitives.checkpoint.load import Reshard, latest_checkpoint, load_checkpoint
+from pdlcheck.primitives.checkpoint.ranks import ranks_of
+from pdlcheck.primitives.checkpoint.save import save_checkpoint
+
+__all__ = ["resumable_steps"]
+
+
+def resumable_steps(
+    folder: str | os.PathLike[str],
+    *,
+    steps: int,
+    save_every: int,
+    keep: int = 3,
+    reshard: Mapping[str, Reshard] | None = None,
+    group: dist.ProcessGroup | None = None,
+    **objects: Any,
+) -> Iterator[int]:
+    """The numbers of the steps that remain, from the newest checkpoint that all ranks can read.
+
+    Loads it before the first number, and saves after every ``save_every``-th step and after the last one. A process
+    that is killed in between and started again, by torchrun or by hand, takes the same steps as one that is not: the
+    same bits on the same number of ranks. Seed the random streams before the call: there is no checkpoint at first.
+
+    Args:
+        folder: where checkpoints are and will be.
+        steps: number of steps to take in all.
+        save_every: steps between checkpoints.
+        keep, reshard, group, objects: as in :func:`save_checkpoint` and :func:`load_checkpoint`.
+
+    Returns:
+        An iterator of ints; the body of the loop takes that step on every rank.
+
+    Raises:
+        ValueError: ``steps`` below 0, ``save_every`` below 1; what :func:`load_checkpoint` raises.
+        CheckpointError: there are checkpoints, but none that is intact on every rank.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> def train(until):
+        ...     model, taken = torch.nn.Linear(1, 1), []
+        ...     for step in resumable_steps(folder.name, steps=6, save_every=2, model=model):
+        ...         if step == until:
+        ...             break                        # killed
+        ...         taken.append(step)
+        ...     return taken
+        >>> world.run(train, 3, world_size=2), world.run(train, None, world_size=2)
+        ([[0, 1, 2], [0, 1, 2]], [[2, 3, 4, 5], [2, 3, 4, 5]])
+        >>> folder.cleanup()
+
+    Source: torchrun's elastic restarts; "on failures, the workers resume from the last checkpoint".
+    """
+    require_at_least("resumable_steps", "steps", steps, 0)
+    require_at_least("resumable_steps", "save_every", save_every, 1)
+    require_at_least("resumable_steps", "keep", keep, 1)
+    require_stateful("resumable_steps", objects)
+
+    def remaining() -> Iterator[int]:
+        path = latest_checkpoint(folder, group=group)
+        who = ranks_of("resumable_steps", group)
+        if path is None:
+            who.together(lambda: _require_empty(Path(folder)))
+        start = 0 if path is None else load_checkpoint(path, reshard=reshard, group=group, **objects)
+        if path is not None:  # what a writer that was killed could not do any more
+            found = path
+            who.together(lambda: tidy(found, keep), on=0)
+        for step in range(start, steps):
+            yield step
+            if (step + 1) % save_every == 0 or step + 1 == steps:
+                save_checkpoint(folder, step + 1, keep=keep, group=group, **objects)
+
+    return remaining()
+
+
+def _require_empty(folder: Path) -> None:
+    """Starting anew must not pass over files that somebody could still mend."""
+    for path in stored(folder):
+        try:
+            verify(path)
+        except Refused as refused:
+            reason = f"{path} {refused}, and no other checkpoint is intact; move them away to start anew"
+            raise CheckpointError(reason, path=str(path), reason=reason, previous=None) from None

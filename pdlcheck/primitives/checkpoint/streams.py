@@ -1,0 +1,51 @@
+"""The random streams of a rank: torch on the CPU and on CUDA devices, Python's ``random``, numpy's global one."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["capture_streams", "derive_streams", "restore_streams"]
+
+
+def capture_streams() -> dict[str, Any]:
+    """The state of every stream, as tensors and numbers; without CUDA's as long as this process has not used it."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if used else [],
+        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+        "numpy": [
+            str(kind),
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
+    }
+
+
+def restore_streams(state: dict[str, Any]) -> None:
+    """Put every stream where :func:`capture_streams` found it. Devices that are not here are left out."""
+    version, words, gauss = state["python"]
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available():
+        for device, stream in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(stream, device)
+
+
+def derive_streams(state: dict[str, Any], rank: int) -> None:
+    """Start streams for a rank that the checkpoint does not know, from those of its first rank and ``rank``."""
+    mixed = hashlib.sha256(state["torch"].numpy().tobytes() + f" rank {rank}".encode()).digest()
+    random.seed(mixed)
+    np.random.seed(np.frombuffer(mixed, dtype=np.uint32))
+    torch.manual_seed(int.from_bytes(mixed[:7], "little"))

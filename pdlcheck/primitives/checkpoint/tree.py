@@ -1,0 +1,123 @@
+"""State dicts as trees whose tensors are named by their contents.
+
+What two ranks both hold is then stored once, and a tree is small enough to be sent around.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Node", "Tensors", "decode", "difference", "encode"]
+
+Node = tuple[str, Any]
+Tensors = dict[str, Tensor]
+
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+_MAPPINGS: dict[str, Callable[[Any], Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+
+
+def encode(value: object, tensors: Tensors, where: str) -> Node:
+    """``value`` as a tree; the tensors in it are put into ``tensors``, which holds them until they change.
+
+    Raises:
+        TypeError: names the first thing that ``weights_only=True`` would not load, or not as it was.
+    """
+    if isinstance(value, Tensor):
+        return "tensor", _store(value, tensors, where)
+    if isinstance(value, np.ndarray):
+        return "ndarray", _store(_tensor_of(value, where), tensors, where)
+    if isinstance(value, dict) and type(value).__name__ in _MAPPINGS:
+        for key in value:
+            if type(key) not in _VALUES:
+                raise TypeError(f"{where} has a key of type {type(key).__name__}, a checkpoint takes str and numbers")
+        nodes = [(key, encode(held, tensors, f"{where}[{key!r}]")) for key, held in value.items()]
+        return type(value).__name__, nodes
+    if type(value) in (list, tuple):
+        nodes_ = [encode(held, tensors, f"{where}[{i}]") for i, held in enumerate(value)]  # type: ignore[arg-type,var-annotated]  # a list or tuple
+        return type(value).__name__, nodes_
+    if type(value) in _VALUES or isinstance(value, np.float64):
+        return "value", float(value) if isinstance(value, np.float64) else value
+    raise TypeError(
+        f"{where} is of type {type(value).__name__}; a checkpoint holds tensors, arrays, dicts, lists, tuples, "
+        "numbers and strings, which can be read with weights_only=True"
+    )
+
+
+def decode(node: Node, tensors: Tensors) -> Any:
+    """The value of a tree. Every tensor is a copy of its own: two that were equal must not become one."""
+    kind, held = node
+    if kind == "tensor":
+        return tensors[held].clone()
+    if kind == "ndarray":
+        return tensors[held].clone().numpy()
+    if kind in _MAPPINGS:
+        return _MAPPINGS[kind]({key: decode(child, tensors) for key, child in held})
+    if kind in ("list", "tuple"):
+        children = [decode(child, tensors) for child in held]
+        return children if kind == "list" else tuple(children)
+    return held
+
+
+def difference(found: Node, expected: Node, where: str) -> str | None:
+    """The first place where two trees differ, in words; None where they are equal bit for bit."""
+    kind, held = expected
+    mappings = found[0] in _MAPPINGS and kind in _MAPPINGS
+    if found[0] != kind and not mappings:
+        return f"{where} is {_kind(found)}, it should be {_kind(expected)}"
+    if mappings:
+        there, wanted = dict(found[1]), dict(held)
+        for key in wanted:
+            if key not in there:
+                return f"{where}[{key!r}] is missing"
+        for key in there:
+            if key not in wanted:
+                return f"{where}[{key!r}] should not be there"
+        pairs = [(there[key], wanted[key], f"{where}[{key!r}]") for key in wanted]
+    elif kind in ("list", "tuple"):
+        if len(found[1]) != len(held):
+            return f"{where} has {len(found[1])} entries, it should have {len(held)}"
+        pairs = [(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(found[1], held, strict=True))]
+    elif kind in ("tensor", "ndarray"):
+        return None if found[1] == held else f"{where} holds other values"
+    else:
+        same = type(found[1]) is type(held) and repr(found[1]) == repr(held)
+        return None if same else f"{where} is {found[1]!r}, it should be {held!r}"
+    return next((text for text in (difference(*pair) for pair in pairs) if text), None)
+
+
+def _kind(node: Node) -> str:
+    return repr(node[1]) if node[0] == "value" else f"a {node[0]}"
+
+
+def _store(tensor: Tensor, tensors: Tensors, where: str) -> str:
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+        raise TypeError(
+            f"{where} is a {type(tensor).__name__}; a checkpoint takes plain tensors: a lazy one needs a forward pass "
+            "first, a sharded one torch.distributed.checkpoint"
+        )
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        kind = "on the meta device" if tensor.is_meta else f"{tensor.layout}, {tensor.dtype}"
+        raise TypeError(f"{where} is a tensor {kind}; a checkpoint takes dense tensors that hold values")
+    held = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if held.untyped_storage().nbytes() != held.nbytes:
+        held = held.clone()  # it is a view, and would be saved with all that it is a view of
+    flat = held.contiguous().view(-1) if held.dim() else held.reshape(1)
+    digest = hashlib.sha256(f"{held.dtype} {tuple(held.shape)} ".encode())  # strides may differ where bits do not
+    digest.update(flat.view(torch.uint8).numpy().data)
+    name = digest.hexdigest()
+    tensors[name] = held
+    return name
+
+
+def _tensor_of(array: Any, where: str) -> Tensor:
+    try:
+        return torch.from_numpy(array.copy())
+    except TypeError:
+        raise TypeError(f"{where} is an array of {array.dtype}, which torch has no dtype for") from None

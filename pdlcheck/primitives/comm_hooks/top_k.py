@@ -1,0 +1,175 @@
+"""Only the largest entries travel; what stays behind is added to the next gradient."""
+
+# No `from __future__ import annotations`: DDP compares the hooks' annotations with the types themselves.
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pdlcheck.primitives.arguments import members
+from pdlcheck.primitives.comm_hooks.bucket import Bucket
+from pdlcheck.primitives.comm_hooks.residuals import Residuals
+from pdlcheck.primitives.flat import sum_dtype
+
+__all__ = ["TopKState", "top_k"]
+
+ALIGNMENT = 16  # bytes: a part of a message can be read as numbers of any dtype
+
+
+class TopKState:
+    """What :func:`top_k` keeps between steps, on each rank its own.
+
+    Args:
+        module: what DDP wraps; its parameters have residuals by name.
+        ratio: the part of each parameter's entries that travels, above 0 and at most 1; at least one entry does.
+        error_feedback: keep what did not travel and add it to the next gradient. Without, it is lost, and training
+            follows another gradient.
+        group: process group; ``None`` is the default group. That of DDP.
+
+    Raises:
+        TypeError: ``module`` is no module, or has complex parameters.
+        ValueError: ``ratio`` is outside (0, 1]; no parameter requires a gradient.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        ratio: float = 0.01,
+        error_feedback: bool = True,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+            raise ValueError(f"TopKState needs a ratio above 0 and at most 1, got ratio={ratio!r}")
+        self.residuals = Residuals("TopKState", module)
+        self.ratio = ratio
+        self.error_feedback = error_feedback
+        self.group = group
+
+    def entries(self, numel: int) -> int:
+        """How many of ``numel`` entries travel."""
+        return min(numel, max(1, math.ceil(self.ratio * numel)))
+
+    def scale_residuals(self, factor: float) -> None:
+        """Multiply what is kept: by the ratio of the scales, when a loss scaler changes its own."""
+        self.residuals.scale(factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For this rank's checkpoint; plain values and tensors, so that ``weights_only=True`` reads it."""
+        who = members("TopKState", self.group)
+        return {"rank": who.rank, "world_size": who.world_size, "residuals": self.residuals.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what this rank saved.
+
+        Raises:
+            ValueError: it was saved on another rank or world size, or for another model.
+        """
+        self.residuals.require_place(state, self.group)
+        self.residuals.load_state_dict(state["residuals"])
+
+
+def top_k(state: TopKState, bucket: Bucket) -> torch.futures.Future[Tensor]:
+    """The mean over ranks of each rank's largest entries: of its gradient and of what it has not sent before.
+
+    Each rank sends, of each parameter, the entries of largest magnitude with their places, in one all_gather a bucket;
+    all ranks add them up in the order of the ranks, so that replicas stay equal bit for bit. For each rank and entry,
+    what was sent so far plus the residual is the sum of the gradients so far, up to the round-off of one addition a
+    step. Which bucket a parameter is in does not matter. float16 and bfloat16 gradients are kept, sent and summed in
+    float32, and rounded once.
+
+    A parameter whose gradient is zero on this rank sends nothing and keeps its residual: where it is zero or None on
+    every rank, DDP may drop what arrives. Where the result has a NaN or inf, every rank gets it, so that a loss scaler
+    skips the step everywhere, and keeps the residuals of this bucket from before the step.
+
+    Bytes that a rank sends: about ``ratio * numel * (itemsize + 4)`` to each other one; a ring all_reduce takes
+    ``2 * numel * itemsize``. So it pays where ``ratio * world_size`` is well below 1.
+
+    Args:
+        state: made on every rank with the same arguments.
+        bucket: what DDP hands to its hook.
+
+    Returns:
+        A future of the bucket's buffer with the mean in it.
+
+    Raises:
+        TypeError: ``state`` is no :class:`TopKState`.
+        ValueError: the bucket has a parameter that the state's module does not have.
+
+    Example:
+        >>> from torch import nn
+        >>> from torch.nn.parallel import DistributedDataParallel
+        >>> def step():
+        ...     ddp = DistributedDataParallel(nn.Linear(4, 1, bias=False))
+        ...     ddp.register_comm_hook(TopKState(ddp.module, ratio=0.25), top_k)
+        ...     ddp(torch.tensor([[4.0, 3.0, 2.0, 1.0]])).sum().backward()
+        ...     first = ddp.module.weight.grad.tolist()
+        ...     ddp.zero_grad()
+        ...     ddp(torch.tensor([[4.0, 3.0, 2.0, 1.0]])).sum().backward()
+        ...     return first, ddp.module.weight.grad.tolist()
+        >>> world.run(step, world_size=2)[0]
+        ([[4.0, 0.0, 0.0, 0.0]], [[0.0, 6.0, 0.0, 0.0]])
+
+    Source: A. Aji and K. Heafield, "Sparse communication for distributed gradient descent", EMNLP (2017); S. Stich, J.
+    Cordonnier, M. Jaggi, "Sparsified SGD with memory", NeurIPS (2018).
+    """
+    if not isinstance(state, TopKState):
+        raise TypeError(f"top_k takes a TopKState as its state, got {type(state).__name__}")
+    who = members("top_k", state.group)
+    buffer, parameters, grads = bucket.buffer(), bucket.parameters(), bucket.gradients()
+    dtype = sum_dtype(buffer.dtype)
+    values, places, rests = [], [], []
+    start = 0
+    for parameter, grad in zip(parameters, grads, strict=True):
+        before = state.residuals.of(parameter)
+        flat = grad.detach().reshape(-1).to(dtype)
+        used = torch.linalg.vector_norm(flat) != 0  # true for NaN
+        whole = flat + before
+        chosen = whole.abs().topk(state.entries(len(whole)), sorted=False).indices
+        values.append(torch.where(used, whole[chosen], 0))
+        places.append(chosen + start)
+        rest = whole.index_fill(0, chosen, 0)
+        rests.append((torch.where(used, rest, whole), before))
+        start += len(whole)
+    sent = torch.cat(values)
+    message = _packed(sent, torch.cat(places).to(torch.int32 if start < 2**31 else torch.int64))
+    everyone = list(message.new_empty(who.world_size, len(message)))
+    work: Any = dist.all_gather(everyone, message, group=state.group, async_op=True)
+
+    def add_up(done: torch.futures.Future[Any]) -> Tensor:
+        done.value()  # raises what the operation raised
+        total = torch.zeros(start, dtype=dtype, device=buffer.device)
+        for row in everyone:
+            theirs, where = _unpacked(row, sent, start)
+            total.index_add_(0, where, theirs)
+        total /= who.world_size
+        finite = torch.isfinite(total).all()
+        if state.error_feedback:
+            for parameter, (rest, before) in zip(parameters, rests, strict=True):
+                state.residuals.keep(parameter, torch.where(finite, rest, before))
+        for grad, mean in zip(grads, torch.split(total, [grad.numel() for grad in grads]), strict=True):
+            grad.copy_(mean.view(grad.shape))
+        return buffer
+
+    future: torch.futures.Future[Tensor] = work.get_future().then(add_up)
+    return future
+
+
+def _packed(values: Tensor, places: Tensor) -> Tensor:
+    """One message of bytes; its length lets the next one in a buffer be read as numbers."""
+    parts = [values.view(torch.uint8), places.view(torch.uint8)]
+    rest = -sum(map(len, parts)) % ALIGNMENT
+    return torch.cat([*parts, parts[0].new_zeros(rest)])
+
+
+def _unpacked(row: Tensor, like: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+    dtype = torch.int32 if numel < 2**31 else torch.int64
+    cut = like.nbytes
+    places = row[cut : cut + len(like) * dtype.itemsize]
+    if cut % dtype.itemsize:
+        places = places.clone()
+    return row[:cut].view(like.dtype), places.view(dtype)

@@ -1,0 +1,7 @@
+"""A model on several devices: by replicas in one process, or by a replica in each process."""
+
+from pdlcheck.primitives.data_parallel.distributed import DistributedDataParallel
+from pdlcheck.primitives.data_parallel.memory import WorkerMemory, memory_by_worker
+from pdlcheck.primitives.data_parallel.replicated import DataParallel
+
+__all__ = ["DataParallel", "DistributedDataParallel", "WorkerMemory", "memory_by_worker"]

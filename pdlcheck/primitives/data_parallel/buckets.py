@@ -1,0 +1,214 @@
+"""Which gradients travel together: flat buffers, with a view for each parameter and room for flags."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+__all__ = ["Bucket", "GradBucket", "assign_buckets"]
+
+# A parameter fires once in a backward pass, or a few times with a static graph. Passes that nobody synchronises, of the
+# bare module, must not fill the memory.
+FIRED_AT_MOST = 1000
+
+# Elements from which a gradient is brought into the buffer at once, while the caches hold it and before the next one
+# needs memory; smaller ones wait for the bucket, as a call for each would cost more.
+LARGE = 2**14
+
+# Elements that a buffer is filled up to a multiple of, so that the pieces of an all-reduce begin at cache lines.
+ALIGNED = 64
+
+
+class Bucket:
+    """Parameters of one dtype on one device, their gradients side by side in one buffer.
+
+    The buffer ends with flags, because a message of their own would cost more than their bytes: one for each parameter
+    (a rank has a gradient for it), one that is 0 unless a rank lacks a gradient, one that is 0 unless a rank is in
+    trouble. Sums of flags are 0 only where every flag was, in any dtype.
+
+    Args:
+        index: place among the buckets; they are reduced in this order on every rank.
+        params: in the order in which their gradients are expected.
+        dtype: in which the gradients are summed.
+    """
+
+    def __init__(self, index: int, params: Sequence[Parameter], dtype: torch.dtype) -> None:
+        self.index = index
+        self.params = list(params)
+        sizes = [p.numel() for p in params]
+        total = sum(sizes)
+        room = -(-(total + len(sizes) + 2) // ALIGNED) * ALIGNED
+        self.whole = torch.zeros(room, dtype=dtype, device=params[0].device)
+        self.flat, self.tail = self.whole[:total], self.whole[total : total + len(sizes) + 2]
+        self.plain_tail = torch.tensor([*[1.0] * len(sizes), 0.0, 0.0], dtype=dtype, device=self.whole.device)
+        self.views = [_view(piece, p) for piece, p in zip(torch.split(self.flat, sizes), params, strict=True)]
+        self.is_large = [size >= LARGE for size in sizes]
+        self.taken = [False] * len(sizes)
+        self.has_taken = False
+        self.is_whole = True
+        self.ready: deque[Parameter] = deque(maxlen=FIRED_AT_MOST * len(sizes))
+        self.early: list[Parameter] = []
+        self.expected = len(sizes)
+        self.launched_at = 0
+        self.grads: list[Tensor | None] = []
+        self.pending: torch.futures.Future[Tensor] | torch.distributed.Work | None = None
+
+    def begin(self) -> None:
+        """A backward pass begins; what fired before counts as used, but not as final."""
+        if self.pending is not None:  # a pass that an error ended
+            self.pending.wait()
+            self.pending = None
+        self.early = list(self.ready)
+        self.ready.clear()
+        self.expected = len(self.params)
+        self.taken = [False] * len(self.params)
+        self.has_taken = False
+
+    def is_complete(self, *, repeats: bool) -> bool:
+        """All gradients that are expected are final. ``repeats``: a parameter fires as often as it did before."""
+        fired = len(self.ready)
+        return fired == self.expected and (repeats or len(set(map(id, self.ready))) == fired)
+
+    def take(self, place: int, scale: float, *, as_view: bool) -> None:
+        """Bring one gradient, which is final, into the buffer, times ``scale``."""
+        param, view = self.params[place], self.views[place]
+        grad = param.grad
+        assert grad is not None  # it was accumulated just now
+        if grad.shape != view.shape:
+            return  # the parameter was resized; to fill the bucket will fail
+        if grad is view:
+            view.mul_(scale)
+        elif grad.dtype != view.dtype:
+            view.copy_(grad).mul_(scale)
+        else:
+            torch.mul(grad, scale, out=view)
+            if as_view:
+                param.grad = view  # gives the memory of the gradient back
+        self.taken[place] = self.has_taken = True
+
+    def fill(self, scale: float, *, trouble: bool, empty: bool = False) -> None:
+        """Bring the gradients that were not taken into the buffer, and the flags. ``empty``: this rank has none."""
+        self.grads = [None if empty else p.grad for p in self.params]
+        self.is_whole = not any(grad is None for grad in self.grads)  # `in` would compare tensors
+        if self.is_whole and not self.has_taken:
+            torch._foreach_copy_(self.views, self._whole_grads())  # copies nothing where the gradient is the view
+            if scale != 1:
+                self.flat.mul_(scale)
+        else:
+            self._fill_left(scale, empty=empty)
+        self.tail.copy_(self.plain_tail)
+        if trouble or not self.is_whole:
+            flags = [*(grad is not None for grad in self.grads), not self.is_whole, trouble]
+            self.tail.copy_(torch.tensor(flags))
+
+    def give(self, used: Sequence[float] | None, *, as_view: bool) -> None:
+        """Give every parameter its reduced gradient; None stays None where no rank ``used`` it (None: all did)."""
+        if self.is_whole and as_view:
+            for param, view in zip(self.params, self.views, strict=True):
+                param.grad = view
+        elif self.is_whole:
+            torch._foreach_copy_(self._whole_grads(), self.views)
+        else:
+            assert used is not None  # this rank lacks a gradient itself
+            for param, grad, view, somewhere in zip(self.params, self.grads, self.views, used, strict=True):
+                if not somewhere:
+                    continue
+                if as_view:
+                    param.grad = view
+                elif grad is None:
+                    param.grad = torch.empty_like(param).copy_(view)
+                else:
+                    grad.copy_(view)
+
+    def _whole_grads(self) -> list[Tensor]:
+        return [grad for grad in self.grads if grad is not None]
+
+    def _fill_left(self, scale: float, *, empty: bool) -> None:
+        left = [i for i, taken in enumerate(self.taken) if empty or not taken]
+        held = [(self.views[i], grad) for i in left if (grad := self.grads[i]) is not None]
+        if held:
+            views = [view for view, _ in held]
+            torch._foreach_copy_(views, [grad for _, grad in held])
+            if scale != 1:
+                torch._foreach_mul_(views, scale)
+        for i in left:
+            if self.grads[i] is None:
+                self.views[i].zero_()
+
+
+class GradBucket:
+    """What a communication hook sees of a bucket: the interface of ``torch.distributed.GradBucket``."""
+
+    def __init__(self, bucket: Bucket, *, is_last: bool) -> None:
+        self._bucket, self._is_last, self._buffer = bucket, is_last, bucket.flat
+
+    def index(self) -> int:
+        """Place among the buckets, in the order in which they are reduced."""
+        return self._bucket.index
+
+    def is_last(self) -> bool:
+        """True for the last bucket of the backward pass."""
+        return self._is_last
+
+    def buffer(self) -> Tensor:
+        """The gradients of this rank side by side, not divided by anything."""
+        return self._buffer
+
+    def set_buffer(self, buffer: Tensor) -> None:
+        """Make ``buffer()`` return another tensor, of as many elements."""
+        self._buffer = buffer
+
+    def gradients(self) -> list[Tensor]:
+        """The gradient of each parameter, a view of the buffer."""
+        if self._buffer is self._bucket.flat:
+            return list(self._bucket.views)
+        pieces = torch.split(self._buffer, [p.numel() for p in self._bucket.params])
+        return [_view(piece, p) for piece, p in zip(pieces, self._bucket.params, strict=True)]
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters, in the order of ``gradients()``."""
+        return list(self._bucket.params)
+
+
+def assign_buckets(
+    params: Sequence[Parameter], first_bytes: int, cap_bytes: int, reduce_dtype: torch.dtype | None = None
+) -> list[Bucket]:
+    """Buckets of at least ``cap_bytes`` (the first of a kind ``first_bytes``), as their last parameter was.
+
+    Args:
+        params: in the order in which their gradients become ready.
+        first_bytes: the first bucket is small, so that communication begins early.
+        cap_bytes: a bucket is closed when it holds this much.
+        reduce_dtype: dtype of the buffers for float16 and bfloat16; None is their own.
+    """
+    kinds: dict[tuple[torch.dtype, torch.device], tuple[int, list[int]]] = {}
+    closed: list[tuple[torch.dtype, list[int]]] = []
+    begun = set()
+    for place, param in enumerate(params):
+        low = reduce_dtype is not None and param.dtype in (torch.float16, torch.bfloat16)
+        kind = reduce_dtype if low and reduce_dtype is not None else param.dtype, param.device
+        filled, places = kinds.setdefault(kind, (0, []))
+        places.append(place)
+        filled += param.numel() * kind[0].itemsize
+        kinds[kind] = filled, places
+        if filled >= (cap_bytes if kind in begun else first_bytes):
+            begun.add(kind)
+            closed.append((kind[0], kinds.pop(kind)[1]))
+    closed += [(kind[0], places) for kind, (_, places) in kinds.items()]
+    closed.sort(key=lambda entry: entry[1][-1])
+    return [Bucket(i, [params[p] for p in places], dtype) for i, (dtype, places) in enumerate(closed)]
+
+
+def _view(piece: Tensor, param: Tensor) -> Tensor:
+    """``piece`` with the shape of ``param``, and its strides where they fill the memory without gaps."""
+    sides = sorted((stride, side) for stride, side in zip(param.stride(), param.shape, strict=True) if side > 1)
+    filled = 1
+    for stride, side in sides:
+        if stride != filled:
+            return piece.view(param.shape)
+        filled *= side
+    return piece.as_strided(param.shape, param.stride())

@@ -1,0 +1,110 @@
+"""What was changed in a module since it was wrapped: the hooks and buckets were made for what it held then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+__all__ = ["Wrapped"]
+
+
+class Wrapped:
+    """What ``module`` holds now; later calls say what became different. Cheap, as each step asks.
+
+    Args:
+        module: what is wrapped.
+        ignored: names of parameters and buffers that are none of the wrapper's business.
+    """
+
+    def __init__(self, module: nn.Module, ignored: set[str]) -> None:
+        self._module, self._ignored = module, ignored
+        self.parameters = {n: p for n, p in module.named_parameters() if n not in ignored}
+        self._held = list(self.parameters.values())
+        self._looks = _looks(self._held)
+        self._pointers = self._pointers_now()
+        self._frozen = [p for p in self._held if not p.requires_grad]
+        modules = list(module.modules())
+        self._tables: list[dict[str, object]] = [m._parameters for m in modules]  # type: ignore[misc]  # invariance
+        self._tables += [m._modules for m in modules]  # type: ignore[misc]
+        self._ids = self._ids_now()
+        self._has_buffers = any(m._buffers for m in modules)
+        self._buffers = _kinds(self.buffers())
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers that the module holds now."""
+        if not self._has_buffers:
+            return {}
+        return {n: b for n, b in self._module.named_buffers() if n not in self._ignored}
+
+    def change(self) -> str | None:
+        """The first change to the parameters, in words; None if there is none.
+
+        A parameter that was frozen or replaced gets no gradient, so :meth:`first_change` is asked there again.
+        """
+        is_same = self._ids_now() == self._ids and self._pointers_now() == self._pointers
+        if is_same and not any(p.requires_grad for p in self._frozen):
+            return None
+        change = self.first_change()
+        if change is None:
+            self._ids, self._pointers = self._ids_now(), self._pointers_now()
+        return change
+
+    def first_change(self) -> str | None:
+        """The same, looking at everything."""
+        change = next(self._changes(), None)
+        return None if change is None else f"{change}; wrap the module anew"
+
+    def _ids_now(self) -> list[int]:
+        """Of all parameters and submodules; lists in C, as each step asks."""
+        return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
+
+    def _pointers_now(self) -> list[int]:
+        """Where the parameters lie: elsewhere after a cast, a move, or most resizing."""
+        return [*map(Tensor.data_ptr, self._held)]
+
+    def buffer_change(self, buffers: dict[str, Tensor]) -> str | None:
+        """The first change to names, dtypes and shapes of the buffers, in words."""
+        now = _kinds(buffers)
+        if now == self._buffers:
+            return None
+        for name in [*self._buffers, *now]:
+            before, after = (
+                f"{kinds[name][0]} {tuple(kinds[name][1])}" if name in kinds else "not there"
+                for kinds in (self._buffers, now)
+            )
+            if before != after:
+                return f"buffer {name!r} was {before}, it is {after} now; wrap the module anew"
+        return None  # the same ones in another order
+
+    def _changes(self) -> Iterator[str]:
+        now: dict[str, Parameter] = {n: p for n, p in self._module.named_parameters() if n not in self._ignored}
+        for name, param in self.parameters.items():
+            if name not in now:
+                yield f"parameter {name!r} was removed after wrapping"
+            elif now[name] is not param:
+                yield f"parameter {name!r} was replaced by another one after wrapping"
+        for name in now:
+            if name not in self.parameters:
+                yield f"parameter {name!r} was added after wrapping"
+        for (name, param), before in zip(self.parameters.items(), self._looks, strict=True):
+            requires_grad, dtype, shape, device = before
+            if param.requires_grad != requires_grad:
+                yield f"parameter {name!r} was {'frozen' if requires_grad else 'unfrozen'} after wrapping"
+            if param.dtype != dtype:
+                yield f"parameter {name!r} was cast from {dtype} to {param.dtype} after wrapping"
+            if param.shape != shape:
+                yield f"parameter {name!r} was resized from {tuple(shape)} to {tuple(param.shape)} after wrapping"
+            if param.device != device:
+                yield f"parameter {name!r} was moved from {device} to {param.device} after wrapping"
+
+
+def _looks(params: list[Parameter]) -> list[tuple[bool, torch.dtype, torch.Size, torch.device]]:
+    return [(p.requires_grad, p.dtype, p.shape, p.device) for p in params]
+
+
+def _kinds(buffers: dict[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    return {name: (buffer.dtype, buffer.shape) for name, buffer in buffers.items()}

@@ -1,0 +1,330 @@
+"""A replica in each process whose gradients are those of one process on all samples."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.utils._pytree import tree_map  # what torch's own wrappers walk inputs with
+
+from pdlcheck.primitives.arguments import Members, members, require_state
+from pdlcheck.primitives.data_parallel.agreement import require_alike
+from pdlcheck.primitives.data_parallel.changes import Wrapped
+from pdlcheck.primitives.data_parallel.joining import Shadow
+from pdlcheck.primitives.data_parallel.reducer import Hook, Reducer
+from pdlcheck.primitives.data_parallel.state import broadcast_tensors
+
+__all__ = ["DistributedDataParallel"]
+
+ME = "DistributedDataParallel"
+
+
+class Owner:
+    """The wrapper and the graphs that came from it share one; when the last of them is gone, so are the hooks."""
+
+
+class DistributedDataParallel(nn.Module, Joinable):
+    """Wrap ``module`` so that backward leaves the mean of the gradients over ranks, and replicas stay alike.
+
+    A drop-in for ``torch.nn.parallel.DistributedDataParallel``: same arguments, ``module.`` prefix in the
+    state_dict, ``no_sync()``, ``join()``, ``register_comm_hook``. At construction ranks compare their models and
+    take rank 0's parameters and buffers. Gradients are reduced in buckets while backward is under way, in the
+    order in which they became ready in the first backward pass on rank 0.
+
+    What differs from torch's:
+
+    * Every backward pass through an output is synchronised, also the second one of an iteration, and none of a
+      forward pass in ``no_sync()``, whatever ran in between.
+    * A parameter without a gradient, or a module that was changed after wrapping, is an error at the end of that
+      backward pass, on every rank, that names it; torch's comes with the next forward pass, or never. On devices
+      other than CPU, where the host would have to wait for the answer, only ranks that see it themselves raise.
+    * A parameter that no rank has a gradient for keeps None; with ``find_unused_parameters`` this takes no
+      message of its own.
+    * ``torch.autograd.grad`` does not communicate.
+
+    Args:
+        module: same parameters and buffers (shape, dtype, strides, order) on every rank. Names in its attribute
+            ``_ddp_params_and_buffers_to_ignore`` are left alone.
+        device_ids: one device to which inputs are moved, or None.
+        output_device: accepted as torch does; outputs stay where the module makes them.
+        broadcast_buffers: at construction and at every forward pass outside of ``no_sync()``, take the buffers of
+            rank 0.
+        init_sync: compare models and broadcast at construction; without, the caller must see to it.
+        process_group: None is the default group.
+        bucket_cap_mb: a bucket is closed when it holds this many MiB; None is 25.
+        first_bucket_mb: the same for the first bucket, so that communication begins early.
+        find_unused_parameters: parameters may stay without a gradient in a pass, others on each rank.
+        gradient_as_bucket_view: gradients are views of the buckets, which saves their memory and a copy.
+        static_graph: every pass is like the first one; parameters may be unused, or used several times by
+            re-entrant checkpointing.
+        reduce_dtype: dtype in which float16 and bfloat16 gradients are summed, such as torch.float32; None is
+            their own.
+
+    Raises:
+        TypeError: ``module`` is not a module.
+        ValueError: no parameter requires a gradient; a lazy parameter, a sparse embedding; bucket sizes that are
+            not positive; several devices; models or options that differ between ranks. The same on every rank.
+        RuntimeError: in backward, see above; a second communication hook.
+
+    Example:
+        >>> def step():
+        ...     torch.manual_seed(dist.get_rank())
+        ...     ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+        ...     ddp(torch.tensor([[dist.get_rank() + 1.0]])).sum().backward()
+        ...     return ddp.module.weight.grad.item()
+        >>> world.run(step, world_size=2)
+        [1.5, 1.5]
+
+    Source: S. Li et al., "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 13
+    (2020).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        dim: int = 0,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        *,
+        first_bucket_mb: float = 1.0,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"{ME} takes a torch.nn.Module, got {type(module).__name__}")
+        cap_mb = 25.0 if bucket_cap_mb is None else bucket_cap_mb
+        for name, value in (("bucket_cap_mb", cap_mb), ("first_bucket_mb", first_bucket_mb)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"{ME} needs a positive {name}, got {name}={value!r}")
+        if device_ids is not None and len(device_ids) > 1:
+            raise ValueError(f"{ME} serves one device in a process, got device_ids={device_ids}; start more ranks")
+        if reduce_dtype is not None and not (isinstance(reduce_dtype, torch.dtype) and reduce_dtype.is_floating_point):
+            raise ValueError(f"{ME} sums in a floating dtype, got reduce_dtype={reduce_dtype!r}")
+        who = members(ME, process_group)
+        super().__init__()
+        Joinable.__init__(self)
+        self.module = module
+        self.process_group = who.group
+        self.device_ids = list(device_ids) if device_ids else None
+        self.broadcast_buffers = broadcast_buffers
+        self.find_unused_parameters = find_unused_parameters
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.static_graph = static_graph
+        self.require_backward_grad_sync = True
+        self._who = who
+        self._options: dict[str, Any] = {
+            "broadcast_buffers": broadcast_buffers,
+            "bucket_cap_mb": cap_mb,
+            "find_unused_parameters": find_unused_parameters,
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+            "static_graph": static_graph,
+            "first_bucket_mb": first_bucket_mb,
+            "reduce_dtype": reduce_dtype,
+        }
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        problem = _problem(module, ignored, who, gradient_as_bucket_view, reduce_dtype)
+        if problem is not None and not init_sync:
+            raise ValueError(f"{ME}: {problem}")
+        held: dict[str, Tensor] = {}
+        if problem is None:
+            self._wrapped = Wrapped(module, ignored)
+            held = {**self._wrapped.parameters, **self._wrapped.buffers()}
+        if init_sync:
+            require_alike(ME, held, self._options, problem, who)
+            sent = held if broadcast_buffers else self._wrapped.parameters
+            broadcast_tensors(sent.values(), who.at(0), who.group)
+        trained = {name: param for name, param in self._wrapped.parameters.items() if param.requires_grad}
+        self.device = next(iter(trained.values())).device
+        self._reducer = Reducer(
+            trained,
+            who,
+            self._wrapped.first_change,
+            first_bytes=max(1, int(min(first_bucket_mb, cap_mb) * 2**20)),
+            cap_bytes=max(1, int(cap_mb * 2**20)),
+            reduce_dtype=reduce_dtype,
+            as_view=gradient_as_bucket_view,
+            find_unused=find_unused_parameters,
+            static_graph=static_graph,
+        )
+        self._owner = Owner()
+        weakref.finalize(self._owner, self._reducer.close).atexit = False
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module; what it returns leads to a backward pass that is synchronised, but in ``no_sync()``."""
+        reducer = self._reducer
+        reducer.prepare()
+        syncs = self.require_backward_grad_sync and torch.is_grad_enabled()
+        change = self._wrapped.change() if syncs else None
+        if self._join_config.enable:
+            Join.notify_join_context(self)
+            self._tell(syncs=syncs, buffers=self.require_backward_grad_sync)
+        if self.broadcast_buffers and self.require_backward_grad_sync:
+            self._take_buffers()
+        if self.device_ids is not None:
+            inputs, kwargs = tree_map(self._moved, (inputs, kwargs))
+        output = self.module(*inputs, **kwargs)
+        if syncs:
+            reducer.problems = [] if change is None else [change]
+            if not reducer.expect(output, self._owner) and change is not None:
+                raise RuntimeError(f"{ME}: {change}")
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes of forward passes in this context add to the local gradients only.
+
+        The next backward pass outside averages all that has been added.
+        """
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def register_comm_hook(self, state: object, hook: Hook) -> None:
+        """Reduce each bucket by ``hook(state, bucket)``, which returns a future of the reduced buffer.
+
+        The hook divides by the number of ranks itself. Hooks of ``torch.distributed.algorithms.ddp_comm_hooks``
+        fit. It is called for one bucket after the other in the same order on every rank; what it communicates in
+        callbacks of futures has no such order (see docs/findings/powersgd.md).
+
+        Args:
+            state: given to the hook.
+            hook: takes ``state`` and a bucket with the methods of ``torch.distributed.GradBucket``.
+        """
+        if not callable(hook):
+            raise TypeError(f"{ME}.register_comm_hook takes a function, got {type(hook).__name__}")
+        if self._reducer.hook is not None:
+            raise RuntimeError(f"{ME} has a communication hook already; register one, before the first backward pass")
+        self._reducer.hook = state, hook
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """A context in which ranks may have different numbers of inputs.
+
+        A rank that leaves the context early takes part in the reductions of the others with zeros; at the end all
+        take the model of the rank that trained longest.
+
+        Args:
+            divide_by_initial_world_size: divide by all ranks, or else by those that still have inputs.
+            enable: False is an ordinary context, for inputs that are known to be even.
+            throw_on_early_termination: raise on all ranks as soon as one has no inputs left.
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """For ``torch.distributed.algorithms.join.Join``."""
+        self._divides_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
+        return Shadow(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return self.device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        return self.process_group
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
+        """A wrapper of its own around a copy of the module; nothing is communicated."""
+        if self._reducer.hook is not None:
+            raise TypeError(f"{ME} with a communication hook has state that cannot be copied; copy its .module")
+        return type(self)(
+            copy.deepcopy(self.module, memo),
+            self.device_ids,
+            init_sync=False,
+            process_group=self.process_group,
+            **self._options,
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"{ME} holds a process group, which cannot be pickled; save .module or its state_dict()")
+
+    def _take_buffers(self) -> None:
+        buffers = self._wrapped.buffers()
+        if not buffers:
+            return
+        change = self._wrapped.buffer_change(buffers)
+        if change is not None:
+            raise RuntimeError(f"{ME}: {change}")
+        with torch.no_grad():
+            broadcast_tensors(buffers.values(), self._who.at(self._reducer.authority), self.process_group)
+
+    def _moved(self, value: Any) -> Any:
+        assert self.device_ids is not None
+        return value.to(self.device_ids[0]) if isinstance(value, Tensor) else value
+
+    # -- ranks without inputs -----------------------------------------------------------------------
+
+    def _tell(self, *, syncs: bool = False, buffers: bool = False, joined: bool = False) -> tuple[bool, bool]:
+        """All ranks learn who still has inputs, and what those are about to do."""
+        told = torch.zeros(self._who.world_size + 2, dtype=torch.int64, device=self.device)
+        told[self._who.rank] = not joined
+        told[-2], told[-1] = syncs, buffers
+        dist.all_reduce(told, group=self.process_group)
+        *active, syncing, taking = told.tolist()
+        self._reducer.authority = next(place for place, has_inputs in enumerate(active) if has_inputs)
+        self._reducer.divisor = self._who.world_size if self._divides_by_all else sum(active)
+        return bool(syncing), bool(taking)
+
+    def _shadow_iteration(self) -> None:
+        syncing, taking = self._tell(joined=True)
+        if taking and self.broadcast_buffers:
+            self._take_buffers()
+        if syncing:
+            self._reducer.shadow()
+
+    def _take_final_model(self, is_last_joiner: bool) -> None:
+        last = torch.tensor([self._who.rank if is_last_joiner else -1], device=self.device)
+        dist.all_reduce(last, dist.ReduceOp.MAX, group=self.process_group)
+        held = {**self._wrapped.parameters, **(self._wrapped.buffers() if self.broadcast_buffers else {})}
+        broadcast_tensors(held.values(), self._who.at(int(last)), self.process_group)
+        self._reducer.divisor, self._reducer.authority = self._who.world_size, 0
+
+
+def _problem(
+    module: nn.Module, ignored: set[str], who: Members, as_view: bool, reduce_dtype: torch.dtype | None
+) -> str | None:
+    """What is wrong with the module of this rank."""
+    state = {n: t for n, t in [*module.named_parameters(), *module.named_buffers()] if n not in ignored}
+    try:
+        require_state(ME, state, who.group)
+    except ValueError as error:
+        return str(error).removeprefix(f"{ME} ")
+    trained = {n: p for n, p in module.named_parameters() if n not in ignored and p.requires_grad}
+    if not trained:
+        return f"{type(module).__name__} has no parameter that requires a gradient; use it as it is"
+    for name, part in module.named_modules():
+        if getattr(part, "sparse", False) and isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            return f"embedding {name!r} makes sparse gradients; build it with sparse=False"
+    if as_view and reduce_dtype is not None:
+        for name, param in trained.items():
+            if param.dtype in (torch.float16, torch.bfloat16) and param.dtype != reduce_dtype:
+                return (
+                    f"the gradient of {name!r}, {param.dtype}, cannot be a view of a bucket of {reduce_dtype}; "
+                    "pass gradient_as_bucket_view=False"
+                )
+    return None

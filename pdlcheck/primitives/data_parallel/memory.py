@@ -1,0 +1,143 @@
+"""What each worker of DataParallel holds: the first one holds more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pdlcheck.primitives.data_parallel.replicated import DataParallel
+
+__all__ = ["WorkerMemory", "memory_by_worker"]
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """Bytes that one worker holds in a training step.
+
+    Args:
+        worker: its number; 0 is the one whose device holds the module.
+        device: its device.
+        parameters: parameters and buffers, the module's or the copy's.
+        gradients: of the parameters, as backward made them.
+        activations: what forward kept for backward, parameters excluded; for the first worker with what putting the
+            outputs together and the loss kept.
+        peak: highest number of bytes allocated on the device in the step, as torch counts on CUDA; None elsewhere.
+            Workers on one device have it in common.
+    """
+
+    worker: int
+    device: str
+    parameters: int
+    gradients: int
+    activations: int
+    peak: int | None
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.activations
+
+
+def memory_by_worker(
+    replicated: DataParallel, loss: Callable[[Any], Tensor], *args: Any, **kwargs: Any
+) -> list[WorkerMemory]:
+    """Take one forward and one backward pass, and measure what each worker holds in it.
+
+    Memory that several tensors share counts once. The first worker's device also holds the outputs of all workers, the
+    loss, and the state of the optimizer, which is not counted here: twice the parameters for Adam.
+
+    Args:
+        replicated: gradients of its module are set to None before and after.
+        loss: of the gathered output; must be a scalar.
+        args, kwargs: a batch.
+
+    Returns:
+        One entry for each worker that had samples.
+
+    Raises:
+        TypeError: ``replicated`` is no DataParallel of pdlcheck.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        >>> first, other = memory_by_worker(DataParallel(net, workers=2), lambda y: y.square().mean(), torch.ones(8, 4))
+        >>> first.parameters == other.parameters, first.activations - other.activations
+        (True, 128)
+
+    The 128 bytes are the gathered output, 8 samples of 4 numbers, which ``square`` keeps for backward.
+
+    Source: "How parallel training works in PyTorch" (2024); "Quick primer on distributed
+    training" (2020).
+    """
+    if not isinstance(replicated, DataParallel):
+        raise TypeError(f"memory_by_worker takes a DataParallel of pdlcheck, got {type(replicated).__name__}")
+    module, devices = replicated.module, replicated.devices
+    module.zero_grad(set_to_none=True)
+    on_cuda = sorted({device for device in devices if device.type == "cuda"}, key=str)
+    for device in on_cuda:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    counts = [_Count() for _ in devices]
+
+    def watch(worker: int, replica: nn.Module) -> AbstractContextManager[object]:
+        counts[worker].look_at(replica)
+        return counts[worker].saved()
+
+    with counts[0].saved():
+        loss(replicated.watched(args, kwargs, watch)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    for device in on_cuda:
+        torch.cuda.synchronize(device)
+    counts[0].gradients = _nbytes(p.grad for p in module.parameters())
+    module.zero_grad(set_to_none=True)
+    return [
+        WorkerMemory(
+            worker,
+            str(device),
+            parameters=sum(count.parameters.values()),
+            gradients=count.gradients,
+            activations=sum(count.kept.values()),
+            peak=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        )
+        for worker, (device, count) in enumerate(zip(devices, counts, strict=True))
+        if count.parameters or count.kept
+    ]
+
+
+@dataclass
+class _Count:
+    """Bytes by memory, so that what is shared counts once; the tensors stay alive, so that no address comes twice."""
+
+    parameters: dict[int, int] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
+    gradients: int = 0
+    alive: list[Tensor] = field(default_factory=list)
+
+    def look_at(self, replica: nn.Module) -> None:
+        for tensor in chain(replica.parameters(), replica.buffers()):
+            storage = tensor.untyped_storage()
+            self.parameters[storage.data_ptr()] = storage.nbytes()
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(self._add)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    @contextmanager
+    def saved(self) -> Iterator[None]:
+        with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor):
+            yield
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.parameters:
+            self.kept[storage.data_ptr()] = storage.nbytes()
+            self.alive.append(tensor)
+        return tensor
+
+    def _add(self, grad: Tensor) -> None:
+        self.gradients += grad.nbytes
+
+
+def _nbytes(tensors: Iterator[Tensor | None]) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -1,0 +1,310 @@
+"""Gradients become means over ranks while the backward pass is under way.
+
+A hook of each parameter notes that its gradient is final; the hook of the parameter that is expected last in its
+bucket starts the reduction. Hooks cost time in each step, so all but those are ``deque.append``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Variable
+from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
+
+from pdlcheck.primitives.arguments import Members
+from pdlcheck.primitives.data_parallel.agreement import raise_together
+from pdlcheck.primitives.data_parallel.buckets import Bucket, GradBucket, assign_buckets
+from pdlcheck.primitives.data_parallel.outputs import parameters_behind, tensors_in
+
+__all__ = ["Hook", "Reducer"]
+
+Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
+
+
+class Reducer:
+    """Reduces the gradients of ``params`` over a group in buckets, in the same order on every rank.
+
+    Args:
+        params: by name, in the same order on every rank; they require gradients.
+        who: the ranks.
+        explain: says what was changed in the module since it was wrapped.
+        first_bytes, cap_bytes, reduce_dtype: as in :func:`assign_buckets`.
+        as_view: gradients are views of the buckets after the pass.
+        find_unused: parameters may stay without a gradient.
+        static_graph: every pass is like the first one.
+    """
+
+    def __init__(
+        self,
+        params: dict[str, Parameter],
+        who: Members,
+        explain: Callable[[], str | None],
+        *,
+        first_bytes: int,
+        cap_bytes: int,
+        reduce_dtype: torch.dtype | None,
+        as_view: bool,
+        find_unused: bool,
+        static_graph: bool,
+    ) -> None:
+        self.names = {id(param): name for name, param in params.items()}
+        self.params = list(params.values())
+        self.who = who
+        self.divisor = who.world_size
+        self.authority = 0
+        self.problems: list[str] = []
+        self.hook: tuple[Any, Hook] | None = None
+        self.is_rebuilt = False
+        self._make = partial(assign_buckets, first_bytes=first_bytes, cap_bytes=cap_bytes, reduce_dtype=reduce_dtype)
+        self._explain = explain
+        self._as_view, self._find_unused, self._static_graph = as_view, find_unused, static_graph
+        self._fires: Counter[int] | None = None  # how often a parameter fires in a pass of a static graph
+        self._reached: set[int] | None = None  # what the outputs depend on, where that was looked up
+        self._order: list[Parameter] = []
+        self._expecting = False
+        self._pass: Callable[[], object] = _no_pass
+        self._next = 0
+        self._handles: list[RemovableHandle] = []
+        self._use(self._make(self.params[::-1]))
+
+    def prepare(self) -> None:
+        """A forward pass begins: forget what backward passes that were not synchronised have left."""
+        if self._pass() is None:
+            self._expecting = False
+            for bucket in self.buckets:
+                bucket.ready.clear()
+            self._order.clear()
+
+    def expect(self, output: object, owner: object) -> bool:
+        """The backward pass through ``output`` is to be synchronised; False if it holds no tensor with a graph.
+
+        The graph keeps ``owner`` alive, whose end removes the hooks.
+        """
+        tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        if self._find_unused and not self._static_graph:
+            self._reached = (self._reached or set()) | parameters_behind(tensors)
+        begins = [tensor for tensor in tensors if tensor.grad_fn is not None]
+        for tensor in begins:
+            tensor.register_hook(partial(self._begin, owner))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._expecting = not begins
+        return bool(begins)
+
+    def shadow(self) -> None:
+        """Take part in the reductions of one backward pass of the others, with nothing of its own."""
+        self.prepare()
+        self._start()
+        self._finish(joined=True)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # -- hooks ------------------------------------------------------------------------------------
+
+    def _use(self, buckets: list[Bucket]) -> None:
+        """Take these buckets, and put the hooks that serve them on the parameters."""
+        self.close()
+        self.buckets = buckets
+        for bucket in buckets:
+            last = bucket.params[-1]
+            for place, param in enumerate(bucket.params):
+                if not self.is_rebuilt:
+                    hook: Callable[[Parameter], None] = partial(self._note_order, bucket)
+                elif bucket.is_large[place]:
+                    hook = partial(self._take, bucket, place)
+                elif param is last or self._find_unused:
+                    hook = partial(self._note, bucket)
+                else:
+                    hook = bucket.ready.append
+                register: Any = param.register_post_accumulate_grad_hook  # torch leaves it untyped
+                self._handles.append(register(hook))
+
+    def _note_order(self, bucket: Bucket, param: Parameter) -> None:
+        self._order.append(param)
+        self._note(bucket, param)
+
+    def _note(self, bucket: Bucket, param: Parameter) -> None:
+        bucket.ready.append(param)
+        if self._pass() is None:
+            if not self._expecting:
+                return
+            self._begin()
+        if not (self._static_graph and self._fires is None):
+            self._advance()
+
+    def _take(self, bucket: Bucket, place: int, param: Parameter) -> None:
+        once = self._fires is None or self._fires[id(param)] == 1
+        if once and self._pass() is not None and not self.problems and not bucket.taken[place]:
+            with torch.no_grad():
+                bucket.take(place, 1.0 if self.hook else 1 / self.divisor, as_view=self._as_view)
+        self._note(bucket, param)
+
+    def _begin(self, owner: object = None, grad: Tensor | None = None) -> None:
+        """A backward pass begins that is to be synchronised; the engine calls back when it has ended.
+
+        The engine alone keeps that callback alive: where an error ends the pass, it is gone.
+        """
+        if self._pass() is not None:
+            return
+
+        def end() -> None:
+            self._pass = _no_pass
+            self._expecting = False
+            if any(bucket.ready or bucket.early for bucket in self.buckets):  # else it was torch.autograd.grad
+                self._finish()
+
+        Variable._execution_engine.queue_callback(end)
+        self._pass = weakref.ref(end)
+        self._start()
+
+    # -- one pass ---------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._next = 0
+        for bucket in self.buckets:
+            bucket.begin()
+            if self._fires is not None:
+                bucket.expected = sum(self._fires[id(param)] for param in bucket.params)
+            elif self._reached is not None:
+                bucket.expected = sum(id(param) in self._reached for param in bucket.params)
+
+    def _advance(self) -> None:
+        """Reduce the next buckets that are complete; the last one waits until the pass has ended."""
+        while self._next < len(self.buckets) - 1:
+            bucket = self.buckets[self._next]
+            if not bucket.is_complete(repeats=self._fires is not None):
+                return
+            self._launch(bucket)
+
+    def _launch(self, bucket: Bucket, *, joined: bool = False) -> None:
+        self._next += 1
+        bucket.launched_at = len(bucket.ready)
+        trouble = bool(self.problems)
+        with torch.no_grad():
+            scale = 1.0 if self.hook else 1 / self.divisor
+            try:
+                bucket.fill(scale, trouble=trouble, empty=joined or trouble)
+            except RuntimeError:  # shapes do not fit
+                change = self._explain()
+                if change is None:
+                    raise
+                self.problems = [change]
+                bucket.fill(scale, trouble=True, empty=True)
+            if self.hook is not None:
+                state, hook = self.hook
+                bucket.pending = hook(state, GradBucket(bucket, is_last=bucket is self.buckets[-1]))
+            else:
+                bucket.pending = self.who.group.allreduce([bucket.whole])
+            if self._as_view and bucket.is_whole:  # now, as the next step is to wait
+                bucket.give(None, as_view=True)
+
+    @torch.no_grad()
+    def _finish(self, *, joined: bool = False) -> None:
+        """The pass has ended: reduce the buckets that are left, and give the parameters their gradients."""
+        if not joined:
+            self.problems += self._found_wrong()
+        while self._next < len(self.buckets):
+            self._launch(self.buckets[self._next], joined=joined)
+        problems, self.problems = self.problems, []
+        self._reached = None
+        for bucket in self.buckets:
+            self._wait(bucket)
+        if self.hook is not None:
+            self._reduce_flags()
+        # elsewhere than on CPU, the host would have to wait for the device
+        agrees = self._find_unused or all(bucket.whole.device.type == "cpu" for bucket in self.buckets)
+        trouble = bool(problems)
+        for bucket in self.buckets:
+            used = None
+            if agrees or not bucket.is_whole:
+                *used, _, troubled = bucket.tail.real.tolist()
+                trouble = trouble or (agrees and bool(troubled))
+            if not (joined or trouble or (self._as_view and bucket.is_whole)):
+                bucket.give(used, as_view=self._as_view)
+            bucket.grads = []
+        if trouble and agrees:
+            raise_together("DistributedDataParallel", problems, self.who)
+        elif trouble:
+            raise RuntimeError(f"DistributedDataParallel: on this rank, {problems[0]}")
+        if not self.is_rebuilt:
+            self._rebuild()
+
+    def _wait(self, bucket: Bucket) -> None:
+        assert bucket.pending is not None
+        pending, bucket.pending = bucket.pending, None
+        value: Any = pending.wait()
+        if self.hook is not None:
+            reduced = value[0] if isinstance(value, list | tuple) else value
+            if not isinstance(reduced, Tensor):
+                raise TypeError(f"the communication hook's future holds {type(reduced).__name__}, not a tensor")
+            if reduced.data_ptr() != bucket.flat.data_ptr() or reduced.dtype != bucket.flat.dtype:
+                bucket.flat.copy_(reduced.view(-1))
+
+    def _reduce_flags(self) -> None:
+        """A hook reduces gradients only; the flags of all buckets follow in one message."""
+        tails = [bucket.tail for bucket in self.buckets]
+        flags = torch.cat([tail.real.float().to(tails[0].device) for tail in tails])
+        dist.all_reduce(flags, group=self.who.group)
+        for tail, summed in zip(tails, torch.split(flags, [tail.numel() for tail in tails]), strict=True):
+            tail.copy_(summed)
+
+    def _found_wrong(self) -> list[str]:
+        """What makes the gradients of this pass wrong, as this rank sees it."""
+        if self.problems:
+            return []
+        for place, bucket in enumerate(self.buckets):
+            late = list(bucket.ready)[bucket.launched_at :] if place < self._next else []
+            if not self._static_graph and len(bucket.ready) > len(bucket.params):
+                late += [p for p, times in Counter(bucket.ready).items() if times > 1]
+            if late:
+                return [
+                    f"parameter {self.names[id(late[0])]!r} got a gradient after it was taken as final: it is used "
+                    "several times in one backward pass, as by re-entrant checkpointing, or outside of what forward "
+                    "returned; pass static_graph=True if every pass is alike"
+                ]
+        enough = [
+            len(bucket.ready) >= (bucket.expected if self._fires else len(bucket.params)) for bucket in self.buckets
+        ]
+        if all(enough):
+            return []
+        change = self._explain()
+        if change is not None:
+            return [change]
+        if self._find_unused or self._static_graph:
+            return []
+        fired = {id(param) for bucket in self.buckets for param in [*bucket.ready, *bucket.early]}
+        unused = [name for key, name in self.names.items() if key not in fired]
+        if not unused:
+            return []
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        return [
+            f"parameter {unused[0]!r}{more} got no gradient in this backward pass; pass "
+            "find_unused_parameters=True, or static_graph=True if every pass is alike"
+        ]
+
+    def _rebuild(self) -> None:
+        """Order the buckets as the gradients became ready in this pass, as the authority among the ranks saw it."""
+        self.is_rebuilt = True
+        places = {id(param): place for place, param in enumerate(self.params)}
+        if self._static_graph:
+            self._fires = Counter(id(param) for param in self._order)
+        seen = [*dict.fromkeys(places[id(param)] for param in reversed(self._order))][::-1]
+        left = [place for place in reversed(range(len(self.params))) if place not in set(seen)]
+        order = torch.tensor([*seen, *left], device=self.params[0].device)
+        dist.broadcast(order, self.who.at(self.authority), group=self.who.group)
+        self._order.clear()
+        self._use(self._make([self.params[place] for place in order.tolist()]))
+
+
+def _no_pass() -> None:
+    return None

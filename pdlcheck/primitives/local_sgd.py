@@ -1,0 +1,303 @@
+"""Local SGD: every rank steps alone, and the ranks average their models after every k-th step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pdlcheck.primitives.agreement import require_agreement
+from pdlcheck.primitives.arguments import Members, members, named_state, require_at_least, require_state
+from pdlcheck.primitives.averages import averages
+from pdlcheck.primitives.optimizer_state import AveragedState, optimizer_parameters
+from pdlcheck.primitives.sync import broadcast_parameters, broadcast_tensors, sync_shares
+
+__all__ = ["LocalSGD"]
+
+FORMAT = 1  # of a state_dict
+
+
+class LocalSGD:
+    """Steps with an optimizer; after every ``sync_every``-th step the ranks replace their models by the mean model.
+
+    One message a round, where each of ``k`` synchronous steps has one. What is kept and what is lost:
+
+    - ``sync_every=1`` takes the steps of synchronous SGD for SGD with or without momentum, weight decay and Nesterov's
+      look-ahead, whatever ``momentum`` is but ``"reset"``: all of that is linear in the gradient. Not for Adam, whose
+      step is not: there the mean of the ranks' steps is not the step of the mean gradient.
+    - The sum of the models over the ranks is the same before and after a round.
+    - With ``momentum="keep"`` each rank goes on with the momentum of its own gradients: nothing is sent, replicas
+      drift apart faster, and are equal in their weights alone. ``"average"`` averages momentum, and Adam's moments, as
+      well: replicas are equal in all but their counts of steps; two or three times the bytes. Adam's second moment is
+      then the mean of the ranks' squares, at least the square of the mean. ``"reset"`` drops all state, so that every
+      round starts as the first step did.
+
+    Ranks may have different numbers of steps: the one that has no more calls :meth:`finish` (or leaves the ``with``
+    block) and takes part in the others' rounds, with the model that it has, until all have finished. A round divides
+    by the number of all ranks. Every rank must finish; then all hold the same model.
+
+    With ``synchronous_steps=n`` it is post-local SGD: the first n steps are those of synchronous SGD, with the mean
+    gradient over the ranks that have not finished, and the rounds begin after. With ``node_group`` it is hierarchical:
+    the ranks of a node are one replica, with synchronised gradients in each step, and rounds join the nodes.
+
+    Args:
+        optimizer: of ``model``; every rank makes its own, of the same kind.
+        model: same structure on every rank; starts with the weights and buffers of the group's first rank.
+        sync_every: steps between two rounds; ``None`` is no round but those of :meth:`finish`.
+        synchronous_steps: so many steps come first.
+        momentum: ``"keep"``, ``"average"`` or ``"reset"`` the state of the optimizer in a round.
+        buffers: ``"broadcast"`` those of the group's first rank in a round, ``"average"`` or ``"keep"`` them. Only
+            equal integers can be averaged where the ranks' steps are uneven: their mean is exact or an error.
+        group: process group; ``None`` is the default group.
+        node_group: the part of ``group`` that this rank belongs to; every rank of ``group`` is in one such part.
+
+    Raises:
+        TypeError, ValueError: on every rank alike. ``sync_every`` below 1, unknown policies; the optimizer has a
+            parameter that the model has not; ranks differ in their model, optimizer or arguments; node groups that
+            overlap or leave a rank out.
+
+    Example:
+        >>> def train():
+        ...     model = torch.nn.Linear(1, 1, bias=False)
+        ...     with LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, sync_every=4) as local:
+        ...         for step in range(dist.get_rank() * 3 + 5):    # 5 steps on rank 0, 8 on rank 1
+        ...             model.zero_grad()
+        ...             model(torch.ones(2, 1)).sub(1).square().mean().backward()
+        ...             local.step()
+        ...     return model.weight.item()
+        >>> len(set(world.run(train, world_size=2)))
+        1
+
+    Source: S. Stich, "Local SGD converges fast and communicates little", ICLR (2019); momentum policies as in
+    J. Wang et al., "SlowMo", ICLR (2020); post-local and hierarchical local SGD: T. Lin et al., "Don't use large
+    mini-batches, use local SGD", ICLR (2020).
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        *,
+        sync_every: int | None,
+        synchronous_steps: int = 0,
+        momentum: Literal["average", "keep", "reset"] = "keep",
+        buffers: Literal["average", "broadcast", "keep"] = "broadcast",
+        group: dist.ProcessGroup | None = None,
+        node_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        caller = type(self).__name__
+        self._who = members(caller, group)
+        self._settings = {
+            "sync_every": sync_every,
+            "synchronous_steps": synchronous_steps,
+            "momentum": momentum,
+            "buffers": buffers,
+        }
+
+        def facts() -> dict[str, object]:
+            _require_settings(caller, self._settings)
+            if node_group is not None:
+                members(caller, node_group)
+            return {**self._settings, **_shape_of(caller, model, optimizer, self._who)}
+
+        require_agreement(caller, self._who, facts)
+        self._node = None if node_group is None else members(caller, node_group)
+        _require_nodes(caller, self._who, self._node)
+        self.optimizer = optimizer
+        self.model = model
+        self._sync_every = sync_every
+        self._synchronous_steps = synchronous_steps
+        self._momentum = momentum
+        self._buffer_policy = buffers
+        self._parameters, self._buffers = named_state(caller, model)
+        self._held = {**self._parameters, **self._buffers}
+        self._state = AveragedState(optimizer, self._who)
+        self._taken = 0
+        self._since_round = 0
+        broadcast_parameters(model, src=self._who.at(0), group=self._who.group)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self.optimizer.zero_grad()
+
+    def step(self, take: Callable[[], object] | None = None) -> bool:
+        """Take a step with this rank's gradients; join the other ranks where a round is due.
+
+        Args:
+            take: takes the step itself; ``None`` is ``optimizer.step``. With a loss scaler
+                ``lambda: scaler.step(optimizer)``: a step that it skips must be counted too.
+
+        Returns:
+            True if the ranks' weights are equal now: after a round, and after each synchronous step.
+
+        Raises:
+            ValueError: on every rank alike: some rank's model has other parameters than when it was wrapped; buffers
+                or integers that have no mean.
+        """
+        return self._advance(self.optimizer.step if take is None else take, is_active=True)[0]
+
+    def finish(self, take: Callable[[], object] | None = None) -> None:
+        """Take part in the rounds of the others until every rank has called this; then all models are equal.
+
+        Training may go on afterwards, for another epoch: the next round is ``sync_every`` steps away.
+
+        Args:
+            take: as in :meth:`step`; a finished rank takes the synchronous steps, and those of its node, with the
+                gradients of the others. Whoever steps a scheduler as well does it here too.
+        """
+        while self._advance(self.optimizer.step if take is None else take, is_active=False)[1]:
+            pass
+        self._since_round = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank is in its rounds. The model and the optimizer are saved on their own, by each rank.
+
+        After a round, and with ``momentum="average"``, all ranks hold the same, and one file serves them all.
+        """
+        return {
+            "format": FORMAT,
+            "kind": type(self).__name__,
+            **self._settings,
+            "taken": self._taken,
+            "since_round": self._since_round,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was saved. Every rank calls it.
+
+        Raises:
+            ValueError: on every rank alike: it was saved by another class, version, or with other arguments.
+        """
+        caller = f"{type(self).__name__}.load_state_dict"
+
+        def facts() -> dict[str, object]:
+            self._require_mine(caller, state)
+            return {}
+
+        require_agreement(caller, self._who, facts)
+        self._taken, self._since_round = state["taken"], state["since_round"]
+
+    def _require_mine(self, caller: str, state: Mapping[str, Any]) -> None:
+        expected = {name: value for name, value in self.state_dict().items() if name in ("format", "kind")}
+        for name, value in {**expected, **self._settings}.items():
+            if name not in state or state[name] != value:
+                found = repr(state[name]) if name in state else "nothing"
+                raise ValueError(
+                    f"{caller} needs a state with {name}={value!r}, got {found}; make it as the one that was saved"
+                )
+
+    def _advance(self, take: Callable[[], object], *, is_active: bool) -> tuple[bool, bool]:
+        """One step, or what a finished rank does beside a step of others.
+
+        Returns:
+            Whether the ranks are equal now, and whether any of them is still at work, as far as this one can know.
+        """
+        is_synchronous = self._taken < self._synchronous_steps
+        together = self._who if is_synchronous else self._node
+        is_stepping = is_active
+        if together is not None:
+            is_stepping = sync_shares(self._trainable(), float(is_active), group=together.group) > 0
+        if is_stepping:
+            take()
+            self._taken += 1
+        if is_synchronous:
+            return True, is_stepping
+        self._since_round += is_stepping
+        if is_stepping and (self._sync_every is None or self._since_round < self._sync_every):
+            return False, True
+        return True, self._round(is_active)
+
+    def _round(self, is_active: bool) -> bool:
+        """All ranks meet; returns whether any of them is still at work."""
+        caller = type(self).__name__
+        averaged = self._held if self._buffer_policy == "average" else self._parameters
+        is_new = self._momentum == "average" and self._state.is_new()
+        tail = [float(is_active), float(self._since_round), float(is_new), float(self._is_changed())]
+        means, sums = averages(caller, averaged, self._who.world_size, self._who.group, tail=tail)
+        working, steps, somewhere_new, changed = sums
+        if changed:
+            raise ValueError(
+                f"{caller} found other parameters than those that it was made for on {changed:.0f} of "
+                f"{self._who.world_size} ranks; change the model first, make its optimizer, then {caller}"
+            )
+        self._since_round = 0
+        if steps:
+            self._take_over(means)
+            if self._buffer_policy == "broadcast" and self._buffers:
+                broadcast_tensors(list(self._buffers.values()), self._who.at(0), self._who.group)
+            if self._momentum == "average":
+                self._state.average(somewhere_new=bool(somewhere_new))
+            elif self._momentum == "reset":
+                self.optimizer.state.clear()
+        return bool(working)
+
+    def _take_over(self, means: Mapping[str, Tensor]) -> None:
+        """What the mean of the ranks' models becomes."""
+        for name, mean in means.items():
+            self._held[name].detach().copy_(mean)
+
+    def _trainable(self) -> list[Tensor]:
+        return [parameter for parameter in self._parameters.values() if parameter.requires_grad]
+
+    def _is_changed(self) -> bool:
+        now = dict(self.model.named_parameters())
+        return [*now] != [*self._parameters] or any(now[name] is not p for name, p in self._parameters.items())
+
+
+def _require_settings(caller: str, settings: Mapping[str, Any]) -> None:
+    if settings["sync_every"] is not None:
+        require_at_least(caller, "sync_every", settings["sync_every"], 1)
+    require_at_least(caller, "synchronous_steps", settings["synchronous_steps"], 0)
+    for name, known in (("momentum", ("average", "keep", "reset")), ("buffers", ("average", "broadcast", "keep"))):
+        if settings[name] not in known:
+            words = ", ".join(map(repr, known[:-1])) + f" and {known[-1]!r}"
+            raise ValueError(f"{caller} knows {name} {words}, got {settings[name]!r}")
+
+
+def _shape_of(caller: str, model: nn.Module, optimizer: Optimizer, who: Members) -> dict[str, object]:
+    """What ranks must have alike, once it is right on its own."""
+    parameters, buffers = named_state(caller, model)
+    require_state(caller, {**parameters, **buffers}, who.group)
+    if not parameters:
+        raise ValueError(f"{caller} got a model without parameters: {type(model).__name__}; there is nothing to train")
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"{caller} takes a torch.optim.Optimizer first, got {type(optimizer).__name__}")
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    held = [names.get(id(parameter)) for parameter in optimizer_parameters(optimizer)]
+    if None in held:
+        raise ValueError(
+            f"{caller} got an optimizer of another model: its parameter {held.index(None)} is not one of the model's; "
+            "make it from model.parameters(), after the last change of the model"
+        )
+    return {
+        "model": {name: (tuple(t.shape), str(t.dtype)) for name, t in {**parameters, **buffers}.items()},
+        "kind of optimizer": type(optimizer).__name__,
+        "order of the optimizer's parameters": held,
+    }
+
+
+def _require_nodes(caller: str, who: Members, node: Members | None) -> None:
+    """The parts that ranks belong to must be a partition of the group."""
+    parts: list[Any] = [None] * who.world_size
+    dist.all_gather_object(parts, None if node is None else node.ranks, who.group)
+    if all(part is None for part in parts):
+        return
+    seen: list[int] = sorted(rank for part in {*parts} for rank in part or ())
+    if None in parts or seen != sorted(who.ranks):
+        listed = ", ".join(f"rank {who.at(place)}: {part}" for place, part in enumerate(parts))
+        raise ValueError(
+            f"{caller} needs every rank of the group in one node_group, the same for all ranks of a node; got {listed}"
+        )

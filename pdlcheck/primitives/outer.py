@@ -1,0 +1,138 @@
+"""DiLoCo: local SGD whose rounds are steps of an outer optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from pdlcheck.primitives.agreement import require_agreement
+from pdlcheck.primitives.flat import sum_dtype
+from pdlcheck.primitives.local_sgd import LocalSGD
+
+__all__ = ["DiLoCo"]
+
+OUTER = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
+
+
+class DiLoCo(LocalSGD):
+    """Local SGD with momentum between the rounds: an outer optimizer steps the way that the ranks went on average.
+
+    Every rank keeps the reference, the model of the last round. In a round ``reference - mean model`` is the gradient
+    of the reference, the outer optimizer takes a step with it, and every rank goes on from there. The message is that
+    of :class:`LocalSGD`; beside it two more copies of the model in memory, the reference and the outer momentum, equal
+    on every rank, in float32 where the model has less.
+
+    - An outer SGD with ``lr=1`` and no momentum is :class:`LocalSGD`, up to round-off.
+    - With ``sync_every=1`` and an inner SGD of rate ``a`` without momentum, the outer gradient is ``a`` times the mean
+      gradient: it is synchronous SGD with the outer momentum and the rate ``a * lr``.
+    - Between rounds a rank's weights are its own, and its inner momentum stays so (``momentum="keep"``, as in the
+      paper).
+    - Frozen parameters and buffers are what they are in :class:`LocalSGD`.
+
+    Args:
+        optimizer, model, sync_every, momentum, buffers, group, node_group: as in :class:`LocalSGD`; ``optimizer`` is
+            the inner one. A rank that has finished counts as one that did not move.
+        outer: makes the outer optimizer from the parameters of the reference; the same on every rank.
+
+    Raises:
+        TypeError, ValueError: as :class:`LocalSGD`; also where ranks have different outer optimizers.
+
+    Example:
+        >>> def train():
+        ...     model = torch.nn.Linear(1, 1, bias=False)
+        ...     with DiLoCo(torch.optim.SGD(model.parameters(), lr=0.1), model, sync_every=2) as diloco:
+        ...         for step in range(100):
+        ...             model.zero_grad()
+        ...             model(torch.ones(2, 1)).sub(dist.get_rank()).square().mean().backward()
+        ...             diloco.step()
+        ...     return round(model.weight.item(), 2)
+        >>> world.run(train, world_size=2)
+        [0.5, 0.5]
+
+    Source: A. Douillard et al., "DiLoCo: Distributed low-communication training of language models", arXiv:2311.08105
+    (2023).
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        *,
+        sync_every: int | None,
+        outer: Callable[..., Optimizer] = OUTER,
+        momentum: Literal["average", "keep", "reset"] = "keep",
+        buffers: Literal["average", "broadcast", "keep"] = "broadcast",
+        group: dist.ProcessGroup | None = None,
+        node_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            model,
+            sync_every=sync_every,
+            momentum=momentum,
+            buffers=buffers,
+            group=group,
+            node_group=node_group,
+        )
+        self._reference = {
+            name: nn.Parameter(parameter.detach().to(sum_dtype(parameter.dtype), copy=True))
+            for name, parameter in self._parameters.items()
+            if parameter.requires_grad
+        }
+
+        def facts() -> dict[str, object]:
+            self.outer = outer(list(self._reference.values()))
+            if not isinstance(self.outer, Optimizer):
+                raise TypeError(f"DiLoCo takes outer as a maker of an optimizer, it made {type(self.outer).__name__}")
+            return {"outer optimizer": f"{type(self.outer).__name__}({_settings_of(self.outer)})"}
+
+        require_agreement("DiLoCo", self._who, facts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As that of :class:`LocalSGD`, and the reference and the outer optimizer, which are equal on every rank."""
+        reference = {name: parameter.detach().clone() for name, parameter in self._reference.items()}
+        return {**super().state_dict(), "reference": reference, "outer": self.outer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was saved. Every rank calls it.
+
+        Raises:
+            ValueError: on every rank alike, before anything is changed: as :meth:`LocalSGD.load_state_dict`; or the
+                reference is that of another model.
+        """
+        super().load_state_dict(state)
+        with torch.no_grad():
+            for name, parameter in self._reference.items():
+                parameter.copy_(state["reference"][name])
+        self.outer.load_state_dict(dict(state["outer"]))
+
+    def _require_mine(self, caller: str, state: Mapping[str, Any]) -> None:
+        super()._require_mine(caller, state)
+        saved = {name: tuple(tensor.shape) for name, tensor in state["reference"].items()}
+        mine = {name: tuple(tensor.shape) for name, tensor in self._reference.items()}
+        if saved != mine:
+            wrong = sorted(name for name in {*saved, *mine} if saved.get(name) != mine.get(name))[0]
+            raise ValueError(
+                f"{caller} got the reference of another model: {wrong!r} has shape {saved.get(wrong)} there and "
+                f"{mine.get(wrong)} here; load the model that it was saved with"
+            )
+
+    def _take_over(self, means: Mapping[str, Tensor]) -> None:
+        """The outer step."""
+        super()._take_over({name: mean for name, mean in means.items() if name not in self._reference})
+        for name, reference in self._reference.items():
+            reference.grad = reference.detach() - means[name]
+        self.outer.step()
+        super()._take_over({name: reference.detach() for name, reference in self._reference.items()})
+
+
+def _settings_of(optimizer: Optimizer) -> str:
+    """The options of its first group, in one line."""
+    options = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+    return ", ".join(f"{name}={value}" for name, value in sorted(options.items()))

@@ -1,0 +1,85 @@
+"""What ranks of a pipeline must know of one another: found out together, so that all go on or all raise the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["Agreement", "Header", "first_error"]
+
+ERRORS = {"TypeError": TypeError, "ValueError": ValueError}
+
+
+@dataclass(frozen=True)
+class Header:
+    """What one rank knows at the start of a step; None is what it does not know.
+
+    Args:
+        n_samples: in the batch: rank 0 knows it by the inputs, the last rank by the targets.
+        weight: how much the batch counts, on the last rank.
+        new: the forms of messages have to be found out anew.
+        failed: this rank cannot take the step.
+        differ: numbers of samples, where ranks know unequal ones.
+    """
+
+    n_samples: int | None = None
+    weight: float | None = None
+    new: bool = False
+    failed: bool = False
+    differ: tuple[int, int] | None = None
+
+
+class Agreement:
+    """One small all_reduce over the pipeline at the start of a step, under way while the first pass is computed.
+
+    Args:
+        own: what this rank knows.
+        group: the ranks of the pipeline; None where there is only this process.
+        device: that the group's backend can take.
+    """
+
+    def __init__(self, own: Header, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        self._own = own
+        n, weight = own.n_samples, own.weight
+        values = [
+            -1.0 if n is None else n,
+            -math.inf if n is None else -n,
+            -1.0 if weight is None else weight,
+            float(own.new),
+            float(own.failed),
+        ]
+        self._values: Tensor = torch.tensor(values, dtype=torch.float64, device=device)
+        self._work = None
+        if group is not None and dist.get_world_size(group) > 1:
+            self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, group=group, async_op=True)
+
+    def settle(self) -> Header:
+        """What the ranks know together, the same on each of them.
+
+        ``failed`` is also set where two ranks know different numbers of samples.
+        """
+        if self._work is not None:
+            self._work.wait()
+        most, least, weight, new, failed = self._values.tolist()
+        differ = (int(-least), int(most)) if math.isfinite(least) and most != -least else None
+        return Header(int(most), weight, bool(new), bool(failed) or differ is not None, differ)
+
+
+def first_error(error: Exception | None, group: dist.ProcessGroup | None) -> Exception | None:
+    """The error of the first rank of ``group`` that has one, the same on every rank; None if none has.
+
+    Called by all ranks of the group; costs an all_gather of objects, so it is for what happens once or went wrong.
+    """
+    own = None if error is None else (type(error).__name__, str(error))
+    everyone: list[tuple[str, str] | None] = [own]
+    if group is not None and dist.get_world_size(group) > 1:
+        everyone = [None] * dist.get_world_size(group)
+        dist.all_gather_object(everyone, own, group=group)
+    for found in everyone:
+        if found is not None:
+            return ERRORS.get(found[0], RuntimeError)(found[1])
+    return None

@@ -1,0 +1,46 @@
+"""A batch cut into micro-batches, and outputs put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["concatenated", "micro_batches", "samples_in"]
+
+
+def samples_in(caller: str, argument: str, batch: Any) -> int:
+    """The number of samples: the first dimension of a tensor, or of each tensor of a tuple.
+
+    Raises:
+        TypeError: something other than tensors.
+        ValueError: tensors without dimensions, or of different lengths.
+    """
+    tensors = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{caller} takes {argument} as a tensor or a tuple of tensors, got {type(tensor).__name__}")
+        if not tensor.dim():
+            raise ValueError(f"{caller} splits the first dimension of {argument}, got a tensor without dimensions")
+    lengths = [len(tensor) for tensor in tensors]
+    if not lengths or len(set(lengths)) > 1:
+        raise ValueError(f"{caller} needs as many samples in every tensor of {argument}, got {lengths}")
+    return lengths[0]
+
+
+def micro_batches(batch: Any, n_microbatches: int) -> list[Any]:
+    """``n_microbatches`` parts in order; where the batch does not divide, the first ones have one sample more."""
+    if isinstance(batch, Tensor):
+        return list(batch.tensor_split(n_microbatches))
+    return [type(batch)(parts) for parts in zip(*(one.tensor_split(n_microbatches) for one in batch), strict=True)]
+
+
+def concatenated(parts: Mapping[int, Any]) -> Any:
+    """Outputs of micro-batches in their order, along the first dimension: tensors, or tuples of tensors."""
+    values = [parts[microbatch] for microbatch in sorted(parts)]
+    if isinstance(values[0], Tensor):
+        # losses per batch and the like have no dimension to go along
+        return torch.cat(values) if values[0].dim() else torch.stack(values)
+    return type(values[0])(concatenated(dict(enumerate(column))) for column in zip(*values, strict=True))

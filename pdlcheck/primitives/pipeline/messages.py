@@ -1,0 +1,103 @@
+"""Activations and gradients between ranks: posted in the order of the grid, waited for where they are read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pdlcheck.primitives.pipeline.cells import Cell
+
+__all__ = ["Form", "Messages", "form_of"]
+
+# backends on which sends and receives of a pair do not wait for one another
+BOTH_WAYS = ("gloo", "mpi")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a message looks like, agreed before the first one is sent.
+
+    Args:
+        tensors: shape and dtype of each.
+        packed: the stage returns a tuple, even of one.
+    """
+
+    tensors: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    packed: bool
+
+    def gradients(self) -> Form:
+        """The form of the message that comes back: integers have no gradient."""
+        return Form(tuple(one for one in self.tensors if one[1].is_floating_point or one[1].is_complex), True)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{str(dtype).removeprefix('torch.')} {shape}" for shape, dtype in self.tensors) or "nothing"
+
+
+def form_of(tensors: Sequence[Tensor], packed: bool) -> Form:
+    """The form of these tensors."""
+    return Form(tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors), packed)
+
+
+class Messages:
+    """Sends and receives of one rank.
+
+    Args:
+        group: the ranks of the pipeline.
+        device: where received tensors are to be.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group = group
+        self._device = device
+        self._inbox: dict[Cell, tuple[tuple[Tensor, ...], list[dist.Work]]] = {}
+        self._sent: deque[tuple[list[dist.Work], Sequence[Tensor]]] = deque()
+        self._most = max(8, 2 * dist.get_world_size(group))
+        # receives may be posted before the pass of their turn, so that messages arrive while it is computed
+        self.ahead = dist.get_backend(group) in BOTH_WAYS
+
+    def post(self, tensors: Sequence[Tensor], target: int | None, receives: Sequence[tuple[Cell, int, Form]]) -> None:
+        """Post the send of ``tensors`` to the place ``target``, and receives, as one batch. Nothing is waited for."""
+        ops: list[dist.P2POp] = []
+        group = self._group
+        # a message without elements needs no sending: its form is known
+        held = [tensor.contiguous() for tensor in tensors if tensor.numel()]
+        if target is not None:
+            ops += [dist.P2POp(dist.isend, tensor, group=group, group_peer=target) for tensor in held]
+        sends = len(ops)
+        starts = []
+        for _, source, form in receives:
+            buffers = tuple(torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in form.tensors)
+            starts.append((buffers, len(ops)))
+            full = [buffer for buffer in buffers if buffer.numel()]
+            ops += [dist.P2POp(dist.irecv, buffer, group=group, group_peer=source) for buffer in full]
+        works = dist.batch_isend_irecv(ops) if ops else []
+        batched = len(works) != len(ops)  # nccl returns one work for all
+        for number, ((cell, _, _), (buffers, start)) in enumerate(zip(receives, starts, strict=True)):
+            end = starts[number + 1][1] if number + 1 < len(starts) else len(ops)
+            self._inbox[cell] = buffers, works if batched else works[start:end]
+        if sends:
+            self._sent.append((works if batched else works[:sends], held))
+        while len(self._sent) > self._most:
+            self._wait_for_oldest()
+
+    def take(self, cell: Cell) -> tuple[Tensor, ...]:
+        """The message that ``cell`` reads."""
+        buffers, works = self._inbox.pop(cell)
+        for work in works:
+            work.wait()
+        return buffers
+
+    def finish(self) -> None:
+        """Wait until everything has been sent."""
+        while self._sent:
+            self._wait_for_oldest()
+
+    def _wait_for_oldest(self) -> None:
+        works, _ = self._sent.popleft()
+        for work in works:
+            work.wait()

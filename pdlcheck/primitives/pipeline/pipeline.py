@@ -1,0 +1,488 @@
+"""A model in stages: micro-batches flow through ranks, or through devices of one process, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pdlcheck.primitives.arguments import members
+from pdlcheck.primitives.pipeline.agreement import Agreement, Header, first_error
+from pdlcheck.primitives.pipeline.batches import concatenated, micro_batches, samples_in
+from pdlcheck.primitives.pipeline.building import Request
+from pdlcheck.primitives.pipeline.cells import Cell, Schedule
+from pdlcheck.primitives.pipeline.messages import Form, Messages, form_of
+from pdlcheck.primitives.pipeline.program import Turn, consumer, forward_only, program
+from pdlcheck.primitives.pipeline.shapes import Forms, find_forms
+from pdlcheck.primitives.pipeline.stage import Tensors, as_tensors
+from pdlcheck.primitives.pipeline.stash import Stash, weight_versions
+from pdlcheck.primitives.pipeline.ties import share_tied_values, sum_tied_gradients
+from pdlcheck.primitives.pipeline.together import build_together
+from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients
+
+__all__ = ["Pipeline", "Result"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a step leaves on the process that has the last stage; both are None elsewhere.
+
+    Args:
+        loss: of the whole batch, without a graph.
+        outputs: of the whole batch, in the order of its samples, without a graph.
+    """
+
+    loss: Tensor | None
+    outputs: Any
+
+
+@dataclass
+class Work:
+    """One step under way.
+
+    Args:
+        parts: the inputs of stage 0, a tuple of tensors for each micro-batch.
+        packed: the user gave a tuple.
+        targets: of each micro-batch, on the last stage.
+        shares: how much each micro-batch's loss counts in the batch's.
+        samples: in each micro-batch; known once the ranks agree.
+        backward: whether a backward pass will follow.
+        keep_outputs: whether the last stage's outputs are wanted.
+    """
+
+    parts: list[Tensors]
+    packed: bool
+    targets: list[Any]
+    shares: list[float]
+    backward: bool
+    keep_outputs: bool
+    samples: list[int] = field(default_factory=list)
+    forms: Forms = field(default_factory=dict)
+
+
+class Pipeline:
+    """A sequential model whose stages are on different ranks, or on several devices of one process.
+
+    Every process makes it from the same model and arguments and calls :meth:`step` with each batch. The process with
+    stage 0 reads the inputs, the one with the last stage reads the targets and returns loss and outputs; what other
+    processes pass is not looked at. Gradients are those of one process on the whole batch, for every schedule but
+    ``"pipedream"``: batches that do not divide, several tensors between stages, integers that have no gradient,
+    and parameters that stages share (their gradients are added, their copies stay equal bit for bit) included. Layers
+    that look at the batch as a whole, such as batch norm in training mode, see micro-batches.
+
+    Shapes and dtypes of messages are found out at the first step of each batch size, by running every stage once on
+    zeros. A step costs one all_reduce of 40 bytes, which runs while the first pass is computed: by it all ranks know
+    whether one of them cannot take the step, and raise the same.
+
+    Args:
+        model: an ``nn.Sequential``, whole, on every process, which keeps its own stages: use ``module`` then.
+        loss: ``loss(outputs, targets)`` of a micro-batch, a mean or a sum over its samples; None if only
+            :meth:`infer` is called.
+        schedule: ``"1f1b"``, ``"gpipe"``, ``"interleaved"``, ``"pipedream"``, or a :class:`Schedule`.
+        n_microbatches: parts of a batch, at most its samples.
+        stages_per_rank: of ``"interleaved"``; 2.
+        split: how to cut the model, see :func:`split_model`. With ``"time"``, the first rank measures.
+        sample: input for ``split="time"``.
+        reduction: what ``loss`` does with samples, ``"mean"`` or ``"sum"``; read from the loss where it says so.
+        loss_weight: how much the mean of a micro-batch counts, ``loss_weight(targets)``; its samples if None. Where
+            some targets are ignored: how many are not.
+        recompute: keep a stage's inputs instead of its activations and run it again before each backward pass, with
+            the same random numbers.
+        optimizer: of ``"pipedream"`` alone: makes the optimizer of a stage from its parameters.
+        vertical_sync: of ``"pipedream"`` alone: a micro-batch meets in every stage the version of the weights that
+            stage 0 had when it came in.
+        devices: for several devices in this process: one for each row of the schedule; a device may come twice.
+        device: where this rank's stages are to be; where the model is, if None.
+        group: the ranks of the pipeline, in the order of the stages; None is the default group.
+        data_group: ranks of other pipelines with the same stages, which work on other samples: weights start as on
+            its first rank, gradients are averaged over all samples, or added where the loss is a sum.
+
+    Raises:
+        TypeError: the model is not sequential; the loss is no function.
+        ValueError: more stages than layers; a stage without parameters; an unknown schedule, or one that is invalid or
+            for another number of ranks; arguments that differ between ranks. The same on every rank.
+
+    Example:
+        >>> def train():
+        ...     torch.manual_seed(0)
+        ...     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+        ...     pipeline = Pipeline(model, torch.nn.MSELoss(), schedule="1f1b", n_microbatches=4)
+        ...     optimizer = torch.optim.SGD(pipeline.module.parameters(), lr=0.1)
+        ...     for _ in range(3):
+        ...         optimizer.zero_grad()
+        ...         result = pipeline.step(torch.ones(8, 2), torch.ones(8, 1))
+        ...         optimizer.step()
+        ...     return sorted(dict(pipeline.module.named_parameters())), result.loss is not None
+        >>> world.run(train, world_size=2)
+        [(['0.bias', '0.weight'], False), (['2.bias', '2.weight'], True)]
+
+    Source: layer slicing and pipelining in D. Gannon, "Doing Deep Learning in Parallel with PyTorch" (2020); the
+    schedules as in :func:`gpipe`, :func:`one_f_one_b`, :func:`interleaved_1f1b` and :func:`pipedream`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        loss: Callable[..., Tensor] | None = None,
+        *,
+        schedule: str | Schedule = "1f1b",
+        n_microbatches: int | None = None,
+        stages_per_rank: int | None = None,
+        split: Literal["layers", "parameters", "time"] | Sequence[int] = "parameters",
+        sample: Any = None,
+        reduction: Literal["mean", "sum"] | None = None,
+        loss_weight: Callable[[Any], float] | None = None,
+        recompute: bool = False,
+        optimizer: Callable[[list[Tensor]], Optimizer] | None = None,
+        vertical_sync: bool = False,
+        devices: Sequence[torch.device | str] | None = None,
+        device: torch.device | str | None = None,
+        group: dist.ProcessGroup | None = None,
+        data_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if devices is None:
+            who = members("Pipeline", group)
+            n_ranks, place = who.world_size, who.rank
+            self._group: dist.ProcessGroup | None = who.group
+            places = [None if device is None else torch.device(device)] * n_ranks
+        else:
+            if group is not None or not devices:
+                raise ValueError(
+                    "Pipeline takes devices, at least one, for several in this process, or group; not both"
+                )
+            n_ranks, place, self._group = len(devices), None, None
+            places = [torch.device(one) for one in devices]
+        request = Request(
+            *(model, loss, schedule, n_microbatches, stages_per_rank, split, sample, reduction, recompute, optimizer),
+            vertical_sync,
+        )
+        self._built = build_together(request, n_ranks, place, places, self._group)
+        self._weight = loss_weight
+        self._data_group = data_group
+        self._turns = _turns(self.schedule, place)
+        self._forward_turns = _turns(forward_only(self.schedule), place)
+        own_device = next(iter(self._built.stages.values())).device
+        self._wire = own_device
+        self._messages = None if self._group is None else Messages(self._group, own_device)
+        self._known: dict[tuple[object, ...], tuple[object, Forms]] = {}
+        if data_group is not None:
+            broadcast_parameters(self.module, dist.get_global_rank(data_group, 0), data_group)
+        share_tied_values(self._built.ties, self._group)
+        self._stashes: dict[int, Stash] = {}
+        if self.schedule.asynchronous:
+            assert optimizer is not None  # build has seen to it
+            for index, stage in self._built.stages.items():
+                versions = weight_versions(self.schedule, index, vertical_sync=vertical_sync)
+                self._stashes[index] = Stash(stage.layers, optimizer, versions)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The grid that every step follows; ``print`` shows it."""
+        return self._built.schedule
+
+    @property
+    def module(self) -> nn.Module:
+        """The layers of this process, under the names that they have in the model: for optimizers and checkpoints."""
+        return self._built.module
+
+    @property
+    def stages(self) -> list[list[str]]:
+        """The names of the layers of every stage, of all ranks."""
+        return self._built.names
+
+    def step(self, inputs: Any = None, targets: Any = None, *, keep_outputs: bool = True) -> Result:
+        """Forward and backward passes of one batch; gradients are added to ``grad`` of the parameters of ``module``.
+
+        With ``"pipedream"`` every micro-batch also takes a step of the optimizers, and the pipeline is empty again at
+        the end: give it many micro-batches. The loss is then the mean over micro-batches, each before its own step.
+
+        Args:
+            inputs: a tensor, or a tuple of tensors, first dimension is samples; on the process with stage 0.
+            targets: the same, on the process with the last stage.
+            keep_outputs: False saves putting the outputs together.
+
+        Raises:
+            ValueError: fewer samples than micro-batches, unequal numbers of inputs and targets, stages that do not fit
+                one another; no loss. The same on every rank, and before any gradient is changed.
+        """
+        return self._take(inputs, targets, keep_outputs=keep_outputs, backward=True)
+
+    def infer(self, inputs: Any = None, targets: Any = None) -> Result:
+        """Forward passes only, without gradients; the loss too if there are targets.
+
+        Args:
+            inputs, targets: as in :meth:`step`. Layers are in the mode that ``module.train()`` or ``module.eval()``
+                set.
+        """
+        return self._take(inputs, targets, keep_outputs=True, backward=False)
+
+    def _take(self, inputs: Any, targets: Any, *, keep_outputs: bool, backward: bool) -> Result:
+        work, header, error = self._prepare(inputs, targets, keep_outputs, backward)
+        agreement = Agreement(header, self._group, self._wire)
+
+        def settle() -> float:
+            """Hear of the others, raise what any of them found; returns how much the batch counts."""
+            met = agreement.settle()
+            failed = met.failed
+            if self._data_group is not None and backward:
+                failed = Agreement(Header(failed=failed), self._data_group, self._wire).settle().failed
+            if failed:
+                for stage in self._built.stages.values():
+                    stage.clear()
+                self._raise_everywhere(error, met, self._data_group if backward else None)
+            self._learn(work, met)
+            return met.weight or 0.0
+
+        eager = not header.new and not header.failed
+        if not backward:
+            self._run(self._forward_turns, work, settle, eager)
+            return self._result(work)
+        with self._set_aside():
+            weight = self._run(self._turns, work, settle, eager)
+            if not self.schedule.asynchronous:
+                self._sync(self.module, weight)
+            sum_tied_gradients(self._built.ties, self._group)
+        return self._result(work)
+
+    def _prepare(
+        self, inputs: Any, targets: Any, keep_outputs: bool, backward: bool
+    ) -> tuple[Work, Header, Exception | None]:
+        """What this process can say before it has heard of the others."""
+        count, stages, last = self.schedule.n_microbatches, self._built.stages, self.schedule.n_stages - 1
+        work = Work([], isinstance(inputs, tuple | list), [None] * count, [1.0] * count, backward, keep_outputs)
+        n_samples = weight = None
+        try:
+            if 0 in stages:
+                n_samples = _require_batch("inputs", inputs, count)
+                parts = micro_batches(inputs, count)
+                work.parts = [tuple(part) if work.packed else (part,) for part in parts]
+            if last in stages:
+                if (backward or targets is not None) and self._built.stages[last].loss is None:
+                    raise ValueError("Pipeline needs a loss for this: give it one, or call infer without targets")
+                if backward or targets is not None:
+                    found = _require_batch("targets", targets, count)
+                    if n_samples not in (None, found):
+                        raise ValueError(_unequal(n_samples, found))
+                    n_samples = found
+                    work.targets = micro_batches(targets, count)
+                    weight = self._weigh(work)
+        except (TypeError, ValueError) as error:
+            return work, Header(failed=True), error
+        new = 0 in stages and self._known.get(self._key(n_samples), (None,))[0] != _forms(work)
+        return work, Header(n_samples, weight, new), None
+
+    def _weigh(self, work: Work) -> float:
+        """Set each micro-batch's share in the loss; returns how much the batch counts beside other batches."""
+        count_of = self._weight or (lambda part: samples_in("Pipeline", "targets", part))
+        weights = [float(count_of(part)) for part in work.targets]
+        total = sum(weights)
+        if not total > 0:
+            raise ValueError(f"Pipeline needs a batch that counts, its micro-batches have the weights {weights}")
+        if self._built.reduction == "mean":
+            work.shares = [weight / total for weight in weights]
+        return total
+
+    def _raise_everywhere(self, error: Exception | None, met: Header, data_group: dist.ProcessGroup | None) -> None:
+        found = first_error(error, self._group)
+        if found is None and met.differ is not None:
+            found = ValueError(_unequal(*met.differ))
+        if data_group is not None:
+            found = first_error(found, data_group)
+        assert found is not None  # a header said so
+        raise found from error
+
+    def _key(self, n_samples: int | None) -> tuple[object, ...]:
+        kind = self._wire.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return n_samples, self.module.training, next(self.module.parameters()).dtype, autocast
+
+    def _learn(self, work: Work, met: Header) -> None:
+        """Find the forms of messages, or remember them."""
+        n_samples, count = met.n_samples, self.schedule.n_microbatches
+        assert n_samples is not None  # the process with stage 0 knows it
+        work.samples = [n_samples // count + (number < n_samples % count) for number in range(count)]
+        key = self._key(n_samples)
+        if met.new:
+            of_size = {size: number for number, size in enumerate(work.samples)}
+            first = {size: form_of(work.parts[n], work.packed) for size, n in of_size.items() if work.parts}
+            targets = {size: work.targets[number] for size, number in of_size.items()}
+            forms = find_forms(self._built.stages, self.schedule, first, targets, self._group)
+            self._known[key] = _forms(work), forms
+        if key not in self._known:
+            raise RuntimeError(
+                "Pipeline: ranks differ in training mode, dtype or autocast; set them alike on all ranks"
+            )
+        work.forms = self._known[key][1]
+
+    def _run(self, turns: Sequence[Turn], work: Work, settle: Callable[[], float], eager: bool) -> float:
+        """Carry out the turns of this process; ``eager``: do the first pass before hearing of the others."""
+        n_stages, messages = self.schedule.n_stages, self._messages
+        handed: dict[Cell, Tensors] = {}
+        weight: float | None = None
+        for stash in self._stashes.values():
+            stash.start()
+        for turn in turns:
+            cell = turn.cell
+            result: Tensors = ()
+            if weight is None and not (eager and cell == Cell(0, "F", 0)):
+                weight = settle()
+            ahead = messages is not None and messages.ahead and weight is not None
+            if messages is not None and ahead and turn.receives:
+                messages.post((), None, self._receives(turn, work))
+            if cell is not None:
+                read: Tensors = ()
+                if cell in handed:
+                    read = handed.pop(cell)
+                elif cell.stage if cell.kind == "F" else cell.stage < n_stages - 1:
+                    assert messages is not None  # all stages of this process hand over in memory
+                    read = messages.take(cell)
+                result = self._forward(cell, read, work) if cell.kind == "F" else self._backward(cell, read, work)
+                reader = consumer(cell, n_stages)
+                if turn.sends is None and reader is not None:
+                    device = self._built.stages[reader.stage].device
+                    handed[reader] = tuple(_moved(tensor, device) for tensor in result)
+            if weight is None:
+                weight = settle()
+            if messages is not None:
+                receives = [] if ahead else self._receives(turn, work)
+                if turn.sends is not None or receives:
+                    messages.post(result, turn.sends, receives)
+        if messages is not None:
+            messages.finish()
+        assert weight is not None  # every process has a turn
+        return weight
+
+    def _receives(self, turn: Turn, work: Work) -> list[tuple[Cell, int, Form]]:
+        return [(reader, source, self._form(reader, work)) for reader, source in turn.receives]
+
+    def _form(self, reader: Cell, work: Work) -> Form:
+        """Of the message that ``reader`` reads."""
+        returned = work.forms[work.samples[reader.microbatch]]
+        if reader.kind == "F":
+            return returned[reader.stage - 1]
+        return returned[reader.stage].gradients()
+
+    def _forward(self, cell: Cell, read: Tensors, work: Work) -> Tensors:
+        stage, number = self._built.stages[cell.stage], cell.microbatch
+        packed = work.packed
+        if cell.stage:
+            packed = work.forms[work.samples[number]][cell.stage - 1].packed
+        else:
+            read = tuple(tensor.to(stage.device) for tensor in work.parts[number])
+        stash = self._stashes.get(cell.stage) if work.backward else None
+        last = cell.stage == self.schedule.n_stages - 1
+        out = stage.forward(
+            number,
+            read,
+            packed=packed,
+            targets=_moved(work.targets[number], stage.device) if last else None,
+            weights=stash.weights(number) if stash else None,
+            keep=work.backward,
+            keep_outputs=last and work.keep_outputs,
+        )
+        if last:
+            return ()
+        tensors = tuple(tensor.detach() for tensor in as_tensors(out, f"stage {cell.stage}"))
+        if work.forms:
+            expected = work.forms[work.samples[number]][cell.stage]
+            found = form_of(tensors, isinstance(out, tuple | list))
+            if found != expected:
+                raise ValueError(
+                    f"stage {cell.stage} returned {found} for micro-batch {number}, and {expected} for as many zeros; "
+                    "what a stage returns must have a shape that depends on the shape of its input alone"
+                )
+        return tensors
+
+    def _backward(self, cell: Cell, read: Tensors, work: Work) -> Tensors:
+        stage, number = self._built.stages[cell.stage], cell.microbatch
+        stash = self._stashes.get(cell.stage)
+        gradients: Sequence[Tensor] = read
+        if not work.shares[number]:
+            return tuple(stage.skip(number))
+        if cell.stage == self.schedule.n_stages - 1:
+            loss = stage.losses[number]
+            gradients = [torch.full_like(loss, 1.0 if stash else work.shares[number])]
+        result = stage.backward(number, gradients)
+        if stash:
+            stash.update(number)
+            self._sync(stage.layers, float(work.samples[number]))
+            stash.step()
+        return tuple(result)
+
+    def _sync(self, module: nn.Module, weight: float) -> None:
+        """Average gradients over pipelines that work on other samples, or add them."""
+        if self._data_group is None or not any(p.requires_grad for p in module.parameters()):
+            return
+        if self._built.reduction == "mean":
+            sync_gradients(module, weight=weight, group=self._data_group)
+        else:
+            sync_gradients(module, reduction="sum", group=self._data_group)
+
+    @contextmanager
+    def _set_aside(self) -> Iterator[None]:
+        """Gradients that are there already are not added over ranks a second time."""
+        before: list[tuple[nn.Parameter, Tensor]] = []
+        if self._data_group is not None or self._built.ties:
+            before = [(p, p.grad) for p in self.module.parameters() if p.grad is not None]
+        for parameter, _ in before:
+            parameter.grad = None
+        done = False
+        try:
+            yield
+            done = True
+        finally:
+            for parameter, grad in before:
+                parameter.grad = grad + parameter.grad if done and parameter.grad is not None else grad
+
+    def _result(self, work: Work) -> Result:
+        stage = self._built.stages.get(self.schedule.n_stages - 1)
+        if stage is None:
+            return Result(None, None)
+        loss = None
+        if stage.losses:
+            counted = [stage.losses[number] * share for number, share in enumerate(work.shares) if share]
+            loss = torch.stack(counted).sum()
+        outputs = concatenated(stage.outputs) if stage.outputs else None
+        for one in self._built.stages.values():
+            one.clear()
+        return Result(loss, outputs)
+
+
+def _turns(schedule: Schedule, place: int | None) -> list[Turn]:
+    """Of one rank; of all of them, step by step, where they are one process."""
+    if place is not None:
+        return program(schedule, place)
+    return [Turn(cell, None, ()) for _, _, cell in schedule]
+
+
+def _require_batch(argument: str, batch: Any, n_microbatches: int) -> int:
+    if batch is None:
+        raise ValueError(f"Pipeline needs {argument} on the rank that reads them, got None")
+    found = samples_in("Pipeline", argument, batch)
+    if found < n_microbatches:
+        raise ValueError(
+            f"Pipeline got {argument} of {found} samples for n_microbatches={n_microbatches}; "
+            "give it a larger batch, or make it with fewer micro-batches"
+        )
+    return found
+
+
+def _unequal(n_inputs: int | None, n_targets: int | None) -> str:
+    return f"Pipeline needs a target for every input, got batches of {n_inputs} and {n_targets} samples"
+
+
+def _forms(work: Work) -> object:
+    return [form_of(part, work.packed) for part in work.parts]
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        # a copy to the CPU that nobody waits for may be read too early
+        return value.to(device, non_blocking=device.type != "cpu")
+    return type(value)(_moved(one, device) for one in value) if isinstance(value, tuple | list) else value

@@ -1,0 +1,73 @@
+"""The forms of messages, found out before the first one is sent; stages that do not fit are seen then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.func import functional_call
+
+from pdlcheck.primitives.pipeline.cells import Schedule
+from pdlcheck.primitives.pipeline.messages import Form, form_of
+from pdlcheck.primitives.pipeline.stage import Stage, as_tensors
+
+__all__ = ["Forms", "find_forms"]
+
+Forms = dict[int, list[Form]]  # by the samples of a micro-batch: what each stage returns
+
+
+def find_forms(
+    stages: Mapping[int, Stage],
+    schedule: Schedule,
+    inputs: Mapping[int, Form],
+    targets: Mapping[int, Any],
+    group: dist.ProcessGroup | None,
+) -> Forms:
+    """Run every stage once on zeros, one after the other, and tell all ranks what it returns.
+
+    Weights, buffers, gradients and random numbers stay as they are.
+
+    Args:
+        stages: those of this rank.
+        schedule: says which rank has which stage.
+        inputs: on the rank of stage 0, the form of a micro-batch of each number of samples.
+        targets: on the rank of the last stage, a micro-batch's targets for each number of samples, or None.
+        group: the ranks; None where all stages are here.
+
+    Raises:
+        ValueError: on all ranks, if a stage fails; says which, on what, and who gave it that.
+    """
+    forms: Forms = {}
+    before: Mapping[int, Form] = inputs
+    for index, place in enumerate(schedule.stage_ranks):
+        found: list[Any] = [None]
+        if index in stages:
+            try:
+                found = [{samples: _try(stages[index], form, targets.get(samples)) for samples, form in before.items()}]
+            except Exception as error:  # whatever the user's layers raise is told to everyone
+                shown = ", ".join(str(form) for form in dict.fromkeys(before.values()))
+                source = "the inputs" if not index else f"what stage {index - 1} returns"
+                text = f"{type(error).__name__}: {error}".splitlines()[0]
+                found = [f"stage {index} cannot take {source}, {shown}: {text}"]
+        if group is not None and dist.get_world_size(group) > 1:
+            dist.broadcast_object_list(found, group=group, group_src=place)
+        if isinstance(found[0], str):
+            raise ValueError(found[0])
+        before = found[0]
+        for samples, form in before.items():
+            forms.setdefault(samples, []).append(form)
+    return forms
+
+
+def _try(stage: Stage, form: Form, targets: Any) -> Form:
+    inputs = tuple(torch.zeros(shape, dtype=dtype, device=stage.device) for shape, dtype in form.tensors)
+    buffers = {name: buffer.detach().clone() for name, buffer in stage.layers.named_buffers()}
+    cuda = [stage.device] if stage.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda), torch.no_grad():
+        out = functional_call(stage.layers, buffers, (inputs if form.packed else inputs[0],))
+        tensors = as_tensors(out, f"stage {stage.index}")
+        if stage.loss is not None and targets is not None:
+            stage.loss(out, targets)
+    return form_of(tensors, isinstance(out, tuple | list))

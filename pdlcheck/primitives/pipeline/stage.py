@@ -1,0 +1,176 @@
+"""One stage: its layers, the passes of micro-batches through them, and what is kept between a pass and its reverse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pdlcheck.primitives.pipeline.recompute import Recipe, start_recipe
+
+__all__ = ["Stage", "Tensors", "as_tensors"]
+
+Tensors = tuple[Tensor, ...]
+Weights = Mapping[str, Tensor]
+
+
+@dataclass
+class Live:
+    """What a micro-batch leaves in a stage until its backward pass.
+
+    Args:
+        inputs: as the layers read them; their gradients go to the stage before.
+        roots: where the backward pass starts: the outputs, or the loss alone.
+        packed: True if the stage before gave a tuple.
+        recipe: how to make ``roots`` anew, where they were not kept.
+        weights: the weights of the forward pass, where they are not the module's own.
+    """
+
+    inputs: Tensors
+    roots: Tensors
+    packed: bool
+    recipe: Recipe | None = None
+    weights: Weights | None = None
+
+
+@dataclass
+class Stage:
+    """The layers of one stage.
+
+    Args:
+        index: counted from 0.
+        layers: called one after the other, each with what the one before returned, as ``nn.Sequential`` does.
+        device: where they are.
+        loss: of the last stage, ``loss(outputs, targets)``; None elsewhere.
+        recompute: keep inputs instead of activations, and run the forward pass again before each backward pass.
+    """
+
+    index: int
+    layers: nn.Module
+    device: torch.device
+    loss: Callable[..., Tensor] | None = None
+    recompute: bool = False
+    live: dict[int, Live] = field(default_factory=dict)
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    outputs: dict[int, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        first = next((layer for layer in self.layers.modules() if not list(layer.children())), self.layers)
+        # an activation is a leaf here, and a leaf that requires a gradient must not be written
+        self._copies = bool(getattr(first, "inplace", False))
+
+    def forward(
+        self,
+        microbatch: int,
+        inputs: Tensors,
+        *,
+        packed: bool = False,
+        targets: Any = None,
+        weights: Weights | None = None,
+        keep: bool = True,
+        keep_outputs: bool = False,
+    ) -> Any:
+        """Send ``inputs`` through the layers; returns what they return.
+
+        Args:
+            microbatch: under which the pass is kept.
+            inputs: on the device of the stage.
+            packed: give them to the first layer as a tuple, even where there is only one.
+            targets: of the last stage; without them there is no loss.
+            weights: to use instead of the parameters, by name.
+            keep: whether a backward pass will follow.
+            keep_outputs: keep detached outputs in ``outputs``.
+        """
+        if keep and self.index:
+            inputs = tuple(_leaf(tensor) for tensor in inputs)
+        if keep and self.recompute:
+            recipe = start_recipe(self.layers, self.device)
+            with torch.no_grad():
+                out, roots = self._run(inputs, packed, targets, weights)
+        else:
+            recipe = None
+            with torch.set_grad_enabled(keep):
+                out, roots = self._run(inputs, packed, targets, weights)
+        if self.loss is not None and targets is not None:
+            self.losses[microbatch] = roots[0].detach()
+        if keep_outputs:
+            self.outputs[microbatch] = _detached(out)
+        if keep:
+            if recipe is not None:
+                recipe.targets, roots = targets, ()
+            self.live[microbatch] = Live(inputs, roots, packed, recipe, weights)
+        return out
+
+    def backward(self, microbatch: int, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        """Run the reverse pass of ``microbatch``; gradients of the parameters are added to their ``grad``.
+
+        Args:
+            gradients: of each root that is floating point; of the loss, how much it counts.
+
+        Returns:
+            The gradient of every floating-point input; zeros where the layers did not use it. Nothing in stage 0.
+        """
+        kept = self.live.pop(microbatch)
+        roots = kept.roots
+        if kept.recipe is not None:
+            again = kept.recipe.again(self.layers, self.device)
+            with again as buffers:
+                overrides = {**buffers, **(kept.weights or {})}
+                _, roots = self._run(kept.inputs, kept.packed, kept.recipe.targets, overrides or None)
+        floating = [root for root in roots if root.is_floating_point() or root.is_complex()]
+        pairs = [(root, g) for root, g in zip(floating, gradients, strict=True) if root.requires_grad]
+        if pairs:
+            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+        if not self.index:
+            return []
+        return [
+            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for tensor in kept.inputs
+            if tensor.requires_grad
+        ]
+
+    def skip(self, microbatch: int) -> list[Tensor]:
+        """As :meth:`backward` where the loss does not count: a mean over nothing is no number, its gradient is zero."""
+        kept = self.live.pop(microbatch)
+        return [torch.zeros_like(tensor) for tensor in kept.inputs if tensor.requires_grad] if self.index else []
+
+    def clear(self) -> None:
+        """Forget everything that passes left behind."""
+        self.live.clear()
+        self.losses.clear()
+        self.outputs.clear()
+
+    def _run(self, inputs: Tensors, packed: bool, targets: Any, weights: Weights | None) -> tuple[Any, Tensors]:
+        if self._copies:
+            inputs = tuple(tensor.clone() for tensor in inputs)
+        x: Any = inputs if packed else inputs[0]
+        out = self.layers(x) if weights is None else functional_call(self.layers, dict(weights), (x,))
+        if self.loss is not None and targets is not None:
+            return out, (self.loss(out, targets),)
+        return out, as_tensors(out, f"stage {self.index}")
+
+
+def as_tensors(value: Any, who: str) -> Tensors:
+    """A tensor, or a tuple or list of them, as a tuple; TypeError for anything else."""
+    tensors = tuple(value) if isinstance(value, tuple | list) else (value,)
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{who} returns {type(tensor).__name__}; what goes from stage to stage is a tensor or a tuple of them"
+            )
+    return tensors
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.requires_grad_() if tensor.is_floating_point() or tensor.is_complex() else tensor
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return type(value)(_detached(one) for one in value) if isinstance(value, tuple | list) else value

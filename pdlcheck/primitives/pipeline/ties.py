@@ -1,0 +1,81 @@
+"""A parameter that several stages share, such as the embedding of the first and the last: one, in several copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+__all__ = ["Tie", "share_tied_values", "sum_tied_gradients"]
+
+
+@dataclass(frozen=True)
+class Tie:
+    """One tied parameter.
+
+    Args:
+        name: in the model, where it stands first.
+        copies: by the place of their rank in the group, the copies in this process: one, or all of them.
+        places: of all ranks that have a copy, in rising order.
+    """
+
+    name: str
+    copies: dict[int, nn.Parameter]
+    places: tuple[int, ...]
+
+
+def share_tied_values(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> None:
+    """Give every copy the value of the first one, so that copies start alike."""
+    for tie in ties:
+        first = tie.places[0]
+        with torch.no_grad():
+            if group is None:
+                for place in tie.places[1:]:
+                    tie.copies[place].copy_(tie.copies[first])
+                continue
+            ((own, copy),) = tie.copies.items()
+            value = copy.detach().contiguous()
+            others = tie.places[1:] if own == first else (first,)
+            kind = dist.isend if own == first else dist.irecv
+            _exchange([dist.P2POp(kind, value, group=group, group_peer=other) for other in others])
+            if own != first and value.data_ptr() != copy.data_ptr():
+                copy.copy_(value)
+
+
+def sum_tied_gradients(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> None:
+    """Replace the gradient of every copy by the sum over all copies, added in one order: equal bit for bit.
+
+    Each rank with a copy sends its part to the others: two messages for the usual pair of stages.
+    """
+    ties = [tie for tie in ties if next(iter(tie.copies.values())).requires_grad]
+    parts: list[dict[int, Tensor]] = []
+    ops: list[dist.P2POp] = []
+    for tie in ties:
+        held = {place: _gradient(copy) for place, copy in tie.copies.items()}
+        if group is not None:
+            ((own, part),) = list(held.items())
+            for other in tie.places:
+                if other != own:
+                    held[other] = torch.empty_like(part)
+                    ops.append(dist.P2POp(dist.isend, part, group=group, group_peer=other))
+                    ops.append(dist.P2POp(dist.irecv, held[other], group=group, group_peer=other))
+        parts.append(held)
+    _exchange(ops)
+    for tie, held in zip(ties, parts, strict=True):
+        for copy in tie.copies.values():
+            total = torch.zeros_like(copy, memory_format=torch.contiguous_format)
+            for place in tie.places:
+                total += held[place].to(copy.device)
+            copy.grad = total
+
+
+def _gradient(copy: nn.Parameter) -> Tensor:
+    return torch.zeros_like(copy) if copy.grad is None else copy.grad.contiguous()
+
+
+def _exchange(ops: list[dist.P2POp]) -> None:
+    for work in dist.batch_isend_irecv(ops) if ops else []:
+        work.wait()

@@ -1,0 +1,90 @@
+"""Whether a schedule can be carried out; an invalid one is shown as a grid with the wrong cells marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdlcheck.primitives.pipeline.cells import Cell, Schedule, grid_text
+
+__all__ = ["require_valid_schedule"]
+
+Place = tuple[int, int]
+
+
+def require_valid_schedule(schedule: Schedule, *, max_live: int | Sequence[int] | None = None) -> None:
+    """Every cell exactly once, each stage on one rank, nothing read before an earlier step made it.
+
+    A schedule that passes cannot deadlock: messages are posted in the order of the steps and read in later ones.
+
+    Args:
+        schedule: to look at.
+        max_live: the most activations that a rank may hold (forward passes done, backward passes not); a number for
+            each rank, or one for all.
+
+    Raises:
+        ValueError: the first thing that is wrong, and the grid with the cells that show it between ``>`` and ``<``.
+
+    Example:
+        >>> from pdlcheck.primitives.pipeline import parse_schedule
+        >>> require_valid_schedule(parse_schedule("mine", [["0F0", "0B0", None], [None, "1F0", "1B0"]]))
+        Traceback (most recent call last):
+            ...
+        ValueError: mine: 0B0 on rank 0 in step 1 needs 1B0, which is made in step 2 on rank 1
+          mine: 2 stages on 2 ranks, 1 micro-batches, 3 steps
+          step     0     1     2
+          rank 0  F0  >B0<     .
+          rank 1   .    F0  >B0<
+    """
+    places = _once(schedule)
+    for stage, rank in enumerate(schedule.stage_ranks):
+        away = [(cell, at) for cell, at in places.items() if cell.stage == stage and at[0] != rank]
+        if away:
+            cell, at = away[0]
+            raise _error(schedule, f"{cell} is on rank {at[0]}, stage {stage} is on rank {rank}", [at])
+    for cell, (rank, step) in places.items():
+        for need in cell.needs(schedule.n_stages):
+            other, made = places[need]
+            if made >= step:
+                raise _error(
+                    schedule,
+                    f"{cell} on rank {rank} in step {step} needs {need}, which is made in step {made} on rank {other}",
+                    [(rank, step), (other, made)],
+                )
+    if max_live is not None:
+        limits = [max_live] * schedule.n_ranks if isinstance(max_live, int) else list(max_live)
+        for rank, limit in enumerate(limits):
+            _require_live(schedule, rank, limit)
+
+
+def _once(schedule: Schedule) -> dict[Cell, Place]:
+    """Where each cell stands; every one that there should be is there, and only once."""
+    places: dict[Cell, Place] = {}
+    for step, rank, cell in schedule:
+        if cell in places:
+            raise _error(schedule, f"{cell} is there twice", [places[cell], (rank, step)])
+        places[cell] = rank, step
+    if not places:
+        raise ValueError(f"{schedule.name}: the schedule is empty")
+    for stage in range(schedule.n_stages):
+        for kind in "FB":
+            for microbatch in range(schedule.n_microbatches):
+                cell = Cell(stage, kind, microbatch)
+                if cell not in places:
+                    other = places.get(Cell(stage, "B" if kind == "F" else "F", microbatch))
+                    raise _error(schedule, f"{cell} is missing", [other] if other else [])
+    return places
+
+
+def _require_live(schedule: Schedule, rank: int, limit: int) -> None:
+    live = 0
+    for step, cell in enumerate(schedule.rows[rank]):
+        if cell is not None:
+            live += 1 if cell.kind == "F" else -1
+            if live > limit:
+                text = f"{cell} is activation number {live} that rank {rank} holds, the limit is {limit}"
+                raise _error(schedule, text, [(rank, step)])
+
+
+def _error(schedule: Schedule, text: str, wrong: Sequence[Place]) -> ValueError:
+    grid = grid_text(schedule, wrong).replace("\n", "\n  ")
+    return ValueError(f"{schedule.name}: {text}\n  {grid}")

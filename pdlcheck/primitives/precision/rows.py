@@ -1,0 +1,40 @@
+"""What each rank found, told to every rank, so that all decide alike and nobody is left waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from pdlcheck.primitives.arguments import Members
+
+__all__ = ["Rows", "gather_rows", "raise_everywhere"]
+
+Rows = list[list[float]]
+
+
+def gather_rows(row: Sequence[float], who: Members) -> Rows:
+    """The row of every rank, in the order of the group; all rows are equally long. One all_gather, in float64."""
+    config = dist.get_backend_config(who.group)
+    device = "cuda" if "cuda:" in config and "cpu:" not in config else "cpu"
+    own = torch.tensor(list(row), dtype=torch.float64, device=device)
+    everyone = [torch.empty_like(own) for _ in who.ranks]
+    dist.all_gather(everyone, own, group=who.group)
+    return [[float(value) for value in one.tolist()] for one in everyone]
+
+
+def raise_everywhere(caller: str, problem: Exception | None, rows: Rows, who: Members) -> None:
+    """Raise on every rank if one of them has a problem: its own there, one that names that rank elsewhere.
+
+    Args:
+        caller: whom the message is about.
+        problem: what this rank found wrong, None if nothing.
+        rows: gathered; the first value of a row is not 0 on a rank that has a problem.
+        who: the ranks of ``rows``.
+    """
+    if problem is not None:
+        raise problem
+    for rank, row in zip(who.ranks, rows, strict=True):
+        if row[0]:
+            raise ValueError(f"{caller} was refused on rank {rank}, whose own error says why; no rank goes on")

@@ -1,0 +1,328 @@
+"""The checks of resuming reject trainings that forget something, say what it was, and accept the correct twin."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pdlcheck.checks import check_resume, check_torn_files
+from pdlcheck.errors import Inconclusive
+
+STREAMS = {
+    "torch": (torch.get_rng_state, torch.set_rng_state),
+    "python": (random.getstate, random.setstate),
+    "numpy": (np.random.get_state, np.random.set_state),
+}
+
+
+class Position:
+    """A sampler that knows where it is."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __next__(self):
+        self.at += 1
+        return self.at - 1
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def everything_of(parts):
+    return {name: held.state_dict() for name, held in parts.items()} | {k: get() for k, (get, _) in STREAMS.items()}
+
+
+def write(path, rank, state):
+    path.mkdir(exist_ok=True)
+    torch.save(state, path / f"rank{rank}.pt")
+
+
+def read(path, rank):
+    return torch.load(path / f"rank{rank}.pt", weights_only=False)  # its own file
+
+
+def put(parts, state, forget=()):
+    for name, held in parts.items():
+        if name not in forget:
+            held.load_state_dict(state[name])
+    for name, (_, set_stream) in STREAMS.items():
+        if name not in forget:
+            set_stream(state[name])
+
+
+def honest_save(parts, path):
+    write(path, dist.get_rank(), everything_of(parts))
+
+
+def honest_load(parts, path):
+    put(parts, read(path, dist.get_rank()))
+
+
+def forgets(*names):
+    def load(parts, path):
+        put(parts, read(path, dist.get_rank()), names)
+
+    return load
+
+
+def reseeds(parts, path):
+    honest_load(parts, path)
+    torch.manual_seed(1)
+
+
+def loads_nothing_of_a_wrapped_model(parts, path):
+    state = read(path, dist.get_rank())
+    prefixed = {f"module.{name}": tensor for name, tensor in state["model"].items()}
+    parts["model"].load_state_dict(prefixed, strict=False)
+    put(parts, state, ["model"])
+
+
+def loads_parameters_only(parts, path):
+    state = read(path, dist.get_rank())
+    names = dict(parts["model"].named_parameters())
+    parts["model"].load_state_dict({k: v for k, v in state["model"].items() if k in names}, strict=False)
+    put(parts, state, ["model"])
+
+
+def loads_the_optimizer_on_rank_0(parts, path):
+    state = read(path, dist.get_rank())
+    put(parts, state, ["optimizer"] if dist.get_rank() else [])
+
+
+def gives_all_the_streams_of_rank_0(parts, path):
+    honest_load(parts, path)
+    torch.set_rng_state(read(path, 0)["torch"])
+
+
+def gives_all_the_weights_of_rank_0(parts, path):
+    honest_load(parts, path)
+    parts["model"].load_state_dict(read(path, 0)["model"])
+
+
+def rounds(parts, path):
+    honest_load(parts, path)
+    for parameter in parts["model"].parameters():
+        parameter.data = parameter.data.half().float()
+
+
+def saves_and_draws(parts, path):
+    honest_save(parts, path)
+    torch.rand(1)
+
+
+def saves_and_resets(parts, path):
+    honest_save(parts, path)
+    parts["optimizer"].state.clear()
+
+
+def trainer(load=honest_load, save=honest_save, *, iterator=False, learns=True, noise=None):
+    """A training in which everything that can be lost counts; ``iterator`` hides the position in the data."""
+
+    def start():
+        model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.4), nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 if learns else 0.0, momentum=0.9)
+        position = Position()
+        parts = {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.5),
+            **({} if iterator else {"sampler": position}),
+        }
+        data = torch.arange(24.0).view(4, 3, 2).sin() + dist.get_rank()
+        batches = (data[i % 4] for i in range(100)) if iterator else (data[next(position) % 4] for _ in range(100))
+
+        def step(i):
+            x = next(batches) * (1 + random.random()) + float(np.random.rand())
+            optimizer.zero_grad()
+            (model(x) - 1).square().mean().backward()
+            optimizer.step()
+            parts["scheduler"].step()
+            if noise:
+                noise(model)
+
+        return model, step, lambda path: save(parts, path), lambda path: load(parts, path)
+
+    return start
+
+
+def test_the_correct_twin_passes(world):
+    check_resume(trainer(), world)
+
+
+EXACTLY = r"; put back from the run without a stop, the training goes on exactly"
+LOST = [
+    ([forgets("optimizer")], "lost: optimizer" + EXACTLY, r"optimizer\['state'\]\[0\] is missing"),
+    ([forgets("scheduler")], "lost: scheduler" + EXACTLY, r"scheduler\['last_epoch'\] is 0 instead of 3"),
+    ([forgets("sampler")], "lost: sampler" + EXACTLY, r"sampler\['at'\] is 0 instead of 3"),
+    ([forgets("torch")], "lost: the random numbers of torch" + EXACTLY, ""),
+    ([forgets("python")], "lost: the random numbers of Python" + EXACTLY, ""),
+    ([forgets("numpy")], "lost: the random numbers of numpy" + EXACTLY, ""),
+    ([forgets("optimizer", "numpy")], "lost: the random numbers of numpy and optimizer" + EXACTLY, ""),
+    ([reseeds], "lost: the random numbers of torch" + EXACTLY, ""),
+    ([loads_the_optimizer_on_rank_0], "rank 1 after step 4.*lost: optimizer" + EXACTLY, ""),
+    ([gives_all_the_streams_of_rank_0], "rank 1 after step 4.*lost: the random numbers of torch" + EXACTLY, ""),
+    ([loads_nothing_of_a_wrapped_model], "it is what start made: load does not restore this parameter", ""),
+    ([loads_parameters_only], "it is what start made: load does not restore this buffer", ""),
+    ([gives_all_the_weights_of_rank_0], "it is what rank 0 held: each rank's own was not saved", ""),
+    ([rounds], "save does not write this parameter as it is, or load does not", ""),
+    ([honest_load, saves_and_draws], "saving changes the training.*save draws random numbers", ""),
+    ([honest_load, saves_and_resets], "saving changes the training.*save changes the state that it saves", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message", "evidence"), LOST, ids=[f"{i}-{m[:40]}" for i, (_, m, _) in enumerate(LOST)]
+)
+def test_check_resume_names_what_was_lost(world, broken, message, evidence):
+    with pytest.raises(AssertionError, match=f"(?s){message}.*{evidence}") as caught:
+        check_resume(trainer(*broken), world)
+    text = str(caught.value)
+    assert "after step 3" in text or "saving changes" in text
+    assert f"world={world.name} world_size=2 saved_after=3 steps=6 seed=0" in text
+
+
+def test_check_resume_finds_an_iterator_that_starts_anew(world):
+    with pytest.raises(AssertionError, match=r"lost: what the steps before leave behind .* an iterator over the data"):
+        check_resume(trainer(iterator=True), world)
+
+
+def test_check_resume_names_the_first_step_that_differs(world):
+    def start():
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5])
+        parts = {"model": model}
+
+        def step(i):
+            optimizer.zero_grad()
+            model(torch.ones(3, 2)).sum().backward()
+            optimizer.step()
+            scheduler.step()
+
+        return model, step, lambda path: honest_save(parts, path), lambda path: honest_load(parts, path)
+
+    with pytest.raises(AssertionError, match=r"rank 0 after step 6 holds .* of parameter 'weight', without a stop"):
+        check_resume(start, world)
+    check_resume(start, world, saved_after=3, steps=5)  # the learning rate has not changed yet
+
+
+def test_a_training_that_does_not_repeat_is_inconclusive(world):
+    import os
+
+    def noise(model):
+        model[0].weight.data += int.from_bytes(os.urandom(2), "little")
+
+    with pytest.raises(Inconclusive, match=r"two straight runs differ after step 3, on rank 0 in parameter '0.weight'"):
+        check_resume(trainer(noise=noise), world)
+
+
+def test_a_training_that_does_not_learn_is_inconclusive(world):
+    with pytest.raises(Inconclusive, match="no parameter changed after step 3"):
+        check_resume(trainer(learns=False), world)
+
+
+def test_nothing_to_compare_is_an_error(world):
+    with pytest.raises(ValueError, match="needs saved_after from 0 to below steps, got 3 and 3"):
+        check_resume(trainer(), world, saved_after=3, steps=3)
+
+
+# damaged files
+
+
+def digests_save(parts, path):
+    honest_save(parts, path)
+    file = path / f"rank{dist.get_rank()}.pt"
+    file.with_suffix(".sha256").write_text(hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+def intact(path, rank):
+    file = path / f"rank{rank}.pt"
+    return hashlib.sha256(file.read_bytes()).hexdigest().encode() == file.with_suffix(".sha256").read_bytes()
+
+
+def agrees(parts, path):
+    """All ranks refuse where one file is not what was written."""
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, intact(path, dist.get_rank()))
+    if not all(everyone):
+        raise ValueError(f"the file of rank {everyone.index(False)} is damaged")
+    honest_load(parts, path)
+
+
+def decides_alone(parts, path):
+    if not intact(path, dist.get_rank()):
+        raise ValueError("damaged")
+    honest_load(parts, path)
+
+
+def starts_anew(parts, path):
+    if intact(path, dist.get_rank()):
+        honest_load(parts, path)
+
+
+def loads_the_model_first(parts, path):
+    parts["model"].load_state_dict({k: v + 1 for k, v in parts["model"].state_dict().items()})
+    agrees(parts, path)
+
+
+def reads_on_rank_0(parts, path):
+    state = [None]
+    if dist.get_rank() == 0:
+        if not all(intact(path, rank) for rank in range(2)):
+            raise ValueError("damaged")
+        state = [True]
+    dist.broadcast_object_list(state, 0)
+    honest_load(parts, path)
+
+
+def test_the_correct_twin_refuses(world):
+    told = check_torn_files(trainer(agrees, digests_save), world, count=8)
+    assert len(told) == 8 and all("the file of rank" in line and "is damaged" in line for line in told)
+    assert any("was cut at byte" in line for line in told) and any("was flipped" in line for line in told)
+
+
+TORN = [
+    (honest_load, r"loaded a checkpoint of which bit \d of byte \d+ of rank\d.pt .*no digest of the file is compared"),
+    (decides_alone, r"loaded a checkpoint of which .* others +rank \d: ValueError: damaged.*each rank decides alone"),
+    (starts_anew, r"loaded a checkpoint of which"),
+    (
+        loads_the_model_first,
+        r"refused the checkpoint \(.*\), but parameter .* is not as before.*some of the file was loaded",
+    ),
+]
+
+
+@pytest.mark.parametrize(("broken", "message"), TORN, ids=[broken.__name__ for broken, _ in TORN])
+def test_check_torn_files_rejects(world, broken, message):
+    with pytest.raises(AssertionError, match=f"(?s){message}"):
+        check_torn_files(trainer(broken, digests_save if broken is not honest_load else honest_save), world)
+
+
+def test_check_torn_files_sees_a_rank_that_is_left_waiting():
+    from pdlcheck.worlds import get_world
+
+    with pytest.raises(AssertionError, match=r"(?s)left waiting where .* one rank reads the file and raises"):
+        check_torn_files(trainer(reads_on_rank_0, digests_save), get_world("sim"))
+
+
+def test_a_trainer_that_refuses_everything_is_inconclusive(world):
+    def load(parts, path):
+        raise ValueError("never")
+
+    with pytest.raises(Inconclusive, match="rank 0 refuses the intact file too: ValueError: never"):
+        check_torn_files(trainer(load), world)
+
+
+def test_a_trainer_that_writes_nothing_is_inconclusive(world):
+    with pytest.raises(Inconclusive, match="save wrote nothing"):
+        check_torn_files(trainer(save=lambda parts, path: None), world)

@@ -1,0 +1,180 @@
+"""The check of clipping rejects what is broken, names the cause, and accepts the correct twin."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pdlcheck.checks import check_clip_grad_norm, check_same_trajectory
+from pdlcheck.errors import Inconclusive
+
+
+def rows(*cases, names=("broken", "message")):
+    """Parametrize over broken subjects; the test is called after the subject."""
+    return pytest.mark.parametrize(names, [pytest.param(*case, id=case[0].__name__) for case in cases])
+
+
+GRADIENTS = [[torch.tensor([3.0, 0.0])], [torch.tensor([4.0]), torch.tensor([12.0])], []]
+REPLICATED = [[torch.tensor([3.0, 4.0])]] * 3
+HALVES = [[torch.tensor([300.0], dtype=torch.float16)], [torch.tensor([400.0], dtype=torch.float16)]]
+
+
+def grads_of(parameters):
+    return [p.grad for p in parameters if p.grad is not None]
+
+
+def scaled(parameters, norm, max_norm):
+    for grad in grads_of(parameters):
+        grad *= min(1.0, max_norm / (norm + 1e-6))
+    return norm
+
+
+def own_squares(parameters):
+    return sum((grad.double() ** 2).sum() for grad in grads_of(parameters)) + torch.zeros((), dtype=torch.float64)
+
+
+def squares_over_ranks(parameters, op=dist.ReduceOp.SUM):
+    squares = own_squares(parameters)
+    dist.all_reduce(squares, op)
+    return float(squares)
+
+
+def sharded(parameters, max_norm):
+    return scaled(parameters, math.sqrt(squares_over_ranks(parameters)), max_norm)
+
+
+def own_norm(parameters, max_norm):
+    scaled(parameters, math.sqrt(own_squares(parameters)), max_norm)
+
+
+def torchs_own(parameters, max_norm):
+    nn.utils.clip_grad_norm_(parameters, max_norm)
+
+
+def sums_norms(parameters, max_norm):
+    norm = own_squares(parameters).sqrt()
+    dist.all_reduce(norm)
+    return scaled(parameters, float(norm), max_norm)
+
+
+def averages_squares(parameters, max_norm):
+    return scaled(parameters, math.sqrt(squares_over_ranks(parameters) / dist.get_world_size()), max_norm)
+
+
+def only_on_rank_0(parameters, max_norm):
+    norm = math.sqrt(squares_over_ranks(parameters))
+    return scaled(parameters, norm, max_norm if dist.get_rank() == 0 else math.inf)
+
+
+def wrong_norm_returned(parameters, max_norm):
+    return sharded(parameters, max_norm) / 2
+
+
+def another_last_digit(parameters, max_norm):
+    return sharded(parameters, max_norm) * (1 + 1e-14 * dist.get_rank())
+
+
+def squares_in_half(parameters, max_norm):
+    squares = sum((grad**2).sum() for grad in grads_of(parameters)).double()
+    dist.all_reduce(squares)
+    return scaled(parameters, math.sqrt(squares), max_norm)
+
+
+def loses_a_gradient(parameters, max_norm):
+    sharded(parameters, max_norm)
+    if dist.get_rank() == 1:
+        parameters[1].grad = None
+
+
+def test_check_clip_grad_norm_accepts(world):
+    check_clip_grad_norm(sharded, world, gradients=GRADIENTS, max_norm=1.0)
+    check_clip_grad_norm(sharded, world, gradients=GRADIENTS, max_norm=100.0)
+    check_clip_grad_norm(sharded, world, gradients=HALVES, max_norm=1.0)
+    check_clip_grad_norm(torchs_own, world, gradients=REPLICATED, max_norm=1.0, counted=[[True], [False], [False]])
+
+
+@rows(
+    (own_norm, r"rank 0 holds 0.999\d* at \(0,\) of gradient 0, 0.2307\d* is expected[\s\S]*norm of this rank alone"),
+    (torchs_own, r"rank 0 holds [\s\S]*norms +13 over all ranks, rank 0: 3, rank 1: 12.6[\s\S]*of this rank alone"),
+    (sums_norms, r"rank 0 holds [\s\S]*norms of ranks were added: add their powers"),
+    (averages_squares, r"rank 0 holds [\s\S]*the powers of the norms were averaged, not added"),
+    (only_on_rank_0, r"rank 1 holds 4 at [\s\S]*the gradients were not clipped on this rank"),
+    (wrong_norm_returned, r"rank 0 returns 6.5, the norm of all gradients is 13"),
+    (another_last_digit, r"rank 1 returns 13.0\d+, rank 0 returns 13.0\n.*different orders"),
+    (loses_a_gradient, r"rank 1 has another gradient 1: None"),
+)
+def test_check_clip_grad_norm_rejects(world, broken, message):
+    with pytest.raises(AssertionError, match=f"^{broken.__name__}: {message}"):
+        check_clip_grad_norm(broken, world, gradients=GRADIENTS, max_norm=1.0)
+
+
+def test_check_clip_grad_norm_rejects_copies_that_count(world):
+    with pytest.raises(AssertionError, match=r"^sharded: rank 0 holds [\s\S]*were counted on each of them"):
+        check_clip_grad_norm(sharded, world, gradients=REPLICATED, max_norm=1.0, counted=[[True], [False], [False]])
+
+
+def test_check_clip_grad_norm_rejects_squares_that_overflow(world):
+    with pytest.raises(
+        AssertionError, match=r"^squares_in_half: rank 0 holds 0 at [\s\S]*overflowed: take it in float32"
+    ):
+        check_clip_grad_norm(squares_in_half, world, gradients=HALVES, max_norm=1.0)
+
+
+def test_check_clip_grad_norm_needs_a_gradient(world):
+    with pytest.raises(Inconclusive, match="all gradients are zero"):
+        check_clip_grad_norm(sharded, world, gradients=[[torch.zeros(2)], [None]], max_norm=1.0)
+
+
+def trained(before_step):
+    """A step of one rank on its half of the samples."""
+    inputs = torch.linspace(-1, 2, 24, dtype=torch.float64).view(3, 4, 2)
+
+    def train(model, steps):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for i in range(steps):
+            optimizer.zero_grad()
+            model(inputs[i].chunk(2)[dist.get_rank()]).square().mean().backward()
+            before_step(model)
+            optimizer.step()
+
+    train.__name__ = before_step.__name__
+    return train
+
+
+def average(model):
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+def synchronised_then_clipped(model):
+    average(model)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+
+def clipped_then_synchronised(model):
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    average(model)
+
+
+def clipped_by_hand(model):
+    average(model)
+    norm = math.sqrt(sum((p.grad**2).sum().item() for p in model.parameters()))
+    for p in model.parameters():
+        p.grad *= min(1.0, 0.1 / (norm + 1e-6))
+
+
+def test_replicas_that_clip_before_they_synchronise_stay_in_sync_and_train_otherwise(world):
+    """Replicas in sync show nothing; the steps of another run do."""
+
+    def make():
+        return nn.Sequential(nn.Linear(2, 3), nn.Tanh())
+
+    reference = trained(synchronised_then_clipped)
+    check_same_trajectory(trained(clipped_by_hand), reference, make, world, steps=3)
+    with pytest.raises(AssertionError, match=r"^clipped_then_synchronised: after 1 step\(s\) rank 0 holds"):
+        check_same_trajectory(trained(clipped_then_synchronised), reference, make, world, steps=3)

@@ -1,0 +1,194 @@
+"""The checks of scalers and sums in half precision reject what is broken, and accept the correct twin."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pdlcheck.checks import check_grad_scaler, check_low_precision_sum
+from pdlcheck.errors import Inconclusive
+
+STEPS = [[], [1], [], [], [0]]
+
+
+def rows(*cases, names=("broken", "message")):
+    """Parametrize over broken subjects; the test is called after the subject."""
+    return pytest.mark.parametrize(names, [pytest.param(*case, id=case[0].__name__) for case in cases])
+
+
+def torchs():
+    return torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+
+
+class Agreeing(torch.amp.GradScaler):
+    """found_inf is reduced over ranks, in the way of FSDP's scaler; every rank must have gradients."""
+
+    def unscale_(self, optimizer):
+        super().unscale_(optimizer)
+        self.agree(self._per_optimizer_states[id(optimizer)]["found_inf_per_device"])
+
+    def agree(self, found):
+        for flag in found.values():
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+
+
+class Averaging(Agreeing):
+    """An average of two sees an overflow too; the gradients of the other rank are lost twice."""
+
+    def unscale_(self, optimizer):
+        super().unscale_(optimizer)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad /= self.get_scale()
+
+
+class OfRankZero(Agreeing):
+    def agree(self, found):
+        for flag in found.values():
+            dist.broadcast(flag, 0)
+
+
+class StepsTogether(torch.amp.GradScaler):
+    """Ranks skip together, but each changes its scale by what it saw itself."""
+
+    def step(self, optimizer):
+        self.unscale_(optimizer)
+        (own,) = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
+        anywhere = own.clone()
+        dist.all_reduce(anywhere, dist.ReduceOp.MAX)
+        if not anywhere:
+            optimizer.step()
+
+
+def scaler(kind):
+    def make():
+        return kind("cpu", init_scale=64.0, growth_interval=2)
+
+    make.__name__ = kind.__name__
+    return make
+
+
+def never_grows():
+    return Fixed("cpu", init_scale=64.0, growth_interval=2)
+
+
+class Fixed(Agreeing):
+    def update(self, new_scale=None):
+        super().update(64.0)
+
+
+def mean(module):
+    if module.weight.grad is None:
+        module.weight.grad = torch.zeros_like(module.weight)
+    dist.all_reduce(module.weight.grad)
+    module.weight.grad /= dist.get_world_size()
+
+
+def unscale_then_sync(scaler, optimizer, module):
+    scaler.unscale_(optimizer)
+    mean(module)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def removes_what_is_not_finite(module):
+    module.weight.grad.nan_to_num_(posinf=0.0)
+    mean(module)
+
+
+def test_check_grad_scaler_accepts(world):
+    check_grad_scaler(scaler(Agreeing), world, overflows=STEPS)
+    check_grad_scaler(scaler(Agreeing), world, overflows=STEPS, step=unscale_then_sync, replicated=True)
+    check_grad_scaler(torchs, world, overflows=STEPS, sync=mean)
+
+
+def test_the_scaler_of_torch_fails_where_ranks_have_gradients_of_their_own(world):
+    with pytest.raises(
+        AssertionError, match=r"^torchs: after step 1 rank 0 holds weight .*, one process holds"
+    ) as error:
+        check_grad_scaler(torchs, world, overflows=STEPS)
+    assert "the gradients of ranks [1] overflow, so no rank may step" in str(error.value)
+    assert "sees the gradients of that rank alone: found_inf must be reduced over ranks" in str(error.value)
+
+
+def test_the_scaler_of_torch_fails_where_gradients_are_synchronised_after_unscaling(world):
+    with pytest.raises(AssertionError, match=r"^torchs: after step 1 rank 0 holds weight -5 at"):
+        check_grad_scaler(torchs, world, overflows=STEPS, step=unscale_then_sync, replicated=True)
+
+
+@rows(
+    (OfRankZero, r"after step 1 rank 0 holds weight .*\n.*no rank may step"),
+    (StepsTogether, r"after step 1 rank 0 has scale 128, one process has 32[\s\S]*each for itself"),
+    (Fixed, "after step 1 rank 0 has scale 64, one process has 32"),
+    (Averaging, r"after step 0 rank 0 holds weight [\s\S]*unscaled by another factor than the loss .*, twice"),
+)
+def test_check_grad_scaler_rejects(world, broken, message):
+    with pytest.raises(AssertionError, match=f"^{broken.__name__}: {message}"):
+        check_grad_scaler(scaler(broken), world, overflows=STEPS)
+
+
+def test_check_grad_scaler_sees_an_overflow_that_is_overwritten(world):
+    with pytest.raises(AssertionError, match=r"after step 1 rank 0 holds .*\n[\s\S]*no rank may step"):
+        check_grad_scaler(torchs, world, overflows=STEPS, sync=removes_what_is_not_finite)
+
+
+def test_check_grad_scaler_needs_both_sorts_of_steps(world):
+    for steps in ([[], []], [[0], [1]]):
+        with pytest.raises(Inconclusive, match="needs steps with an overflow and steps without one"):
+            check_grad_scaler(torchs, world, overflows=steps)
+
+
+def contributions(dtype, *values):
+    return [torch.tensor([value], dtype=dtype) for value in values]
+
+
+def in_float32(parameters, divide=True):
+    for p in parameters:
+        wide = p.grad.float()
+        dist.all_reduce(wide)
+        p.grad.copy_(wide / dist.get_world_size() if divide else wide)
+
+
+def in_its_own_dtype(parameters):
+    for p in parameters:
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+def one_after_the_other(parameters):
+    for p in parameters:
+        everyone = [torch.empty_like(p.grad) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, p.grad)
+        p.grad.copy_(sum(everyone) / len(everyone))
+
+
+SMALL_BESIDE_LARGE = contributions(torch.bfloat16, 256.0, *[1.0] * 4)
+NEAR_THE_END = contributions(torch.float16, 60000.0, 60000.0, 4.0)
+
+
+def test_check_low_precision_sum_accepts(world):
+    check_low_precision_sum(in_float32, SMALL_BESIDE_LARGE, world)
+    check_low_precision_sum(in_float32, NEAR_THE_END, world)
+    check_low_precision_sum(partial(in_float32, divide=False), SMALL_BESIDE_LARGE, world, mean=False)
+
+
+def test_check_low_precision_sum_rejects_what_is_lost(world):
+    with pytest.raises(
+        AssertionError, match=r"^one_after_the_other: rank 0 holds 51.25 at \(0,\), the mean is 52\n"
+    ) as e:
+        check_low_precision_sum(one_after_the_other, SMALL_BESIDE_LARGE, world)
+    assert "it was added in torch.bfloat16, which loses what is small beside what is large" in str(e.value)
+
+
+def test_check_low_precision_sum_rejects_what_overflows(world):
+    message = r"^in_its_own_dtype: rank 0 holds inf at \(0,\), the mean is 4\d+\n[\s\S]*left the range of torch.float16"
+    with pytest.raises(AssertionError, match=message):
+        check_low_precision_sum(in_its_own_dtype, NEAR_THE_END, world)
+
+
+def test_check_low_precision_sum_says_where_nothing_can_be_seen(world):
+    with pytest.raises(Inconclusive, match=r"the result is beyond torch.float16, whose largest number is 65504"):
+        check_low_precision_sum(in_float32, NEAR_THE_END, world, mean=False)

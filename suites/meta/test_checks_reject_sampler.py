@@ -1,0 +1,169 @@
+"""The checks of samplers reject what is broken, name the cause, and accept the correct twin."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DistributedSampler
+
+from pdlcheck.checks import check_sampler, check_sampler_resumes
+from pdlcheck.errors import Inconclusive
+
+
+class Right:
+    """Strided shards of an order that is drawn from the epoch; the position is that of all ranks together."""
+
+    def __init__(self, dataset, num_replicas, rank):
+        self.total, self.num_replicas, self.rank = len(dataset), num_replicas, rank
+        self.epoch, self.start, self.used = 0, 0, 0
+
+    def order(self):
+        return torch.randperm(self.total, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+
+    def __iter__(self):
+        return iter(self.order()[self.start :][self.rank :: self.num_replicas])
+
+    def __len__(self):
+        return len(range(self.start + self.rank, self.total, self.num_replicas))
+
+    def set_epoch(self, epoch):
+        if epoch != self.epoch:
+            self.epoch, self.start, self.used = epoch, 0, 0
+
+    def commit(self, num_samples):
+        self.used += num_samples
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "start": self.start + self.used * self.num_replicas}
+
+    def load_state_dict(self, state):
+        self.epoch, self.start, self.used = state["epoch"], state["start"], 0
+
+
+class LongerThanItSays(Right):
+    def __len__(self):
+        return self.total // self.num_replicas
+
+
+class GoesOnDrawing(Right):
+    """The first pass is drawn from the epoch; the second goes on with the same stream."""
+
+    def set_epoch(self, epoch):
+        super().set_epoch(epoch)
+        if not hasattr(self, "stream") or epoch != self.drawn:
+            self.stream, self.drawn = torch.Generator().manual_seed(epoch), epoch
+
+    def order(self):
+        return torch.randperm(self.total, generator=self.stream).tolist()
+
+
+class IgnoresTheEpoch(Right):
+    def order(self):
+        return list(range(self.total))
+
+
+class WithoutTheTail(Right):
+    def order(self):
+        return super().order()[: self.total // self.num_replicas * self.num_replicas]
+
+
+class OwnOrder(Right):
+    def order(self):
+        return torch.randperm(self.total, generator=torch.Generator().manual_seed(self.epoch + self.rank)).tolist()
+
+
+class ForgetsThePosition(Right):
+    def load_state_dict(self, state):
+        self.epoch = state["epoch"]
+
+
+class CountsWhatIsFetched(Right):
+    def __iter__(self):
+        for sample in super().__iter__():
+            self.used += 1
+            yield sample
+
+    def commit(self, num_samples):
+        pass
+
+
+class CountsItsOwnSamples(Right):
+    def state_dict(self):
+        return {"epoch": self.epoch, "start": self.start + self.used}
+
+
+class ForgetsTheEpoch(Right):
+    """The loop that sets the epoch hides it, but the position is lost with that."""
+
+    def load_state_dict(self, state):
+        self.start, self.used = state["start"], 0
+
+
+class InBlocks(Right):
+    """The position in blocks is that of a rank: with other ranks the blocks are others."""
+
+    def __iter__(self):
+        size = -(-self.total // self.num_replicas)
+        return iter(self.order()[self.rank * size : (self.rank + 1) * size][self.start :])
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "start": self.start + self.used}
+
+
+def rows(*cases):
+    return pytest.mark.parametrize(("broken", "message"), [pytest.param(*case, id=case[0].__name__) for case in cases])
+
+
+def test_check_sampler_accepts(world):
+    check_sampler(Right, world, num_samples=38, world_size=3, tail="uneven")
+    check_sampler(DistributedSampler, world, num_samples=38, world_size=3)
+
+
+@rows(
+    (LongerThanItSays, r"in epoch 0 len\(\) of rank 0 is 12, it gives 13 samples"),
+    (GoesOnDrawing, r"asked again in epoch 0, rank 0 gives samples .*, it gave samples .*\n.*a stream that goes on"),
+    (IgnoresTheEpoch, r"rank 0 has samples .* in epochs 0 and 1\n.*set_epoch was forgotten"),
+    (WithoutTheTail, r"samples \d+, \d+ in no shard, the shards must cover all 38"),
+    (OwnOrder, r"sample \d+ is in the shards of ranks .*, shards must be disjoint"),
+)
+def test_check_sampler_rejects(world, broken, message):
+    with pytest.raises(AssertionError, match=f"^{broken.__name__}: {message}"):
+        check_sampler(broken, world, num_samples=38, world_size=3, tail="uneven")
+
+
+@pytest.mark.parametrize("world_sizes", [(2, 2), (2, 3), (3, 1)])
+def test_check_sampler_resumes_accepts(world, world_sizes):
+    check_sampler_resumes(Right, world, num_samples=20, world_sizes=world_sizes, tail="uneven")
+
+
+def test_check_sampler_resumes_accepts_blocks_while_ranks_stay_as_many(world):
+    check_sampler_resumes(InBlocks, world, num_samples=20, world_sizes=(2, 2), tail="uneven")
+
+
+@rows(
+    (ForgetsThePosition, "resumed, rank 0 gives .*, the undisturbed run gives .*\n[\\s\\S]*the epoch begins anew"),
+    (CountsWhatIsFetched, "resumed, rank 0 gives .*\n[\\s\\S]*counts what the loader fetched ahead"),
+    (CountsItsOwnSamples, "resumed, rank 0 gives "),
+    (ForgetsTheEpoch, "resumed, rank 0 gives .*\n[\\s\\S]*the epoch begins anew"),
+)
+def test_check_sampler_resumes_rejects(world, broken, message):
+    with pytest.raises(AssertionError, match=f"^{broken.__name__}: {message}"):
+        check_sampler_resumes(broken, world, num_samples=20, world_sizes=(2, 2), tail="uneven")
+
+
+@rows(
+    (InBlocks, r"after the stop samples .* come again, or twice\n.*0 allowed\n.*not that of all ranks together"),
+    (CountsItsOwnSamples, r"after the stop samples .* come again, or twice"),
+    (CountsWhatIsFetched, r"samples .* never come after the stop, training had not used them"),
+)
+def test_check_sampler_resumes_rejects_on_another_number_of_ranks(world, broken, message):
+    with pytest.raises(AssertionError, match=f"^{broken.__name__}: {message}"):
+        check_sampler_resumes(broken, world, num_samples=20, world_sizes=(2, 3), tail="uneven")
+
+
+def test_check_sampler_resumes_needs_samples_on_both_sides_of_the_stop(world):
+    for num_samples, used in ((6, 3), (6, 0)):
+        with pytest.raises(Inconclusive, match=f"nothing is left after stop 0, .* of {num_samples} were used"):
+            check_sampler_resumes(Right, world, num_samples=num_samples, used=(used,), tail="uneven")
+    with pytest.raises(ValueError, match="needs one leg more than stops, got 2 and 2"):
+        check_sampler_resumes(Right, world, num_samples=20, used=(1, 1))

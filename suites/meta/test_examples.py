@@ -1,0 +1,128 @@
+"""The examples run as their first lines say: under torchrun, on two nodes, under mpiexec, and alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .needs_mpi import needs_mpi
+from .test_launched import outside
+from .test_mpi import mpiexec
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+if not EXAMPLES.is_dir():
+    pytest.skip("the examples are not installed: run this in a clone of the repository", allow_module_level=True)
+
+
+def environment():
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return outside() | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def start(command, folder):
+    return subprocess.Popen(
+        [*map(str, command)],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def finish(process):
+    try:
+        text, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 0, text
+    return text
+
+
+def alone(folder, name, *options):
+    return finish(start([sys.executable, EXAMPLES / name, *options], folder))
+
+
+def torchrun(folder, ranks, name, *options):
+    return finish(start([*TORCHRUN, "--standalone", "--nproc-per-node", ranks, EXAMPLES / name, *options], folder))
+
+
+def two_nodes(folder, name, *options):
+    """Two launchers of one rank each, as on two machines; what rank 0 printed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = ["--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1", "--master-port"]
+        meeting.append(free.getsockname()[1])
+    nodes = [start([*TORCHRUN, *meeting, "--node-rank", node, EXAMPLES / name, *options], folder) for node in range(2)]
+    texts = [finish(node) for node in nodes]
+    assert "%" not in texts[1]  # only rank 0 speaks
+    return texts[0]
+
+
+def test_an_example_is_read_in_one_sitting():
+    for path in EXAMPLES.glob("*.py"):
+        assert len(path.read_text().splitlines()) < 80, f"{path.name} is too long for an example"
+
+
+def test_ring_pass_under_torchrun(tmp_path):
+    assert torchrun(tmp_path, 2, "ring_pass.py").endswith("rank 0 holds 2, home again\nrank 1 holds 2\n")
+
+
+def test_pagerank(tmp_path):
+    lines = alone(tmp_path, "pagerank.py", "--top", 2).splitlines()
+    assert lines[0].startswith("63664 packages, 275976 dependencies")
+    assert [line.split()[:2] for line in lines[2:]] == [["1", "libc6"], ["2", "libgcc-s1"]]
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install pdlcheck[data]")
+    return alone(tmp_path_factory.mktemp("alone"), "synchronous_sgd.py", "--epochs", 2)
+
+
+def test_synchronous_sgd_alone(one_process):
+    first, second = (float(loss) for loss in re.findall(r"loss ([\d.]+)", one_process))
+    assert second < first
+    assert re.search(r"[\d.]+% of 360 digits that it has not seen are read right", one_process)
+
+
+@needs_mpi
+def test_synchronous_sgd_under_mpiexec_prints_what_one_process_prints(one_process, tmp_path):
+    done = mpiexec(4, tmp_path, str(EXAMPLES / "synchronous_sgd.py"), "--epochs", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == one_process
+
+
+def test_synchronous_sgd_under_torchrun_prints_what_one_process_prints(one_process, tmp_path):
+    assert torchrun(tmp_path, 2, "synchronous_sgd.py", "--epochs", 2).endswith(one_process)
+
+
+def test_convnet_on_two_nodes_goes_on_exactly_where_one_node_stopped(tmp_path):
+    """In the middle of an epoch; the weights at the end are those of an undisturbed run, bit for bit."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install pdlcheck[data]")
+    straight = torchrun(tmp_path, 2, "convnet_ddp.py", "--epochs", 2, "--checkpoints", "straight")
+    torchrun(tmp_path, 2, "convnet_ddp.py", "--epochs", 2, "--checkpoints", "stopped", "--stop", 20)
+    resumed = two_nodes(tmp_path, "convnet_ddp.py", "--epochs", 2, "--checkpoints", "stopped")
+    assert "epoch 0" not in resumed and "epoch 1, step 9: loss" in resumed and "epoch 1, step 10" not in resumed
+    accuracy, weights = re.search(r"([\d.]+)% read right, weights (\w+)", straight).groups()
+    assert float(accuracy) > 88
+    assert re.search(r"weights (\w+)", resumed)[1] == weights
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stopped", "straight"]
+
+
+def test_the_pipeline_prints_its_grid_and_learns(tmp_path):
+    text = torchrun(tmp_path, 2, "pipeline.py")
+    assert "1f1b: 2 stages on 2 ranks, 4 micro-batches, 10 steps\n" in text
+    assert "rank 1   .  F0  B0  F1  B1  F2  B2  F3  B3   .\n" in text
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", text)]
+    assert len(losses) == 4
+    assert losses[-1] < 0.5 * losses[0]
