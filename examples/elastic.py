@@ -52,9 +52,14 @@ def train(folder: str, steps: int, save_every: int, pause: float) -> None:
         optimizer.step()
         scheduler.step()
         weights = shard_digest(model.state_dict().values())[:16]
-        print(f"step {step} on rank {rank} of {world_size}: samples {mine.tolist()}, weights {weights}", flush=True)
+        say(f"step {step} on rank {rank} of {world_size}: samples {mine.tolist()}, weights {weights}")
         time.sleep(pause)
-    print(f"trained on rank {rank} of {world_size}: {shard_digest(model.state_dict().values())}", flush=True)
+    say(f"trained on rank {rank} of {world_size}: {shard_digest(model.state_dict().values())}")
+
+
+def say(line: str) -> None:
+    """In one piece: the ranks share a terminal, and torchrun starts them unbuffered."""
+    print(f"{line}\n", end="", flush=True)
 
 
 def main() -> None:
@@ -65,7 +70,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="after each step")
     options = parser.parse_args()
     dist.init_process_group("gloo")
-    print(f"rank {dist.get_rank()} of {dist.get_world_size()} is process {os.getpid()}", flush=True)
+    say(f"rank {dist.get_rank()} of {dist.get_world_size()} is process {os.getpid()}")
     train(options.folder, options.steps, options.save_every, options.pause)
     dist.destroy_process_group()
 

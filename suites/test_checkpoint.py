@@ -611,9 +611,10 @@ def test_the_newest_that_all_ranks_can_read(subject, world, tmp_path):
 
 @pytest.mark.verifies("save_checkpoint")
 def test_a_full_disk_leaves_the_previous_and_no_temporary_file(subject, world, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # of the process, which simulated ranks share
+
     def write():
         held = parts()
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         if dist.get_rank() == 0:
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # the write stops in the middle
         try:
@@ -622,7 +623,8 @@ def test_a_full_disk_leaves_the_previous_and_no_temporary_file(subject, world, t
             ) as caught:
                 subject(tmp_path, 3, **held)
         finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            if dist.get_rank() == 0:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         return str(caught.value), latest_checkpoint(tmp_path)
 
     path = written(tmp_path, world)

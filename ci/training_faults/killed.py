@@ -27,7 +27,7 @@ def main() -> None:
     plan, log, example, *rest = sys.argv[1:]
     kills = json.loads(Path(plan).read_text())
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    print(f"attempt {attempt}", flush=True)
+    print(f"attempt {attempt}\n", end="", flush=True)  # in one piece, as torchrun starts its workers unbuffered
     if attempt < len(kills):
         kill = Kill(**kills[attempt])
         if kill.rank == int(os.environ["RANK"]):
