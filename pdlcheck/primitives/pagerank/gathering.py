@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """Sums of values at scattered places, sixteen at a time: instructions that numba has no words for.
 
 A row sum of a sparse matrix reads one number for each entry, from anywhere. Processors have an instruction that reads
@@ -25,8 +26,7 @@ _FLOAT, _DOUBLE = ir.FloatType(), ir.DoubleType()
 _BIT, _INT32, _INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def add_gathered(
+def _add_gathered(
     typing_context: Any, values: Any, places: Any, begin: Any, steps: Any, sums: Any
 ) -> tuple[Any, Any]:
     """``sums[l] = sum(values[places[begin + k * LANES + l]] for k in range(steps))`` for each lane ``l``, in float64.
@@ -43,8 +43,7 @@ def add_gathered(
     return signature, generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def add_gathered_shares(
+def _add_gathered_shares(
     typing_context: Any, values: Any, places: Any, shares: Any, begin: Any, steps: Any, sums: Any
 ) -> tuple[Any, Any]:
     """The same with each value times ``shares[begin + k * LANES + l]``, which is float64."""
@@ -60,11 +59,16 @@ def add_gathered_shares(
     return signature, generate
 
 
+add_gathered: Any = intrinsic(_add_gathered)
+add_gathered_shares: Any = intrinsic(_add_gathered_shares)
+
+
 def _loop(context: Any, builder: Any, signature: Any, args: Any, *, shares: Any) -> None:
     values, places, begin, steps, sums = args
+    kinds = signature.args[0], signature.args[1], signature.args[4]
     data = [
         context.make_array(kind)(context, builder, value).data
-        for kind, value in zip((signature.args[0], signature.args[1], signature.args[4]), (values, places, sums), strict=True)
+        for kind, value in zip(kinds, (values, places, sums), strict=True)
     ]
     single = signature.args[0].dtype == types.float32
     kind, nbytes = (_FLOAT, 4) if single else (_DOUBLE, 8)

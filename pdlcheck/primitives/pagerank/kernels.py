@@ -24,7 +24,7 @@ def count_degrees(src: Any, dst: Any, out_degree: Any, in_degree: Any) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def rows_by_degree(in_degree: Any, node: Any, row: Any) -> None:
-    """Number the nodes by falling in-degree, equals in order of id: node ``node[r]`` has row r, ``row`` is the inverse."""
+    """Number nodes by falling in-degree, equals in order of id: node ``node[r]`` has row r, ``row`` is the inverse."""
     largest = 0
     for i in range(in_degree.size):
         largest = max(largest, in_degree[i])

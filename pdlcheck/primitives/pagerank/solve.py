@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pdlcheck.primitives.pagerank.arguments import distribution, require_damping, require_iterations
 from pdlcheck.primitives.pagerank.gathering import LANES
@@ -159,7 +160,7 @@ class _Rounds:
         self._single = len(layout.blocks) > 1
         self._scores = layout.rows_of(first)
         self._dangling_mass = math.fsum(self._scores[layout.out == 0])
-        self._send()
+        self._sent, self._sent_next = self._sending()
         self.iteration = 0
 
     def run(self, tol: float, max_iter: int) -> tuple[float, bool]:
@@ -188,19 +189,20 @@ class _Rounds:
                     bound += abs(1 - total) + chain * unit
                     self._scale(1 / total)
                 converged = bound <= tol
-                if damping * step <= lost * (4 if self._single else 1 / 16):  # such steps are round-off, and say nothing
+                if damping * step <= lost * (4 if self._single else 1 / 16):  # the step is round-off
                     if not self._single or converged:
                         break
                     self._single = False
-                    self._send()
+                    self._sent, self._sent_next = self._sending()
         return bound, converged
 
     def scores_of_nodes(self) -> Float64:
         return self._layout.nodes_of(self._scores)
 
-    def _send(self) -> None:
-        self._sent = (self._scores * self._layout.out).astype(np.float32 if self._single else np.float64)
-        self._sent_next = self._sent if self._in_place else np.empty_like(self._sent)
+    def _sending(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """What each node sends along an edge, and room for what it will send next."""
+        sent: NDArray[Any] = (self._scores * self._layout.out).astype(np.float32 if self._single else np.float64)
+        return sent, sent if self._in_place else np.empty_like(sent)
 
     def _scale(self, factor: float) -> None:
         self._scores *= factor
