@@ -27,6 +27,10 @@ deep = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
 for parameter in deep.parameters():
     torch.nn.init.constant_(parameter, 0.25)
 ready = False
+# constants of kinds that cannot be read as plain bytes
+sparse = torch.eye(2).to_sparse()
+shapes_alone = torch.zeros(2, device="meta")
+conjugate = torch.tensor([1 + 1j]).conj()
 
 
 class Trainer:

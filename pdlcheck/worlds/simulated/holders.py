@@ -236,13 +236,18 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
+def _bits(tensor: torch.Tensor) -> bytes:
+    plain = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    return plain.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 def leaf_value(value: Any) -> Any:
     """What two equal leaves have in common; None for anything that is no leaf."""
     if type(value) in _TENSORS:
-        if value.numel() * value.element_size() > LARGE:
+        if value.is_meta or value.numel() * value.element_size() > LARGE:
             return None
-        bits = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return value.shape, value.dtype, bits, leaf_value(value.grad) if value.is_leaf else None
+        grad = leaf_value(value.grad) if value.is_leaf else None
+        return value.shape, value.dtype, value.layout, _bits(value.detach().cpu()), grad
     if type(value) is np.ndarray:
         return (value.shape, value.dtype, value.tobytes()) if value.nbytes <= LARGE else None
     if isinstance(value, functools._lru_cache_wrapper):
