@@ -98,9 +98,10 @@ def test_version(benchmark: Any, full: bool, mean_degree: int, version: str, dev
     run = functools.partial(synchronised, VERSIONS[version], device, graph=graph, damping=DAMPING, dtype=dtype)
     one = warm_seconds(functools.partial(run, iterations=1))
     rounds = 1 if version in FEW_ROUNDS and device == "cpu" else 3
-    scores = benchmark.pedantic(run, kwargs={"iterations": K}, rounds=rounds)
+    iterations = 20 if benchmark.disabled else K  # nothing is timed: enough to see that it works
+    scores = benchmark.pedantic(run, kwargs={"iterations": iterations}, rounds=rounds)
     error = float(np.abs(scores.double().cpu().numpy() - exact(mean_degree)).sum())
-    assert error <= 2 * DAMPING**K + (1e-10 if dtype is torch.float64 else 1e-4)
+    assert error <= 2 * DAMPING**iterations + (1e-10 if dtype is torch.float64 else 1e-4)
     if benchmark.disabled:  # nothing was timed
         return
     each = max(benchmark.stats.stats.min - one, 0.0) / (K - 1)
