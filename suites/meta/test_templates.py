@@ -293,11 +293,25 @@ def templates_of(world):
     return run
 
 
+def wait_until_it_is_lost(pid):
+    """A signal takes its time on a busy machine: until the process is gone, dead or stopped."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state in "XZTt":
+            return
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("signo", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 def test_a_template_that_is_lost_is_replaced(templates_of, signo):
     before = templates_of()
     assert templates_of() == before
     os.kill(before[1], signo)
+    wait_until_it_is_lost(before[1])
     after = templates_of()
     assert set(after).isdisjoint(before)
     assert wait_for_the_end_of(before) == []
