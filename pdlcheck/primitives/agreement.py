@@ -1,15 +1,64 @@
-"""Ranks agree before they start: one rank's wrong argument is an error on all of them, so nobody waits for it."""
+"""Ranks tell one another what they hold and what went wrong, so that all go on or all raise the same."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 
+from pdlcheck.errors import PdlcheckError
 from pdlcheck.primitives.arguments import Members
 
-__all__ = ["require_agreement"]
+__all__ = ["Exchange", "exchange", "require_agreement"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Exchange(Generic[T]):
+    """The same on every rank.
+
+    Args:
+        values: of all ranks, in the order of the group; what a rank with an error gave is there too.
+        errors: place in the group -> error, of the ranks that have one.
+    """
+
+    values: list[T]
+    errors: dict[int, Exception]
+
+    @property
+    def first_error(self) -> Exception | None:
+        """That of the first rank that has one."""
+        return next(iter(self.errors.values()), None)
+
+
+def exchange(value: T, error: Exception | None, group: dist.ProcessGroup | None) -> Exchange[T]:
+    """Tell the ranks of ``group`` a value and an error, if any; called by all of them. One all_gather of objects.
+
+    Args:
+        value: can be pickled.
+        error: what is wrong on this rank. pdlcheck's own arrive as they are, TypeError and ValueError with their text,
+            others, which may not survive the way to another process, as a RuntimeError that names their kind.
+        group: ``None`` is this process alone, which sends nothing.
+    """
+    mine = value, None if error is None else _able_to_travel(error)
+    everyone: list[Any] = [mine]
+    if group is not None and dist.get_world_size(group) > 1:
+        everyone = [None] * dist.get_world_size(group)
+        dist.all_gather_object(everyone, mine, group=group)
+    errors = {place: found for place, (_, found) in enumerate(everyone) if found is not None}
+    return Exchange([one for one, _ in everyone], errors)
+
+
+def _able_to_travel(error: Exception) -> Exception:
+    if isinstance(error, PdlcheckError):
+        return error
+    for kind in (TypeError, ValueError):
+        if isinstance(error, kind):  # also where it is a subclass, whose arguments may be others
+            return kind(str(error))
+    return RuntimeError(str(error) if type(error) is RuntimeError else f"{type(error).__name__}: {error}")
 
 
 def require_agreement(caller: str, who: Members, facts: Callable[[], Mapping[str, object]]) -> None:
@@ -35,20 +84,18 @@ def require_agreement(caller: str, who: Members, facts: Callable[[], Mapping[str
         >>> world.run(start, world_size=2)[0]
         'train needs the same epochs on every rank, got 1 on rank 0 and 2 on rank 1'
     """
-    mine: tuple[str, Any]
+    mine: dict[str, object] = {}
+    problem: Exception | None = None
     try:
-        mine = "facts", dict(facts())
+        mine = dict(facts())
     except (TypeError, ValueError) as error:
-        mine = type(error).__name__, str(error)
-    everyone: list[Any] = [None] * who.world_size
-    dist.all_gather_object(everyone, mine, who.group)
-    failed = [place for place, (kind, _) in enumerate(everyone) if kind != "facts"]
-    if failed:
-        kind, text = everyone[failed[0]]
-        where = f" (on rank {who.at(failed[0])})" if len(failed) < who.world_size else ""
-        raise (TypeError if kind == "TypeError" else ValueError)(text + where)
-    first = everyone[0][1]
-    for place, (_, theirs) in enumerate(everyone):
+        problem = error
+    found = exchange(mine, problem, who.group)
+    if found.first_error is not None:
+        where = f" (on rank {who.at(min(found.errors))})" if len(found.errors) < who.world_size else ""
+        raise type(found.first_error)(f"{found.first_error}{where}")
+    first = found.values[0]
+    for place, theirs in enumerate(found.values):
         for name, value in first.items():
             if theirs.get(name) != value:
                 raise ValueError(

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-__all__ = ["Members", "members", "named_state", "require_at_least", "require_state", "require_tensor"]
+__all__ = ["Members", "members", "named_state", "require_at_least", "require_state", "require_tensor", "wire_device"]
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,12 @@ def _require_device(
             f"{caller} got {what} on device {tensor.device}, the group's backend {dist.get_backend(group)} "
             f"takes {' or '.join(usable)}; move it with .to({usable[0]!r})"
         )
+
+
+def wire_device(group: dist.ProcessGroup | None) -> torch.device:
+    """Where a small tensor of our own has to be for the group's backend: on the CPU if it can."""
+    usable = _usable_devices(group)
+    return torch.device("cuda" if "cuda" in usable and "cpu" not in usable else "cpu")
 
 
 def _usable_devices(group: dist.ProcessGroup | None) -> list[str]:

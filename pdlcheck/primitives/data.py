@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdlcheck.primitives.arguments import members, require_at_least
+from pdlcheck.primitives.arguments import members, require_at_least, wire_device
 
 __all__ = ["gather_shard_digests", "shard_digest", "shard_digest_table", "shard_indices"]
 
@@ -120,9 +120,7 @@ def gather_shard_digests(data: Tensor | Iterable[Tensor], group: dist.ProcessGro
     Source: as :func:`shard_digest`.
     """
     who = members("gather_shard_digests", group)
-    config = dist.get_backend_config(group)
-    device = "cuda" if "cuda:" in config and "cpu:" not in config else "cpu"
-    own = torch.tensor(list(bytes.fromhex(shard_digest(data))), dtype=torch.uint8, device=device)
+    own = torch.tensor(list(bytes.fromhex(shard_digest(data))), dtype=torch.uint8, device=wire_device(group))
     everyone = [torch.empty_like(own) for _ in who.ranks]
     dist.all_gather(everyone, own, group=group)
     return [bytes(digest.tolist()).hex() for digest in everyone]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
+from pdlcheck.primitives.agreement import Exchange, exchange
 from pdlcheck.primitives.arguments import Members
 
 __all__ = ["raise_together", "require_alike"]
-
-T = TypeVar("T")
 
 
 def require_alike(
@@ -28,11 +26,11 @@ def require_alike(
         who: the ranks.
     """
     rows = [(f"{name!r}", _text(tensor)) for name, tensor in tensors.items()]
-    mine = problem, rows, [(name, str(value)) for name, value in options.items()]
-    everyone = _gathered(mine, who)
-    _raise_first(caller, [problem for problem, _, _ in everyone], who, ValueError)
-    _, first, first_options = everyone[0]
-    for place, (_, theirs, their_options) in enumerate(everyone):
+    mine = rows, [(name, str(value)) for name, value in options.items()]
+    found = exchange(mine, None if problem is None else ValueError(problem), who.group)
+    _raise_first(caller, found, who)
+    first, first_options = found.values[0]
+    for place, (theirs, their_options) in enumerate(found.values):
         for (name, value), (_, other) in zip(first_options, their_options, strict=True):
             if value != other:
                 raise ValueError(
@@ -50,24 +48,15 @@ def require_alike(
 
 def raise_together(caller: str, problems: Sequence[str], who: Members) -> None:
     """Raise on every rank what is wrong on some; called on all of them, also where ``problems`` is empty."""
-    everyone = _gathered(problems[0] if problems else None, who)
-    _raise_first(caller, everyone, who, RuntimeError)
+    _raise_first(caller, exchange(None, RuntimeError(problems[0]) if problems else None, who.group), who)
 
 
-def _raise_first(caller: str, everyone: Sequence[str | None], who: Members, error: type[Exception]) -> None:
-    found = [(who.at(place), problem) for place, problem in enumerate(everyone) if problem is not None]
-    if not found:
-        return
-    text = found[0][1]
-    ranks = [rank for rank, problem in found if problem == text]
-    where = "every rank" if len(ranks) == who.world_size else f"rank {', '.join(map(str, ranks))}"
-    raise error(f"{caller}: on {where}, {text}")
-
-
-def _gathered(mine: T, who: Members) -> list[T]:
-    everyone = [mine] * who.world_size
-    dist.all_gather_object(everyone, mine, group=who.group)
-    return everyone
+def _raise_first(caller: str, found: Exchange[Any], who: Members) -> None:
+    first = found.first_error
+    if first is not None:
+        ranks = [who.at(place) for place, error in found.errors.items() if str(error) == str(first)]
+        where = "every rank" if len(ranks) == who.world_size else f"rank {', '.join(map(str, ranks))}"
+        raise type(first)(f"{caller}: on {where}, {first}")
 
 
 def _text(tensor: Tensor) -> str:

@@ -9,9 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Agreement", "Header", "first_error"]
-
-ERRORS = {"TypeError": TypeError, "ValueError": ValueError}
+__all__ = ["Agreement", "Header"]
 
 
 @dataclass(frozen=True)
@@ -67,19 +65,3 @@ class Agreement:
         most, least, weight, new, failed = self._values.tolist()
         differ = (int(-least), int(most)) if math.isfinite(least) and most != -least else None
         return Header(int(most), weight, bool(new), bool(failed) or differ is not None, differ)
-
-
-def first_error(error: Exception | None, group: dist.ProcessGroup | None) -> Exception | None:
-    """The error of the first rank of ``group`` that has one, the same on every rank; None if none has.
-
-    Called by all ranks of the group; costs an all_gather of objects, so it is for what happens once or went wrong.
-    """
-    own = None if error is None else (type(error).__name__, str(error))
-    everyone: list[tuple[str, str] | None] = [own]
-    if group is not None and dist.get_world_size(group) > 1:
-        everyone = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everyone, own, group=group)
-    for found in everyone:
-        if found is not None:
-            return ERRORS.get(found[0], RuntimeError)(found[1])
-    return None

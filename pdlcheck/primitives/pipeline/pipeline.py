@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pdlcheck.primitives.agreement import exchange
 from pdlcheck.primitives.arguments import members
-from pdlcheck.primitives.pipeline.agreement import Agreement, Header, first_error
+from pdlcheck.primitives.pipeline.agreement import Agreement, Header
 from pdlcheck.primitives.pipeline.batches import concatenated, micro_batches, samples_in
 from pdlcheck.primitives.pipeline.building import Request
 from pdlcheck.primitives.pipeline.cells import Cell, Schedule
@@ -289,11 +290,11 @@ class Pipeline:
         return total
 
     def _raise_everywhere(self, error: Exception | None, met: Header, data_group: dist.ProcessGroup | None) -> None:
-        found = first_error(error, self._group)
+        found = exchange(None, error, self._group).first_error
         if found is None and met.differ is not None:
             found = ValueError(_unequal(*met.differ))
         if data_group is not None:
-            found = first_error(found, data_group)
+            found = exchange(None, found, data_group).first_error
         assert found is not None  # a header said so
         raise found from error
 

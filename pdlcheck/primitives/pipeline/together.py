@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pdlcheck.primitives.pipeline.agreement import first_error
+from pdlcheck.primitives.agreement import exchange
 from pdlcheck.primitives.pipeline.building import Built, Request, build, make_schedule
 from pdlcheck.primitives.pipeline.splitting import split_model
 
@@ -32,19 +32,17 @@ def build_together(
         built = build(request, n_ranks, place, devices)
     except (TypeError, ValueError) as found:
         error = found
-    if (first := first_error(error, group)) is not None:
-        raise first from error
+    told = exchange(() if built is None else built.fingerprint(), error, group)
+    if told.first_error is not None:
+        raise told.first_error from error
     assert built is not None  # else there was an error
-    if group is not None:
-        everyone: list[Any] = [None] * n_ranks
-        dist.all_gather_object(everyone, built.fingerprint(), group=group)
-        for rank, other in enumerate(everyone):
-            if other != everyone[0]:
-                lines = "".join(f"\n  rank {r}: {' '.join(map(str, everyone[r]))}" for r in (0, rank))
-                raise ValueError(
-                    f"Pipeline was made otherwise on rank {rank} of its group than on rank 0; "
-                    f"give every rank the same model and arguments{lines}"
-                )
+    for rank, other in enumerate(told.values):
+        if other != told.values[0]:
+            lines = "".join(f"\n  rank {r}: {' '.join(map(str, told.values[r]))}" for r in (0, rank))
+            raise ValueError(
+                f"Pipeline was made otherwise on rank {rank} of its group than on rank 0; "
+                f"give every rank the same model and arguments{lines}"
+            )
     return built
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from pdlcheck.primitives.arguments import Members
+from pdlcheck.primitives.arguments import Members, wire_device
 
 __all__ = ["Rows", "gather_rows", "raise_everywhere"]
 
@@ -16,9 +16,7 @@ Rows = list[list[float]]
 
 def gather_rows(row: Sequence[float], who: Members) -> Rows:
     """The row of every rank, in the order of the group; all rows are equally long. One all_gather, in float64."""
-    config = dist.get_backend_config(who.group)
-    device = "cuda" if "cuda:" in config and "cpu:" not in config else "cpu"
-    own = torch.tensor(list(row), dtype=torch.float64, device=device)
+    own = torch.tensor(list(row), dtype=torch.float64, device=wire_device(who.group))
     everyone = [torch.empty_like(own) for _ in who.ranks]
     dist.all_gather(everyone, own, group=who.group)
     return [[float(value) for value in one.tolist()] for one in everyone]
