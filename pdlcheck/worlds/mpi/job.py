@@ -58,7 +58,8 @@ def why_not() -> str:
 class Job:
     """An mpiexec that keeps ``world_size`` places, which the ranks take by their environment variables.
 
-    Its files lie in folders of their own, which are gone after :meth:`end`, whoever was killed before.
+    Its files lie in folders that bear the controller's process id; they are gone after :meth:`end`, whoever was killed
+    before.
 
     Raises:
         WorldUnavailable: mpiexec is missing or cannot start.
@@ -72,9 +73,10 @@ class Job:
         self.is_lost = False
         self._is_wanted_no_more = False
         self._watch: threading.Thread | None = None
-        self._session = tempfile.mkdtemp(prefix="pdlcheck-mpi-")
+        prefix = f"pdlcheck-mpi-{self._owner}-"
+        self._session = tempfile.mkdtemp(prefix=prefix)
         shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
-        self._segments = tempfile.mkdtemp(prefix="pdlcheck-mpi-", dir=shared)
+        self._segments = tempfile.mkdtemp(prefix=prefix, dir=shared)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end
         seat = [sys.executable, "-I", "-S", str(_HERE / "seat.py"), self._session]
         self._stdout, writing = os.pipe()
