@@ -123,19 +123,17 @@ def test_mpiexec(tmp_path):
     mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if mpiexec is None:
         pytest.skip("needs mpiexec: pip install 'pdlcheck[mpi]'")
-    before = left_in_tmp()
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     code, text = launched(
         [mpiexec, "-n", "3", "--oversubscribe", sys.executable, *PYTEST],
         tmp_path,
         OMPI_ALLOW_RUN_AS_ROOT="1",
         OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+        TMPDIR=str(temporary),
     )
     assert_one_true_report(code, text, "mpiexec")
-    assert left_in_tmp() == before
-
-
-def left_in_tmp() -> set[str]:
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith(f"pdlcheck-{os.getuid()}-")}
+    assert list(temporary.glob("pdlcheck-*")) == []
 
 
 def free_port() -> int:
