@@ -25,10 +25,12 @@ from pdlcheck.checks.pagerank import (
     check_pagerank_relabelling,
     check_transition_matrix,
 )
-from pdlcheck.checks.pipeline import check_pipedream, check_pipeline, check_same_gradients
+from pdlcheck.checks.pipedream import check_pipedream
+from pdlcheck.checks.pipeline import check_pipeline
 from pdlcheck.checks.precision import check_grad_scaler, check_low_precision_sum
 from pdlcheck.checks.replicas import check_replicas_in_sync, check_same_start
 from pdlcheck.checks.replicated import check_replicated_module
+from pdlcheck.checks.same_gradients import check_same_gradients
 from pdlcheck.checks.sampler import check_sampler, check_sampler_resumes
 from pdlcheck.checks.schedules import check_schedule
 from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters

@@ -1,0 +1,114 @@
+"""What one process gets from the whole batch, and what each usual fault of a pipeline would make of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pdlcheck.checks.pipeline_steps import (
+    RELATIVE,
+    Loss,
+    Named,
+    all_names,
+    gradients_of,
+    joined_batch,
+    on_cpu,
+    samples_in,
+    split_batch,
+    tolerance,
+)
+
+__all__ = ["Truth"]
+
+
+class Truth:
+    """One process on the whole batch, and what it would hold with one thing wrong."""
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, n_microbatches: int, before: Named
+    ) -> None:
+        self.model, self.loss_of, self.before, self.count = model, loss, before, n_microbatches
+        self.samples = samples_in(inputs)
+        self.outputs, self.loss, self.gradients = self._of(model, inputs, targets)
+        self.parts = list(zip(split_batch(inputs, n_microbatches), split_batch(targets, n_microbatches), strict=True))
+
+    def _of(self, model: nn.Module, inputs: Any, targets: Any) -> tuple[Any, Tensor, Named]:
+        one = copy.deepcopy(model)
+        one.zero_grad()
+        outputs = one(inputs)
+        value = self.loss_of(outputs, targets)
+        value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return on_cpu(outputs), value.detach(), gradients_of(one)
+
+    def near(self, name: str, found: Tensor, candidate: Tensor) -> bool:
+        # a candidate may be n_microbatches times larger than the gradient itself
+        return bool(((found - candidate).abs() <= tolerance(self.gradients[name], self.count)).all())
+
+    def cause(self, found: Named, wrong: Sequence[str]) -> str | None:
+        """The first candidate that explains all wrong gradients."""
+        for text, candidate in self._candidates():
+            if all(name in candidate and self.near(name, found[name], candidate[name]) for name in wrong):
+                return text
+        return None
+
+    def cause_of_loss(self, factor: float) -> str | None:
+        """What a loss that is ``factor`` times too large tells."""
+        m, samples = self.count, self.samples
+        for text, value in (
+            (f"summed over {samples} samples, where one process averages", samples),
+            (f"averaged over {samples} samples, where one process sums", 1 / samples),
+            (f"not divided by n_microbatches = {m}", m),
+            (f"divided by n_microbatches = {m} once too often", 1 / m),
+        ):
+            if abs(factor - value) < RELATIVE * value:
+                return text
+        return None
+
+    def _candidates(self) -> Iterator[tuple[str, Named]]:
+        m, samples = self.count, self.samples
+
+        def scaled(factor: float) -> Named:
+            return {name: grad * factor for name, grad in self.gradients.items()}
+
+        yield "it is zero: no gradient came back, or the activation was received without requires_grad", scaled(0)
+        yield f"it is {m} times too large: not divided by n_microbatches", scaled(m)
+        yield f"it is {m} times too small: divided by n_microbatches once too often", scaled(1 / m)
+        yield f"it is {samples} times too large: not divided by the samples", scaled(samples)
+        yield f"it is {samples} times too small: divided by the samples once too often", scaled(1 / samples)
+        if self.before:
+            yield "it is the gradient of the step before", self.before
+            yield "the gradient of the step before was added", _sum([self.gradients, self.before], [1, 1])
+        yield "it is the copy's own part: gradients of the tied copies were not added", self._untied()
+        each = [self._of(self.model, x, y) for x, y in self.parts]
+        grads, sizes = [grad for _, _, grad in each], [samples_in(x) for x, _ in self.parts]
+        total = sum(float(value) * n / samples for (_, value, _), n in zip(each, sizes, strict=True))
+        means = abs(total - float(self.loss)) < RELATIVE * max(1.0, abs(total))
+        weights = [n / samples if means else 1.0 for n in sizes]
+        yield "it is the plain mean over micro-batches: weight them with their samples", _sum(grads, [1 / m] * m)
+        yield "it is the sum over micro-batches of means", _sum(grads, [1.0] * m)
+        for left in range(m):
+            kept = [w * (i != left) for i, w in enumerate(weights)]
+            yield f"micro-batch {left} of {m} is missing", _sum(grads, kept)
+            yield f"micro-batch {left} of {m} is left out", _sum(grads, [w / (1 - weights[left] or 1) for w in kept])
+            yield (
+                f"every micro-batch is micro-batch {left}",
+                _sum(grads, [sum(weights) * (i == left) for i in range(m)]),
+            )
+
+    def _untied(self) -> Named:
+        """The gradient that each of the tied names would have alone."""
+        values = {name: p.detach().clone().requires_grad_() for name, p in all_names(self.model).items()}
+        inputs = joined_batch([x for x, _ in self.parts])
+        targets = joined_batch([y for _, y in self.parts])
+        out = functional_call(self.model, values, (inputs,), tie_weights=False)
+        grads = torch.autograd.grad(self.loss_of(out, targets), list(values.values()), allow_unused=True)
+        return {n: torch.zeros_like(v) if g is None else g for (n, v), g in zip(values.items(), grads, strict=True)}
+
+
+def _sum(parts: Sequence[Named], weights: Sequence[float]) -> Named:
+    return {name: torch.stack([p[name] * w for p, w in zip(parts, weights, strict=True)]).sum(0) for name in parts[0]}
