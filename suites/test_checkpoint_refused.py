@@ -1,0 +1,266 @@
+"""A checkpoint that is damaged or does not fit is refused with what is wrong, and nothing is touched."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pdlcheck.checks import check_torn_files
+from pdlcheck.errors import CheckpointError
+from pdlcheck.primitives import load_checkpoint, save_checkpoint
+from pdlcheck.primitives.checkpoint.container import body_of, sealed
+
+from .checkpoint_training import ADAM, SGD, Holder, Shards, cut, damage, net, parts, training, weights, written
+
+
+@pytest.mark.verifies("load_checkpoint")
+def test_cut_files_and_flipped_bits_are_refused(subject, world):
+    told = check_torn_files(training(load=subject), world, count=8)
+    assert all("CheckpointError" in line for line in told)
+
+
+def heads(path):
+    return path.read_bytes().split(b"\n", 3)
+
+
+def cut_in_the_first_lines(path):
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def emptied(path):
+    path.write_bytes(b"")
+
+
+def longer(path):
+    path.write_bytes(path.read_bytes() + b"??")
+
+
+def other_format(path):
+    path.write_bytes(path.read_bytes().replace(b"format 1\n", b"format 7\n", 1))
+
+
+def other_program(path):
+    torch.save({"model": {}}, path)
+
+
+def number_of_bytes_with_a_blank(path):
+    first, sha, _, body = heads(path)
+    path.write_bytes(b"\n".join([first, sha, b"nbytes %20d" % len(body), body]))
+
+
+def sealed_by_hand(path):
+    body = body_of({"model": {}})
+    path.write_bytes(sealed(body) + body)
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def hostile(path):
+    buffer = io.BytesIO()
+    torch.save({"model": Hostile()}, buffer)
+    path.write_bytes(sealed(buffer.getvalue()) + buffer.getvalue())
+
+
+def hostile_pickle(path):
+    body = pickle.dumps(Hostile())
+    path.write_bytes(sealed(body) + body)
+
+
+REFUSED = [
+    (cut, r"was cut at byte 200: it should be \d+ bytes long"),
+    (cut_in_the_first_lines, "was cut at byte 40, inside its first lines"),
+    (emptied, "is empty"),
+    (damage, "was changed after it was written: its SHA-256 is"),
+    (longer, "is 2 bytes longer than the"),
+    (other_format, "was written in format 7, this version of pdlcheck reads format 1"),
+    (other_program, "is not a checkpoint: it does not start with 'pdlcheck checkpoint"),
+    (number_of_bytes_with_a_blank, "has damaged first lines"),
+    (sealed_by_hand, "is intact, but not a checkpoint of save_checkpoint"),
+    (hostile, "holds something that weights_only=True does not load"),
+    (hostile_pickle, "holds something that weights_only=True does not load"),
+    (Path.unlink, "does not exist"),
+]
+
+
+@pytest.mark.verifies("load_checkpoint")
+@pytest.mark.parametrize(("spoil", "message"), REFUSED, ids=[spoil.__name__ for spoil, _ in REFUSED])
+def test_a_file_is_refused_with_what_is_wrong_and_the_previous_is_offered(subject, world, tmp_path, spoil, message):
+    def read():
+        held = parts()
+        before = weights(held)
+        with pytest.raises(CheckpointError, match=message) as caught:
+            subject(path, **held)
+        assert weights(held) == before
+        return str(caught.value), caught.value.previous
+
+    previous = written(tmp_path, world)
+    path = written(tmp_path, world, step_number=3)
+    spoil(path)
+    (text, offered), other = world.run(read, world_size=2)
+    assert (text, offered) == other
+    assert offered == str(previous) and f"{previous} is intact: load that" in text
+    assert not Path("executed").exists()
+
+
+@pytest.mark.verifies("load_checkpoint")
+def test_a_file_that_one_rank_cannot_read_is_refused_by_all(subject, world, tmp_path):
+    def read():
+        folder = tmp_path / f"node-{dist.get_rank()}"
+        with pytest.raises(
+            CheckpointError, match=r"does not exist \(on rank 1 of 3\).*there is no earlier one"
+        ) as caught:
+            subject(folder / path.name, **parts())
+        return caught.value.rank
+
+    path = written(tmp_path / "node-0", world, world_size=3)
+    for node in (1, 2):
+        (tmp_path / f"node-{node}").mkdir()
+    (tmp_path / "node-2" / path.name).write_bytes(path.read_bytes())
+    assert world.run(read, world_size=3) == [1, 1, 1]
+
+
+@pytest.mark.verifies("load_checkpoint")
+def test_different_files_of_one_name_are_refused(subject, world, tmp_path):
+    def read():
+        subject(tmp_path / f"node-{dist.get_rank()}" / path.name, **parts())
+
+    for node in range(2):
+        path = written(tmp_path / f"node-{node}", world, optimizer=partial(SGD, lr=0.1 + node))
+    with pytest.raises(CheckpointError, match="is not the same file on rank 0 and rank 1"):
+        world.run(read, world_size=2)
+
+
+def wide():
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Linear(5, 1))
+
+
+def double():
+    return net().double()
+
+
+def deep():
+    return nn.Sequential(*net(), nn.Linear(1, 1))
+
+
+def wrapped():
+    model = nn.Module()
+    model.module = net()
+    return model
+
+
+def two_groups(parameters):
+    first, *rest = parameters
+    return torch.optim.SGD([{"params": [first]}, {"params": rest}], lr=0.1, momentum=0.9)
+
+
+def fewer(parameters):
+    return SGD(list(parameters)[:-1])
+
+
+def reordered(parameters):
+    return SGD(list(parameters)[::-1])
+
+
+MISFITS = [
+    ({"make": wide}, r"another model: '0.weight' has shape \(5, 3\).*the checkpoint holds shape \(4, 3\)"),
+    ({"make": double}, "another model: '0.weight' has shape .* and torch.float64, .* and torch.float32"),
+    ({"make": deep}, "another model: it lacks '4.weight', '4.bias'"),
+    ({"make": wrapped}, "this model lacks .* from a bare model: load into wrapper.module"),
+    ({"optimizer": ADAM}, "optimizer is a AdamW, the checkpoint holds the state of a SGD"),
+    ({"optimizer": two_groups}, "optimizer has 2 parameter groups, the checkpoint holds 1"),
+    ({"optimizer": fewer}, "group 0 of optimizer has 5 parameters, that of the checkpoint 6"),
+    (
+        {"optimizer": reordered},
+        "group 0 of optimizer has '3.bias' of shape .* as parameter 0, the checkpoint '0.weight'",
+    ),
+    ({"scheduler": "lambda"}, "scheduler is a LambdaLR, the checkpoint holds the state of a MultiStepLR"),
+]
+
+
+@pytest.mark.verifies("load_checkpoint")
+@pytest.mark.parametrize(("other", "message"), MISFITS, ids=[message[:30] for _, message in MISFITS])
+def test_what_does_not_fit_is_named_and_nothing_is_touched(subject, world, tmp_path, other, message):
+    def read():
+        torch.manual_seed(dist.get_rank())
+        held = parts(**other) if dist.get_rank() == 1 else parts()  # one rank sees it, all raise
+        held_before, stream = weights(held), torch.get_rng_state()
+        with pytest.raises(ValueError, match=message) as caught:
+            subject(path, **held)
+        assert weights(held) == held_before and torch.equal(stream, torch.get_rng_state())
+        assert held["sampler"].position == 0 and not held["optimizer"].state
+        return str(caught.value)
+
+    def read_alike():
+        held = {**parts(**other), "optimizer": None}
+        held["optimizer"] = other.get("optimizer", SGD)(held["model"].parameters())
+        subject(path, **held)
+
+    path = written(tmp_path, world)
+    if other.get("make") is None:
+        assert len(set(world.run(read, world_size=2))) == 1
+    with pytest.raises(ValueError, match=message):
+        world.run(read_alike, world_size=2)
+
+
+@pytest.mark.verifies("load_checkpoint")
+def test_parameters_of_one_shape_in_another_order_are_another_optimizer(subject, tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    path = save_checkpoint(tmp_path, 1, model=model, optimizer=SGD(model.parameters()))
+    swapped = SGD([*model[1].parameters(), *model[0].parameters()])
+    with pytest.raises(ValueError, match=r"optimizer has '1.weight' .* as parameter 0, .* '0.weight' of shape"):
+        subject(path, model=model, optimizer=swapped)
+
+
+def test_a_state_that_an_object_does_not_take_is_taken_back_everywhere(world, tmp_path):
+    def read():
+        held = parts()
+        if dist.get_rank() == 1:
+            held["sampler"] = Shards(num_samples=11)
+        before = weights(held)
+        with pytest.raises(
+            ValueError, match=r"sampler does not take its state: ValueError: 12 samples .* \(on rank 1 of 2"
+        ):
+            load_checkpoint(path, **held)
+        assert weights(held) == before and not held["optimizer"].state and held["scheduler"].last_epoch == 0
+
+    path = written(tmp_path, world)
+    world.run(read, world_size=2)
+
+
+def test_a_load_state_dict_that_forgets_is_found_out(tmp_path):
+    class Forgetful(Holder):
+        def load_state_dict(self, state):
+            self.state = {**state, "position": 0}
+
+    path = save_checkpoint(tmp_path, 1, model=nn.Linear(1, 1), sampler=Forgetful({"position": 3}))
+    model = nn.Linear(1, 1)
+    before, sampler = model.weight.item(), Forgetful({"position": 0})
+    with pytest.raises(ValueError, match=r"sampler does not hold.*sampler\['position'\] is 0, it should be 3"):
+        load_checkpoint(path, model=model, sampler=sampler)
+    assert model.weight.item() == before
+
+
+def test_names_must_be_those_that_were_saved_or_be_ignored(tmp_path):
+    model = net()
+    path = save_checkpoint(tmp_path, 1, model=model, optimizer=SGD(model.parameters()))
+    with pytest.raises(ValueError, match=r"also holds 'optimizer': pass optimizer=\.\.\., or ignore=\['optimizer'\]"):
+        load_checkpoint(path, model=model)
+    with pytest.raises(ValueError, match="holds no 'scaler'; it holds 'model', 'optimizer'"):
+        load_checkpoint(path, model=model, scaler=torch.amp.GradScaler("cpu"))
+    with pytest.raises(ValueError, match=r"ignore or reshard names 'optimiser', which .* does not hold"):
+        load_checkpoint(path, model=model, ignore=["optimiser"])
+    stream = torch.get_rng_state()
+    torch.rand(1)
+    assert load_checkpoint(path, model=model, ignore=["optimizer", "rng"]) == 1
+    assert not torch.equal(stream, torch.get_rng_state())

@@ -1,0 +1,164 @@
+"""Saving: whole files or none, the last few kept, what could not be read back not written."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pdlcheck.errors import CheckpointError
+from pdlcheck.primitives import latest_checkpoint, save_checkpoint
+
+from .checkpoint_training import Holder, cut, damage, parts, written
+
+
+@pytest.mark.verifies("save_checkpoint")
+def test_the_last_k_are_kept_and_torn_ones_do_not_count(subject, tmp_path):
+    model = nn.Linear(1, 1)
+    for number in range(1, 5):
+        subject(tmp_path, number, keep=2, model=model)
+    assert [int(path.stem[5:]) for path in sorted(tmp_path.iterdir())] == [3, 4]
+    cut(tmp_path / "step_000000000004.ckpt")
+    assert latest_checkpoint(tmp_path).stem.endswith("3")
+    subject(tmp_path, 5, keep=2, model=model)
+    assert sorted(os.listdir(tmp_path))[0].endswith("3.ckpt"), "an intact one had to go for a torn one"
+    subject(tmp_path, 2, keep=1, model=model)
+    assert [int(path.stem[5:]) for path in sorted(tmp_path.iterdir())] == [2, 3, 4, 5], "later steps are left alone"
+
+
+@pytest.mark.verifies("latest_checkpoint")
+def test_the_newest_that_all_ranks_can_read(subject, world, tmp_path):
+    def find():
+        found = subject(tmp_path / f"node-{dist.get_rank()}")
+        return found and found.name
+
+    for number in (1, 2, 3):
+        path = written(tmp_path / "node-0", world, step_number=number)
+        (tmp_path / "node-1").mkdir(exist_ok=True)
+        (tmp_path / "node-1" / path.name).write_bytes(path.read_bytes())
+    assert world.run(find, world_size=2) == ["step_000000000003.ckpt"] * 2
+    damage(tmp_path / "node-1" / "step_000000000003.ckpt")
+    assert world.run(find, world_size=2) == ["step_000000000002.ckpt"] * 2
+    damage(tmp_path / "node-0" / "step_000000000002.ckpt")
+    assert world.run(find, world_size=2) == ["step_000000000001.ckpt"] * 2
+    (tmp_path / "node-1" / "step_000000000001.ckpt").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint in .*rank 0: step_000000000003.ckpt; rank 1: step_0{11}2"
+    ):
+        world.run(find, world_size=2)
+    assert world.run(lambda: subject(tmp_path / "empty"), world_size=2) == [None, None]
+
+
+@pytest.mark.verifies("save_checkpoint")
+def test_a_full_disk_leaves_the_previous_and_no_temporary_file(subject, world, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # of the process, which simulated ranks share
+
+    def write():
+        held = parts()
+        if dist.get_rank() == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # the write stops in the middle
+        try:
+            with pytest.raises(
+                CheckpointError, match=r"could not be written: File too large; .*2.ckpt is as it was"
+            ) as caught:
+                subject(tmp_path, 3, **held)
+        finally:
+            if dist.get_rank() == 0:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        return str(caught.value), latest_checkpoint(tmp_path)
+
+    path = written(tmp_path, world)
+    before = path.read_bytes()
+    (first, latest), second = world.run(write, world_size=2)
+    assert (first, latest) == second and latest == path
+    assert os.listdir(tmp_path) == [path.name] and path.read_bytes() == before
+
+
+@pytest.mark.verifies("save_checkpoint")
+def test_a_folder_that_cannot_be_made_is_told_to_all(subject, world, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    def write():
+        with pytest.raises(CheckpointError, match="could not be written: Not a directory; there is no earlier one"):
+            subject(tmp_path / "file" / "folder", 3, model=nn.Linear(1, 1))
+
+    world.run(write, world_size=2)
+
+
+@pytest.mark.verifies("save_checkpoint")
+def test_what_a_killed_writer_left_is_removed_and_what_another_writes_is_not(subject, tmp_path):
+    import fcntl
+
+    stale = tmp_path / ".step_000000000001.ckpt.0123abcd.tmp"
+    written_now = tmp_path / ".step_000000000001.ckpt.4567cdef.tmp"
+    foreign = tmp_path / ".step_1.tmp"
+    for path in (stale, written_now, foreign):
+        path.write_bytes(b"half")
+    with written_now.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        subject(tmp_path, 2, model=nn.Linear(1, 1))
+    assert not stale.exists() and written_now.exists() and foreign.exists()
+
+
+UNREADABLE = [
+    ({"held": object()}, r"holder\['held'\] is of type object"),
+    ({"f": [len]}, r"holder\['f'\]\[0\] is of type builtin_function_or_method"),
+    ({(1, 2): 3}, "holder has a key of type tuple"),
+    ({"t": torch.ones(2).to_sparse()}, "a tensor torch.sparse_coo.*takes dense tensors"),
+    ({"t": torch.ones(2, device="meta")}, "on the meta device"),
+    ({"a": np.array(["x"], dtype=object)}, "an array of object"),
+    ({"i": np.int64(3)}, "is of type int64"),
+]
+
+
+@pytest.mark.verifies("save_checkpoint")
+@pytest.mark.parametrize(("state", "message"), UNREADABLE, ids=[message[:24] for _, message in UNREADABLE])
+def test_a_state_that_could_not_be_read_back_is_not_written(subject, world, tmp_path, state, message):
+    def write():  # one rank's alone
+        with pytest.raises(TypeError, match=message):
+            subject(tmp_path, 1, holder=Holder(state if dist.get_rank() == 1 else {}))
+
+    world.run(write, world_size=2)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.verifies("save_checkpoint")
+def test_ranks_that_save_different_things_all_hear_of_it(subject, world, tmp_path):
+    def steps():
+        subject(tmp_path, dist.get_rank(), model=nn.Linear(1, 1))
+
+    def names():
+        subject(tmp_path, 1, **{f"model{dist.get_rank()}": nn.Linear(1, 1)})
+
+    with pytest.raises(ValueError, match="save different things: step is 0 on rank 0 and 1 on rank 1"):
+        world.run(steps, world_size=2)
+    with pytest.raises(ValueError, match=r"objects is \['model0'\] on rank 0 and \['model1'\] on rank 1"):
+        world.run(names, world_size=2)
+    assert not os.listdir(tmp_path)
+
+
+BAD = [
+    ({"step": -1}, ValueError, "needs step of at least 0, got step=-1"),
+    ({"step": 1.0}, TypeError, "takes step as an int, got float"),
+    ({"keep": 0}, ValueError, "needs keep of at least 1, got keep=0"),
+    ({"model": 3}, TypeError, "model is of type int, without state_dict and load_state_dict"),
+    ({"rng": nn.Linear(1, 1)}, ValueError, "'rng' names the random streams"),
+]
+
+
+@pytest.mark.verifies("save_checkpoint")
+@pytest.mark.parametrize(("arguments", "kind", "message"), BAD, ids=[message[:24] for *_, message in BAD])
+def test_wrong_arguments_are_named(subject, tmp_path, arguments, kind, message):
+    with pytest.raises(kind, match=message):
+        subject(**{"folder": tmp_path, "step": 1, "model": nn.Linear(1, 1), **arguments})
+    assert not os.listdir(tmp_path)
+
+
+def test_nothing_to_save_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"nothing to save or load; pass model="):
+        save_checkpoint(tmp_path, 1)

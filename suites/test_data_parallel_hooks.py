@@ -1,0 +1,91 @@
+"""Communication hooks of DistributedDataParallel: torch's run unchanged."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+
+from .data_parallel_models import TINY, alike, ddp, gradients, mean_gradients, net, plain_hook, require_close, squared
+
+
+@ddp
+@pytest.mark.world_size(2, 3)
+@pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook", "bf16_compress_hook"])
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+def test_torchs_hooks_run_unchanged(subject, rank, world_size, name, as_view):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    model = alike()
+    wrapped = subject(model, gradient_as_bucket_view=as_view, **TINY)
+    wrapped.register_comm_hook(None, getattr(default_hooks, name))
+    bits = {"fp16_compress_hook": 10, "bf16_compress_hook": 7}.get(name, 45)
+    for _ in range(3):
+        model.zero_grad()
+        squared(wrapped, rank).backward()
+        for key, goal in mean_gradients(world_size, squared).items():
+            # each term is rounded once, and each addition once more
+            atol = 2 * world_size * 2.0**-bits * float(goal.abs().max())
+            torch.testing.assert_close(gradients(model)[key], goal, rtol=0, atol=max(atol, 1e-12))
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_powersgd_on_one_bucket_is_as_with_torchs(subject, rank):
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
+
+    def run(cls):
+        model = alike(lambda: nn.Sequential(nn.Linear(2, 8, bias=False), nn.Linear(8, 8), nn.Linear(8, 1)))
+        wrapped = cls(model)
+        state = hooks.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=3)
+        wrapped.register_comm_hook(state, hooks.powerSGD_hook)
+        for step in range(5):
+            model.zero_grad()
+            squared(wrapped, rank + step).backward()
+        assert state.total_numel_after_compression < state.total_numel_before_compression
+        return gradients(model)
+
+    require_close(run(subject), run(TorchDistributedDataParallel))
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_a_hook_sees_what_torchs_bucket_shows(subject, rank):
+    def run(cls, **options):
+        model = alike()
+        wrapped = cls(model, **options)
+        names = {id(p): n for n, p in model.named_parameters()}
+        seen = []
+
+        def hook(state, bucket):
+            assert [g.shape for g in bucket.gradients()] == [p.shape for p in bucket.parameters()]
+            assert bucket.buffer().numel() == sum(g.numel() for g in bucket.gradients())
+            assert torch.equal(bucket.buffer(), torch.cat([g.flatten() for g in bucket.gradients()]))
+            bucket.set_buffer(bucket.buffer() * 1)
+            seen.append((bucket.index(), bucket.is_last(), sorted(names[id(p)] for p in bucket.parameters())))
+            return plain_hook(state, bucket)
+
+        wrapped.register_comm_hook(None, hook)
+        for step in range(3):
+            model.zero_grad()
+            squared(wrapped, rank).backward()
+            if step == 0:
+                seen.clear()
+        require_close(gradients(model), mean_gradients(2, squared))
+        return seen
+
+    everything = [name for name, _ in net().named_parameters()]
+    assert run(subject) == run(TorchDistributedDataParallel) == 2 * [(0, True, sorted(everything))]
+    assert [one[:2] for one in run(subject, **TINY)] == 2 * [(0, False), (1, False), (2, True)]
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_a_hook_is_registered_once_and_is_a_function(subject):
+    wrapped = subject(alike())
+    with pytest.raises(TypeError, match="register_comm_hook takes a function, got int"):
+        wrapped.register_comm_hook(None, 1)
+    wrapped.register_comm_hook(None, plain_hook)
+    with pytest.raises(RuntimeError, match="has a communication hook already"):
+        wrapped.register_comm_hook(None, plain_hook)

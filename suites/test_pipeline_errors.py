@@ -1,0 +1,163 @@
+"""Bad input of a pipeline: the same error on every rank, and nobody waits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pdlcheck.primitives.pipeline import gpipe
+
+from .pipeline_models import MSE, SGD, errors, samples, tanh_net, tied_net
+
+pytestmark = pytest.mark.verifies("Pipeline")
+
+
+def test_a_batch_smaller_than_its_micro_batches_is_refused_on_every_rank(subject, world):
+    def program(rank):
+        pipeline = subject(tanh_net(), MSE, n_microbatches=4)
+        pipeline.step(*samples(4))
+        x, y = samples(3)
+        pipeline.step(x if rank == 0 else None, y if rank == 2 else None)
+
+    found = errors(world, program, 3)
+    assert len(set(found)) == 1
+    assert found[0].startswith("ValueError: Pipeline got inputs of 3 samples for n_microbatches=4; give it a larger")
+
+
+def test_a_pipeline_goes_on_after_a_step_that_was_refused(subject, world):
+    def program():
+        torch.manual_seed(0)
+        pipeline = subject(tanh_net(), MSE, n_microbatches=2)
+        pipeline.step(*samples(4))
+        first = [p.grad.clone() for p in pipeline.module.parameters()]
+        pipeline.module.zero_grad()
+        x, y = samples(4)
+        for inputs, targets in ((x, y[:3]), (x[:1], y[:1]), (x, None), (None, y)):
+            with pytest.raises(ValueError, match="Pipeline"):
+                pipeline.step(inputs, targets)
+        assert all(p.grad is None for p in pipeline.module.parameters())
+        assert not any(stage.live for stage in pipeline._built.stages.values())
+        pipeline.step(x, y)
+        return all(torch.equal(p.grad, grad) for p, grad in zip(pipeline.module.parameters(), first, strict=True))
+
+    assert world.run(program, world_size=2) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 3)),
+            "ValueError: stage 1 cannot take what stage 0 returns, float32 (2, 4): RuntimeError: mat1 and mat2 shapes",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)),
+            "ValueError: stage 0 cannot take the inputs, float32 (2, 3): RuntimeError: mat1 and mat2 shapes",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double()),
+            "ValueError: stage 1 cannot take what stage 0 returns, float32 (2, 3): RuntimeError: mat1 and mat2 must",
+        ),
+        (
+            lambda: nn.Sequential(nn.LSTM(3, 3), nn.Linear(3, 3)),
+            "ValueError: stage 0 cannot take the inputs, float32 (2, 3): TypeError: stage 0 returns tuple; what goes",
+        ),
+    ],
+    ids=["shape", "inputs", "dtype", "nested"],
+)
+def test_stages_that_do_not_fit_are_refused_on_every_rank(subject, world, model, message):
+    found = errors(world, lambda rank: subject(model(), MSE, n_microbatches=2).step(*samples(4)))
+    assert len(set(found)) == 1
+    assert found[0].startswith(message)
+
+
+def test_targets_and_inputs_of_unequal_number_are_refused_on_every_rank(subject, world):
+    def program(rank):
+        x, y = samples(6)
+        subject(tanh_net(), MSE, n_microbatches=2).step(x if rank == 0 else None, y[:5] if rank else None)
+
+    assert (
+        errors(world, program)
+        == ["ValueError: Pipeline needs a target for every input, got batches of 5 and 6 samples"] * 2
+    )
+
+
+def test_an_error_in_one_pipeline_reaches_the_ranks_of_the_other(subject, world):
+    def program(rank):
+        pipelines = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+        stages = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+        pipeline = subject(tanh_net(), MSE, n_microbatches=2, group=pipelines[rank // 2], data_group=stages[rank % 2])
+        pipeline.step(*samples(4 if rank < 2 else 1))
+
+    found = errors(world, program, 4)
+    assert len(set(found)) == 1
+    assert "inputs of 1 samples for n_microbatches=2" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"n_microbatches": 0}, "ValueError: one_f_one_b needs n_microbatches of at least 1, got n_microbatches=0"),
+        ({}, "ValueError: Pipeline needs n_microbatches with schedule='1f1b'"),
+        ({"n_microbatches": 2, "schedule": "2f2b"}, "ValueError: Pipeline knows schedule '1f1b', 'gpipe'"),
+        ({"schedule": gpipe(3, 2)}, "ValueError: Pipeline got a schedule for 3 ranks, the pipeline has 2"),
+        ({"schedule": gpipe(2, 2), "n_microbatches": 3}, "ValueError: Pipeline got n_microbatches=3 and a schedule"),
+        ({"schedule": "interleaved", "n_microbatches": 3}, "ValueError: interleaved_1f1b needs n_microbatches to be a"),
+        ({"stages_per_rank": 2, "n_microbatches": 3}, "ValueError: Pipeline takes stages_per_rank with"),
+        ({"schedule": "pipedream", "n_microbatches": 2}, "ValueError: Pipeline needs optimizer with pipedream"),
+        ({"optimizer": SGD, "n_microbatches": 2}, "ValueError: Pipeline takes optimizer and vertical_sync with"),
+        (
+            {"reduction": "none", "n_microbatches": 2},
+            "ValueError: Pipeline knows reduction 'mean' and 'sum', got 'none'",
+        ),
+        ({"reduction": "sum", "n_microbatches": 2}, "ValueError: Pipeline got reduction='sum' for a loss that has"),
+        ({"split": "weight", "n_microbatches": 2}, "ValueError: split_model knows by='layers', 'parameters', 'time'"),
+        ({"split": [9], "n_microbatches": 2}, "ValueError: split_model got positions [9] for 2 stages of 4 layers"),
+        ({"split": "time", "n_microbatches": 2}, "ValueError: split_model needs sample"),
+        (
+            {"split": [3], "n_microbatches": 2},
+            "ValueError: split_model: stage 1 has no parameters, its layers are 3 (Tanh)",
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(value) or "nothing",
+)
+def test_a_pipeline_refuses(subject, world, keywords, message):
+    found = errors(world, lambda rank: subject(tanh_net(2), MSE, **keywords))
+    assert len(set(found)) == 1
+    assert found[0].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "message"),
+    [
+        (tanh_net(1), MSE, "ValueError: split_model got n_stages=3 for 2 layers; take at most 2"),
+        (tanh_net(2), MSE, "ValueError: split_model got n_stages=3, but only 2 of 4 layers have parameters"),
+        (nn.Linear(2, 2), MSE, "TypeError: a pipeline takes an nn.Sequential, got Linear"),
+        (nn.Sequential(), MSE, "ValueError: a pipeline needs layers, got an empty nn.Sequential"),
+        (tanh_net(3), "mse", "TypeError: Pipeline takes loss as a function of outputs and targets, got str"),
+    ],
+    ids=["layers", "parameters", "linear", "empty", "loss"],
+)
+def test_a_pipeline_refuses_models_that_it_cannot_cut(subject, world, model, loss, message):
+    found = errors(world, lambda rank: subject(model, loss, n_microbatches=2), 3)
+    assert len(set(found)) == 1
+    assert found[0].startswith(message)
+
+
+def test_tied_stages_are_refused_under_pipedream(subject, world):
+    found = errors(world, lambda rank: subject(tied_net(), MSE, schedule="pipedream", n_microbatches=2, optimizer=SGD))
+    assert len(set(found)) == 1
+    assert found[0].startswith("ValueError: Pipeline cannot keep '0.weight' tied under pipedream: its stages take")
+
+
+def test_ranks_with_other_arguments_are_refused_on_every_rank(subject, world):
+    found = errors(world, lambda rank: subject(tanh_net(), MSE, n_microbatches=2 + rank))
+    assert len(set(found)) == 1
+    assert found[0].startswith("ValueError: Pipeline was made otherwise on rank 1 of its group than on rank 0")
+
+
+def test_a_step_without_a_loss_is_refused(subject, world):
+    found = errors(world, lambda rank: subject(tanh_net(), n_microbatches=2).step(*samples(4)))
+    assert found == ["ValueError: Pipeline needs a loss for this: give it one, or call infer without targets"] * 2
