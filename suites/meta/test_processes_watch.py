@@ -211,6 +211,25 @@ def test_every_call_gives_what_plain_gloo_gives(processes):
             assert str(found[rank][name]) == str(values), (rank, name)
 
 
+def one_after_the_other():
+    """Rank 1 comes late, so the controller lets rank 0 go; what it goes on with needs the controller as well."""
+
+    def again(future):
+        y = future.value()[0].clone()
+        dist.all_reduce(y)
+        return y
+
+    for _ in range(100):
+        time.sleep(0.004 * dist.get_rank())
+        future = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(again)
+        time.sleep(0.006 * (1 - dist.get_rank()))
+        assert future.wait().item() == 4.0
+
+
+def test_callbacks_that_communicate_leave_the_control_thread_to_its_messages(processes):
+    processes.run(one_after_the_other, world_size=2)
+
+
 def test_an_unwatched_world_leaves_the_mismatch_to_gloo():
     world = ProcessWorld(timeout_s=5, watch=False)
     try:

@@ -117,7 +117,8 @@ class Announcer:
                 return False
             if 0 not in states:
                 self._say(work.meeting, GOES)
-                self._launch(work, work.peer)
+                if self._launch(work, work.peer):
+                    work.settle()
                 return True
             if time.perf_counter() > until:
                 return False
@@ -127,8 +128,8 @@ class Announcer:
         """Launch an operation that another rank has seen complete, a moment before this one asked the controller."""
         if work.meeting is not None and self._board is not None:
             digest, others = work.meeting
-            if GOES in self._board.states(others, digest):
-                self._launch(work, work.peer)
+            if GOES in self._board.states(others, digest) and self._launch(work, work.peer):
+                work.settle()
 
     def ask(self, work: AnnouncedWork, *, waits: bool = False) -> None:
         """Have the controller say when an operation may go, unless that is known."""
@@ -144,8 +145,8 @@ class Announcer:
         """A message of the controller; runs in the control thread."""
         if isinstance(message, Grant):
             work = self._open.get(message.operation)
-            if work is not None:
-                self._launch(work, message.source)
+            if work is not None and self._launch(work, message.source):
+                work.settle_elsewhere()
         elif isinstance(message, Refuse):
             with self._lock:
                 self._refusal, self._refused_call = message.error, message.call
@@ -154,6 +155,7 @@ class Announcer:
                 self._open.clear()
             for work in refused:
                 work.refuse(message.error)
+                work.settle_elsewhere()
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -164,16 +166,17 @@ class Announcer:
         assert self._board is not None
         self._board.say(self._rank, meeting.digest, state)
 
-    def _launch(self, work: AnnouncedWork, source: int) -> None:
-        """Once: the board and the controller may both let it go."""
+    def _launch(self, work: AnnouncedWork, source: int) -> bool:
+        """Once, though the board and the controller may both let it go; True if this was it."""
         with self._lock:
             if work.is_under_way or work.number not in self._open:
-                return
+                return False
             work.is_under_way = True
         work.launch(source)
         with self._lock:
             if self._open.pop(work.number, None) is not None:
                 self._launched.append(work)
+        return True
 
 
 class GroupEngine:
@@ -228,13 +231,24 @@ class AnnouncedWork(WatchedWork):
         except Exception as error:  # what the real group refuses, the waiting rank raises
             self._error = error
         self._decided.set()
-        self._settle_future()
 
     def refuse(self, error: Exception) -> None:
         """The operation will never go."""
         self._error = _own(error, self._operation)
         self._decided.set()
-        self._settle_future()
+
+    def settle(self) -> None:
+        """See to it that the future, if one was asked for, is resolved although nobody may wait.
+
+        What users have put behind it may run here and now, and wait for other operations.
+        """
+        if self._future is not None:
+            self._settle_future()
+
+    def settle_elsewhere(self) -> None:
+        """As :meth:`settle`, for the control thread, whose messages such operations need."""
+        if self._future is not None:
+            threading.Thread(target=self._settle_future, name="pdlcheck future", daemon=True).start()
 
     def has_moved(self) -> bool:
         """True once the tensors are no longer used."""
@@ -285,9 +299,6 @@ class AnnouncedWork(WatchedWork):
             pause = min(2 * pause, _LOOK_S)
 
     def _settle_future(self) -> None:
-        """See to it that the future, if one was asked for, is resolved although nobody may wait."""
-        if self._future is None:
-            return
         if self._error is not None:
             self._resolve(self._error)
             return
@@ -298,7 +309,7 @@ class AnnouncedWork(WatchedWork):
 
     def _resolve(self, error: Exception | None = None) -> None:
         future = self._future
-        if future is None:
+        if future is None or future.done():
             return
         with self._resolving:
             if future.done():

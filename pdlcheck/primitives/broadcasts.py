@@ -1,0 +1,49 @@
+"""Parameters and buffers become those of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pdlcheck.primitives.comm import star_broadcast
+
+__all__ = ["broadcast_tensors"]
+
+
+def broadcast_tensors(
+    tensors: Iterable[Tensor], src: int, group: dist.ProcessGroup | None, by: str = "broadcast"
+) -> None:
+    """Give every rank of ``group`` the values of the global rank ``src``, in one message for each device.
+
+    Values travel as bytes, so dtypes may be mixed. Autograd counts the change of a tensor, but not that of its
+    ``.data``.
+
+    Args:
+        tensors: the same shapes and dtypes on every rank, in the same order; overwritten on all ranks but ``src``.
+        src: a global rank.
+        group: process group; ``None`` is the default group.
+        by: ``"broadcast"`` is the backend's, with ``"messages"`` ``src`` sends to each other rank.
+    """
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        by_device.setdefault(tensor.device, []).append(tensor.detach())
+    for held in by_device.values():
+        held.sort(key=lambda tensor: -tensor.dtype.itemsize)  # a stable order that keeps every piece aligned
+        flat = torch.cat([_bytes_of(tensor) for tensor in held])
+        if by == "messages":
+            star_broadcast(flat, src, group)
+        else:
+            dist.broadcast(flat, src, group)
+        if dist.get_rank() == src:
+            continue
+        sizes = [tensor.numel() * tensor.dtype.itemsize for tensor in held]
+        for tensor, piece in zip(held, torch.split(flat, sizes), strict=True):
+            tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """In the logical order of the elements, whatever their strides."""
+    return tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
