@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 from pdlcheck.primitives.agreement import require_agreement
 from pdlcheck.primitives.arguments import Members, members, named_state, require_at_least, require_state
 from pdlcheck.primitives.averages import averages
+from pdlcheck.primitives.broadcasts import broadcast_tensors
 from pdlcheck.primitives.optimizer_state import AveragedState, optimizer_parameters
-from pdlcheck.primitives.sync import broadcast_parameters, broadcast_tensors, sync_shares
+from pdlcheck.primitives.sync import broadcast_parameters, sync_shares
 
 __all__ = ["LocalSGD"]
 
@@ -237,7 +238,7 @@ class LocalSGD:
         if steps:
             self._take_over(means)
             if self._buffer_policy == "broadcast" and self._buffers:
-                broadcast_tensors(list(self._buffers.values()), self._who.at(0), self._who.group)
+                broadcast_tensors(self._buffers.values(), self._who.at(0), self._who.group)
             if self._momentum == "average":
                 self._state.average(somewhere_new=bool(somewhere_new))
             elif self._momentum == "reset":

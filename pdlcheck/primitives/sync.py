@@ -12,16 +12,10 @@ from torch import Tensor, nn
 
 from pdlcheck.primitives.arguments import members, named_state, require_at_least, require_state
 from pdlcheck.primitives.averages import averages
-from pdlcheck.primitives.comm import star_broadcast
+from pdlcheck.primitives.broadcasts import broadcast_tensors
 from pdlcheck.primitives.flat import flatten, sum_dtype, unflatten, wire_buckets
 
-__all__ = ["average_parameters", "broadcast_parameters", "broadcast_tensors", "sync_gradients", "sync_shares"]
-
-# What gloo can broadcast; anything else travels as its bytes.
-BROADCAST_DTYPES = {
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
-    *(torch.int8, torch.uint8, torch.int32, torch.int64),
-}
+__all__ = ["average_parameters", "broadcast_parameters", "sync_gradients", "sync_shares"]
 
 
 def broadcast_parameters(
@@ -33,7 +27,7 @@ def broadcast_parameters(
 ) -> None:
     """Give every rank ``src``'s parameters and buffers, so that the replicas start alike.
 
-    One broadcast, or one message to each sibling, for each dtype. Buffers that are not saved with the model are sent
+    One broadcast, or one message to each sibling, for each device. Buffers that are not saved with the model are sent
     too; a tensor that is shared (tied weights) is sent once and stays shared.
 
     Args:
@@ -66,7 +60,7 @@ def broadcast_parameters(
     members("broadcast_parameters", group).place_of("broadcast_parameters", src)
     state = {**parameters, **buffers}
     require_state("broadcast_parameters", state, group)
-    broadcast_tensors(list(state.values()), src, group, by)
+    broadcast_tensors(state.values(), src, group, by)
 
 
 def sync_gradients(
@@ -206,23 +200,7 @@ def average_parameters(
     for name, average in means.items():
         chosen[name].detach().copy_(average)
     if buffers == "broadcast" and own_buffers:
-        broadcast_tensors(list(own_buffers.values()), who.at(0), group)
-
-
-def broadcast_tensors(
-    tensors: Sequence[Tensor], src: int, group: dist.ProcessGroup | None, by: str = "broadcast"
-) -> None:
-    """What :func:`broadcast_parameters` does with the tensors of a module."""
-    for bucket in wire_buckets(tensors, lambda dtype: dtype):
-        chosen = [tensors[position].detach() for position in bucket]
-        flat = flatten(chosen, chosen[0].dtype)
-        wire = flat if flat.dtype in BROADCAST_DTYPES else flat.view(torch.uint8)
-        if by == "messages":
-            star_broadcast(wire, src, group)
-        else:
-            dist.broadcast(wire, src, group)
-        for tensor, received in zip(chosen, unflatten(flat, chosen), strict=True):
-            tensor.copy_(received)
+        broadcast_tensors(own_buffers.values(), who.at(0), group)
 
 
 def _sync_bucket(params: list[Tensor], reduction: str, share: float, group: dist.ProcessGroup | None) -> float:

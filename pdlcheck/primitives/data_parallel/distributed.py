@@ -15,11 +15,11 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.utils._pytree import tree_map  # what torch's own wrappers walk inputs with
 
 from pdlcheck.primitives.arguments import Members, members, require_state
+from pdlcheck.primitives.broadcasts import broadcast_tensors
 from pdlcheck.primitives.data_parallel.agreement import require_alike
 from pdlcheck.primitives.data_parallel.changes import Wrapped
 from pdlcheck.primitives.data_parallel.joining import Shadow
 from pdlcheck.primitives.data_parallel.reducer import Hook, Reducer
-from pdlcheck.primitives.data_parallel.state import broadcast_tensors
 
 __all__ = ["DistributedDataParallel"]
 
@@ -270,8 +270,9 @@ class DistributedDataParallel(nn.Module, Joinable):
         change = self._wrapped.buffer_change(buffers)
         if change is not None:
             raise RuntimeError(f"{ME}: {change}")
-        with torch.no_grad():
-            broadcast_tensors(buffers.values(), self._who.at(self._reducer.authority), self.process_group)
+        # a batch norm may run twice before one backward pass, which does not need its running statistics
+        uncounted = [buffer.data for buffer in buffers.values()]
+        broadcast_tensors(uncounted, self._who.at(self._reducer.authority), self.process_group)
 
     def _moved(self, value: Any) -> Any:
         assert self.device_ids is not None
