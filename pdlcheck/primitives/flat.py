@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors  # one call into C++ for all tensors
 
 __all__ = ["flatten", "sum_dtype", "unflatten", "wire_buckets"]
 
@@ -51,11 +52,14 @@ def wire_buckets(
 
 
 def flatten(tensors: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """One vector of all elements, each tensor in its logical order whatever its strides."""
-    return torch.cat([tensor.detach().reshape(-1).to(dtype) for tensor in tensors])
+    """A new vector of all elements, each tensor in its logical order whatever its strides."""
+    with torch.no_grad():
+        alike = [tensor if tensor.dtype is dtype else tensor.to(dtype) for tensor in tensors]
+        if len(alike) == 1:  # of which torch would return a view
+            return alike[0].flatten().clone()
+        return _flatten_dense_tensors(alike)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped
 
 
-def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+def unflatten(flat: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
     """Views of ``flat`` with the shapes of ``like``."""
-    pieces = torch.split(flat, [tensor.numel() for tensor in like])
-    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
+    return _unflatten_dense_tensors(flat, like)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped
