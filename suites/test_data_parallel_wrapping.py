@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from .data_parallel_models import (
@@ -184,6 +185,41 @@ def test_everything_starts_as_on_rank_0(subject, rank):
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, before)
     assert [t.detach().tolist() for t in tensors] == everyone[0]
+
+
+@ddp
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize(
+    ("options", "at_first", "later"),
+    [
+        ({}, 0.0, 10.0),
+        ({"broadcast_buffers": False}, None, None),
+        ({"forward_sync_buffers": False}, 0.0, None),
+        ({"broadcast_buffers": False, "forward_sync_buffers": True}, 0.0, 10.0),
+    ],
+    ids=["default", "never", "once", "always"],
+)
+def test_buffers_are_taken_at_construction_and_in_forward_passes(subject, rank, options, at_first, later):
+    model = net()
+    model.register_buffer("mark", torch.tensor(float(rank)))
+    wrapped = subject(model, **options)
+    assert model.mark.item() == (rank if at_first is None else at_first)
+    model.mark.fill_(10.0 + rank)
+    wrapped(torch.ones(1, 2)).sum().backward()
+    assert model.mark.item() == (10.0 + rank if later is None else later)
+
+
+@ddp
+@pytest.mark.world_size(4)
+def test_replicas_may_be_a_dimension_of_a_mesh(subject, rank):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = alike()
+    squared(subject(model, device_mesh=mesh["replicate"]), rank // 2).backward()
+    require_close(gradients(model), mean_gradients(2, squared))
+    with pytest.raises(ValueError, match="takes a device_mesh of one dimension, got 2; pass the part"):
+        subject(model, device_mesh=mesh)
+    with pytest.raises(ValueError, match="takes process_group or device_mesh, got both"):
+        subject(model, device_mesh=mesh["shard"], process_group=dist.group.WORLD)
 
 
 @ddp

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map  # what torch's own wrappers walk inputs with
 
 from pdlcheck.primitives.arguments import Members, members, require_state
@@ -55,9 +56,9 @@ class DistributedDataParallel(nn.Module, Joinable):
         device_ids: one device to which inputs are moved, or None.
         output_device: accepted as torch does; outputs stay where the module makes them.
         broadcast_buffers: at construction and at every forward pass outside of ``no_sync()``, take the buffers of
-            rank 0.
+            rank 0. ``forward_sync_buffers``, if given, decides about forward passes alone.
         init_sync: compare models and broadcast at construction; without, the caller must see to it.
-        process_group: None is the default group.
+        process_group: None is the default group. A ``device_mesh`` of one dimension may stand in its place.
         bucket_cap_mb: a bucket is closed when it holds this many MiB; None is 25.
         first_bucket_mb: the same for the first bucket, so that communication begins early.
         find_unused_parameters: parameters may stay without a gradient in a pass, others on each rank.
@@ -70,7 +71,8 @@ class DistributedDataParallel(nn.Module, Joinable):
     Raises:
         TypeError: ``module`` is not a module.
         ValueError: no parameter requires a gradient; a lazy parameter, a sparse embedding; bucket sizes that are
-            not positive; several devices; models or options that differ between ranks. The same on every rank.
+            not positive; several devices; a mesh of several dimensions, or beside a group; models or options that
+            differ between ranks. The same on every rank.
         RuntimeError: in backward, see above; a second communication hook.
 
     Example:
@@ -101,6 +103,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
         *,
+        device_mesh: DeviceMesh | None = None,
+        forward_sync_buffers: bool | None = None,
         first_bucket_mb: float = 1.0,
         reduce_dtype: torch.dtype | None = None,
     ) -> None:
@@ -114,13 +118,13 @@ class DistributedDataParallel(nn.Module, Joinable):
             raise ValueError(f"{ME} serves one device in a process, got device_ids={device_ids}; start more ranks")
         if reduce_dtype is not None and not (isinstance(reduce_dtype, torch.dtype) and reduce_dtype.is_floating_point):
             raise ValueError(f"{ME} sums in a floating dtype, got reduce_dtype={reduce_dtype!r}")
-        who = members(ME, process_group)
+        who = members(ME, process_group if device_mesh is None else _group_of(device_mesh, process_group))
         super().__init__()
         Joinable.__init__(self)
         self.module = module
         self.process_group = who.group
         self.device_ids = list(device_ids) if device_ids else None
-        self.broadcast_buffers = broadcast_buffers
+        self.broadcast_buffers = broadcast_buffers if forward_sync_buffers is None else forward_sync_buffers
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph = static_graph
@@ -128,6 +132,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._who = who
         self._options: dict[str, Any] = {
             "broadcast_buffers": broadcast_buffers,
+            "forward_sync_buffers": forward_sync_buffers,
             "bucket_cap_mb": cap_mb,
             "find_unused_parameters": find_unused_parameters,
             "gradient_as_bucket_view": gradient_as_bucket_view,
@@ -145,7 +150,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             held = {**self._wrapped.parameters, **self._wrapped.buffers()}
         if init_sync:
             require_alike(ME, held, self._options, problem, who)
-            sent = held if broadcast_buffers else self._wrapped.parameters
+            sent = held if broadcast_buffers or forward_sync_buffers is not None else self._wrapped.parameters
             broadcast_tensors(sent.values(), who.at(0), who.group)
         trained = {name: param for name, param in self._wrapped.parameters.items() if param.requires_grad}
         self.device = next(iter(trained.values())).device
@@ -304,6 +309,17 @@ class DistributedDataParallel(nn.Module, Joinable):
         held = {**self._wrapped.parameters, **(self._wrapped.buffers() if self.broadcast_buffers else {})}
         broadcast_tensors(held.values(), self._who.at(int(last)), self.process_group)
         self._reducer.divisor, self._reducer.authority = self._who.world_size, 0
+
+
+def _group_of(device_mesh: DeviceMesh, process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    if process_group is not None:
+        raise ValueError(f"{ME} takes process_group or device_mesh, got both")
+    if device_mesh.ndim != 1:
+        raise ValueError(
+            f"{ME} takes a device_mesh of one dimension, got {device_mesh.ndim}; "
+            "pass the part of it that holds replicas, such as mesh['replicate']"
+        )
+    return device_mesh.get_group()
 
 
 def _problem(
