@@ -25,6 +25,7 @@ from pdlcheck.checks.pagerank import (
     check_pagerank_relabelling,
     check_transition_matrix,
 )
+from pdlcheck.checks.pagerank_ranks import check_halo_bytes, check_pagerank_over_ranks, check_pagerank_rounds
 from pdlcheck.checks.pipedream import check_pipedream
 from pdlcheck.checks.pipeline import check_pipeline
 from pdlcheck.checks.precision import check_grad_scaler, check_low_precision_sum
@@ -53,11 +54,14 @@ __all__ = [
     "check_gathered_digests",
     "check_grad_scaler",
     "check_gradients_equal_single_process",
+    "check_halo_bytes",
     "check_local_sgd",
     "check_low_precision_sum",
     "check_pagerank",
     "check_pagerank_agreement",
+    "check_pagerank_over_ranks",
     "check_pagerank_relabelling",
+    "check_pagerank_rounds",
     "check_pipedream",
     "check_pipeline",
     "check_reduce_scatter",

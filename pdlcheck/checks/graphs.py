@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-__all__ = ["CORNERS", "Edges", "graph_and_relabelling", "graphs"]
+__all__ = ["CORNERS", "Edges", "graph_and_relabelling", "graphs", "scattered", "scattered_graphs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,3 +99,40 @@ def graph_and_relabelling(draw: st.DrawFn, build: Callable[..., Any] = Edges) ->
     new = np.array(permutation, np.int64)
     weights = None if graph.weights is None else graph.weights[order]
     return graph, build(new[graph.src[order]], new[graph.dst[order]], graph.num_nodes, weights), permutation
+
+
+@st.composite
+def scattered_graphs(
+    draw: st.DrawFn,
+    build: Callable[..., Any] = Edges,
+    *,
+    world_sizes: st.SearchStrategy[int] = st.integers(1, 4),  # noqa: B008  # a strategy never changes
+    max_nodes: int = 8,
+    max_edges: int = 16,
+    weighted: bool | None = None,
+) -> list[Any]:
+    """One graph of :func:`graphs` whose edges are held by ranks: a graph for each, all with the same ``num_nodes``.
+
+    Ranks without edges, ranks that hold edges between nodes of others, and more ranks than nodes all occur. Shrinks
+    towards one rank, then towards rank 0 holding every edge.
+    """
+    world_size = draw(world_sizes)
+    whole = draw(graphs(max_nodes=max_nodes, max_edges=max_edges, weighted=weighted))
+    edges = len(whole.src)
+    holder = np.array(draw(st.lists(st.integers(0, world_size - 1), min_size=edges, max_size=edges)), np.int64)
+    return scattered(whole, holder, world_size, build)
+
+
+def scattered(graph: Edges, holder: Any, world_size: int, build: Callable[..., Any] = Edges) -> list[Any]:
+    """``graph`` as one graph for each rank: edge ``e`` is held by rank ``holder[e]``.
+
+    Example:
+        >>> scattered(edges([0, 1], [1, 0], 2), [1, 0], 2)
+        [Edges([1], [0], 2), Edges([0], [1], 2)]
+    """
+    parts = []
+    for rank in range(world_size):
+        mine = np.flatnonzero(np.asarray(holder) == rank)
+        weights = None if graph.weights is None else graph.weights[mine]
+        parts.append(build(graph.src[mine], graph.dst[mine], graph.num_nodes, weights))
+    return parts

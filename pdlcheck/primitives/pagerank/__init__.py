@@ -1,7 +1,8 @@
-"""PageRank: a graph, four published versions, a fast solver that bounds its error, and a dense reference."""
+"""PageRank: a graph, four published versions, a solver that bounds its error, also over ranks; a dense reference."""
 
 from pdlcheck.primitives.pagerank.datasets import debian_dependencies, document_graph
 from pdlcheck.primitives.pagerank.graph import Graph, as_graph
+from pdlcheck.primitives.pagerank.ranks import PageRankShard, gather_scores, pagerank_over_ranks
 from pdlcheck.primitives.pagerank.reference import pagerank_reference
 from pdlcheck.primitives.pagerank.solve import PageRankResult, pagerank
 from pdlcheck.primitives.pagerank.versions import (
@@ -15,10 +16,13 @@ from pdlcheck.primitives.pagerank.versions import (
 __all__ = [
     "Graph",
     "PageRankResult",
+    "PageRankShard",
     "as_graph",
     "debian_dependencies",
     "document_graph",
+    "gather_scores",
     "pagerank",
+    "pagerank_over_ranks",
     "pagerank_reference",
     "pagerank_v0",
     "pagerank_v1",

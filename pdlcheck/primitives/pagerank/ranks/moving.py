@@ -1,0 +1,44 @@
+"""Edges go to the ranks that work on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from pdlcheck.primitives.arguments import Members, wire_device
+
+__all__ = ["send_to"]
+
+
+def send_to(
+    owner: NDArray[np.int16], columns: Sequence[NDArray[Any]], who: Members
+) -> list[tuple[NDArray[Any], ...]]:
+    """Send row i of a table to the place ``owner[i]``. An all_to_all of counts and one of each column.
+
+    Args:
+        owner: a place in the group for each row.
+        columns: int64 or float64, one value for each row; the same number of columns on every rank.
+
+    Returns:
+        For each place the columns of the rows that it sent here, in its order.
+    """
+    if who.world_size == 1:
+        return [tuple(columns)]
+    device = wire_device(who.group)
+    order = np.argsort(owner, kind="stable")
+    counts = torch.from_numpy(np.bincount(owner, minlength=who.world_size)).to(device)
+    arriving = torch.empty_like(counts)
+    dist.all_to_all_single(arriving, counts, group=who.group)
+    sent, taken = counts.tolist(), arriving.tolist()
+    pieces = []
+    for column in columns:
+        values = torch.from_numpy(column[order]).to(device)
+        room = torch.empty(sum(taken), dtype=values.dtype, device=device)
+        dist.all_to_all_single(room, values, taken, sent, group=who.group)
+        pieces.append(np.split(room.cpu().numpy(), np.cumsum(taken)[:-1]))
+    return list(zip(*pieces, strict=True))

@@ -1,0 +1,132 @@
+"""The part of a graph that one rank works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pdlcheck.primitives.arguments import Members, wire_device
+from pdlcheck.primitives.pagerank.graph import Float64, Int64
+from pdlcheck.primitives.pagerank.ranks.halo import Halo, distinct, make_halo
+from pdlcheck.primitives.pagerank.ranks.moving import send_to
+from pdlcheck.primitives.pagerank.ranks.partition import owners, partition_nodes
+from pdlcheck.primitives.pagerank.ranks.rows import Rows
+
+__all__ = ["Part", "make_part"]
+
+Columns = list[NDArray[Any]]  # two ids for each edge, and its weight if edges have weights
+
+
+@dataclass(frozen=True)
+class Part:
+    """The nodes of this rank, and all edges that enter them.
+
+    Args:
+        who: the ranks, and which of them this is.
+        cuts: the place p has the nodes from ``cuts[p]`` to ``cuts[p + 1] - 1``.
+        local, remote: rows of the edges from this rank's own nodes, and from those of its halo.
+        halo: what it reads of other ranks.
+        out: 1 / out-weight for each node of this rank, 0 where it is dangling.
+        out_terms: how many weights the longest sum for an ``out`` of any rank had; 0 where sums are exact.
+    """
+
+    who: Members
+    cuts: Int64
+    local: Rows
+    remote: Rows
+    halo: Halo
+    out: Tensor
+    out_terms: int
+
+    @property
+    def nodes(self) -> range:
+        return range(int(self.cuts[self.who.rank]), int(self.cuts[self.who.rank + 1]))
+
+    @property
+    def num_edges(self) -> int:
+        return int(self.local.degree.sum() + self.remote.degree.sum())
+
+    def add_local(self, values: Tensor, sums: Tensor) -> None:
+        """Add what this rank's nodes send one another; ``values`` is what each of them sends along an edge."""
+        self.local.add(values, sums)
+
+    def add_remote(self, values: Tensor, sums: Tensor) -> None:
+        """Add what the nodes of the halo send."""
+        self.remote.add(values, sums)
+
+
+def make_part(src: Int64, dst: Int64, weights: Float64 | None, num_nodes: int, who: Members) -> Part:
+    """Bring the edges to where they are needed, whoever holds them.
+
+    An edge goes first to the rank of its source, which sees all out-edges of the node and divides by their weight; then
+    to the rank of its destination. No rank holds more than its own edges, and those of its nodes.
+
+    Args:
+        src, dst, weights: edges that this rank holds; ``weights`` is None on every rank or on none.
+        num_nodes: the same on every rank.
+    """
+    cuts, device = partition_nodes(dst, num_nodes, who), wire_device(who.group)
+    size = np.diff(cuts)
+    first, num_rows = int(cuts[who.rank]), int(size[who.rank])
+    columns: Columns = [src, dst] if weights is None else [src, dst, weights]
+    src, dst, *rest = map(np.concatenate, zip(*send_to(owners(src, cuts), columns, who), strict=True))
+    source = src - first
+    if rest:
+        scaled = _scaled(source, rest[0], num_rows)
+        kept = scaled > 0
+        source, dst, rest = source[kept], dst[kept], [scaled[kept]]
+    total = np.bincount(source, rest[0] if rest else None, num_rows)
+    out = np.divide(1.0, total, out=np.zeros(num_rows), where=total > 0)
+    exact = not rest or bool((rest[0] == 1).all())
+    out_terms = 0 if exact else int(np.bincount(source).max())
+
+    reader = owners(dst, cuts)
+    leaving = [
+        distinct(source[reader == place] if place != who.rank else source[:0], num_rows)[0]
+        for place in range(who.world_size)
+    ]
+    here: list[Columns] = []
+    there: list[Columns] = []
+    taken: list[int] = []
+    for place, (sender, receiver, *shares) in enumerate(send_to(reader, [source, dst, *rest], who)):
+        if place == who.rank:
+            here.append([receiver - first, sender, *shares])
+            taken.append(0)
+        else:
+            known, column = distinct(sender, int(size[place]))
+            there.append([receiver - first, sum(taken) + column, *shares])
+            taken.append(len(known))
+    return Part(
+        *(who, cuts),
+        local=_rows(here, num_rows, num_rows, device),
+        remote=_rows(there, num_rows, sum(taken), device),
+        halo=make_halo(leaving, taken, who),
+        out=torch.from_numpy(out).to(device),
+        out_terms=_largest(out_terms, who),
+    )
+
+
+def _rows(pieces: list[Columns], num_rows: int, num_columns: int, device: torch.device) -> Rows:
+    nobody = np.empty(0, np.int64)
+    row, column, *weights = map(np.concatenate, zip(*pieces, strict=True)) if pieces else (nobody, nobody)
+    return Rows(row, column, weights[0] if weights else None, num_rows, num_columns, device)
+
+
+def _scaled(source: Int64, weights: Float64, num_rows: int) -> Float64:
+    """The weights, each divided by the largest of its source, so that no sum overflows."""
+    largest = np.zeros(num_rows)
+    np.maximum.at(largest, source, weights)
+    return np.divide(weights, largest[source], out=np.zeros(len(weights)), where=weights > 0)
+
+
+def _largest(value: int, who: Members) -> int:
+    found = torch.tensor([value], device=wire_device(who.group))
+    if who.world_size > 1:
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=who.group)
+    return int(found)

@@ -1,0 +1,96 @@
+"""Sums over the in-edges of this rank's nodes: a loop over int32 ids on the CPU, torch's CSR on other devices."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pdlcheck.primitives.pagerank.graph import Float64, Int64
+
+__all__ = ["Rows"]
+
+
+class Rows:
+    """A sparse matrix whose row j holds the in-edges of node j, which may repeat.
+
+    4 bytes for an edge on the CPU, 12 with weights or on another device, and 8 for a row.
+
+    Args:
+        row, column: of each edge; a column is a place in the vector that the matrix is multiplied with.
+        weights: of each edge; ``None``, or all 1, keeps none.
+        num_rows, num_columns: of the matrix.
+        device: where the vectors are.
+
+    Example:
+        >>> sums = torch.zeros(2, dtype=torch.float64)
+        >>> rows = Rows(np.array([1, 1]), np.array([0, 0]), None, 2, 1, torch.device("cpu"))
+        >>> rows.add(torch.tensor([0.25], dtype=torch.float64), sums)
+        >>> sums.tolist()
+        [0.0, 0.5]
+    """
+
+    def __init__(
+        self,
+        row: Int64,
+        column: Int64,
+        weights: Float64 | None,
+        num_rows: int,
+        num_columns: int,
+        device: torch.device,
+    ) -> None:
+        if weights is not None and (weights == 1).all():
+            weights = None
+        self.degree: Int64 = np.bincount(row, minlength=num_rows).astype(np.int64, copy=False)
+        ids = np.int32 if num_columns < np.iinfo(np.int32).max else np.int64
+        self._begins = np.concatenate([[0], np.cumsum(self.degree)])
+        self._sources: NDArray[Any] = np.empty(len(row), ids)
+        self._weights = None if weights is None else np.empty(len(row))
+        _fill(row, column, weights, self._begins[:-1].copy(), self._sources, self._weights)
+        self._matrix: Tensor | None = None
+        if device.type != "cpu":
+            self._matrix = self._on(device, num_columns)
+            del self._begins, self._sources, self._weights
+
+    def add(self, values: Tensor, sums: Tensor) -> None:
+        """``sums[j] += sum(weight * values[column])`` over row j, in float64; one thread, in the order of the edges."""
+        if self._matrix is None:
+            _add(self._begins, self._sources, self._weights, values.numpy(), sums.numpy())
+        else:
+            sums += self._matrix @ values
+
+    def _on(self, device: torch.device, num_columns: int) -> Tensor:
+        weights = np.ones(len(self._sources)) if self._weights is None else self._weights
+        with warnings.catch_warnings():
+            # torch says once that CSR is in beta and that it trusts the ids, which have just been made
+            warnings.filterwarnings("ignore", "Sparse (CSR tensor support|invariant checks)", UserWarning)
+            begins, sources = torch.from_numpy(self._begins), torch.from_numpy(self._sources.astype(np.int64))
+            size = (len(self.degree), num_columns)
+            return torch.sparse_csr_tensor(begins, sources, torch.from_numpy(weights), size).to(device)
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill(row: Any, column: Any, weights: Any, next_place: Any, sources: Any, kept: Any) -> None:
+    for e in range(row.size):
+        at = next_place[row[e]]
+        next_place[row[e]] = at + 1
+        sources[at] = column[e]
+        if weights is not None:
+            kept[at] = weights[e]
+
+
+@numba.njit(cache=True, nogil=True)
+def _add(begins: Any, sources: Any, weights: Any, values: Any, sums: Any) -> None:
+    for j in range(sums.size):
+        total = 0.0
+        for e in range(begins[j], begins[j + 1]):
+            if weights is None:
+                total += values[sources[e]]
+            else:
+                total += weights[e] * values[sources[e]]
+        sums[j] += total
