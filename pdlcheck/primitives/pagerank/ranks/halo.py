@@ -22,12 +22,12 @@ class Halo:
 
     Args:
         group: of the exchange.
-        leaving: int64, places among this rank's nodes of the values that go to each rank, rank after rank.
+        places: int64, among this rank's nodes, of the values that go to each rank, rank after rank.
         sent, taken: how many values go to, and come from, each place of the group.
     """
 
     group: dist.ProcessGroup
-    leaving: Tensor
+    places: Tensor
     sent: list[int]
     taken: list[int]
 
@@ -36,15 +36,14 @@ class Halo:
         """How many nodes of other ranks this one reads."""
         return sum(self.taken)
 
-    def start(self, values: Tensor, room: Tensor) -> dist.Work | None:
-        """Send what others need of ``values``, one for each node of this rank; what they send goes to ``room``.
+    def start(self, leaving: Tensor, room: Tensor) -> dist.Work | None:
+        """Send ``leaving``, the values at those places; what other ranks send goes to ``room``.
 
         ``room``, of ``num_nodes`` float64, is complete when the result has been waited for. One all_to_all, in which
         ranks that share no edge exchange nothing.
         """
         if len(self.sent) == 1:
             return None
-        leaving = values[self.leaving]
         work: dist.Work = dist.all_to_all_single(
             room, leaving, self.taken, self.sent, group=self.group, async_op=True
         )
@@ -57,8 +56,8 @@ def make_halo(sources: list[Int64], taken: list[int], who: Members) -> Halo:
     No communication: the owner of a source sees the same edges leave that the reader sees come, and both number the
     distinct sources by rising id.
     """
-    leaving = torch.from_numpy(np.concatenate(sources)).to(wire_device(who.group))
-    return Halo(who.group, leaving, [len(places) for places in sources], taken)
+    places = torch.from_numpy(np.concatenate(sources)).to(wire_device(who.group))
+    return Halo(who.group, places, [len(one) for one in sources], taken)
 
 
 def distinct(places: Int64, size: int) -> tuple[Int64, NDArray[np.int64]]:

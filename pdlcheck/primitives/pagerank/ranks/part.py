@@ -33,6 +33,8 @@ class Part:
         local, remote: rows of the edges from this rank's own nodes, and from those of its halo.
         halo: what it reads of other ranks.
         out: 1 / out-weight for each node of this rank, 0 where it is dangling.
+        dangling: int64, places of this rank's nodes without a way out.
+        in_degree: float64, of each of this rank's nodes.
         out_terms: how many weights the longest sum for an ``out`` of any rank had; 0 where sums are exact.
     """
 
@@ -42,6 +44,8 @@ class Part:
     remote: Rows
     halo: Halo
     out: Tensor
+    dangling: Tensor
+    in_degree: Tensor
     out_terms: int
 
     @property
@@ -52,13 +56,35 @@ class Part:
     def num_edges(self) -> int:
         return int(self.local.degree.sum() + self.remote.degree.sum())
 
-    def add_local(self, values: Tensor, sums: Tensor) -> None:
-        """Add what this rank's nodes send one another; ``values`` is what each of them sends along an edge."""
+    def sending(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """What each node sends along an edge, and those of these values that other ranks need."""
+        values = scores * self.out
+        return values, values[self.halo.places]
+
+    def add_local(self, values: Tensor) -> Tensor:
+        """What this rank's nodes send one another, summed at each node."""
+        sums = torch.zeros_like(values)
         self.local.add(values, sums)
+        return sums
 
     def add_remote(self, values: Tensor, sums: Tensor) -> None:
         """Add what the nodes of the halo send."""
         self.remote.add(values, sums)
+
+    def update(
+        self, arrived: Tensor, scores: Tensor, teleport: Tensor, landing: Tensor, damping: float, mass: float
+    ) -> Tensor:
+        """Make of ``arrived``, in place, the scores that follow ``scores``.
+
+        Returns:
+            Of this rank's nodes: the L1 step, the new dangling mass, and ``sum(in-edges * score)``.
+        """
+        arrived.mul_(damping).add_(teleport, alpha=1 - damping).add_(landing, alpha=damping * mass)
+        return torch.stack([(arrived - scores).abs().sum(), self.mass(arrived), self.in_degree @ arrived])
+
+    def mass(self, scores: Tensor) -> Tensor:
+        """What this rank's dangling nodes hold."""
+        return scores[self.dangling].sum()
 
 
 def make_part(src: Int64, dst: Int64, weights: Float64 | None, num_nodes: int, who: Members) -> Part:
@@ -102,12 +128,12 @@ def make_part(src: Int64, dst: Int64, weights: Float64 | None, num_nodes: int, w
             known, column = distinct(sender, int(size[place]))
             there.append([receiver - first, sum(taken) + column, *shares])
             taken.append(len(known))
+    local, remote = _rows(here, num_rows, num_rows, device), _rows(there, num_rows, sum(taken), device)
     return Part(
-        *(who, cuts),
-        local=_rows(here, num_rows, num_rows, device),
-        remote=_rows(there, num_rows, sum(taken), device),
-        halo=make_halo(leaving, taken, who),
+        *(who, cuts, local, remote, make_halo(leaving, taken, who)),
         out=torch.from_numpy(out).to(device),
+        dangling=torch.from_numpy(np.flatnonzero(out == 0)).to(device),
+        in_degree=torch.from_numpy(local.degree + remote.degree).to(device, torch.float64),
         out_terms=_largest(out_terms, who),
     )
 

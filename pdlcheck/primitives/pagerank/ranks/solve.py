@@ -127,20 +127,18 @@ def iterate(
     teleport = _own(vectors["personalization"], part)
     landing = teleport if vectors["dangling"] is None else _own(vectors["dangling"], part)
     scores = teleport if vectors["start"] is None else _own(vectors["start"], part)
-    additions = torch.from_numpy(part.local.degree + part.remote.degree).to(device, torch.float64)
-    lost = torch.nonzero(part.out == 0).view(-1)
     room = torch.zeros(part.halo.num_nodes, dtype=torch.float64, device=device)
-    tally = Tally([0.0, float(scores[lost].sum()), 0.0], part.who)
+    numbers = torch.stack([part.mass(scores)] * 3)  # of the first round, the mass alone is read
+    tally = Tally(part.who)
     # torch adds long rows in four levels, so a sum of n terms is a chain of about n**(1/4) additions in each of them
     chain = 64 + 8 * num_nodes**0.25
     iteration, bound, before, rounded = 0, math.inf, math.inf, 0.0
     while True:
-        sending = scores * part.out
-        exchange = part.halo.start(sending, room)
-        tally.start()
-        arrived = torch.zeros_like(scores)
-        part.add_local(sending, arrived)
-        step, mass, gathered = tally.finish()
+        values, leaving = part.sending(scores)
+        exchange = part.halo.start(leaving, room)
+        tally.start(numbers)
+        arrived = part.add_local(values)
+        step, mass_now, gathered = tally.finish()
         stop = False
         if iteration:
             bound = (damping * step * (1 + 1e-9) + UNIT * (rounded + gathered)) / (1 - damping)
@@ -152,9 +150,8 @@ def iterate(
         if stop:
             return scores, iteration, bound
         part.add_remote(room, arrived)
-        arrived.mul_(damping).add_(teleport, alpha=1 - damping).add_(landing, alpha=damping * mass)
-        tally.give([(arrived - scores).abs().sum(), arrived[lost].sum(), additions @ arrived])
-        rounded = 16 + part.out_terms + chain * mass
+        numbers = part.update(arrived, scores, teleport, landing, damping, mass_now)
+        rounded = 16 + part.out_terms + chain * mass_now
         scores = arrived
         iteration += 1
 

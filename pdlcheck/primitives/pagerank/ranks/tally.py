@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdlcheck.primitives.arguments import Members, wire_device
+from pdlcheck.primitives.arguments import Members
 
 __all__ = ["Tally"]
 
@@ -21,21 +20,18 @@ class Tally:
     waiting.
     """
 
-    def __init__(self, numbers: Sequence[float], who: Members) -> None:
+    def __init__(self, who: Members) -> None:
         self._who = who
-        self._own = torch.tensor(numbers, dtype=torch.float64, device=wire_device(who.group))
-        self._all = [torch.empty_like(self._own) for _ in who.ranks]
+        self._all: list[Tensor] = []
         self._work: dist.Work | None = None
 
-    def give(self, numbers: Sequence[Tensor]) -> None:
-        """What this rank adds next."""
-        self._own = torch.stack(list(numbers))
-
-    def start(self) -> None:
+    def start(self, numbers: Tensor) -> None:
+        """Add these of this rank."""
         if self._who.world_size == 1:
-            self._all = [self._own]
+            self._all = [numbers]
         else:
-            self._work = dist.all_gather(self._all, self._own, group=self._who.group, async_op=True)
+            self._all = [torch.empty_like(numbers) for _ in self._who.ranks]
+            self._work = dist.all_gather(self._all, numbers, group=self._who.group, async_op=True)
 
     def finish(self) -> list[float]:
         """The sums over ranks."""
