@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 
 from pdlcheck.checks import check_halo_bytes, check_pagerank, check_pagerank_over_ranks, check_pagerank_rounds
 from pdlcheck.checks.graphs import CORNERS, edges, scattered, scattered_graphs
+from pdlcheck.clock import Link, Topology, compute
 from pdlcheck.errors import Inconclusive
+from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.pagerank import Graph, debian_dependencies, gather_scores, pagerank
+from pdlcheck.primitives.pagerank.ranks.part import Part, make_part
 from pdlcheck.primitives.pagerank.ranks.partition import balanced_cuts
-from pdlcheck.primitives.pagerank.ranks.rows import Rows
+from pdlcheck.primitives.pagerank.ranks.rows import Rows, csr
+from pdlcheck.primitives.pagerank.ranks.solve import iterate
 from pdlcheck.worlds import get_world
 
 pytestmark = pytest.mark.verifies("pagerank_over_ranks")
@@ -178,6 +182,30 @@ def test_the_halo_that_a_shard_names_is_what_arrives(subject):
         assert 8 * shard.num_halo_nodes == sum(nbytes for (_, dst), nbytes in cut.items() if dst == rank)
 
 
+class SlowPart(Part):
+    """Sums of its own nodes take two virtual seconds."""
+
+    def add_local(self, values):
+        compute(2.0)
+        return super().add_local(values)
+
+
+def test_the_exchange_goes_on_while_a_rank_sums_what_its_own_nodes_send():
+    """Links of one second: the halo takes one, the numbers another; a round takes 2 s, not 4."""
+    world = get_world("sim", topology=Topology(intra=Link(latency_s=1.0)))
+
+    def program(rounds):
+        part = make_part(np.array([0, 1]), np.array([1, 0]), None, 2, members("test", None))
+        vectors = {"personalization": None, "dangling": None, "start": None}
+        iterate(SlowPart(**vars(part)), vectors, damping=0.85, tol=TINY, max_iter=rounds)
+
+    seconds = []
+    for rounds in (1, 2):
+        world.run(program, rounds, world_size=2)
+        seconds.append(world.timeline.step_time_s)
+    assert seconds[1] - seconds[0] == 2
+
+
 @given(load=st.lists(st.integers(0, 50), max_size=30), parts=st.integers(1, 8))
 def test_no_range_is_heavier_than_its_share_and_one_node(load, parts):
     cuts = balanced_cuts(np.array(load, np.int64), parts).tolist()
@@ -276,6 +304,21 @@ def test_the_shard_of_another_rank_is_not_gathered(subject, rank):
 def test_without_a_process_group_the_error_says_what_to_call(subject):
     with pytest.raises(ValueError, match=r"pagerank_over_ranks needs a process group; call torch.distributed.init"):
         subject(TRIANGLE)
+
+
+# ---- parts
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_as_torch_has_them_sum_as_the_loop_does(weighted):
+    begins, sources = np.array([0, 3, 3, 5]), np.array([1, 1, 0, 3, 1], np.int32)
+    weights = np.array([0.5, 0.25, 1, 1, 0.125]) if weighted else None
+    values, sums = torch.tensor([1.0, 2, 4, 8], dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    Rows(np.repeat(range(3), np.diff(begins)), sources.astype(np.int64), weights, 3, 4, torch.device("cpu")).add(
+        values, sums
+    )
+    assert sums.tolist() == ([3.5, 1, 9.25] if weighted else [6, 1, 11])
+    assert (1 + csr(begins, sources, weights, 4) @ values).tolist() == sums.tolist()
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pdlcheck.primitives.pagerank.graph import Float64, Int64
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "csr"]
 
 
 class Rows:
@@ -54,24 +54,25 @@ class Rows:
         _fill(row, column, weights, self._begins[:-1].copy(), self._sources, self._weights)
         self._matrix: Tensor | None = None
         if device.type != "cpu":
-            self._matrix = self._on(device, num_columns)
+            self._matrix = csr(self._begins, self._sources, self._weights, num_columns).to(device)
             del self._begins, self._sources, self._weights
 
     def add(self, values: Tensor, sums: Tensor) -> None:
         """``sums[j] += sum(weight * values[column])`` over row j, in float64; one thread, in the order of the edges."""
         if self._matrix is None:
             _add(self._begins, self._sources, self._weights, values.numpy(), sums.numpy())
-        else:
+        elif self._matrix.values().numel():
             sums += self._matrix @ values
 
-    def _on(self, device: torch.device, num_columns: int) -> Tensor:
-        weights = np.ones(len(self._sources)) if self._weights is None else self._weights
-        with warnings.catch_warnings():
-            # torch says once that CSR is in beta and that it trusts the ids, which have just been made
-            warnings.filterwarnings("ignore", "Sparse (CSR tensor support|invariant checks)", UserWarning)
-            begins, sources = torch.from_numpy(self._begins), torch.from_numpy(self._sources.astype(np.int64))
-            size = (len(self.degree), num_columns)
-            return torch.sparse_csr_tensor(begins, sources, torch.from_numpy(weights), size).to(device)
+
+def csr(begins: Int64, sources: NDArray[Any], weights: Float64 | None, num_columns: int) -> Tensor:
+    """The matrix as torch has it, float64, with int64 ids; a column may repeat in a row."""
+    values = np.ones(len(sources)) if weights is None else weights
+    with warnings.catch_warnings():
+        # torch says once that CSR is in beta and that it trusts the ids, which have just been made
+        warnings.filterwarnings("ignore", "Sparse (CSR tensor support|invariant checks)", UserWarning)
+        parts = torch.from_numpy(begins), torch.from_numpy(sources.astype(np.int64)), torch.from_numpy(values)
+        return torch.sparse_csr_tensor(*parts, (len(begins) - 1, num_columns))
 
 
 @numba.njit(cache=True, nogil=True)
