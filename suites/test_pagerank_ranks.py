@@ -51,47 +51,18 @@ def power_law(num_nodes, num_edges, seed=0):
 # ---- the right scores
 
 
-@few
-@given(parts=drawn_parts(), damping=DAMPING, tol=st.sampled_from([1e-3, 1e-8, 1e-12, 1e-17]))
-def test_scores_over_ranks_are_the_dense_solution(subject, world, parts, damping, tol):
-    check_pagerank_over_ranks(partial(subject, damping=damping, tol=tol), parts, world, damping=damping, tol=tol)
-
-
 @pytest.mark.parametrize("corner", CORNERS)
 def test_scores_of_a_named_graph_are_the_dense_solution(subject, world, corner):
     check_pagerank_over_ranks(subject, dealt(CORNERS[corner], 3), world)
 
 
-@few
-@given(parts=drawn_parts(max_nodes=5), data=st.data())
-def test_teleport_dangling_and_start_vectors_mean_the_same_over_ranks(subject, world, parts, data):
-    n = parts[0].num_nodes
-    vector = st.none() | st.lists(st.integers(0, 4), min_size=n, max_size=n).filter(lambda v: any(v) or not v)
-    given = {"personalization": data.draw(vector), "dangling": data.draw(vector)}
-    subject = partial(subject, **given, start=data.draw(vector))
-    check_pagerank_over_ranks(subject, parts, world, **given)
-
-
-def test_a_node_may_be_left_out_of_a_personalization_given_by_id(subject, world):
-    check_pagerank_over_ranks(
-        partial(subject, personalization={1: 3.0, 2: 1.0}), dealt(TRIANGLE, 2), world, personalization=[0, 3, 1]
-    )
-
-
-@few
-@given(parts=drawn_parts(), rounds=st.integers(1, 6))
-def test_the_error_bound_holds_when_max_iter_stops_it(subject, world, parts, rounds):
-    check_pagerank_over_ranks(partial(subject, max_iter=rounds), parts, world, tol=None)
-
-
-@few
-@given(parts=drawn_parts(), damping=DAMPING, rounds=st.integers(1, 4))
-def test_rounds_over_ranks_are_serial_rounds(subject, world, parts, damping, rounds):
-    subject = partial(subject, tol=TINY, damping=damping)
-    try:
-        check_pagerank_rounds(subject, parts, world, rounds=rounds, damping=damping)
-    except Inconclusive:  # the fixed point was reached to the last bit
-        check_pagerank_rounds(subject, parts, world, rounds=1, damping=damping)
+@pytest.mark.parametrize("vector", ["personalization", "dangling", "start"])
+def test_a_vector_given_by_id_means_the_same_over_ranks(subject, world, vector):
+    given, dense = {vector: {1: 3.0, 2: 1.0}}, {} if vector == "start" else {vector: [0, 3, 1, 0]}
+    parts = dealt(edges([0, 0, 1, 2], [1, 3, 2, 0], 4), 2)
+    check_pagerank_over_ranks(partial(subject, **given), parts, world, **dense)
+    one = partial(subject, **given, max_iter=1)
+    check_pagerank_over_ranks(one, parts, world, tol=None, **dense)
 
 
 @pytest.mark.schedules(20)
@@ -130,15 +101,6 @@ def test_a_hub_of_many_edges_is_the_fixed_point(subject, world):
     check_pagerank(lambda graph: scores[3], graph, tol=1e-11)
 
 
-@few
-@given(parts=drawn_parts())
-def test_gathered_scores_are_the_same_on_every_rank(subject, world, parts):
-    def gathered(part):
-        return gather_scores(subject(part))
-
-    check_pagerank_over_ranks(gathered, parts, world)
-
-
 @pytest.mark.world_size(4)
 def test_it_works_in_a_group_of_some_ranks_in_any_order(subject, rank):
     group = dist.new_group([3, 1, 2], sort_ranks=False)
@@ -167,11 +129,6 @@ def test_the_number_of_nodes_is_that_of_the_largest_id_of_any_rank(subject, rank
 
 
 # ---- what is sent, and how the work is shared
-
-
-@given(parts=drawn_parts(max_nodes=12, max_edges=30))
-def test_a_round_sends_each_value_that_another_rank_needs_once_and_nothing_else(subject, parts):
-    check_halo_bytes(partial(subject, tol=TINY), parts, get_world("sim"))
 
 
 def test_the_halo_that_a_shard_names_is_what_arrives(subject):
@@ -204,15 +161,6 @@ def test_the_exchange_goes_on_while_a_rank_sums_what_its_own_nodes_send():
         world.run(program, rounds, world_size=2)
         seconds.append(world.timeline.step_time_s)
     assert seconds[1] - seconds[0] == 2
-
-
-@given(load=st.lists(st.integers(0, 50), max_size=30), parts=st.integers(1, 8))
-def test_no_range_is_heavier_than_its_share_and_one_node(load, parts):
-    cuts = balanced_cuts(np.array(load, np.int64), parts).tolist()
-    assert cuts[0] == 0
-    assert cuts[-1] == len(load)
-    heaviest = max(sum(load[first:last]) for first, last in pairwise(cuts))
-    assert heaviest <= sum(load) / parts + max(load, default=0)
 
 
 def test_work_is_balanced_where_most_edges_enter_few_nodes(subject, world):
@@ -332,3 +280,61 @@ def test_rows_on_a_gpu_sum_as_on_the_cpu(weighted):
         sums.append(torch.zeros(200, dtype=torch.float64, device=device))
         Rows(graph.dst, graph.src, weights, 200, 200, torch.device(device)).add(values.to(device), sums[-1])
     assert torch.allclose(sums[0], sums[1].cpu(), rtol=1e-13, atol=0)
+
+
+# ---- drawn graphs, and loads
+
+
+@few
+@given(parts=drawn_parts(), damping=DAMPING, tol=st.sampled_from([1e-3, 1e-8, 1e-12, 1e-17]))
+def test_scores_over_ranks_are_the_dense_solution(subject, world, parts, damping, tol):
+    check_pagerank_over_ranks(partial(subject, damping=damping, tol=tol), parts, world, damping=damping, tol=tol)
+
+
+@few
+@given(parts=drawn_parts(max_nodes=5), data=st.data())
+def test_teleport_dangling_and_start_vectors_mean_the_same_over_ranks(subject, world, parts, data):
+    n = parts[0].num_nodes
+    vector = st.none() | st.lists(st.integers(0, 4), min_size=n, max_size=n).filter(lambda v: any(v) or not v)
+    given = {"personalization": data.draw(vector), "dangling": data.draw(vector)}
+    subject = partial(subject, **given, start=data.draw(vector))
+    check_pagerank_over_ranks(subject, parts, world, **given)
+
+
+@few
+@given(parts=drawn_parts(), rounds=st.integers(1, 6))
+def test_the_error_bound_holds_when_max_iter_stops_it(subject, world, parts, rounds):
+    check_pagerank_over_ranks(partial(subject, max_iter=rounds), parts, world, tol=None)
+
+
+@few
+@given(parts=drawn_parts(), damping=DAMPING, rounds=st.integers(1, 4))
+def test_rounds_over_ranks_are_serial_rounds(subject, world, parts, damping, rounds):
+    subject = partial(subject, tol=TINY, damping=damping)
+    try:
+        check_pagerank_rounds(subject, parts, world, rounds=rounds, damping=damping)
+    except Inconclusive:  # the fixed point was reached to the last bit
+        check_pagerank_rounds(subject, parts, world, rounds=1, damping=damping)
+
+
+@few
+@given(parts=drawn_parts())
+def test_gathered_scores_are_the_same_on_every_rank(subject, world, parts):
+    def gathered(part):
+        return gather_scores(subject(part))
+
+    check_pagerank_over_ranks(gathered, parts, world)
+
+
+@given(parts=drawn_parts(max_nodes=12, max_edges=30))
+def test_a_round_sends_each_value_that_another_rank_needs_once_and_nothing_else(subject, parts):
+    check_halo_bytes(partial(subject, tol=TINY), parts, get_world("sim"))
+
+
+@given(load=st.lists(st.integers(0, 50), max_size=30), parts=st.integers(1, 8))
+def test_no_range_is_heavier_than_its_share_and_one_node(load, parts):
+    cuts = balanced_cuts(np.array(load, np.int64), parts).tolist()
+    assert cuts[0] == 0
+    assert cuts[-1] == len(load)
+    heaviest = max(sum(load[first:last]) for first, last in pairwise(cuts))
+    assert heaviest <= sum(load) / parts + max(load, default=0)

@@ -65,7 +65,10 @@ def check_pagerank_over_ranks(
     first = run.results[0]
     left = float(first.error_bound) if tol is None else tol
     allowed = left + run.oracle.rounding(expected, np.dtype(np.float64))
-    run.require(expected, allowed, "the dense solution is", lambda: solution_cause(run.oracle, run.owner, run.scores))
+    holder = np.repeat(np.arange(len(parts)), [len(part.src) for part in parts])
+    run.require(
+        expected, allowed, "the dense solution is", lambda: solution_cause(run.oracle, run.owner, holder, run.scores)
+    )
     if tol is not None and hasattr(first, "error_bound") and hasattr(first, "converged"):
 
         def assembled(graph: Any) -> Any:

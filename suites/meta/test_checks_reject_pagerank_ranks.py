@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from pdlcheck.checks import check_halo_bytes, check_pagerank_over_ranks, check_pagerank_rounds
 from pdlcheck.checks.graphs import edges, scattered
+from pdlcheck.checks.pagerank_oracle import Oracle
 from pdlcheck.errors import BufferHazard, Deadlock, Inconclusive, Unsupported
 from pdlcheck.worlds import get_world
 
@@ -218,6 +219,15 @@ def test_what_cannot_be_judged_is_inconclusive_and_a_world_that_counts_nothing_i
         check_pagerank_over_ranks(twin, huge, get_world("sim"))
     with pytest.raises(Unsupported, match="gloo does not count what its ranks send"):
         check_halo_bytes(twin, PARTS, get_world("gloo"))
+
+
+def test_the_mean_of_what_each_rank_makes_of_its_edges_is_rejected():
+    def averaged(part):
+        whole = Oracle.of(part, D).solve()
+        return np.array(summed(list(whole))) / dist.get_world_size()
+
+    with pytest.raises(AssertionError, match="each rank ranks the edges that it holds alone, and the mean is taken"):
+        check_pagerank_over_ranks(averaged, PARTS, get_world("sim"))
 
 
 def test_scores_of_the_wrong_shape_are_named():
