@@ -83,6 +83,13 @@ def test_pagerank(tmp_path):
     assert [line.split()[:2] for line in lines[2:]] == [["1", "libc6"], ["2", "libgcc-s1"]]
 
 
+def test_pagerank_over_ranks(tmp_path):
+    lines = torchrun(tmp_path, 2, "pagerank_over_ranks.py", "--top", 2).splitlines()
+    dealt = [re.search(r"rank \d: (\d+) packages, (\d+) dependencies, reads [1-9]\d* scores", line) for line in lines]
+    assert [sum(int(found[column]) for found in dealt if found) for column in (1, 2)] == [63664, 275976]
+    assert [line.split()[:2] for line in lines[-2:]] == [["1", "libc6"], ["2", "libgcc-s1"]]
+
+
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install pdlcheck[data]")

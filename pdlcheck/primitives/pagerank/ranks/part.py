@@ -113,10 +113,9 @@ def make_part(src: Int64, dst: Int64, weights: Float64 | None, num_nodes: int, w
     out_terms = 0 if exact else int(np.bincount(source).max())
 
     reader = owners(dst, cuts)
-    leaving = [
-        distinct(source[reader == place] if place != who.rank else source[:0], num_rows)[0]
-        for place in range(who.world_size)
-    ]
+    read = np.split(source[np.argsort(reader, kind="stable")], np.searchsorted(np.sort(reader), range(1, len(size))))
+    read[who.rank] = source[:0]
+    leaving = [distinct(places, num_rows)[0] for places in read]
     here: list[Columns] = []
     there: list[Columns] = []
     taken: list[int] = []

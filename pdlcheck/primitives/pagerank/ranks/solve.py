@@ -100,8 +100,8 @@ def pagerank_over_ranks(
         >>> shard.nodes, shard.scores.round(4).tolist(), shard.num_halo_nodes
         (range(2, 4), [0.1667, 0.1667], 1)
 
-    Source: the one-dimensional partition of L. Page and others' matrix by rows, as in D. Gleich, L. Zhukov, P. Berkhin,
-    "Fast parallel PageRank: a linear system approach", Yahoo! Research (2004); the stopping rule is Banach's.
+    Source: rows in ranges of balanced work are those of D. Gleich, L. Zhukov, P. Berkhin, "Fast parallel PageRank: a
+    linear system approach", Yahoo! Research (2004); the stopping rule is Banach's fixed-point bound.
     """
     began = time.perf_counter()
     who = members("pagerank_over_ranks", group)
