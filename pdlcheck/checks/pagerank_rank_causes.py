@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,21 +18,23 @@ CLOSE = 1e-7  # scores are told apart that differ by more
 Owners = NDArray[np.int64]
 
 
-def solution_cause(oracle: Oracle, owner: Owners, holder: Owners, found: Float64) -> str | None:
+def solution_cause(oracle: Oracle, owner: Owners, held: Sequence[Owners], found: Float64) -> str | None:
     """The mistake whose scores ``found`` are; ``None`` where it is none of the known ones.
 
     Args:
         owner: the rank that has each node in the end.
-        holder: the rank that held each edge at first.
+        held: for each rank the numbers of the edges that it held at first.
     """
     right = oracle.solve()
-    for cause, scores in _wrong_solutions(oracle, owner, holder):
+    for cause, scores in _wrong_solutions(oracle, owner, held):
         if np.abs(scores - found).sum() <= CLOSE < np.abs(right - found).sum():
             return f"{cause}: the scores are exactly those"
     return None
 
 
-def _wrong_solutions(oracle: Oracle, owner: Owners, holder: Owners) -> Iterator[tuple[str, Float64]]:
+def _wrong_solutions(
+    oracle: Oracle, owner: Owners, held: Sequence[Owners]
+) -> Iterator[tuple[str, Float64]]:
     matrix = oracle.matrix()
     lost = oracle.out == 0
     apart = owner[:, None] != owner[None, :]
@@ -53,7 +55,7 @@ def _wrong_solutions(oracle: Oracle, owner: Owners, holder: Owners) -> Iterator[
     yield "edge weights ignored", replace(oracle, weights=np.ones(len(oracle.src))).solve()
     alone = [
         replace(oracle, src=oracle.src[here], dst=oracle.dst[here], weights=oracle.weights[here]).solve()
-        for here in (holder == rank for rank in np.unique(holder))
+        for here in held
     ]
     yield "each rank ranks the edges that it holds alone, and the mean is taken", np.mean(alone, axis=0)
     tried = 0

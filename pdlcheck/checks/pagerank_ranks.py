@@ -65,9 +65,9 @@ def check_pagerank_over_ranks(
     first = run.results[0]
     left = float(first.error_bound) if tol is None else tol
     allowed = left + run.oracle.rounding(expected, np.dtype(np.float64))
-    holder = np.repeat(np.arange(len(parts)), [len(part.src) for part in parts])
+    held = np.split(np.arange(len(run.oracle.src)), np.cumsum([len(part.src) for part in parts])[:-1])
     run.require(
-        expected, allowed, "the dense solution is", lambda: solution_cause(run.oracle, run.owner, holder, run.scores)
+        expected, allowed, "the dense solution is", lambda: solution_cause(run.oracle, run.owner, held, run.scores)
     )
     if tol is not None and hasattr(first, "error_bound") and hasattr(first, "converged"):
 

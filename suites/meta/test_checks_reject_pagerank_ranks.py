@@ -226,8 +226,17 @@ def test_the_mean_of_what_each_rank_makes_of_its_edges_is_rejected():
         whole = Oracle.of(part, D).solve()
         return np.array(summed(list(whole))) / dist.get_world_size()
 
-    with pytest.raises(AssertionError, match="each rank ranks the edges that it holds alone, and the mean is taken"):
-        check_pagerank_over_ranks(averaged, PARTS, get_world("sim"))
+    for parts in (PARTS, [*PARTS[:2], edges([], [], 6)]):  # the last rank holds no edge
+        with pytest.raises(AssertionError, match="each rank ranks the edges that it holds alone, and the mean is"):
+            check_pagerank_over_ranks(averaged, parts, get_world("sim"))
+
+
+def test_without_edges_a_wrong_score_is_named_too():
+    def doubled(part):
+        return 2 * np.full(part.num_nodes, 1 / part.num_nodes)
+
+    with pytest.raises(AssertionError, match="every score is 2 times the right one: the scores are not normalised"):
+        check_pagerank_over_ranks(doubled, [edges([], [], 4)] * 2, get_world("sim"))
 
 
 def test_scores_of_the_wrong_shape_are_named():
