@@ -122,6 +122,18 @@ def test_weights_on_one_rank_alone_count(subject, rank):
     assert result.scores == pytest.approx(alone.scores, abs=1e-8)
 
 
+def test_out_weights_whose_sum_overflows_are_shared_out(subject, world):
+    graph = edges([0, 0, 0, 1, 2], [1, 1, 2, 0, 1], 3, [1.5e308, 1.5e308, 1.5e308, 1e-320, 2.0])
+    check_pagerank_over_ranks(subject, dealt(graph, 2), world)
+
+
+@pytest.mark.world_size(2)
+def test_the_scores_themselves_are_a_start_that_takes_two_rounds(subject, rank):
+    mine = ([0, 0], [1, 2]) if rank else ([1, 2], [2, 0])
+    found = gather_scores(subject(mine, num_nodes=4, tol=1e-12))
+    assert subject(mine, num_nodes=4, start=found.scores).iterations <= 2 < found.iterations
+
+
 @pytest.mark.world_size(3)
 def test_the_number_of_nodes_is_that_of_the_largest_id_of_any_rank(subject, rank):
     shard = subject(([rank], [2 * rank]))
