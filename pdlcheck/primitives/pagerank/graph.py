@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pdlcheck.primitives.pagerank.threads import ENOUGH, Team, ranges
 
-__all__ = ["Float64", "Graph", "Ids", "Int64", "as_graph"]
+__all__ = ["Float64", "Graph", "Ids", "Int64", "as_graph", "borrowed_graph"]
 
 Ids = NDArray[np.integer[Any]]
 Int64 = NDArray[np.int64]
@@ -43,6 +43,24 @@ def as_graph(obj: Any) -> Graph:
         f"graph: cannot read a {type(obj).__module__}.{type(obj).__qualname__}; pass a Graph, a networkx "
         "graph, a SciPy sparse matrix, a DGL graph, or the edges as a tuple (src, dst) or (src, dst, weights)"
     )
+
+
+def borrowed_graph(edges: tuple[Any, ...]) -> Graph:
+    """The :class:`Graph` of ``(src, dst[, weights])`` that reads int32 and int64 ids where they are, without a copy.
+
+    For one call: it is right as long as nobody changes those arrays. Errors as in :class:`Graph`.
+    """
+    if len(edges) not in (2, 3):
+        return as_graph(edges)
+    src, dst = (_ids(name, ids) for name, ids in zip(("src", "dst"), edges, strict=False))
+    num_nodes = _largest_id(src, dst) + 1
+    graph = Graph((), (), num_nodes)  # type: ignore[arg-type]
+    for name, ids in (("src", src), ("dst", dst)):
+        object.__setattr__(graph, name, _checked_ids(name, ids, num_nodes, copied=False))
+    _require_equal_lengths(src, dst)
+    if len(edges) == 3:
+        object.__setattr__(graph, "weights", _checked_weights(edges[2], len(src)))
+    return graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +101,7 @@ class Graph:
         object.__setattr__(self, "num_nodes", int(self.num_nodes))
         for name in ("src", "dst"):
             object.__setattr__(self, name, _checked_ids(name, getattr(self, name), self.num_nodes))
-        if len(self.src) != len(self.dst):
-            raise ValueError(
-                f"src and dst must have one id per edge, got lengths {len(self.src)} and {len(self.dst)}; "
-                "make them equally long"
-            )
+        _require_equal_lengths(self.src, self.dst)
         if self.weights is not None:
             object.__setattr__(self, "weights", _checked_weights(self.weights, len(self.src)))
         if self.names is not None:
@@ -104,7 +118,7 @@ class Graph:
         """From two lists, arrays or tensors of ids; ``num_nodes`` is the largest id + 1 by default."""
         src, dst = _ids("src", src), _ids("dst", dst)
         if num_nodes is None:
-            num_nodes = 1 + max(int(src.max(initial=-1)), int(dst.max(initial=-1)))
+            num_nodes = 1 + _largest_id(src, dst)
         return cls(src, dst, num_nodes, weights)
 
     @classmethod
@@ -242,29 +256,45 @@ def _ids(name: str, values: Any) -> Ids:
     return array
 
 
-def _checked_ids(name: str, values: Any, num_nodes: int) -> Ids:
-    """A copy of ``values``, as narrow as ``num_nodes`` allows; each id was compared with it."""
+def _largest_id(src: Ids, dst: Ids) -> int:
+    return max(-1, *(int(ids.max()) if ids.size else -1 for ids in (src, dst)))
+
+
+def _require_equal_lengths(src: Ids, dst: Ids) -> None:
+    if len(src) != len(dst):
+        raise ValueError(
+            f"src and dst must have one id per edge, got lengths {len(src)} and {len(dst)}; make them equally long"
+        )
+
+
+def _checked_ids(name: str, values: Any, num_nodes: int, *, copied: bool = True) -> Ids:
+    """``values`` as read-only ids, each compared with ``num_nodes``: a copy as narrow as that allows.
+
+    With ``copied=False`` a contiguous int32 or int64 array is not copied.
+    """
     given = _ids(name, values)
-    copy: Ids = np.empty(len(given), np.int32 if num_nodes < NARROW else np.int64)
+    copied = copied or given.dtype not in (np.int32, np.int64) or not given.flags.c_contiguous
+    ids: Ids = np.empty(len(given), np.int32 if num_nodes < NARROW else np.int64) if copied else given.view()
     outside: list[int] = []
 
-    def copy_part(first: int, last: int) -> None:
+    def check(first: int, last: int) -> None:
         part = given[first:last]
-        if part.min(initial=0) < 0 or part.max(initial=-1) >= num_nodes:
+        if part.size and (part.min() < 0 or part.max() >= num_nodes):
             outside.append(first + int(np.flatnonzero((part < 0) | (part >= num_nodes))[0]))
-        np.copyto(copy[first:last], part, casting="unsafe")
+        if copied:
+            np.copyto(ids[first:last], part, casting="unsafe")
 
     with Team(len(given) // ENOUGH) as team:
         parts = ranges(len(given), team.size)
-        team.run(lambda k: copy_part(*parts[k]))
+        team.run(lambda k: check(*parts[k]))
     if outside:
         at = min(outside)
         raise ValueError(
             f"{name} holds {given[at]} at {at}, ids must be in [0, {num_nodes}); "
             "correct the id or pass a larger num_nodes"
         )
-    copy.setflags(write=False)
-    return copy
+    ids.setflags(write=False)
+    return ids
 
 
 def _checked_weights(values: Any, num_edges: int) -> Float64:

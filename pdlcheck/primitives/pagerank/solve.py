@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pdlcheck.primitives.pagerank.arguments import distribution, require_damping, require_iterations
-from pdlcheck.primitives.pagerank.graph import Float64, as_graph
+from pdlcheck.primitives.pagerank.graph import Float64, as_graph, borrowed_graph
 from pdlcheck.primitives.pagerank.layout import layout_of
 from pdlcheck.primitives.pagerank.rounds import Rounds
 
@@ -96,7 +96,7 @@ def pagerank(
     the stopping rule is Banach's fixed-point bound.
     """
     began = time.perf_counter()
-    graph = as_graph(graph)
+    graph = borrowed_graph(graph) if isinstance(graph, tuple) else as_graph(graph)
     damping = require_damping(damping)
     if method not in ("auto", "power", "gauss-seidel"):
         raise ValueError(f"method must be 'auto', 'power' or 'gauss-seidel', got {method!r}")
