@@ -2,6 +2,7 @@
 
 from pdlcheck.primitives.pagerank.datasets import debian_dependencies, document_graph
 from pdlcheck.primitives.pagerank.graph import Graph, as_graph
+from pdlcheck.primitives.pagerank.many import pagerank_many
 from pdlcheck.primitives.pagerank.reference import pagerank_reference
 from pdlcheck.primitives.pagerank.solve import PageRankResult, pagerank
 from pdlcheck.primitives.pagerank.versions import (
@@ -19,6 +20,7 @@ __all__ = [
     "debian_dependencies",
     "document_graph",
     "pagerank",
+    "pagerank_many",
     "pagerank_reference",
     "pagerank_v0",
     "pagerank_v1",

@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["LANES", "NUM_SUMS", "add_gathered", "take_next", "update_rows"]
+__all__ = ["LANES", "NUM_SUMS", "add_gathered", "add_rows", "take_next", "update_rows"]
 
 LANES = 16
 NUM_SUMS = 5  # of update_rows
@@ -61,6 +61,32 @@ def _add_gathered(
     return signature, generate
 
 
+def _add_rows(
+    typing_context: Any, values: Any, places: Any, shares: Any, begin: Any, end: Any, apart: Any, sums: Any
+) -> tuple[Any, Any]:
+    """The same for one row of many vectors: ``values`` holds LANES numbers for each place, which lie side by side.
+
+    ``sums[l] = sum(shares[e] * values[places[e] * LANES + l] for e in range(begin, end, apart))``.
+    """
+    signature = types.void(values, places, shares, types.intp, types.intp, types.intp, sums)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values, places, sums = (_Array(context, builder, signature.args[i], args[i]) for i in (0, 1, 6))
+        weighted = signature.args[2] is not types.none
+        total = cgutils.alloca_once_value(builder, _constant(_DOUBLE, 0.0))
+        with cgutils.for_range_slice(builder, args[3], args[4], args[5]) as (at, _):
+            place = builder.mul(places.load_one(at), ir.Constant(_INT64, LANES))
+            found = values.load(place)
+            if weighted:
+                shares = _Array(context, builder, signature.args[2], args[2])
+                found = builder.fmul(found, _splat(builder, shares.load_one(at)))
+            builder.store(builder.fadd(builder.load(total), found), total)
+        sums.store(ir.Constant(_INT64, 0), builder.load(total))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
 def _update_rows(
     typing_context: Any,
     arrived: Any,
@@ -86,27 +112,38 @@ def _update_rows(
     of dangling rows (those with ``out`` 0), value, absolute value, and ``weight`` times the absolute value before
     ``before`` was taken off. The step is measured against what was really sent, rounded as it was, and only where
     something is sent: ``abs(value * out - sent) / out``; with ``before`` it is the absolute value.
+
+    For one row of LANES vectors, ``row`` and ``place`` are LANES times its own, ``out`` is its number, and
+    ``to_landing`` an array of one for each vector.
     """
     number = types.float64
+    factors = number, number, number, to_landing
     vectors = base, landing, out, sent, before, scores
-    signature = types.void(arrived, number, number, number, number, *vectors, types.intp, fresh, types.intp, sums)
+    signature = types.void(arrived, *factors, *vectors, types.intp, fresh, types.intp, sums)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        arrived, base, landing, out, sent, scores, fresh, sums = (
-            _Array(context, builder, signature.args[i], args[i]) for i in (0, 5, 6, 7, 8, 10, 12, 14)
+        arrived, base, landing, sent, scores, fresh, sums = (
+            _Array(context, builder, signature.args[i], args[i]) for i in (0, 5, 6, 8, 10, 12, 14)
         )
+        first = ir.Constant(_INT64, 0)
+
+        def each(i: int, at: Any) -> Any:
+            if signature.args[i] == types.float64:
+                return _splat(builder, args[i])
+            return _Array(context, builder, signature.args[i], args[i]).load(at)
+
         is_change = signature.args[9] is not types.none
-        weight, keep, to_base, to_landing = (_splat(builder, args[i]) for i in range(1, 5))
+        weight, keep, to_base, to_landing = (each(i, first) for i in range(1, 5))
         row, place, zero = args[11], args[13], _constant(_DOUBLE, 0.0)
         absolute = _function(builder.module, f"llvm.fabs.v{LANES}f64", _vector(_DOUBLE), [_vector(_DOUBLE)])
-        value = builder.fmul(keep, arrived.load(ir.Constant(_INT64, 0)))
+        value = builder.fmul(keep, arrived.load(first))
         value = builder.fadd(value, builder.fmul(to_base, base.load(row)))
         value = builder.fadd(value, builder.fmul(to_landing, landing.load(row)))
         weighted = builder.fmul(weight, builder.call(absolute, [value]))
         if is_change:
             before = _Array(context, builder, signature.args[9], args[9])
             value = builder.fsub(value, before.load(row))
-        shared = out.load(row)
+        shared = each(7, row)
         dangling = builder.fcmp_ordered("==", shared, zero)
         sending = builder.fmul(value, shared)
         size = builder.call(absolute, [value])
@@ -136,6 +173,7 @@ def _take_next(typing_context: Any, counter: Any) -> tuple[Any, Any]:
 
 
 add_gathered: Any = intrinsic(_add_gathered)
+add_rows: Any = intrinsic(_add_rows)
 update_rows: Any = intrinsic(_update_rows)
 take_next: Any = intrinsic(_take_next)
 
@@ -153,6 +191,10 @@ class _Array:
     def load(self, at: Any) -> Any:
         found = self._builder.load(self._pointer(at), align=self.nbytes, typ=_vector(self.kind))
         return _widened(self._builder, found)
+
+    def load_one(self, at: Any) -> Any:
+        found = self._builder.load(self._builder.gep(self.data, [at], source_etype=self.kind), typ=self.kind)
+        return self._builder.sext(found, _INT64) if self.kind is _INT32 else found
 
     def store(self, at: Any, values: Any) -> None:
         if self.kind is _FLOAT:

@@ -64,8 +64,8 @@ class Layout:
         return int(np.diff(self.begins).max()) // LANES
 
     def rows_of(self, per_node: Float64) -> Float64:
-        """One number per node as one per row, 0 for padding."""
-        rows = np.zeros(self.num_rows)
+        """What each node has (one number, or several) as what each row has, 0 for padding."""
+        rows = np.zeros((self.num_rows, *per_node.shape[1:]))
         rows[self.row] = per_node
         return rows
 

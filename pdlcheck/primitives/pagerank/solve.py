@@ -15,7 +15,7 @@ from pdlcheck.primitives.pagerank.graph import Float64, as_graph, borrowed_graph
 from pdlcheck.primitives.pagerank.layout import layout_of
 from pdlcheck.primitives.pagerank.rounds import Rounds
 
-__all__ = ["PageRankResult", "pagerank"]
+__all__ = ["PageRankResult", "enough_iterations", "pagerank", "require_tol"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,10 +100,7 @@ def pagerank(
     damping = require_damping(damping)
     if method not in ("auto", "power", "gauss-seidel"):
         raise ValueError(f"method must be 'auto', 'power' or 'gauss-seidel', got {method!r}")
-    if not (isinstance(tol, int | float | np.number) and 0 < tol < math.inf):
-        raise ValueError(
-            f"tol must be a positive number, the largest L1 error wanted, got {tol!r}; 1e-8 is usual"
-        )
+    tol = require_tol(tol)
     if max_iter is not None:
         max_iter = require_iterations("max_iter", max_iter)
     teleport = distribution("personalization", personalization, graph)
@@ -112,7 +109,7 @@ def pagerank(
     if graph.num_nodes == 0:
         return PageRankResult(np.zeros(0), 0, 0.0, True, time.perf_counter() - began, graph.names)
     if max_iter is None:
-        max_iter = _enough_iterations(damping, tol)
+        max_iter = enough_iterations(damping, tol)
     layout = layout_of(graph)
     by_row = layout.uniform() if personalization is None else layout.rows_of(teleport)
     rounds = Rounds(
@@ -120,12 +117,21 @@ def pagerank(
         in_place=method != "power",
     )
     begin = by_row if first is teleport else layout.rows_of(first)
-    scores, bound, converged = rounds.run(begin, tol, max_iter, warm=start is not None)
-    scores = layout.nodes_of(scores)
-    return PageRankResult(scores, rounds.iteration, bound, converged, time.perf_counter() - began, graph.names)
+    scores, bound = rounds.run(begin, tol, max_iter, warm=start is not None)
+    scores, seconds = layout.nodes_of(scores), time.perf_counter() - began
+    return PageRankResult(scores, rounds.iteration, float(bound), bool(bound <= tol), seconds, graph.names)
 
 
-def _enough_iterations(damping: float, tol: float) -> int:
+def require_tol(tol: float) -> float:
+    """``tol`` as a positive float."""
+    if not (isinstance(tol, int | float | np.number) and 0 < tol < math.inf):
+        raise ValueError(
+            f"tol must be a positive number, the largest L1 error wanted, got {tol!r}; 1e-8 is usual"
+        )
+    return float(tol)
+
+
+def enough_iterations(damping: float, tol: float) -> int:
     """Rounds after which the bound is at most ``tol`` on every graph, and some for changes of precision.
 
     The residual of either method falls by d a round: ``|U (I - L)**-1| <= d`` in the 1-norm where ``L + U`` is the
