@@ -30,7 +30,7 @@ def pagerank_many(
     """:func:`pagerank` for each of ``personalizations``, sixteen at a time.
 
     Scores of sixteen vectors lie side by side in one or two lines of cache, so an edge costs one read from anywhere for
-    all of them. Needs about 1 KB per node for sixteen vectors, however many there are.
+    all of them. Needs about 1 KB per node for sixteen vectors, and 8 bytes per node for the scores of each.
 
     Args:
         graph: whatever :func:`as_graph` reads.
