@@ -309,7 +309,7 @@ def debian():
 @pytest.mark.verifies("pagerank")
 def test_the_debian_graph_is_the_pinned_one(debian):
     assert (debian.num_nodes, debian.num_edges, int(debian.dangling.sum())) == (63664, 275976, 7789)
-    assert len(np.unique(debian.src * debian.num_nodes + debian.dst)) == debian.num_edges
+    assert len(np.unique(debian.src.astype(np.int64) * debian.num_nodes + debian.dst)) == debian.num_edges
     libc, bash = debian.names.index("libc6"), debian.names.index("bash")
     assert [debian.names[i] for i in debian.dst[debian.src == libc]] == ["libgcc-s1"]
     assert (debian.dst == libc).sum() > 15_000

@@ -2,6 +2,7 @@
 
 from pdlcheck.primitives.pagerank.datasets import debian_dependencies, document_graph
 from pdlcheck.primitives.pagerank.graph import Graph, as_graph
+from pdlcheck.primitives.pagerank.many import pagerank_many
 from pdlcheck.primitives.pagerank.ranks import PageRankShard, gather_scores, pagerank_over_ranks
 from pdlcheck.primitives.pagerank.reference import pagerank_reference
 from pdlcheck.primitives.pagerank.solve import PageRankResult, pagerank
@@ -22,6 +23,7 @@ __all__ = [
     "document_graph",
     "gather_scores",
     "pagerank",
+    "pagerank_many",
     "pagerank_over_ranks",
     "pagerank_reference",
     "pagerank_v0",

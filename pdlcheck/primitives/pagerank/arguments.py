@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Any
 
@@ -73,5 +72,5 @@ def distribution(name: str, values: Any, graph: Graph) -> Float64:
         )
     if vector.size:
         vector = vector / vector.max()  # first, so that no sum overflows
-        vector /= math.fsum(vector)
+        vector /= float(vector.sum(dtype=np.longdouble))
     return vector

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Sums of values at scattered places, sixteen at a time: instructions that numba has no words for.
+"""Sixteen rows at a time: what arrives in them, and their new scores, in instructions that numba has no words for.
 
 A row sum of a sparse matrix reads one number for each entry, from anywhere. Processors have an instruction that reads
-sixteen such places at once, numba's vectoriser never uses it. So these two loops are given to LLVM as they are meant;
-where a processor lacks the instruction, LLVM makes sixteen loads of it.
+sixteen such places at once, numba's vectoriser never uses it. So these loops are given to LLVM as they are meant; where
+a processor lacks the instruction, LLVM makes sixteen loads of it.
 
 Source: sliced ELLPACK, Monakov, Lokhmotov and Avetisyan, "Automatically tuning sparse matrix-vector multiplication for
 GPU architectures", HiPEAC 2010.
@@ -18,110 +18,218 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["LANES", "add_gathered", "add_gathered_shares"]
+__all__ = ["LANES", "NUM_SUMS", "add_gathered", "add_rows", "take_next", "update_rows"]
 
 LANES = 16
+NUM_SUMS = 5  # of update_rows
 
 _FLOAT, _DOUBLE = ir.FloatType(), ir.DoubleType()
 _BIT, _INT32, _INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 
 
 def _add_gathered(
-    typing_context: Any, values: Any, places: Any, begin: Any, steps: Any, sums: Any
+    typing_context: Any, values: Any, places: Any, shares: Any, begin: Any, end: Any, sums: Any
 ) -> tuple[Any, Any]:
-    """``sums[l] = sum(values[places[begin + k * LANES + l]] for k in range(steps))`` for each lane ``l``, in float64.
+    """``sums[l] = sum(shares[e] * values[places[e]] for e in range(begin + l, end, LANES))`` for each lane ``l``.
 
-    ``values`` are float32 or float64, ``places`` int32 or int64, ``sums`` holds LANES float64; the terms of a lane are
-    added in their order.
+    ``values`` are float32 or float64, ``places`` int32 or int64, ``shares`` float64 or None, which is 1; ``sums`` holds
+    LANES float64. The terms of a lane are added in their order, in float64.
     """
-    signature = types.void(values, places, types.intp, types.intp, sums)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _loop(context, builder, signature, args, shares=None)
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-def _add_gathered_shares(
-    typing_context: Any, values: Any, places: Any, shares: Any, begin: Any, steps: Any, sums: Any
-) -> tuple[Any, Any]:
-    """The same with each value times ``shares[begin + k * LANES + l]``, which is float64."""
     signature = types.void(values, places, shares, types.intp, types.intp, sums)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values, places, shares, begin, steps, sums = args
-        rest = types.void(*(signature.args[:2] + signature.args[3:]))
-        array = context.make_array(signature.args[2])(context, builder, shares)
-        _loop(context, builder, rest, (values, places, begin, steps, sums), shares=array.data)
+        values, places, sums = (_Array(context, builder, signature.args[i], args[i]) for i in (0, 1, 5))
+        weighted = signature.args[2] is not types.none
+        total = cgutils.alloca_once_value(builder, _constant(_DOUBLE, 0.0))
+        gather = _gather(builder.module, values.kind)
+        arguments = (
+            ir.Constant(_INT32, values.nbytes),
+            _constant(_BIT, 1),
+            _constant(values.kind, 0.0),
+        )
+        with cgutils.for_range_slice(builder, args[3], args[4], ir.Constant(_INT64, LANES)) as (at, _):
+            where = builder.gep(values.data, [places.load(at)], source_etype=values.kind)
+            where.type = _vector(values.kind.as_pointer())  # llvmlite takes the base's type, which is one pointer
+            found = _widened(builder, builder.call(gather, [where, *arguments]))
+            if weighted:
+                shares = _Array(context, builder, signature.args[2], args[2])
+                found = builder.fmul(found, shares.load(at))
+            builder.store(builder.fadd(builder.load(total), found), total)
+        sums.store(ir.Constant(_INT64, 0), builder.load(total))
         return context.get_dummy_value()
 
     return signature, generate
 
 
-add_gathered: Any = intrinsic(_add_gathered)
-add_gathered_shares: Any = intrinsic(_add_gathered_shares)
+def _add_rows(
+    typing_context: Any, values: Any, places: Any, shares: Any, begin: Any, end: Any, apart: Any, sums: Any
+) -> tuple[Any, Any]:
+    """The same for one row of many vectors: ``values`` holds LANES numbers for each place, which lie side by side.
+
+    ``sums[l] = sum(shares[e] * values[places[e] * LANES + l] for e in range(begin, end, apart))``.
+    """
+    signature = types.void(values, places, shares, types.intp, types.intp, types.intp, sums)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values, places, sums = (_Array(context, builder, signature.args[i], args[i]) for i in (0, 1, 6))
+        weighted = signature.args[2] is not types.none
+        total = cgutils.alloca_once_value(builder, _constant(_DOUBLE, 0.0))
+        with cgutils.for_range_slice(builder, args[3], args[4], args[5]) as (at, _):
+            place = builder.mul(places.load_one(at), ir.Constant(_INT64, LANES))
+            found = values.load(place)
+            if weighted:
+                shares = _Array(context, builder, signature.args[2], args[2])
+                found = builder.fmul(found, _splat(builder, shares.load_one(at)))
+            builder.store(builder.fadd(builder.load(total), found), total)
+        sums.store(ir.Constant(_INT64, 0), builder.load(total))
+        return context.get_dummy_value()
+
+    return signature, generate
 
 
-def _loop(context: Any, builder: Any, signature: Any, args: Any, *, shares: Any) -> None:
-    values, places, begin, steps, sums = args
-    kinds = signature.args[0], signature.args[1], signature.args[4]
-    data = [
-        context.make_array(kind)(context, builder, value).data
-        for kind, value in zip(kinds, (values, places, sums), strict=True)
-    ]
-    single = signature.args[0].dtype == types.float32
-    kind, nbytes = (_FLOAT, 4) if single else (_DOUBLE, 8)
-    narrow = signature.args[1].dtype == types.int32
-    place_kind, place_nbytes = (_INT32, 4) if narrow else (_INT64, 8)
-    total = cgutils.alloca_once_value(builder, ir.Constant(_vector(_DOUBLE), [0.0] * LANES))
-    gather = _gather(builder.module, kind, "f32" if single else "f64")
-    first = _splat(builder, builder.ptrtoint(data[0], _INT64))
-    with cgutils.for_range(builder, steps) as loop:
-        at = builder.add(begin, builder.mul(loop.index, ir.Constant(_INT64, LANES)))
-        where = _load(builder, data[1], at, place_kind, place_nbytes)
-        if narrow:
-            where = builder.sext(where, _vector(_INT64))
-        addresses = builder.add(first, builder.mul(where, ir.Constant(_vector(_INT64), [nbytes] * LANES)))
-        pointers = builder.inttoptr(addresses, _vector(kind.as_pointer()))
-        found = builder.call(
-            gather,
-            [
-                pointers,
-                ir.Constant(_INT32, nbytes),
-                ir.Constant(_vector(_BIT), [1] * LANES),
-                ir.Constant(_vector(kind), [0.0] * LANES),
-            ],
+def _update_rows(
+    typing_context: Any,
+    arrived: Any,
+    weight: Any,
+    keep: Any,
+    to_base: Any,
+    to_landing: Any,
+    base: Any,
+    landing: Any,
+    out: Any,
+    sent: Any,
+    before: Any,
+    scores: Any,
+    row: Any,
+    fresh: Any,
+    place: Any,
+    sums: Any,
+) -> tuple[Any, Any]:
+    """New scores of the LANES rows that begin at ``row``, and what they will send.
+
+    ``value = keep * arrived + to_base * base + to_landing * landing``, less ``before`` where that is not None, goes to
+    ``scores``; ``value * out`` to ``fresh``, from ``place``. Adds to the NUM_SUMS lanes of ``sums``: the L1 step, value
+    of dangling rows (those with ``out`` 0), value, absolute value, and ``weight`` times the absolute value before
+    ``before`` was taken off. The step is measured against what was really sent, rounded as it was, and only where
+    something is sent: ``abs(value * out - sent) / out``; with ``before`` it is the absolute value.
+
+    For one row of LANES vectors, ``row`` and ``place`` are LANES times its own, ``out`` is its number, and
+    ``to_landing`` an array of one for each vector.
+    """
+    number = types.float64
+    factors = number, number, number, to_landing
+    vectors = base, landing, out, sent, before, scores
+    signature = types.void(arrived, *factors, *vectors, types.intp, fresh, types.intp, sums)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        arrived, base, landing, sent, scores, fresh, sums = (
+            _Array(context, builder, signature.args[i], args[i]) for i in (0, 5, 6, 8, 10, 12, 14)
         )
-        if single:
-            found = builder.fpext(found, _vector(_DOUBLE))
-        if shares is not None:
-            found = builder.fmul(found, _load(builder, shares, at, _DOUBLE, 8))
-        builder.store(builder.fadd(builder.load(total), found), total)
-    target = builder.bitcast(data[2], _vector(_DOUBLE).as_pointer())
-    builder.store(builder.load(total), target, align=8)
+        first = ir.Constant(_INT64, 0)
+
+        def each(i: int, at: Any) -> Any:
+            if signature.args[i] == types.float64:
+                return _splat(builder, args[i])
+            return _Array(context, builder, signature.args[i], args[i]).load(at)
+
+        is_change = signature.args[9] is not types.none
+        weight, keep, to_base, to_landing = (each(i, first) for i in range(1, 5))
+        row, place, zero = args[11], args[13], _constant(_DOUBLE, 0.0)
+        absolute = _function(builder.module, f"llvm.fabs.v{LANES}f64", _vector(_DOUBLE), [_vector(_DOUBLE)])
+        value = builder.fmul(keep, arrived.load(first))
+        value = builder.fadd(value, builder.fmul(to_base, base.load(row)))
+        value = builder.fadd(value, builder.fmul(to_landing, landing.load(row)))
+        weighted = builder.fmul(weight, builder.call(absolute, [value]))
+        if is_change:
+            before = _Array(context, builder, signature.args[9], args[9])
+            value = builder.fsub(value, before.load(row))
+        shared = each(7, row)
+        dangling = builder.fcmp_ordered("==", shared, zero)
+        sending = builder.fmul(value, shared)
+        size = builder.call(absolute, [value])
+        step = size
+        if not is_change:
+            change = builder.call(absolute, [builder.fsub(sending, sent.load(row))])
+            step = builder.select(dangling, zero, builder.fdiv(change, shared))
+        lost = builder.select(dangling, value, zero)
+        for number, term in enumerate((step, lost, value, size, weighted)):
+            at = ir.Constant(_INT64, number * LANES)
+            sums.store(at, builder.fadd(sums.load(at), term))
+        scores.store(row, value)
+        fresh.store(place, sending)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _take_next(typing_context: Any, counter: Any) -> tuple[Any, Any]:
+    """``counter[0]``, an int64, and one more for whoever comes next, in whatever thread."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.atomic_rmw("add", data, ir.Constant(_INT64, 1), "seq_cst")
+
+    return types.int64(counter), generate
+
+
+add_gathered: Any = intrinsic(_add_gathered)
+add_rows: Any = intrinsic(_add_rows)
+update_rows: Any = intrinsic(_update_rows)
+take_next: Any = intrinsic(_take_next)
+
+
+class _Array:
+    """An array argument, read and written LANES numbers at a time; floats are float64 outside."""
+
+    def __init__(self, context: Any, builder: Any, array_type: Any, value: Any) -> None:
+        kinds = {types.float32: _FLOAT, types.float64: _DOUBLE, types.int32: _INT32, types.int64: _INT64}
+        self.data = context.make_array(array_type)(context, builder, value).data
+        self.kind = kinds[array_type.dtype]
+        self.nbytes = array_type.dtype.bitwidth // 8
+        self._builder = builder
+
+    def load(self, at: Any) -> Any:
+        found = self._builder.load(self._pointer(at), align=self.nbytes, typ=_vector(self.kind))
+        return _widened(self._builder, found)
+
+    def load_one(self, at: Any) -> Any:
+        found = self._builder.load(self._builder.gep(self.data, [at], source_etype=self.kind), typ=self.kind)
+        return self._builder.sext(found, _INT64) if self.kind is _INT32 else found
+
+    def store(self, at: Any, values: Any) -> None:
+        if self.kind is _FLOAT:
+            values = self._builder.fptrunc(values, _vector(_FLOAT))
+        self._builder.store(values, self._pointer(at), align=self.nbytes)
+
+    def _pointer(self, at: Any) -> Any:
+        there = self._builder.gep(self.data, [at], source_etype=self.kind)
+        return self._builder.bitcast(there, _vector(self.kind).as_pointer())
 
 
 def _vector(kind: Any) -> Any:
     return ir.VectorType(kind, LANES)
 
 
-def _load(builder: Any, data: Any, at: Any, kind: Any, align: int) -> Any:
-    pointer = builder.bitcast(builder.gep(data, [at]), _vector(kind).as_pointer())
-    return builder.load(pointer, align=align)
+def _constant(kind: Any, value: float) -> Any:
+    return ir.Constant(_vector(kind), [value] * LANES)
+
+
+def _widened(builder: Any, values: Any) -> Any:
+    return builder.fpext(values, _vector(_DOUBLE)) if values.type == _vector(_FLOAT) else values
 
 
 def _splat(builder: Any, value: Any) -> Any:
-    undefined = ir.Constant(_vector(_INT64), ir.Undefined)
+    undefined = ir.Constant(_vector(value.type), ir.Undefined)
     one = builder.insert_element(undefined, value, ir.Constant(_INT32, 0))
-    return builder.shuffle_vector(one, undefined, ir.Constant(_vector(_INT32), [0] * LANES))
+    return builder.shuffle_vector(one, undefined, _constant(_INT32, 0))
 
 
-def _gather(module: Any, kind: Any, short: str) -> Any:
+def _gather(module: Any, kind: Any) -> Any:
+    short = "f32" if kind is _FLOAT else "f64"
     pointer = "p0" if binding.llvm_version_info[0] >= 17 else f"p0{short}"  # pointers had types before
-    name = f"llvm.masked.gather.v{LANES}{short}.v{LANES}{pointer}"
-    return module.globals.get(name) or ir.Function(
-        module,
-        ir.FunctionType(_vector(kind), [_vector(kind.as_pointer()), _INT32, _vector(_BIT), _vector(kind)]),
-        name,
-    )
+    arguments = [_vector(kind.as_pointer()), _INT32, _vector(_BIT), _vector(kind)]
+    return _function(module, f"llvm.masked.gather.v{LANES}{short}.v{LANES}{pointer}", _vector(kind), arguments)
+
+
+def _function(module: Any, name: str, returned: Any, arguments: list[Any]) -> Any:
+    return module.globals.get(name) or ir.Function(module, ir.FunctionType(returned, arguments), name)

@@ -12,10 +12,14 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-__all__ = ["Float64", "Graph", "Int64", "as_graph"]
+from pdlcheck.primitives.pagerank.threads import ENOUGH, Team, ranges
 
+__all__ = ["Float64", "Graph", "Ids", "Int64", "as_graph", "borrowed_graph"]
+
+Ids = NDArray[np.integer[Any]]
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
+NARROW = np.iinfo(np.int32).max  # numbers from here on are int64
 
 
 def as_graph(obj: Any) -> Graph:
@@ -41,12 +45,31 @@ def as_graph(obj: Any) -> Graph:
     )
 
 
+def borrowed_graph(edges: tuple[Any, ...]) -> Graph:
+    """The :class:`Graph` of ``(src, dst[, weights])`` that reads int32 and int64 ids where they are, without a copy.
+
+    For one call: it is right as long as nobody changes those arrays. Errors as in :class:`Graph`.
+    """
+    if len(edges) not in (2, 3):
+        return as_graph(edges)
+    src, dst = (_ids(name, ids) for name, ids in zip(("src", "dst"), edges, strict=False))
+    num_nodes = _largest_id(src, dst) + 1
+    graph = Graph((), (), num_nodes)  # type: ignore[arg-type]
+    for name, ids in (("src", src), ("dst", dst)):
+        object.__setattr__(graph, name, _checked_ids(name, ids, num_nodes, copied=False))
+    _require_equal_lengths(src, dst)
+    if len(edges) == 3:
+        object.__setattr__(graph, "weights", _checked_weights(edges[2], len(src)))
+    return graph
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A directed multigraph: edge ``e`` goes from ``src[e]`` to ``dst[e]`` and weighs ``weights[e]``.
 
     Edges that occur twice add; a self-loop is an edge like any other. Arrays are copied and read-only, so
-    a graph never changes after its checks. It holds 16 bytes per edge, 24 with weights.
+    a graph never changes after its checks. Ids are held as int32, or int64 from 2**31 - 1 nodes on: 8 bytes per edge,
+    or 16; weights take 8 more. Products such as ``src * num_nodes`` need ``src.astype(np.int64)`` first.
 
     Args:
         src, dst: node ids in ``[0, num_nodes)``, integers, one per edge.
@@ -64,8 +87,8 @@ class Graph:
         Graph(num_nodes=3, num_edges=3, weighted=False)
     """
 
-    src: Int64
-    dst: Int64
+    src: Ids
+    dst: Ids
     num_nodes: int
     weights: Float64 | None = None
     names: tuple[Hashable, ...] | None = None
@@ -77,14 +100,8 @@ class Graph:
             raise ValueError(f"num_nodes must be 0 or more, got {self.num_nodes}")
         object.__setattr__(self, "num_nodes", int(self.num_nodes))
         for name in ("src", "dst"):
-            ids = _ids(name, getattr(self, name))
-            _require_ids_in_range(name, ids, self.num_nodes)
-            object.__setattr__(self, name, ids)
-        if len(self.src) != len(self.dst):
-            raise ValueError(
-                f"src and dst must have one id per edge, got lengths {len(self.src)} and {len(self.dst)}; "
-                "make them equally long"
-            )
+            object.__setattr__(self, name, _checked_ids(name, getattr(self, name), self.num_nodes))
+        _require_equal_lengths(self.src, self.dst)
         if self.weights is not None:
             object.__setattr__(self, "weights", _checked_weights(self.weights, len(self.src)))
         if self.names is not None:
@@ -101,7 +118,7 @@ class Graph:
         """From two lists, arrays or tensors of ids; ``num_nodes`` is the largest id + 1 by default."""
         src, dst = _ids("src", src), _ids("dst", dst)
         if num_nodes is None:
-            num_nodes = 1 + max(int(src.max(initial=-1)), int(dst.max(initial=-1)))
+            num_nodes = 1 + _largest_id(src, dst)
         return cls(src, dst, num_nodes, weights)
 
     @classmethod
@@ -178,7 +195,7 @@ class Graph:
             self.weights, largest[self.src], out=np.zeros(self.num_edges), where=self.weights > 0
         )
 
-    def relabelled(self, permutation: Sequence[int] | Int64) -> Graph:
+    def relabelled(self, permutation: Sequence[int] | Ids) -> Graph:
         """The same graph in which node ``i`` is called ``permutation[i]``; names move along."""
         new = _ids("permutation", permutation)
         if not np.array_equal(np.sort(new), np.arange(self.num_nodes)):
@@ -225,7 +242,8 @@ def _on_host(values: Any) -> Any:
     return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
 
 
-def _ids(name: str, values: Any) -> Int64:
+def _ids(name: str, values: Any) -> Ids:
+    """``values`` as an array of integers, not copied where it is one."""
     array = np.asarray(_on_host(values))
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, one id per edge, got shape {array.shape}")
@@ -235,20 +253,48 @@ def _ids(name: str, values: Any) -> Int64:
         raise TypeError(
             f"{name} must hold integers, got dtype {array.dtype}; convert node names to ids 0, 1, ... first"
         )
-    if array.dtype.kind == "u" and array.max(initial=0) > np.iinfo(np.int64).max:
-        raise ValueError(f"{name} holds {array.max()}, beyond int64")
-    ids = array.astype(np.int64)
-    ids.setflags(write=False)
-    return ids
+    return array
 
 
-def _require_ids_in_range(name: str, ids: Int64, num_nodes: int) -> None:
-    outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
-    if outside.size:
+def _largest_id(src: Ids, dst: Ids) -> int:
+    return max(-1, *(int(ids.max()) if ids.size else -1 for ids in (src, dst)))
+
+
+def _require_equal_lengths(src: Ids, dst: Ids) -> None:
+    if len(src) != len(dst):
         raise ValueError(
-            f"{name} holds {ids[outside[0]]} at {outside[0]}, ids must be in [0, {num_nodes}); "
+            f"src and dst must have one id per edge, got lengths {len(src)} and {len(dst)}; make them equally long"
+        )
+
+
+def _checked_ids(name: str, values: Any, num_nodes: int, *, copied: bool = True) -> Ids:
+    """``values`` as read-only ids, each compared with ``num_nodes``: a copy as narrow as that allows.
+
+    With ``copied=False`` a contiguous int32 or int64 array is not copied.
+    """
+    given = _ids(name, values)
+    copied = copied or given.dtype not in (np.int32, np.int64) or not given.flags.c_contiguous
+    ids: Ids = np.empty(len(given), np.int32 if num_nodes < NARROW else np.int64) if copied else given.view()
+    outside: list[int] = []
+
+    def check(first: int, last: int) -> None:
+        part = given[first:last]
+        if part.size and (part.min() < 0 or part.max() >= num_nodes):
+            outside.append(first + int(np.flatnonzero((part < 0) | (part >= num_nodes))[0]))
+        if copied:
+            np.copyto(ids[first:last], part, casting="unsafe")
+
+    with Team(len(given) // ENOUGH) as team:
+        parts = ranges(len(given), team.size)
+        team.run(lambda k: check(*parts[k]))
+    if outside:
+        at = min(outside)
+        raise ValueError(
+            f"{name} holds {given[at]} at {at}, ids must be in [0, {num_nodes}); "
             "correct the id or pass a larger num_nodes"
         )
+    ids.setflags(write=False)
+    return ids
 
 
 def _checked_weights(values: Any, num_edges: int) -> Float64:

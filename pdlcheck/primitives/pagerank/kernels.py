@@ -1,34 +1,36 @@
-"""The compiled loops of the fast solver. They release the GIL, so that Python threads can share one sweep."""
+"""The compiled loops of the fast solver. They release the GIL, so that Python threads can share one sweep.
+
+They allocate nothing and call nothing of numpy: each such call adds a tenth of a second or more to compilation.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numba
-import numpy as np
 
-from pdlcheck.primitives.pagerank.gathering import LANES, add_gathered, add_gathered_shares
+from pdlcheck.primitives.pagerank.gathering import LANES, NUM_SUMS, add_gathered, take_next, update_rows
 
-__all__ = ["TILE", "count_degrees", "fill_slices", "rows_by_degree", "sweep"]
+__all__ = ["TILE", "count_degrees", "deal_to_blocks", "deal_to_rows", "rows_by_degree", "sweep"]
 
 TILE = 64  # slices whose sums are added apart, so that a long sum rounds like two short ones
 
 
-@numba.njit(cache=True, nogil=True)
-def count_degrees(src: Any, dst: Any, out_degree: Any, in_degree: Any) -> None:
-    """Add each edge to the counts of its ends."""
-    for e in range(src.size):
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def count_degrees(first: int, last: int, src: Any, dst: Any, out_degree: Any, in_degree: Any) -> None:
+    """Add the edges from ``first`` to ``last`` to the counts of their ends."""
+    for e in range(first, last):
         out_degree[src[e]] += 1
         in_degree[dst[e]] += 1
 
 
-@numba.njit(cache=True, nogil=True)
-def rows_by_degree(in_degree: Any, node: Any, row: Any) -> None:
-    """Number nodes by falling in-degree, equals in order of id: node ``node[r]`` has row r, ``row`` is the inverse."""
-    largest = 0
-    for i in range(in_degree.size):
-        largest = max(largest, in_degree[i])
-    begin = np.zeros(largest + 2, np.int64)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def rows_by_degree(in_degree: Any, begin: Any, node: Any, row: Any) -> None:
+    """Number nodes by falling in-degree, equals in order of id: node ``node[r]`` has row r, ``row`` is the inverse.
+
+    ``begin`` holds as many zeros as the largest in-degree, plus 2.
+    """
+    largest = begin.size - 2
     for i in range(in_degree.size):
         begin[largest - in_degree[i] + 1] += 1
     for d in range(1, begin.size):
@@ -40,92 +42,165 @@ def rows_by_degree(in_degree: Any, node: Any, row: Any) -> None:
         begin[at] += 1
 
 
-@numba.njit(cache=True, nogil=True)
-def fill_slices(
-    src: Any, dst: Any, row: Any, long_rows: int, steps: Any, next_place: Any, sources: Any, edge_order: Any
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def deal_to_blocks(
+    first: int,
+    last: int,
+    src: Any,
+    dst: Any,
+    edge_shares: Any,
+    row: Any,
+    block_of: Any,
+    bounds: Any,
+    next_place: Any,
+    rows: Any,
+    sources: Any,
+    shares: Any,
 ) -> None:
-    """Put each edge into its row, in the order of the edges, and fill what is left of each row.
+    """Put the edges from ``first`` to ``last`` into the blocks of their rows, in order: as far as writes stay in cache.
 
-    ``next_place[r]`` is where the next entry of row r belongs: entries of a long row lie side by side, those of the
-    other rows ``LANES`` apart. ``sources`` gets the row of each entry's source, ``row.size`` where there is no edge;
-    ``edge_order``, where it is not empty, the edge that each entry came from, or -1.
+    ``block_of`` is the block of each slice, ``next_place`` where the next edge of each block goes. There ``sources``
+    gets the row of its source, ``rows`` its own row, counted from the first of the block, ``shares`` its share.
     """
-    begins = next_place.copy()
-    for e in range(dst.size):
+    for e in range(first, last):
         r = row[dst[e]]
-        at = next_place[r]
-        next_place[r] = at + (1 if r < long_rows else LANES)
+        block = block_of[r // LANES]
+        at = next_place[block]
+        next_place[block] = at + 1
+        rows[at] = r - bounds[block] * LANES
         sources[at] = row[src[e]]
-        if edge_order.size:
-            edge_order[at] = e
-    for r in range(next_place.size):
-        for at in range(next_place[r], begins[r] + steps[r] * LANES, 1 if r < long_rows else LANES):
-            sources[at] = row.size
-            if edge_order.size:
-                edge_order[at] = -1
+        if shares is not None:
+            shares[at] = edge_shares[e]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def deal_to_rows(
+    counter: Any,
+    bounds: Any,
+    long_rows: int,
+    begins: Any,
+    counts: Any,
+    empty_row: int,
+    rows: Any,
+    sources: Any,
+    shares: Any,
+    next_place: Any,
+    held: Any,
+    held_shares: Any,
+) -> None:
+    """Put the edges of each block, ``counts[block]`` that lie side by side, into their rows, in order.
+
+    Entries of a long row lie side by side, those of the other rows LANES apart; places without an edge get
+    ``empty_row`` and no share. ``next_place``, ``held`` and ``held_shares`` are for this thread alone.
+    """
+    block = take_next(counter)
+    while block < bounds.size - 1:
+        base, last = bounds[block] * LANES, bounds[block + 1] * LANES
+        at_first = begins[base if base < long_rows else long_rows + (base - long_rows) // LANES]
+        for r in range(base, last):
+            if r < long_rows:
+                next_place[r - base] = begins[r]
+            else:
+                next_place[r - base] = begins[long_rows + (r - long_rows) // LANES] + (r - long_rows) % LANES
+        for k in range(counts[block]):
+            held[k] = sources[at_first + k]
+            if shares is not None:
+                held_shares[k] = shares[at_first + k]
+        for k in range(counts[block]):
+            r = rows[at_first + k]
+            at = next_place[r]
+            next_place[r] = at + (1 if base + r < long_rows else LANES)
+            sources[at] = held[k]
+            if shares is not None:
+                shares[at] = held_shares[k]
+        for r in range(base, last):
+            end, apart = begins[r + 1] if r < long_rows else begins[long_rows + (r - long_rows) // LANES + 1], LANES
+            if r < long_rows:
+                apart = 1
+            for at in range(next_place[r - base], end, apart):
+                sources[at] = empty_row
+                if shares is not None:
+                    shares[at] = 0.0
+        block = take_next(counter)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def sweep(
-    first: int,
-    last: int,
+    counter: Any,
+    last_block: int,
+    bounds: Any,
     long_rows: int,
     begins: Any,
-    steps: Any,
     sources: Any,
     shares: Any,
-    sent: Any,
-    out: Any,
-    teleport: Any,
-    landing: Any,
     keep: float,
-    to_teleport: float,
+    to_base: float,
     to_landing: float,
+    base: Any,
+    landing: Any,
+    out: Any,
+    sent: Any,
+    before: Any,
     scores: Any,
-    sent_next: Any,
-) -> tuple[float, float, float, float]:
-    """One round for the slices ``first`` to ``last``, of ``LANES`` rows each: sum what arrives, then update.
+    fresh: Any,
+    first_fresh: int,
+    room: Any,
+    parts: Any,
+) -> None:
+    """One round for the blocks from ``counter[0]`` to ``last_block``, shared with the threads that call it too.
 
-    ``score = keep * arrived + to_teleport * teleport + to_landing * landing``. Reads what each node sends along an edge
-    (``sent``), updates ``scores`` in place, writes ``sent_next``: the same array for Gauss-Seidel. A slice of long rows
-    has one ``begins`` and ``steps`` for each of them, at ``r``; each other slice one, at the first of its rows.
-    ``shares`` is None, or the share of each entry. ``out`` is 1 / out-degree, or 1 with ``shares``; 0 marks a dangling
-    node.
-
-    Returns:
-        The rows' part of the L1 step, of the new dangling mass, of ``sum(additions of the row * score)``, from which
-        the round-off is bounded, and of the sum of scores.
+    Block b is the slices ``bounds[b]`` to ``bounds[b + 1]``, of ``LANES`` rows each: sum what arrives, then
+    :func:`update_rows`. The entries of a row among the first ``long_rows`` lie from ``begins[row]`` to the next; those
+    of a slice after them follow likewise, one of each row in turn. What row r will send goes to ``fresh[r -
+    first_fresh]``; in place where that is ``sent``. ``room`` is for this thread alone; ``parts[b]`` gets the sums of
+    block b, the same whichever thread makes them.
     """
-    arrived, one_row = np.empty(LANES), np.empty(LANES)
-    all_of_it = np.zeros(4)
-    for tile in range(first, last, TILE):
-        step, dangling, gathered, total = np.zeros(LANES), np.zeros(LANES), np.zeros(LANES), np.zeros(LANES)
-        for slice_ in range(tile, min(tile + TILE, last)):
-            base, chain = slice_ * LANES, 0.0
-            if base < long_rows:
-                chain = LANES
+    arrived, one_row, sums = room[:LANES], room[LANES : 2 * LANES], room[2 * LANES :]
+    block = take_next(counter)
+    while block < last_block:
+        for number in range(NUM_SUMS):
+            parts[block, number] = 0.0
+        for tile in range(bounds[block], bounds[block + 1], TILE):
+            for lane in range(NUM_SUMS * LANES):
+                sums[lane] = 0.0
+            for slice_ in range(tile, min(tile + TILE, bounds[block + 1])):
+                row = slice_ * LANES
+                if row < long_rows:
+                    longest = 0
+                    for lane in range(LANES):
+                        begin, end = begins[row + lane], begins[row + lane + 1]
+                        add_gathered(sent, sources, shares, begin, end, one_row)
+                        total = 0.0
+                        for k in range(LANES):
+                            total += one_row[k]
+                        arrived[lane] = total
+                        longest = max(longest, end - begin)
+                    additions = longest // LANES + LANES
+                else:
+                    unit = long_rows + (row - long_rows) // LANES
+                    begin, end = begins[unit], begins[unit + 1]
+                    add_gathered(sent, sources, shares, begin, end, arrived)
+                    additions = (end - begin) // LANES
+                update_rows(
+                    arrived,
+                    additions + 16.0,
+                    keep,
+                    to_base,
+                    to_landing,
+                    base,
+                    landing,
+                    out,
+                    sent,
+                    before,
+                    scores,
+                    row,
+                    fresh,
+                    row - first_fresh,
+                    sums,
+                )
+            for number in range(NUM_SUMS):
+                total = 0.0
                 for lane in range(LANES):
-                    j = base + lane
-                    if shares is None:
-                        add_gathered(sent, sources, begins[j], steps[j], one_row)
-                    else:
-                        add_gathered_shares(sent, sources, shares, begins[j], steps[j], one_row)
-                    arrived[lane] = one_row.sum()
-            elif shares is None:
-                add_gathered(sent, sources, begins[base], steps[base], arrived)
-            else:
-                add_gathered_shares(sent, sources, shares, begins[base], steps[base], arrived)
-            for lane in range(LANES):
-                j = base + lane
-                score = keep * arrived[lane] + to_teleport * teleport[j] + to_landing * landing[j]
-                step[lane] += abs(score - scores[j])
-                dangling[lane] += score if out[j] == 0.0 else 0.0
-                gathered[lane] += (steps[j] + chain) * score
-                total[lane] += score
-                scores[j] = score
-                sent_next[j] = score * out[j]
-        all_of_it[0] += step.sum()
-        all_of_it[1] += dangling.sum()
-        all_of_it[2] += gathered.sum()
-        all_of_it[3] += total.sum()
-    return all_of_it[0], all_of_it[1], all_of_it[2], all_of_it[3]
+                    total += sums[number * LANES + lane]
+                parts[block, number] += total
+        block = take_next(counter)

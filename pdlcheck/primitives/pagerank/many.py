@@ -1,0 +1,80 @@
+"""Many personalised PageRanks of one graph: a pass over the edges serves sixteen of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pdlcheck.primitives.pagerank.arguments import distribution, require_damping, require_iterations
+from pdlcheck.primitives.pagerank.gathering import LANES
+from pdlcheck.primitives.pagerank.graph import Float64, as_graph
+from pdlcheck.primitives.pagerank.layout import Layout, layout_of
+from pdlcheck.primitives.pagerank.rounds import Rounds
+from pdlcheck.primitives.pagerank.solve import PageRankResult, enough_iterations, require_tol
+
+__all__ = ["pagerank_many"]
+
+
+def pagerank_many(
+    graph: Any,
+    personalizations: Sequence[Any],
+    *,
+    damping: float = 0.85,
+    tol: float = 1e-8,
+    max_iter: int | None = None,
+    dangling: Any = None,
+) -> list[PageRankResult]:
+    """:func:`pagerank` for each of ``personalizations``, sixteen at a time.
+
+    Scores of sixteen vectors lie side by side in one or two lines of cache, so an edge costs one read from anywhere for
+    all of them. Needs about 1 KB per node for sixteen vectors, and 8 bytes per node for the scores of each.
+
+    Args:
+        graph: whatever :func:`as_graph` reads.
+        personalizations: teleport vectors, each as in :func:`pagerank`; a matrix has one in each row.
+        damping, tol, max_iter: as in :func:`pagerank`; ``tol`` holds for each vector.
+        dangling: one vector for all; ``None`` is each one's own personalisation.
+
+    Returns:
+        One :class:`PageRankResult` for each vector, in order, with its own bound; ``iterations`` and ``seconds`` are
+        those of the sixteen that it was swept with.
+
+    Raises:
+        ValueError: as :func:`pagerank`; a bad vector is named with its place.
+
+    Example:
+        >>> both = pagerank_many(([0, 1, 2], [1, 2, 0]), [[1, 0, 0], None])
+        >>> [result.scores.round(3).tolist() for result in both]
+        [[0.389, 0.33, 0.281], [0.333, 0.333, 0.333]]
+    """
+    graph, damping, tol = as_graph(graph), require_damping(damping), require_tol(tol)
+    most = enough_iterations(damping, tol) if max_iter is None else require_iterations("max_iter", max_iter)
+    vectors = [distribution(f"personalizations[{k}]", v, graph) for k, v in enumerate(personalizations)]
+    landing = None if dangling is None else distribution("dangling", dangling, graph)
+    if graph.num_nodes == 0:
+        return [PageRankResult(np.zeros(0), 0, 0.0, True, 0.0, graph.names) for _ in vectors]
+    results = []
+    for first in range(0, len(vectors), LANES):
+        began = time.perf_counter()
+        few = vectors[first : first + LANES]
+        scores, bounds, rounds = _solve(layout_of(graph), few, landing, damping, tol, most)
+        seconds = time.perf_counter() - began
+        for k, bound in zip(range(len(few)), bounds.tolist(), strict=False):
+            own = np.ascontiguousarray(scores[:, k])
+            results.append(PageRankResult(own, rounds, bound, bound <= tol, seconds, graph.names))
+    return results
+
+
+def _solve(
+    layout: Layout, vectors: list[Float64], landing: Float64 | None, damping: float, tol: float, max_iter: int
+) -> tuple[Float64, Float64, int]:
+    """Scores of ``vectors``, at most LANES of them, one in a column; bounds, rounds."""
+    filled = vectors + vectors[:1] * (LANES - len(vectors))  # a column costs nothing, an empty one has no sum
+    teleport = layout.rows_of(np.stack(filled, axis=1))
+    lands = teleport if landing is None else layout.rows_of(np.repeat(landing[:, None], LANES, axis=1))
+    rounds = Rounds(layout, damping, teleport, lands, in_place=True)
+    scores, bounds = rounds.run(teleport, tol, max_iter, warm=False)
+    return layout.nodes_of(scores), bounds, rounds.iteration

@@ -1,0 +1,76 @@
+"""The compiled sweep for LANES vectors at once: one entry of the matrix serves all of them, from one line of cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+
+from pdlcheck.primitives.pagerank.gathering import LANES, NUM_SUMS, add_rows, take_next, update_rows
+from pdlcheck.primitives.pagerank.kernels import TILE
+
+__all__ = ["sweep_many"]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def sweep_many(
+    counter: Any,
+    last_block: int,
+    bounds: Any,
+    long_rows: int,
+    begins: Any,
+    sources: Any,
+    shares: Any,
+    keep: float,
+    to_base: float,
+    to_landing: Any,
+    base: Any,
+    landing: Any,
+    out: Any,
+    sent: Any,
+    before: Any,
+    scores: Any,
+    fresh: Any,
+    first_fresh: int,
+    room: Any,
+    parts: Any,
+) -> None:
+    """As :func:`sweep`, for vectors stored LANES numbers a row; ``parts[b]`` has LANES of each sum."""
+    arrived, sums = room[:LANES], room[2 * LANES :]
+    block = take_next(counter)
+    while block < last_block:
+        for number in range(NUM_SUMS):
+            for lane in range(LANES):
+                parts[block, number, lane] = 0.0
+        for tile in range(bounds[block], bounds[block + 1], TILE):
+            for lane in range(NUM_SUMS * LANES):
+                sums[lane] = 0.0
+            for row in range(tile * LANES, min(tile + TILE, bounds[block + 1]) * LANES):
+                if row < long_rows:
+                    begin, end, apart = begins[row], begins[row + 1], 1
+                else:
+                    unit, apart = long_rows + (row - long_rows) // LANES, LANES
+                    begin, end = begins[unit] + row % LANES, begins[unit + 1]
+                add_rows(sent, sources, shares, begin, end, apart, arrived)
+                weight = (end - begin) / apart + 16.0
+                update_rows(
+                    arrived,
+                    weight,
+                    keep,
+                    to_base,
+                    to_landing,
+                    base,
+                    landing,
+                    out[row],
+                    sent,
+                    before,
+                    scores,
+                    row * LANES,
+                    fresh,
+                    (row - first_fresh) * LANES,
+                    sums,
+                )
+            for number in range(NUM_SUMS):
+                for lane in range(LANES):
+                    parts[block, number, lane] += sums[number * LANES + lane]
+        block = take_next(counter)

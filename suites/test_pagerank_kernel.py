@@ -1,0 +1,143 @@
+"""The kernel of :func:`pagerank`: memory, widths of ids, threads, what a first call costs; scores are tested beside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tracemalloc
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import pdlcheck
+from pdlcheck.checks.pagerank import check_error_bound, check_pagerank
+from pdlcheck.primitives.pagerank import Graph, graph, layout, pagerank
+
+pytestmark = pytest.mark.verifies("pagerank")
+
+
+def edges(num_nodes: int, num_edges: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Uniform sources below nine tenths of ``num_nodes``; destinations crowd at small ids."""
+    rng = np.random.default_rng(seed)
+    src = rng.integers(0, max(1, num_nodes * 9 // 10), num_edges)
+    return src, (num_nodes * rng.random(num_edges) ** 2).astype(np.int64)
+
+
+def peak_bytes(function) -> int:
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_arrays_are_ranked_within_12_bytes_an_edge():
+    """Above the arrays themselves; a Graph holds ids of its own, 8 bytes more."""
+    src, dst = edges(20_000, 3_000_000)
+    pagerank((src, dst))  # compiled, threads and caches made
+    assert peak_bytes(lambda: pagerank((src, dst))) < 12 * len(src)
+    assert peak_bytes(lambda: pagerank(Graph(src, dst, 20_000))) < 16 * len(src)
+
+
+def test_a_graph_holds_8_bytes_an_edge_and_12_once_laid_out():
+    src, dst = edges(20_000, 3_000_000)
+    tracemalloc.start()
+    try:
+        ours = Graph(src, dst, 20_000)
+        assert tracemalloc.get_traced_memory()[0] < 8.1 * len(src)
+        layout.layout_of(ours)
+        assert tracemalloc.get_traced_memory()[0] < 12.5 * len(src)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("num_edges", [5000, 1_200_000], ids=["one block", "many"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_ids_and_counts_beyond_int32_give_the_same_bits(monkeypatch, num_edges, weighted):
+    """The limit is lowered; nothing else differs from a graph of 2**31 nodes, or of as many edges."""
+    src, dst = edges(500, num_edges)
+    weights = np.random.default_rng(1).random(num_edges) if weighted else None
+    narrow = Graph(src, dst, 500, weights)
+    expected = pagerank(narrow).scores
+    monkeypatch.setattr(graph, "NARROW", 400)
+    monkeypatch.setattr(layout, "NARROW", 400)
+    wide = Graph(src, dst, 500, weights)
+    assert (narrow.src.dtype, wide.src.dtype) == (np.int32, np.int64)
+    assert layout.layout_of(wide).sources.dtype == np.int64
+    assert pagerank(wide).scores.tobytes() == expected.tobytes()
+    check_pagerank(pagerank, wide)
+
+
+def test_places_of_edges_are_int64():
+    """A graph of more than 2**31 edges has such places; sums of degrees in int32 would wrap around."""
+    laid_out = layout.layout_of(Graph(*edges(500, 1_200_000), 500))
+    assert laid_out.begins.dtype == np.int64
+    assert laid_out.begins[-1] == len(laid_out.sources) >= 1_200_000
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_the_layout_is_the_same_whoever_builds_it(weighted):
+    src, dst = edges(5000, 1_300_000)
+    weights = np.random.default_rng(1).random(len(src)) if weighted else None
+    ours, before, found = Graph(src, dst, 5000, weights), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            made = layout.lay_out(ours)
+            shares = b"" if made.shares is None else made.shares.tobytes()
+            found.append((made.sources.tobytes(), shares, made.out.tobytes()))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
+
+
+def test_every_edge_has_one_place_in_the_row_of_its_destination():
+    src, dst = edges(3000, 1_200_000)
+    made = layout.lay_out(Graph(src, dst, 3000))
+    rows = np.full(len(made.sources), -1)
+    for row in range(made.long_rows):
+        rows[made.begins[row] : made.begins[row + 1]] = row
+    for unit in range(made.long_rows, len(made.begins) - 1):
+        places = np.arange(made.begins[unit], made.begins[unit + 1])
+        rows[places] = made.long_rows + (unit - made.long_rows) * 16 + (places - made.begins[unit]) % 16
+    taken = made.sources < 3000
+    expected = np.sort(made.row[dst].astype(np.int64) * 3000 + made.row[src])
+    assert np.array_equal(np.sort(rows[taken] * 3000 + made.sources[taken]), expected)
+
+
+def test_a_bad_id_far_in_is_named_by_its_place():
+    src, dst = edges(500, 400_000)
+    src[333_333] = -7
+    with pytest.raises(ValueError, match=r"src holds -7 at 333333, ids must be in \[0, 500\)"):
+        Graph(src, dst, 500)
+    with pytest.raises(ValueError, match="src holds -7 at 333333"):
+        pagerank((src, dst))
+
+
+@pytest.mark.parametrize("method", ["power", "gauss-seidel"])
+def test_a_warm_start_in_float32_reaches_its_bound_in_fewer_rounds(method):
+    src, dst = edges(2000, 1_200_000)
+    before = pagerank(Graph(src, dst, 2000)).scores
+    dst[:100] = np.arange(100)
+    changed = Graph(src, dst, 2000)
+    cold, warm = pagerank(changed, method=method), pagerank(changed, start=before, method=method)
+    assert warm.converged and warm.iterations < cold.iterations
+    check_error_bound(partial(pagerank, start=before, method=method), changed)
+
+
+def test_a_second_process_finds_the_kernels_compiled_also_where_the_package_cannot_be_written(tmp_path):
+    """numba writes beside the source, else to the user's cache folder; NUMBA_CACHE_DIR names another."""
+    program = (
+        "import time; from pdlcheck.primitives.pagerank import kernels, pagerank; began = time.perf_counter(); "
+        "pagerank(([0, 1], [1, 0])); print(sum(kernels.sweep.stats.cache_misses.values()))"
+    )
+    root = Path(pdlcheck.__file__).parents[1]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
+    run = partial(subprocess.run, [sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    first, second = run(check=True), run(check=True)
+    assert (first.stdout.strip(), second.stdout.strip()) == ("1", "0")
