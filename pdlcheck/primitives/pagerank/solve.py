@@ -13,7 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pdlcheck.primitives.pagerank.arguments import distribution, require_damping, require_iterations
+from pdlcheck.primitives.pagerank.arguments import (
+    distribution,
+    require_damping,
+    require_device,
+    require_iterations,
+)
+from pdlcheck.primitives.pagerank.device import solve_on_device
 from pdlcheck.primitives.pagerank.gathering import LANES
 from pdlcheck.primitives.pagerank.graph import Float64, as_graph
 from pdlcheck.primitives.pagerank.kernels import TILE, sweep
@@ -55,6 +61,8 @@ def pagerank(
     dangling: Any = None,
     start: Any = None,
     method: Literal["auto", "power", "gauss-seidel"] = "auto",
+    device: torch.device | str = "cpu",
+    kernel: Literal["auto", "csr", "triton"] = "auto",
 ) -> PageRankResult:
     """Rank the nodes by ``x = (1 - d) v + d (P x + m w)``, where m is the mass of x on dangling nodes.
 
@@ -78,6 +86,10 @@ def pagerank(
             to sum 1; nodes are the names of a networkx graph, else ids. ``None`` is uniform.
         dangling: w, likewise; ``None`` is ``personalization``.
         start: what to begin with, likewise: the ranks before a few edges were changed, for example; ``None`` is v.
+        device: of the iteration; scores come back as an array. On ``"cuda"`` rounds are by ``"power"``, eight at a
+            time, and the edges stay in its memory as long as ``graph`` is kept.
+        kernel: what sums the rows on a device: ``"triton"``, on CUDA; ``"csr"``, torch's sparse product, on any;
+            ``"auto"`` is the former where Triton is installed, and on the CPU neither but compiled loops.
         method: ``"gauss-seidel"`` uses each new score at once, on one thread: half the rounds where ranks spread
             slowly; ``"power"`` shares a round among threads; ``"auto"`` is the former up to half a million edges.
 
@@ -113,10 +125,19 @@ def pagerank(
     teleport = distribution("personalization", personalization, graph)
     landing = teleport if dangling is None else distribution("dangling", dangling, graph)
     first = teleport if start is None else distribution("start", start, graph)
+    where = require_device(device, torch.float64)
+    elsewhere = where.type != "cpu" or kernel != "auto"
+    if kernel not in ("auto", "csr", "triton"):
+        raise ValueError(f"kernel must be 'auto', 'csr' or 'triton', got {kernel!r}")
+    if elsewhere and method == "gauss-seidel":
+        raise ValueError("method is 'gauss-seidel', which is for device='cpu' with kernel='auto'; use method='power'")
     if graph.num_nodes == 0:
         return PageRankResult(np.zeros(0), 0, 0.0, True, time.perf_counter() - began, graph.names)
     if max_iter is None:
         max_iter = _enough_iterations(damping, tol)
+    if elsewhere:
+        found = solve_on_device(graph, where, kernel, damping, tol, max_iter, teleport, landing, first)
+        return PageRankResult(*found, time.perf_counter() - began, graph.names)
     layout = layout_of(graph)
     in_place = len(layout.blocks) == 1 if method == "auto" else method == "gauss-seidel"
     rounds = _Rounds(layout, damping, teleport, landing, first, in_place=in_place)
