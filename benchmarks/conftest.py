@@ -13,7 +13,12 @@ import torch
 
 from pdlcheck.worlds import Ranks, get_world
 
-collect_ignore = ["harness_peers.py", "peers", "predicted_pipeline.py"]  # programs of their own
+collect_ignore = [  # programs of their own
+    "harness_peers.py",
+    "pagerank_experiment.py",
+    "peers",
+    "predicted_pipeline.py",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
