@@ -93,9 +93,11 @@ def main() -> int:
     began = time.perf_counter()
     exact = pagerank_reference(graph, damping=DAMPING)
     solved_s, p = time.perf_counter() - began, degree / (options.nodes - 1)
-    print(f"N = {graph.num_nodes}, {graph.num_edges} edges (p = {p:.3g} and the ring), K = {options.rounds}, d = {DAMPING}")
+    print(f"N = {options.nodes}, {graph.num_edges} edges (p = {p:.3g} and the ring), ", end="")
+    print(f"K = {options.rounds}, d = {DAMPING}")
+    cores, threads = os.cpu_count(), torch.get_num_threads()
     gpu = torch.cuda.get_device_name() if len(devices) > 1 else "no CUDA device"
-    print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {gpu}, torch {torch.__version__}, load {load:.1f}")
+    print(f"{cores} cores, {threads} threads, {gpu}, torch {torch.__version__}, load {load:.1f}")
     print(f"exact solution, dense and direct, in {solved_s:.1f} s")
     print(f"\n{'version':18}{'device':>7}{'dtype':>9}{'all, s':>10}{'before, s':>11}{'a round, ms':>13}{'error':>10}")
     rows = []

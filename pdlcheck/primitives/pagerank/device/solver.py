@@ -145,15 +145,16 @@ class DeviceRounds:
 
     def _go(self, rounds: int) -> None:
         if rounds < CHECK_EVERY or not self._sweep.replayable or self._sweep.num_edges >= LAUNCH_BOUND:
-            self._advance(rounds)
+            self.advance(rounds)
         elif not self._warm:  # the first rounds load the kernels, which a recording cannot
-            self._advance(rounds)
+            self.advance(rounds)
             self._warm = True
         else:
-            self._replay = self._replay or recorded(lambda: self._advance(CHECK_EVERY))
+            self._replay = self._replay or recorded(lambda: self.advance(CHECK_EVERY))
             self._replay()
 
-    def _advance(self, rounds: int) -> None:
+    def advance(self, rounds: int) -> None:
+        """Launch so many rounds; nothing waits for them."""
         for _ in range(rounds):
             self._sweep(self.scores, self._sent, self._sent_next, self._totals)
             self._sent, self._sent_next = self._sent_next, self._sent
