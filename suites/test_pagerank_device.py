@@ -147,12 +147,13 @@ def test_float32_gives_way_only_where_its_rounding_shows(tol, ends_in):
     assert rounds._sent.dtype is ends_in
 
 
-@pytest.mark.parametrize("leaves", [1000, 300_000])
-def test_a_row_of_any_length_is_summed_within_the_bound(leaves):
-    """300 000 terms in float32 may be off by 2 %: too much for a bound, so float64 takes over at once."""
-    result = solve_from_float32(star(leaves), tol=1e-9)
+@pytest.mark.parametrize("tol", [1e-5, 1e-9])
+@pytest.mark.parametrize("leaves", [5000, 300_000])
+def test_a_row_of_any_length_is_summed_within_the_bound(leaves, tol):
+    """The sum of 5000 float32 is off by more than 1e-5 here; 300 000 may be off by 2 %, which no bound can use."""
+    result = solve_from_float32(star(leaves), tol=tol)
     assert result.converged
-    assert np.abs(result.scores - star_ranks(leaves)).sum() <= result.error_bound <= 1e-9
+    assert np.abs(result.scores - star_ranks(leaves)).sum() <= result.error_bound <= tol
 
 
 # ---- the layout of the kernels
@@ -171,6 +172,8 @@ def entries_of(graph: Graph) -> list[tuple[int, int, float]]:
     assert not len(cut.chunk_place) or (cut.end_step - cut.first_step)[: cut.long_slices].max() <= 1024
     for chunk, place in enumerate(cut.chunk_place.tolist()):
         owner[cut.chunk_begin[chunk] : cut.chunk_begin[chunk + 1]] = slice_of[place]
+    going_on = np.bincount(graph.src, minlength=graph.num_nodes) if cut.shares is None else ~graph.dangling
+    assert cut.out_degree[: graph.num_nodes].tolist() == going_on[cut.node.numpy()].tolist()
     filled = (cut.sources < len(cut.node)).nonzero()[:, 0]
     assert (owner[filled] < len(cut.node)).all() and (owner[filled] >= 0).all()
     shares = torch.ones(len(filled)) if cut.shares is None else cut.shares[filled]
@@ -254,8 +257,44 @@ def test_the_kernels_keep_their_bound_in_tritons_interpreter():
         capture_output=True,
         text=True,
     )
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("the interpreter of this Triton needs numpy < 2.4: https://github.com/triton-lang/triton/issues/9171")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("held:") == len(graphs_for_the_interpreter())
+
+
+POINTERS = {
+    "add_chunks": "sources shares:*fp64 sent chunk_begin:*i64 chunk_place:*i64 sums:*fp64",
+    "update_rows": "sources shares:*fp64 sums:*fp64 first_step:*i64 end_step:*i64 long_slices:i32 longest_chunk:i32 "
+    "sent out_degree num_nodes:i32 factors:*fp64 teleport:*fp64 landing:*fp64 scores:*fp64 sent_next:*SENT totals:*fp64 "
+    "parts:*fp64 num_slices:i32",
+    "add_parts": "parts:*fp64 totals:*fp64 num_slices:i32",
+}
+
+
+@NEEDS_TRITON
+@pytest.mark.parametrize("sent", ["fp32", "fp64"])
+@pytest.mark.parametrize("name", POINTERS)
+def test_the_kernels_compile_for_a_gpu_that_is_not_there(name, sent):
+    """For compute capability 9.0; what the interpreter does not see, types above all."""
+    if os.environ.get("TRITON_INTERPRET"):
+        pytest.skip("Triton interprets: TRITON_INTERPRET is set")
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from pdlcheck.primitives.pagerank.device import kernels
+
+    words = POINTERS[name].replace(" sent ", f" sent:*{sent} ").replace("*SENT", f"*{sent}").split()
+    types = {word.partition(":")[0]: word.partition(":")[2] or "*i32" for word in words}
+    constants = {
+        "add_chunks": {"WEIGHTED": True, "LANES": 512},
+        "update_rows": {"WEIGHTED": True, "UNIFORM": False, "BLOCK": BLOCK, "STEPS": 8, "GROUPS": 64},
+        "add_parts": {"GROUPS": 64, "LANES": 256},
+    }[name]
+    source = ASTSource(getattr(kernels, name), types | dict.fromkeys(constants, "constexpr"), constants)
+    options = {"num_warps": 2, "enable_fp_fusion": True}
+    assert "cubin" in triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
 
 
 @NEEDS_TRITON
