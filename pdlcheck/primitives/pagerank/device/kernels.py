@@ -90,7 +90,7 @@ def update_rows(
                 value *= tl.load(shares + place, mask=there, other=0.0, eviction_policy="evict_first")
             arrived += value
 
-    row = slice_ * BLOCK + lane
+    row = slice_.to(tl.int64) * BLOCK + lane
     damping, rest = tl.load(factors), tl.load(factors + 1)
     mass = damping * tl.sum(tl.load(totals + GROUPS + tl.arange(0, GROUPS)), 0)
     if UNIFORM:
