@@ -95,9 +95,8 @@ def test_sparse_round(
     benchmark: Any, device: str, kernel: Any, make: Callable[[int], Graph], dtype: torch.dtype
 ) -> None:
     n = 2**20 if device == "cuda" else 2**12
-    graph, where = make(n), torch.device(device)
-    uniform = torch.full((n,), 1 / n, dtype=torch.float64, device=where)
-    sweep = sweep_of(graph, where, Problem(DAMPING, uniform, uniform), kernel)
+    graph, uniform = make(n), torch.full((n,), 1 / n, dtype=torch.float64, device=device)
+    sweep = sweep_of(graph, Problem(DAMPING, uniform, uniform), kernel)
     rounds = DeviceRounds(sweep, DAMPING, uniform, float(graph.dangling.mean()), dtype)
     benchmark.pedantic(rounds.advance, args=(CHECK_EVERY,), rounds=1)
     each_s = seconds_of(lambda: rounds.advance(CHECK_EVERY), device) / CHECK_EVERY

@@ -80,10 +80,10 @@ def cut_into_slices(edges: DeviceEdges) -> Slices:
     chunk_row, number = _spread(chunks)
     sum_first, sum_end = _ranges(chunks[::BLOCK])
     begins = _before(degree)
-    chunk_begin = torch.cat([begins[chunk_row] + number * chunk, begins[long_rows : long_rows + 1]])
+    in_chunks = int(degree[:long_rows].sum())
+    chunk_begin = torch.cat([begins[chunk_row] + number * chunk, begins.new_tensor([in_chunks])])
     chunk_place = (sum_first[chunk_row // BLOCK] + number) * BLOCK + chunk_row % BLOCK
 
-    in_chunks = int(begins[long_rows])
     steps_before = -(-in_chunks // BLOCK)
     first, end = (steps + steps_before for steps in _ranges(longest[long_slices:]))
     places = BLOCK * (int(end[-1]) if len(end) else steps_before)

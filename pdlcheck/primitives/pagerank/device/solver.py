@@ -66,7 +66,7 @@ def solve_on_device(
     """
     with _current(device):
         problem = Problem(damping, *(torch.tensor(v, dtype=torch.float64, device=device) for v in (teleport, landing)))
-        sweep = sweep_of(graph, device, problem, kernel)
+        sweep = sweep_of(graph, problem, kernel)
         if start_in is None:
             start_in = torch.float32 if graph.num_edges >= LAUNCH_BOUND else torch.float64
         start = torch.tensor(first, dtype=torch.float64, device=device)
@@ -76,8 +76,9 @@ def solve_on_device(
     return Solution(scores, rounds.iteration, bound, converged)
 
 
-def sweep_of(graph: Graph, device: torch.device, problem: Problem, kernel: Kernel) -> Sweep:
-    """The rounds of ``problem``; the edges are laid out on the first call for a graph, device and kernel."""
+def sweep_of(graph: Graph, problem: Problem, kernel: Kernel) -> Sweep:
+    """The rounds of ``problem`` on its device; the first call for a graph, device and kernel lays the edges out."""
+    device = problem.teleport.device  # with its number
     if kernel == "auto":
         kernel = "triton" if device.type == "cuda" and find_spec("triton") is not None else "csr"
     layouts: dict[tuple[str, str], Any] = vars(graph).setdefault("_device_layouts", {})

@@ -36,7 +36,7 @@ class Sweep(Protocol):
     """A round over all rows of a graph. Rows are its nodes in an order of the sweep's own, perhaps with padding.
 
     ``chain`` is the most additions that a term of the dangling mass goes through, ``share_error`` how often a share was
-    rounded, ``num_edges`` how many terms all rows have.
+    rounded, ``num_edges`` how many terms all rows have, ``replayable`` whether the launches of a round can be recorded.
     """
 
     chain: float
