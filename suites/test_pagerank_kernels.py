@@ -108,7 +108,8 @@ def graphs_for_the_interpreter() -> dict[str, Graph]:
     src = rng.integers(0, 140, 4000)
     made = {"long rows": Graph(src, dst, 150), "long rows, weights": Graph(src, dst, 150, rng.random(4000))}
     made["long rows alone"] = Graph(np.arange(400) % 2, np.zeros(400, np.int64), 2)
-    for name in ("one node", "no edges", "star out of a hub", "weights that differ", "out-weights of one node 0"):
+    names = "one node", "no edges", "weights that differ", "out-weights of one node 0", "two parts and an isolated node"
+    for name in names:
         edges = CORNERS[name]
         made[name] = Graph.from_edges(edges.src, edges.dst, edges.num_nodes, edges.weights)
     return made
