@@ -13,7 +13,12 @@ import torch
 
 from pdlcheck.worlds import Ranks, get_world
 
-collect_ignore = ["harness_peers.py", "peers", "predicted_pipeline.py"]  # programs of their own
+collect_ignore = [  # programs of their own
+    "harness_peers.py",
+    "pagerank_experiment.py",
+    "peers",
+    "predicted_pipeline.py",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,7 +38,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     session = getattr(config, "_benchmarksession", None)
     rows = [bench.extra_info["row"] for bench in session.benchmarks if "row" in bench.extra_info] if session else []
     if rows:
-        terminalreporter.section("interleaved in one run, slowest rank")
+        terminalreporter.section("compared within one run")
         for line in rows:
             terminalreporter.line(line)
 

@@ -65,7 +65,7 @@ def _devices() -> list[Part]:
             properties = torch.cuda.get_device_properties(index)
             memory = f"{properties.total_memory / 2**30:.0f} GiB"
             parts.append(Part(f"cuda:{index}", f"{properties.name}, {memory}"))
-        return parts
+        return [*parts, _package("triton", "pip install triton")]
     if torch.version.cuda is None:
         return [Part("cuda", "no, torch is a CPU build", f"an NVIDIA GPU and {CUDA_BUILD}")]
     return [Part("cuda", "no device found", "an NVIDIA GPU; nvidia-smi lists those that its driver sees")]

@@ -129,8 +129,48 @@ def test_scores_of_the_published_graph_are_the_dense_solution(subject, version):
 @pytest.mark.gpu
 def test_scores_on_cuda_are_the_dense_solution(subject, version):
     graph = document_graph(300, mean_degree=15)
+    if version == "pagerank_v0" and not dgl_has_cuda():
+        pytest.skip("this DGL is built for the CPU; pip has none for CUDA that imports with this torch")
     for dtype in (torch.float64, torch.float32):
         check_pagerank(partial(subject, device="cuda", dtype=dtype), graph, tol=left_over(version, 0.85))
+
+
+def dgl_has_cuda() -> bool:
+    try:
+        pagerank_v0(([0, 1], [1, 0]), device="cuda", iterations=1)
+    except ValueError:
+        return False
+    return True
+
+
+def every_pair(device: str) -> dict[str, partial]:
+    """Each version as published and as used, in both precisions."""
+    layouts = {"v1": partial(pagerank_v1, layout="csr"), "v1 coo": partial(pagerank_v1, layout="coo")}
+    folds = {"v3": partial(pagerank_v3, fold="scale"), "v3 matmul": partial(pagerank_v3, fold="matmul")}
+    named = {**layouts, "v2": pagerank_v2, **folds}
+    if "pagerank_v0" in VERSIONS and (device == "cpu" or dgl_has_cuda()):
+        named["v0"] = pagerank_v0
+    return {
+        f"{name} {device} {str(dtype)[6:]}": partial(version, device=device, dtype=dtype)
+        for name, version in named.items()
+        for dtype in (torch.float32, torch.float64)
+    }
+
+
+@pytest.mark.verifies("pagerank_v1")
+@settings(max_examples=10)
+@given(graph=graphs(Graph.from_edges))
+def test_every_version_in_either_precision_has_the_same_ranks(graph):
+    named = {**every_pair("cpu"), "exact": pagerank_reference}
+    check_pagerank_agreement(named, graph, tol=left_over("pagerank_v1", 0.85))
+
+
+@pytest.mark.verifies("pagerank_v1")
+@pytest.mark.gpu
+@given(graph=graphs(Graph.from_edges))
+def test_every_version_on_either_device_in_either_precision_has_the_same_ranks(graph):
+    named = {**every_pair("cpu"), **every_pair("cuda"), "exact": pagerank_reference}
+    check_pagerank_agreement(named, graph, tol=left_over("pagerank_v1", 0.85))
 
 
 # ---- the solver
@@ -520,6 +560,34 @@ def test_a_dense_version_refuses_a_graph_that_cannot_fit(subject, version):
     huge = Graph.from_edges([0], [1], 10_000_000)
     with pytest.raises(MemoryError, match=f"{version} needs .* GiB"):
         subject(huge)
+
+
+@pytest.mark.verifies("pagerank_v3")
+@pytest.mark.parametrize(
+    ("dtype", "fold", "gib"),
+    [
+        (torch.float64, "scale", "745058.1"),
+        (torch.float64, "matmul", "2235174.2"),  # three matrices
+        (torch.float32, "scale", "372529.0"),
+    ],
+)
+def test_the_refusal_names_what_is_needed(subject, dtype, fold, gib):
+    huge = Graph.from_edges([0], [1], 10_000_000)
+    with pytest.raises(MemoryError, match=rf"pagerank_v3 needs {gib} GiB for a matrix, cpu has .* use pagerank_v1"):
+        subject(huge, dtype=dtype, fold=fold)
+
+
+@pytest.mark.verifies("pagerank_v2")
+@pytest.mark.gpu
+def test_a_dense_version_on_cuda_fits_up_to_the_memory_of_the_device(subject):
+    """What torch keeps of a freed matrix counts as there; a larger one is refused, and nothing is allocated."""
+    free = torch.cuda.mem_get_info()[0]
+    n = int((0.6 * free / 4) ** 0.5)
+    for _ in range(2):
+        scores = subject(Graph.from_edges([0, 1], [1, 0], n), device="cuda", dtype=torch.float32, iterations=2)
+        assert float(scores.sum()) == pytest.approx(1, abs=1e-3)
+    with pytest.raises(MemoryError, match=r"pagerank_v2 needs .* GiB for a matrix, cuda has"):
+        subject(Graph.from_edges([0], [1], 2 * n), device="cuda", dtype=torch.float32)
 
 
 @each_primitive

@@ -41,18 +41,26 @@ def require_device(device: torch.device | str, dtype: torch.dtype) -> torch.devi
     return found
 
 
-def require_memory(caller: str, nbytes: int, device: torch.device | str = "cpu") -> None:
-    """Raise MemoryError where a dense matrix of ``nbytes`` cannot fit, before anything is allocated."""
+def require_memory(
+    caller: str,
+    nbytes: int,
+    device: torch.device | str = "cpu",
+    *,
+    what: str = "a matrix",
+    cure: str = "use pagerank_v1 or pagerank, which keep the graph sparse",
+) -> None:
+    """Raise MemoryError where ``nbytes`` for ``what`` cannot fit, before anything is allocated."""
     if torch.device(device).type == "cuda":
-        there = torch.cuda.mem_get_info(device)[0]
+        free = torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # for torch's next tensors
+        there = free + kept
     else:
         if "SC_PHYS_PAGES" not in os.sysconf_names:
             return
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if nbytes > there:
         raise MemoryError(
-            f"{caller} needs {nbytes / 2**30:.1f} GiB for a matrix, {device} has {there / 2**30:.1f} GiB; "
-            "use pagerank_v1 or pagerank, which keep the graph sparse"
+            f"{caller} needs {nbytes / 2**30:.1f} GiB for {what}, {device} has {there / 2**30:.1f} GiB; {cure}"
         )
 
 

@@ -9,8 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
-from pdlcheck.primitives.pagerank.arguments import distribution, require_damping, require_iterations
+from pdlcheck.primitives.pagerank.arguments import (
+    distribution,
+    require_damping,
+    require_device,
+    require_iterations,
+)
+from pdlcheck.primitives.pagerank.device import solve_on_device
 from pdlcheck.primitives.pagerank.graph import Float64, as_graph, borrowed_graph
 from pdlcheck.primitives.pagerank.layout import layout_of
 from pdlcheck.primitives.pagerank.rounds import Rounds
@@ -50,6 +57,8 @@ def pagerank(
     dangling: Any = None,
     start: Any = None,
     method: Literal["auto", "power", "gauss-seidel"] = "auto",
+    device: torch.device | str = "cpu",
+    kernel: Literal["auto", "csr", "triton"] = "auto",
 ) -> PageRankResult:
     """Rank the nodes by ``x = (1 - d) v + d (P x + m w)``, where m is the mass of x on dangling nodes.
 
@@ -73,6 +82,10 @@ def pagerank(
             to sum 1; nodes are the names of a networkx graph, else ids. ``None`` is uniform.
         dangling: w, likewise; ``None`` is ``personalization``.
         start: what to begin with, likewise: the ranks before a few edges were changed, for example; ``None`` is v.
+        device: of the iteration; scores come back as an array. On ``"cuda"`` rounds are by ``"power"``, eight at a
+            time, and the edges stay in its memory as long as ``graph`` is kept.
+        kernel: what sums the rows on a device: ``"triton"``, on CUDA; ``"csr"``, torch's sparse product, on any;
+            ``"auto"`` is the former where Triton is installed, and on the CPU neither but compiled loops.
         method: ``"gauss-seidel"`` reads new scores in the round that made them (from a million edges on, those of
             the sixteenths of the rows before) and keeps their sum at 1: fewer rounds, most of all where ranks spread
             slowly. ``"power"`` reads the last round's alone. ``"auto"`` is the former.
@@ -106,10 +119,19 @@ def pagerank(
     teleport = distribution("personalization", personalization, graph)
     landing = teleport if dangling is None else distribution("dangling", dangling, graph)
     first = teleport if start is None else distribution("start", start, graph)
+    where = require_device(device, torch.float64)
+    elsewhere = where.type != "cpu" or kernel != "auto"
+    if kernel not in ("auto", "csr", "triton"):
+        raise ValueError(f"kernel must be 'auto', 'csr' or 'triton', got {kernel!r}")
+    if elsewhere and method == "gauss-seidel":
+        raise ValueError("method is 'gauss-seidel', which is for device='cpu' with kernel='auto'; use method='power'")
     if graph.num_nodes == 0:
         return PageRankResult(np.zeros(0), 0, 0.0, True, time.perf_counter() - began, graph.names)
     if max_iter is None:
         max_iter = enough_iterations(damping, tol)
+    if elsewhere:
+        found = solve_on_device(graph, where, kernel, damping, tol, max_iter, teleport, landing, first)
+        return PageRankResult(*found, time.perf_counter() - began, graph.names)
     layout = layout_of(graph)
     by_row = layout.uniform() if personalization is None else layout.rows_of(teleport)
     rounds = Rounds(

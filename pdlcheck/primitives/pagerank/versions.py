@@ -112,7 +112,7 @@ def pagerank_v2(
     """The same with the adjacency made dense before the loop.
 
     Arguments, result and errors as in :func:`pagerank_v1`, and MemoryError where ``num_nodes**2`` numbers
-    do not fit. A round reads all of them: on a GPU this is what it does best.
+    do not fit on ``device``. A round reads all of them: on a GPU this is what it does best.
 
     Example:
         >>> pagerank_v2(([0, 1], [1, 0]))
@@ -167,7 +167,8 @@ def transition_matrix(
     if fold not in ("scale", "matmul"):
         raise ValueError(f"fold must be 'scale' or 'matmul', got {fold!r}")
     graph, device = as_graph(graph), require_device(device, dtype)
-    adjacency = _dense_adjacency("pagerank_v3", graph, device, dtype)
+    matrices = 3 if fold == "matmul" else 1  # the adjacency, the diagonal one and their product
+    adjacency = _dense_adjacency("pagerank_v3", graph, device, dtype, matrices)
     out = _inverse_out_weights(graph, device, dtype)
     return adjacency @ torch.diag(out) if fold == "matmul" else adjacency.mul_(out)
 
@@ -218,9 +219,11 @@ def _sparse_adjacency(graph: Graph, layout: str) -> Tensor:
         return torch.sparse_csr_tensor(indptr, indices, torch.from_numpy(matrix.data), size)
 
 
-def _dense_adjacency(caller: str, graph: Graph, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _dense_adjacency(
+    caller: str, graph: Graph, device: torch.device, dtype: torch.dtype, matrices: int = 1
+) -> Tensor:
     n = graph.num_nodes
-    require_memory(caller, n * n * dtype.itemsize, device)
+    require_memory(caller, matrices * n * n * dtype.itemsize, device)
     dense = torch.zeros(n, n, dtype=dtype, device=device)
     index = torch.tensor(graph.dst, device=device), torch.tensor(graph.src, device=device)
     weights = torch.from_numpy(graph.scaled_weights()).to(device, dtype)

@@ -75,7 +75,8 @@ def agree_on_edges(graph: Any, num_nodes: int | None, replicated: bool, who: Mem
         weights = np.ones(found.num_edges) if found.weights is None else found.weights
         weights = weights[mine]
     nobody = np.empty(0, np.int64)
-    return Edges(found.src[mine], found.dst[mine], weights, Graph(nobody, nobody, size, names=found.names))
+    src, dst = (ids[mine].astype(np.int64) for ids in (found.src, found.dst))  # one dtype on every rank
+    return Edges(src, dst, weights, Graph(nobody, nobody, size, names=found.names))
 
 
 def agree_on_vectors(nodes: Graph, vectors: dict[str, Any], who: Members) -> dict[str, Float64 | None]:

@@ -1,0 +1,51 @@
+"""The edges of a graph as tensors of one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pdlcheck.primitives.pagerank.arguments import require_memory
+from pdlcheck.primitives.pagerank.graph import Graph
+
+__all__ = ["DeviceEdges", "edges_on"]
+
+BYTES_PER_EDGE = 64  # while they are sorted: two int64 ids, the key of the sort twice, its order, its room
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceEdges:
+    """Edge ``e`` goes from ``src[e]`` to ``dst[e]`` (int64) and carries ``shares[e]`` of its source's rank.
+
+    ``shares`` (float64) is None where the edges of a node share alike; ``out_degree`` (int32, one per node) then counts
+    them, else it is 1, or 0 for a dangling node. ``share_error`` says how often a share was rounded.
+    """
+
+    src: Tensor
+    dst: Tensor
+    num_nodes: int
+    shares: Tensor | None
+    out_degree: Tensor
+    share_error: float
+
+
+def edges_on(graph: Graph, device: torch.device) -> DeviceEdges:
+    """The edges of ``graph`` on ``device``; MemoryError, with the size, where they cannot be sorted there."""
+    require_memory(
+        "pagerank",
+        BYTES_PER_EDGE * graph.num_edges + 64 * graph.num_nodes,
+        device,
+        what="the edges, which are sorted there",
+        cure="use device='cpu', or fewer edges",
+    )
+    src = torch.tensor(graph.src, dtype=torch.int64, device=device)
+    dst = torch.tensor(graph.dst, dtype=torch.int64, device=device)
+    degree = torch.bincount(src, minlength=graph.num_nodes)
+    weights = graph.weights
+    if weights is None or (weights.size > 0 and weights.min() == weights.max() > 0):
+        return DeviceEdges(src, dst, graph.num_nodes, None, degree.int(), 0.0)
+    shares = torch.tensor(graph.probabilities, dtype=torch.float64, device=device)
+    goes_on = torch.tensor(~graph.dangling, dtype=torch.int32, device=device)
+    return DeviceEdges(src, dst, graph.num_nodes, shares, goes_on, float(degree.max()))

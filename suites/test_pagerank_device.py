@@ -1,0 +1,205 @@
+"""PageRank on a device: the CSR rounds and the stop rule on any machine, all of it on CUDA."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdlcheck.checks.graphs import CORNERS, graphs
+from pdlcheck.checks.pagerank import check_error_bound, check_pagerank
+from pdlcheck.primitives.pagerank import Graph, document_graph, pagerank
+from pdlcheck.primitives.pagerank.arguments import distribution
+from pdlcheck.primitives.pagerank.device.csr import CsrMatrix, CsrSweep
+from pdlcheck.primitives.pagerank.device.edges import edges_on
+from pdlcheck.primitives.pagerank.device.solver import DeviceRounds, Solution, solve_on_device
+from pdlcheck.primitives.pagerank.device.sweep import Problem
+
+pytestmark = pytest.mark.verifies("pagerank")
+
+CPU = torch.device("cpu")
+DAMPING = st.sampled_from([0.85, 0.0, 0.3, 0.95])
+NEEDS_TRITON = pytest.mark.skipif(
+    find_spec("triton") is None, reason="needs Triton, which comes with torch for CUDA; else: pip install triton"
+)
+each_kernel = pytest.mark.parametrize("kernel", ["csr", pytest.param("triton", marks=NEEDS_TRITON)])
+
+
+def solve_from_float32(graph: Graph, *, tol: float = 1e-8, damping: float = 0.85, max_iter: int = 1000) -> Solution:
+    """The CSR rounds, with float32 at first on a graph of any size."""
+    if graph.num_nodes == 0:
+        return Solution(np.zeros(0), 0, 0.0, True)
+    v = distribution("personalization", None, graph)
+    return solve_on_device(graph, CPU, "csr", damping, tol, max_iter, v, v, v, start_in=torch.float32)
+
+
+def star(leaves: int) -> Graph:
+    """All leaves point to the hub, node 0, and the hub to one of them."""
+    return Graph(np.r_[1 : leaves + 1, 0], np.r_[np.zeros(leaves, np.int64), 1], leaves + 1)
+
+
+def star_ranks(leaves: int, d: float = 0.85) -> np.ndarray:
+    """By hand."""
+    base = (1 - d) / (leaves + 1)
+    ranks = np.full(leaves + 1, base)
+    ranks[0] = base * (1 + leaves * d) / (1 - d * d)
+    ranks[1] = base + d * ranks[0]
+    return ranks
+
+
+# ---- CSR rounds, on the CPU
+
+
+@given(graph=graphs(Graph.from_edges), damping=DAMPING, tol=st.sampled_from([1e-2, 1e-5, 1e-8, 1e-11, 1e-17]))
+def test_the_bound_of_csr_rounds_holds_for_the_true_error(subject, graph, damping, tol):
+    check_error_bound(partial(subject, damping=damping, tol=tol, kernel="csr"), graph, damping=damping, tol=tol)
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+def test_csr_rounds_rank_a_named_graph(subject, corner):
+    edges = CORNERS[corner]
+    graph = Graph.from_edges(edges.src, edges.dst, edges.num_nodes, edges.weights)
+    check_pagerank(partial(subject, kernel="csr"), graph)
+
+
+@st.composite
+def graphs_with_vectors(draw):
+    graph = draw(graphs(Graph.from_edges).filter(lambda g: g.num_nodes > 0))
+    numbers = st.lists(st.integers(0, 5), min_size=graph.num_nodes, max_size=graph.num_nodes).filter(any)
+    return graph, np.array(draw(numbers)), draw(st.none() | numbers.map(np.array)), draw(st.none() | numbers)
+
+
+@given(case=graphs_with_vectors())
+def test_csr_rounds_honour_all_vectors(subject, case):
+    graph, v, w, start = case
+    function = partial(subject, personalization=v, dangling=w, start=start, kernel="csr")
+    check_pagerank(function, graph, personalization=v, dangling=w)
+    check_error_bound(function, graph, personalization=v, dangling=w)
+
+
+@given(graph=graphs(Graph.from_edges), rounds=st.integers(1, 20))
+def test_max_iter_stops_csr_rounds_with_a_bound_that_holds(subject, graph, rounds):
+    function = partial(subject, max_iter=rounds, kernel="csr", tol=1e-12)
+    check_error_bound(function, graph, tol=1e-12)
+    assert function(graph).iterations <= rounds
+
+
+@pytest.mark.parametrize("degree", [3, 30])
+def test_csr_rounds_on_more_nodes_than_one_sum_takes(subject, degree):
+    """A node in ten is dangling, so that their mass, a long sum, matters."""
+    rng = np.random.default_rng(0)
+    src, dst = rng.integers(0, 2600, 2600 * degree), rng.integers(0, 2900, 2600 * degree)
+    graph = Graph.from_edges(src, dst, 2900)
+    check_error_bound(partial(subject, kernel="csr", tol=1e-11), graph, tol=1e-11)
+
+
+def test_csr_rounds_accept_edges_that_occur_twice_where_torch_checks_matrices(subject):
+    graph = Graph.from_edges([0, 0, 0, 1], [1, 1, 2, 0], 3)
+    with torch.sparse.check_sparse_tensor_invariants(enable=True):
+        check_pagerank(partial(subject, kernel="csr"), graph)
+
+
+# ---- the stop rule
+
+
+def test_the_host_looks_every_eight_rounds(subject):
+    graph = document_graph(300, mean_degree=6)
+    rounds = [subject(graph, tol=10.0**-k, kernel="csr").iterations for k in range(1, 12)]
+    assert {count % 8 for count in rounds} == {0}
+    needed = [subject(graph, tol=10.0**-k, method="power").iterations for k in range(1, 12)]
+    assert all(n <= count < n + 8 for n, count in zip(needed, rounds, strict=True))
+
+
+def test_rounds_end_where_only_rounding_is_left(subject):
+    result = subject(document_graph(50), tol=1e-18, kernel="csr")
+    assert not result.converged
+    assert 1e-18 < result.error_bound < 1e-12
+    assert result.iterations < 200
+
+
+@given(graph=graphs(Graph.from_edges), damping=DAMPING, tol=st.sampled_from([1e-2, 1e-5, 1e-8, 1e-11]))
+def test_the_bound_holds_from_float32_to_float64(graph, damping, tol):
+    function = partial(solve_from_float32, damping=damping, tol=tol)
+    check_error_bound(function, graph, damping=damping, tol=tol)
+    assert function(graph).converged
+
+
+def rounds_of(graph: Graph, dtype: torch.dtype) -> DeviceRounds:
+    v = torch.from_numpy(distribution("personalization", None, graph))
+    sweep = CsrSweep(CsrMatrix(edges_on(graph, CPU)), Problem(0.85, v, v))
+    return DeviceRounds(sweep, 0.85, v, float(v[torch.from_numpy(graph.dangling)].sum()), dtype)
+
+
+@pytest.mark.parametrize(("tol", "ends_in"), [(1e-3, torch.float32), (1e-10, torch.float64)])
+def test_float32_gives_way_only_where_its_rounding_shows(tol, ends_in):
+    rounds = rounds_of(document_graph(300), torch.float32)
+    assert rounds.run(tol, 1000)[1]
+    assert rounds._sent.dtype is ends_in
+
+
+@pytest.mark.parametrize("tol", [1e-5, 1e-9])
+@pytest.mark.parametrize("leaves", [5000, 300_000])
+def test_a_row_of_any_length_is_summed_within_the_bound(leaves, tol):
+    """The sum of 5000 float32 is off by more than 1e-5 here; 300 000 may be off by 2 %, which no bound can use."""
+    result = solve_from_float32(star(leaves), tol=tol)
+    assert result.converged
+    assert np.abs(result.scores - star_ranks(leaves)).sum() <= result.error_bound <= tol
+
+
+# ---- on CUDA
+
+
+@pytest.mark.gpu
+@each_kernel
+@given(graph=graphs(Graph.from_edges), damping=DAMPING, tol=st.sampled_from([1e-2, 1e-8, 1e-11, 1e-17]))
+def test_the_bound_holds_on_cuda(subject, kernel, graph, damping, tol):
+    function = partial(subject, damping=damping, tol=tol, device="cuda", kernel=kernel)
+    check_error_bound(function, graph, damping=damping, tol=tol)
+
+
+@pytest.mark.gpu
+@each_kernel
+@given(case=graphs_with_vectors())
+def test_all_vectors_are_honoured_on_cuda(subject, kernel, case):
+    graph, v, w, start = case
+    function = partial(subject, personalization=v, dangling=w, start=start, device="cuda", kernel=kernel)
+    check_error_bound(function, graph, personalization=v, dangling=w)
+
+
+@pytest.mark.gpu
+@each_kernel
+def test_a_large_graph_has_the_ranks_of_the_cpu(subject, kernel):
+    """Ten million edges: float32 at first, and no recording."""
+    rng = np.random.default_rng(0)
+    graph = Graph(rng.integers(0, 900_000, 10_000_000), rng.integers(0, 1_000_000, 10_000_000), 1_000_000)
+    for tol in (1e-6, 1e-9):
+        result = subject(graph, tol=tol, device="cuda", kernel=kernel)
+        assert result.converged
+        assert np.abs(result.scores - pagerank(graph, tol=1e-11).scores).sum() <= tol + 1e-11
+
+
+# ---- bad arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kernel": "cusparse"}, "kernel must be 'auto', 'csr' or 'triton', got 'cusparse'"),
+        ({"kernel": "csr", "method": "gauss-seidel"}, "method is 'gauss-seidel', which is for device='cpu'"),
+    ],
+    ids=["kernel", "method"],
+)
+def test_a_bad_choice_of_kernel_is_refused(subject, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        subject(([0, 1], [1, 0]), **arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_device_is_named(subject):
+    with pytest.raises(ValueError, match="device is 'cuda', but torch sees no CUDA device; use device='cpu'"):
+        subject(([0, 1], [1, 0]), device="cuda")
