@@ -1,6 +1,7 @@
 """PageRank: a graph, four published versions, a fast solver that bounds its error, and a dense reference."""
 
 from pdlcheck.primitives.pagerank.datasets import debian_dependencies, document_graph
+from pdlcheck.primitives.pagerank.edge_files import read_edges
 from pdlcheck.primitives.pagerank.graph import Graph, as_graph
 from pdlcheck.primitives.pagerank.reference import pagerank_reference
 from pdlcheck.primitives.pagerank.solve import PageRankResult, pagerank
@@ -24,5 +25,6 @@ __all__ = [
     "pagerank_v1",
     "pagerank_v2",
     "pagerank_v3",
+    "read_edges",
     "transition_matrix",
 ]
