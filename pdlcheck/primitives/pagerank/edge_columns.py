@@ -22,7 +22,7 @@ LARGEST_INT32 = np.iinfo(np.int32).max
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Ids of int32, or int64 where one does not fit, and float64 weights or None; ``num_nodes`` is the largest id + 1."""
+    """Ids of int32, or int64 where one does not fit, and float64 weights or None; num_nodes is the largest id + 1."""
 
     src: NDArray[Any]
     dst: NDArray[Any]

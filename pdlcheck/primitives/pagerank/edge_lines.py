@@ -9,10 +9,11 @@ import numpy as np
 
 __all__ = ["PROBLEMS", "copy_fields", "count_lines", "parse_lines"]
 
-NOT_A_NUMBER, NEGATIVE_ID, HUGE_ID, ONE_FIELD, MANY_FIELDS, EMPTY_FIELD, NO_WEIGHT, A_WEIGHT, NEGATIVE_WEIGHT = range(1, 10)
+NOT_A_NUMBER, NEGATIVE_ID, HUGE_ID, ONE_FIELD, MANY_FIELDS = 1, 2, 3, 4, 5
+EMPTY_FIELD, NO_WEIGHT, A_WEIGHT, NEGATIVE_WEIGHT = 6, 7, 8, 9
 PROBLEMS = {
-    NOT_A_NUMBER: "this is not a number; ids are whole numbers from 0, weights decimal numbers, a comment begins with # "
-    "or %; names of nodes must be numbered first",
+    NOT_A_NUMBER: "this is not a number; ids are whole numbers from 0, weights decimal numbers; number the names of "
+    "nodes first, begin a comment with # or %",
     NEGATIVE_ID: "a node id is negative; number the nodes from 0",
     HUGE_ID: "a node id is beyond 2**63 - 1; number the nodes from 0 without large gaps",
     ONE_FIELD: "an edge needs two ids, here is one; complete the line, the file may be truncated",
@@ -21,7 +22,7 @@ PROBLEMS = {
     NO_WEIGHT: "this edge has no weight, the first one has; give every edge one, or none",
     A_WEIGHT: "this edge has a weight, the first one has none; give every edge one, or none",
     NEGATIVE_WEIGHT: "a weight is negative; it must be 0 or more, 0 stands for an edge that carries nothing",
-}  # fmt: skip
+}
 """What can be wrong with a line, by the number that :func:`parse_lines` gives for it, each with its cure."""
 
 NEWLINE, COMMA, MINUS, PLUS, POINT, ZERO, NINE = (ord(c) for c in "\n,-+.09")
@@ -118,8 +119,8 @@ def copy_fields(text: Any, begins: Any, fields: Any) -> None:
 
 
 @numba.njit(cache=True, nogil=True)
-def _ends_field(c: int) -> bool:
-    return c == BLANK or c == TAB or c == NEWLINE or c == COMMA or c == RETURN
+def _ends_field(c: Any) -> bool:
+    return c in (BLANK, TAB, NEWLINE, COMMA, RETURN)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -143,7 +144,8 @@ def _to_next_field(text: Any, i: int) -> tuple[int, int]:
 
 @numba.njit(cache=True, nogil=True)
 def _id(text: Any, i: int) -> tuple[int, int, int]:
-    begin, value = i, 0
+    begin = i
+    value: Any = 0
     while ZERO <= text[i] <= NINE:
         digit = np.int64(text[i]) - ZERO
         if value >= TENTH_OF_LARGEST and (value > TENTH_OF_LARGEST or digit > 7):
@@ -162,8 +164,8 @@ def _weight(text: Any, i: int) -> tuple[int, bool, float, int]:
     negative = text[i] == MINUS
     if negative or text[i] == PLUS:
         i += 1
-    digits, mantissa, exponent, exact = 0, 0, 0, True
-    point = False
+    mantissa: Any = 0
+    digits, exponent, exact, point = 0, 0, True, False
     while ZERO <= text[i] <= NINE or (text[i] == POINT and not point):
         if text[i] == POINT:
             point = True
@@ -179,7 +181,8 @@ def _weight(text: Any, i: int) -> tuple[int, bool, float, int]:
         below = text[i] == MINUS
         if below or text[i] == PLUS:
             i += 1
-        begin, power = i, 0
+        begin = i
+        power: Any = 0
         while ZERO <= text[i] <= NINE:
             power = min(power * 10 + (np.int64(text[i]) - ZERO), 100_000)
             i += 1

@@ -64,6 +64,8 @@ class Graph:
         Graph(num_nodes=3, num_edges=3, weighted=False)
     """
 
+    __networkx_backend__ = "pdlcheck"  # networkx calls that backend for it
+
     src: Int64
     dst: Int64
     num_nodes: int
@@ -113,18 +115,21 @@ class Graph:
         """
         names = tuple(graph.nodes)
         index = {name: i for i, name in enumerate(names)}
-        edges = [(index[u], index[v], 1 if weight is None else data.get(weight, 1))
-                 for u, v, data in graph.edges(data=True)]  # fmt: skip
+        edges = graph.number_of_edges()
+        src = np.fromiter((index[u] for u, _ in graph.edges()), np.int64, edges)
+        dst = np.fromiter((index[v] for _, v in graph.edges()), np.int64, edges)
+        weights = np.ones(edges)
+        if weight is not None:
+            try:
+                weights = np.fromiter((w for _, _, w in graph.edges(data=weight, default=1)), np.float64, edges)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"graph: the edge attribute {weight!r} must be a number; weight=None ignores it"
+                ) from error
         if not graph.is_directed():
-            edges += [(v, u, w) for u, v, w in edges if u != v]
-        src = np.fromiter((u for u, _, _ in edges), np.int64, len(edges))
-        dst = np.fromiter((v for _, v, _ in edges), np.int64, len(edges))
-        try:
-            weights = np.fromiter((w for _, _, w in edges), np.float64, len(edges))
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"graph: the edge attribute {weight!r} must be a number; weight=None ignores it"
-            ) from error
+            back = src != dst
+            src, dst = np.concatenate([src, dst[back]]), np.concatenate([dst, src[back]])
+            weights = np.concatenate([weights, weights[back]])
         return cls(src, dst, len(names), None if (weights == 1).all() else weights, names)
 
     @classmethod
@@ -138,8 +143,7 @@ class Graph:
             raise ValueError(f"graph: an adjacency matrix must be square, got shape {matrix.shape}")
         coo = matrix.tocoo()
         weights = np.asarray(coo.data)
-        plain = weights.dtype.kind in "biu" and bool((weights == 1).all())
-        return cls(coo.row, coo.col, rows, None if plain else weights)
+        return cls(coo.row, coo.col, rows, None if (weights == 1).all() else weights)
 
     @classmethod
     def from_dgl(cls, graph: Any, *, weight: str | None = None) -> Graph:
