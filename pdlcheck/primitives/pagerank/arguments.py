@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import numpy as np
 import torch
 
 from pdlcheck.primitives.pagerank.graph import Float64, Graph
+from pdlcheck.primitives.pagerank.memory import free_memory, require_free_memory
 
 __all__ = ["distribution", "require_damping", "require_device", "require_iterations", "require_memory"]
 
@@ -44,17 +44,9 @@ def require_device(device: torch.device | str, dtype: torch.dtype) -> torch.devi
 
 def require_memory(caller: str, nbytes: int, device: torch.device | str = "cpu") -> None:
     """Raise MemoryError where a dense matrix of ``nbytes`` cannot fit, before anything is allocated."""
-    if torch.device(device).type == "cuda":
-        there = torch.cuda.mem_get_info(device)[0]
-    else:
-        if "SC_PHYS_PAGES" not in os.sysconf_names:
-            return
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if nbytes > there:
-        raise MemoryError(
-            f"{caller} needs {nbytes / 2**30:.1f} GiB for a matrix, {device} has {there / 2**30:.1f} GiB; "
-            "use pagerank_v1 or pagerank, which keep the graph sparse"
-        )
+    free = torch.cuda.mem_get_info(device)[0] if torch.device(device).type == "cuda" else free_memory()
+    cure = "use pagerank_v1 or pagerank, which keep the graph sparse"
+    require_free_memory(caller, nbytes, cure, free=free)
 
 
 def distribution(name: str, values: Any, graph: Graph) -> Float64:

@@ -19,9 +19,12 @@ def solver_nbytes(num_nodes: int, num_edges: int, *, weighted: bool = False) -> 
     return num_nodes * 110 + num_edges * (56 if weighted else 5)
 
 
-def require_free_memory(what: str, nbytes: int, cure: str) -> None:
-    """Raise MemoryError where ``nbytes`` are not free: ``{what} needs ... GiB, ... GiB are free; {cure}``."""
-    free = free_memory()
+def require_free_memory(what: str, nbytes: int, cure: str, *, free: int | None = None) -> None:
+    """Raise MemoryError where ``nbytes`` are not free: ``{what} needs ... GiB, ... GiB are free; {cure}``.
+
+    ``free`` is that of another device; ``None`` is what :func:`free_memory` finds.
+    """
+    free = free_memory() if free is None else free
     if free is not None and nbytes > free:
         raise MemoryError(f"{what} needs {nbytes / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; {cure}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -55,6 +55,7 @@ def pagerank(
     dangling: Any = None,
     start: Any = None,
     method: Literal["auto", "power", "gauss-seidel"] = "auto",
+    progress: Callable[[int, float], None] | None = None,
 ) -> PageRankResult:
     """Rank the nodes by ``x = (1 - d) v + d (P x + m w)``, where m is the mass of x on dangling nodes.
 
@@ -80,6 +81,8 @@ def pagerank(
         start: what to begin with, likewise: the ranks before a few edges were changed, for example; ``None`` is v.
         method: ``"gauss-seidel"`` uses each new score at once, on one thread: half the rounds where ranks spread
             slowly; ``"power"`` shares a round among threads; ``"auto"`` is the former up to half a million edges.
+        progress: called after each round with its number and the error bound; before the first, when the edges are
+            laid out, with 0 and infinity.
 
     Returns:
         A :class:`PageRankResult`. Its ``converged`` is False, and ``error_bound`` says what was reached,
@@ -114,13 +117,17 @@ def pagerank(
     landing = teleport if dangling is None else distribution("dangling", dangling, graph)
     first = teleport if start is None else distribution("start", start, graph)
     if graph.num_nodes == 0:
+        if progress is not None:
+            progress(0, math.inf)
         return PageRankResult(np.zeros(0), 0, 0.0, True, time.perf_counter() - began, graph.names)
     if max_iter is None:
         max_iter = _enough_iterations(damping, tol)
     layout = layout_of(graph)
     in_place = len(layout.blocks) == 1 if method == "auto" else method == "gauss-seidel"
     rounds = _Rounds(layout, damping, teleport, landing, first, in_place=in_place)
-    bound, converged = rounds.run(tol, max_iter)
+    if progress is not None:
+        progress(0, math.inf)
+    bound, converged = rounds.run(tol, max_iter, progress)
     seconds = time.perf_counter() - began
     return PageRankResult(rounds.scores_of_nodes(), rounds.iteration, bound, converged, seconds, graph.names)
 
@@ -163,7 +170,9 @@ class _Rounds:
         self._sent, self._sent_next = self._sending()
         self.iteration = 0
 
-    def run(self, tol: float, max_iter: int) -> tuple[float, bool]:
+    def run(
+        self, tol: float, max_iter: int, progress: Callable[[int, float], None] | None
+    ) -> tuple[float, bool]:
         """Go on until the error bound is at most ``tol``; return it, and whether it is."""
         damping, layout = self._damping, self._layout
         bound, converged = math.inf, False
@@ -189,6 +198,8 @@ class _Rounds:
                     bound += abs(1 - total) + chain * unit
                     self._scale(1 / total)
                 converged = bound <= tol
+                if progress is not None:
+                    progress(self.iteration, bound)
                 if damping * step <= lost * (4 if self._single else 1 / 16):  # the step is round-off
                     if not self._single or converged:
                         break
