@@ -50,11 +50,11 @@ def add_pagerank_command(commands: Any, formatter: type[argparse.HelpFormatter])
 
 def run_pagerank_command(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     """Run it and return the exit code; errors about the file are one line on stderr."""
-    from rich.console import Console
-
-    from pdlcheck.ranking import rank_file
-
     try:
+        from rich.console import Console
+
+        from pdlcheck.ranking import rank_file
+
         converged = rank_file(
             arguments.file,
             damping=arguments.damping,

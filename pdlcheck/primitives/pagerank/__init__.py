@@ -2,7 +2,8 @@
 
 from pdlcheck.primitives.pagerank.datasets import debian_dependencies, document_graph
 from pdlcheck.primitives.pagerank.edge_files import read_edges
-from pdlcheck.primitives.pagerank.graph import Graph, as_graph
+from pdlcheck.primitives.pagerank.formats import as_graph
+from pdlcheck.primitives.pagerank.graph import Graph
 from pdlcheck.primitives.pagerank.reference import pagerank_reference
 from pdlcheck.primitives.pagerank.solve import PageRankResult, pagerank
 from pdlcheck.primitives.pagerank.versions import (

@@ -1,4 +1,4 @@
-"""The directed graph that every PageRank version takes, and the ways to make one."""
+"""The directed graph that every PageRank version takes."""
 
 from __future__ import annotations
 
@@ -9,36 +9,12 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
-__all__ = ["Float64", "Graph", "Int64", "as_graph"]
+__all__ = ["Float64", "Graph", "Int64"]
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
-
-
-def as_graph(obj: Any) -> Graph:
-    """The :class:`Graph` of a networkx or DGL graph, SciPy sparse matrix or ``(src, dst[, weights])``.
-
-    Raises:
-        TypeError: none of these.
-        ValueError: the edges do not make a graph (see :class:`Graph`).
-    """
-    if isinstance(obj, Graph):
-        return obj
-    if isinstance(obj, nx.Graph):
-        return Graph.from_networkx(obj)
-    if sp.issparse(obj):
-        return Graph.from_scipy(obj)
-    if type(obj).__module__.split(".")[0] == "dgl":
-        return Graph.from_dgl(obj)
-    if isinstance(obj, tuple) and len(obj) in (2, 3):
-        return Graph.from_edges(obj[0], obj[1], weights=obj[2] if len(obj) == 3 else None)
-    raise TypeError(
-        f"graph: cannot read a {type(obj).__module__}.{type(obj).__qualname__}; pass a Graph, a networkx "
-        "graph, a SciPy sparse matrix, a DGL graph, or the edges as a tuple (src, dst) or (src, dst, weights)"
-    )
 
 
 @dataclass(frozen=True, eq=False)

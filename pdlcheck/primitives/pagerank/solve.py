@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from pdlcheck.primitives.pagerank.arguments import distribution, require_damping, require_iterations
+from pdlcheck.primitives.pagerank.formats import as_graph
 from pdlcheck.primitives.pagerank.gathering import LANES
-from pdlcheck.primitives.pagerank.graph import Float64, as_graph
+from pdlcheck.primitives.pagerank.graph import Float64
 from pdlcheck.primitives.pagerank.kernels import TILE, sweep
 from pdlcheck.primitives.pagerank.layout import Layout, layout_of
 
