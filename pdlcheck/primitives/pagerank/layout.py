@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from pdlcheck.primitives.pagerank.gathering import LANES
 from pdlcheck.primitives.pagerank.graph import Float64, Graph
 from pdlcheck.primitives.pagerank.kernels import count_degrees, fill_slices, rows_by_degree
-from pdlcheck.primitives.pagerank.memory import require_free_memory, solver_nbytes
 
 __all__ = ["Layout", "lay_out", "layout_of"]
 
@@ -72,8 +71,6 @@ def layout_of(graph: Graph) -> Layout:
     """The layout of ``graph``, made once: a graph never changes."""
     found: Layout | None = vars(graph).get("_layout")
     if found is None:
-        nbytes = solver_nbytes(graph.num_nodes, graph.num_edges, weighted=graph.weights is not None)
-        require_free_memory(f"ranking {graph}", nbytes, "use a machine with more memory, or number nodes without gaps")
         vars(graph)["_layout"] = found = lay_out(graph)
     return found
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 __all__ = ["free_memory", "graph_nbytes", "require_free_memory", "solver_nbytes"]
 
+SMALL = 1 << 26
 UNLIMITED = 1 << 60  # what cgroup v1 shows where no limit is set is beyond it
 
 
@@ -22,8 +23,11 @@ def solver_nbytes(num_nodes: int, num_edges: int, *, weighted: bool = False) -> 
 def require_free_memory(what: str, nbytes: int, cure: str, *, free: int | None = None) -> None:
     """Raise MemoryError where ``nbytes`` are not free: ``{what} needs ... GiB, ... GiB are free; {cure}``.
 
-    ``free`` is that of another device; ``None`` is what :func:`free_memory` finds.
+    ``free`` is that of another device; ``None`` is what :func:`free_memory` finds. It is not asked about less than
+    64 MB: to ask takes longer than to rank a small graph.
     """
+    if nbytes < SMALL and free is None:
+        return
     free = free_memory() if free is None else free
     if free is not None and nbytes > free:
         raise MemoryError(f"{what} needs {nbytes / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; {cure}")

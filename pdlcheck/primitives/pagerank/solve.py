@@ -19,6 +19,7 @@ from pdlcheck.primitives.pagerank.gathering import LANES
 from pdlcheck.primitives.pagerank.graph import Float64
 from pdlcheck.primitives.pagerank.kernels import TILE, sweep
 from pdlcheck.primitives.pagerank.layout import Layout, layout_of
+from pdlcheck.primitives.pagerank.memory import require_free_memory, solver_nbytes
 
 __all__ = ["PageRankResult", "pagerank"]
 
@@ -93,6 +94,7 @@ def pagerank(
     Raises:
         ValueError: a bad graph, damping, tol, max_iter or vector, named with its cure, at once.
         TypeError: ``graph`` is nothing that can be read as one.
+        MemoryError: the layout and the vectors do not fit in memory, before they are allocated.
 
     Example:
         >>> result = pagerank(([0, 1, 2], [1, 2, 0]))
@@ -114,6 +116,8 @@ def pagerank(
         )
     if max_iter is not None:
         max_iter = require_iterations("max_iter", max_iter)
+    nbytes = solver_nbytes(graph.num_nodes, graph.num_edges, weighted=graph.weights is not None)
+    require_free_memory(f"ranking {graph}", nbytes, "use a machine with more memory, or number nodes without gaps")
     teleport = distribution("personalization", personalization, graph)
     landing = teleport if dangling is None else distribution("dangling", dangling, graph)
     first = teleport if start is None else distribution("start", start, graph)
