@@ -2,8 +2,8 @@
 
 Usage: python benchmarks/rank_large_file.py [--kind rmat] [--edges 100000000] [--nodes 10000000] [--folder /tmp]
 
-``uniform``: both ends of an edge are any node. ``rmat``: quadrants with probabilities 0.57, 0.19, 0.19, 0.05 (Graph500),
-nodes rounded up to a power of two. The file is text, ``src<tab>dst``; the same seed makes the same file.
+``uniform``: both ends of an edge are any node. ``rmat``: quadrants with probabilities 0.57, 0.19, 0.19, 0.05 as in
+Graph500, nodes rounded up to a power of two. The file is text, ``src<tab>dst``; the same seed makes the same file.
 """
 
 from __future__ import annotations

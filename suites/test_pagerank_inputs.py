@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from pdlcheck.checks.graphs import graphs
 from pdlcheck.primitives.pagerank import Graph, as_graph, pagerank
+from pdlcheck.primitives.pagerank.edge_columns import wide_enough
 
 NEEDS_PYARROW = pytest.mark.skipif(
     find_spec("pyarrow") is None,
@@ -252,11 +253,18 @@ def test_a_wrong_line_far_into_a_file_is_named(subject, tmp_path, long_text):
 
 
 @pytest.mark.verifies("read_edges")
-def test_ids_beyond_int32_are_refused_or_read_but_never_wrapped(subject, tmp_path):
+def test_ids_that_ask_for_too_many_nodes_are_refused_with_their_line(subject, tmp_path):
     path = tmp_path / "edges.txt"
-    path.write_text(f"0 1\n{2**32 + 1} 0\n")
-    with pytest.raises(MemoryError, match=rf"edges.txt:2: node id {2**32 + 1} asks for {2**32 + 2} nodes, which needs"):
+    path.write_text(f"0 1\n{10**15} 0\n")
+    with pytest.raises(MemoryError, match=rf"edges.txt:2: node id {10**15} asks for {10**15 + 1} nodes, which needs"):
         subject(path)
+
+
+def test_columns_are_widened_where_an_id_is_beyond_int32():
+    ids = np.array([0, 7], np.int32)
+    assert wide_enough(ids, 2**31 - 1) is ids
+    assert wide_enough(ids, 2**31).dtype == np.int64
+    assert wide_enough(ids, 2**31).tolist() == [0, 7]
 
 
 NOT_A_NUMBER = "this is not a number; ids are whole numbers from 0"

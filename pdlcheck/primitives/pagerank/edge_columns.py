@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from pdlcheck.primitives.pagerank.memory import graph_nbytes, require_free_memory, solver_nbytes
 
-__all__ = ["Columns", "GrowingColumns", "Progress"]
+__all__ = ["Columns", "GrowingColumns", "Progress", "wide_enough"]
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far and those of the whole file."""
-
-LARGEST_INT32 = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +26,11 @@ class Columns:
     dst: NDArray[Any]
     num_nodes: int
     weights: NDArray[np.float64] | None
+
+
+def wide_enough(ids: NDArray[Any], largest: int) -> NDArray[Any]:
+    """``ids`` themselves, or as int64 where ``largest`` does not fit into theirs."""
+    return ids if largest <= np.iinfo(ids.dtype).max else ids.astype(np.int64)
 
 
 class GrowingColumns:
@@ -60,8 +63,7 @@ class GrowingColumns:
             MemoryError: the edges or the nodes of the whole file do not fit; an id that asks for too many is named.
         """
         self._require_room_for_nodes(*largest)
-        if largest[0] > LARGEST_INT32 >= self._largest:
-            self._ids = [ids.astype(np.int64) for ids in self._ids]
+        self._ids = [wide_enough(ids, largest[0]) for ids in self._ids]
         self._largest = max(self._largest, largest[0])
         if self._weights is None and weights is not None:
             self._weights = np.empty(len(self._ids[0]))
@@ -83,6 +85,7 @@ class GrowingColumns:
         weighted = self._weights is not None
         more = edges - len(self._ids[0])
         nbytes = graph_nbytes(more, weighted=weighted, id_nbytes=self._ids[0].itemsize)
+        nbytes += graph_nbytes(edges, weighted=weighted)  # a Graph copies its columns
         nbytes += solver_nbytes(self._largest + 1, edges, weighted=weighted)
         what = f"{self._path}: ranking about {edges} edges between {self._largest + 1} nodes"
         require_free_memory(what, nbytes, "use a machine with more memory, or fewer edges")
