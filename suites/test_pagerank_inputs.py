@@ -260,6 +260,7 @@ def test_ids_that_ask_for_too_many_nodes_are_refused_with_their_line(subject, tm
         subject(path)
 
 
+@pytest.mark.verifies("read_edges")
 def test_columns_are_widened_where_an_id_is_beyond_int32():
     ids = np.array([0, 7], np.int32)
     assert wide_enough(ids, 2**31 - 1) is ids

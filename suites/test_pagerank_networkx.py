@@ -14,6 +14,7 @@ from pdlcheck.checks.graphs import graphs
 from pdlcheck.networkx_info import backend_info
 from pdlcheck.primitives.pagerank import Graph, networkx_backend, pagerank_reference
 
+pytestmark = pytest.mark.verifies("pagerank")
 WEB = nx.DiGraph([("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")])
 
 
