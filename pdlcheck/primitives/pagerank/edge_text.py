@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ __all__ = ["read_text"]
 BLOCK_NBYTES = 4 << 20
 THREADS = 2
 SHOWN = 60  # characters of a wrong line
-LONGEST_WEIGHT = 64  # characters
+USUAL_WEIGHT = 32  # characters, at most
+FIELD = re.compile(rb"[^\s,]+")
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +116,11 @@ def _parse(text: bytes, columns: int) -> _Parsed:
     edges, columns, far, largest, largest_line, number, begin, line = found
     problem = PROBLEMS[number] if number else None
     if far:
-        fields = np.zeros((far, LONGEST_WEIGHT), np.uint8)
+        fields = np.zeros((far, USUAL_WEIGHT), np.uint8)
         copy_fields(data, far_begin[:far], fields)
-        weights[far_edge[:far]] = fields.view(f"S{LONGEST_WEIGHT}").ravel().astype(np.float64)
+        weights[far_edge[:far]] = fields.view(f"S{USUAL_WEIGHT}").ravel().astype(np.float64)
+        for k in np.flatnonzero(fields[:, -1]):  # more than the row could hold
+            weights[far_edge[k]] = float(FIELD.match(text, far_begin[k])[0])  # type: ignore[index]
         infinite = np.flatnonzero(~np.isfinite(weights[far_edge[:far]]))
         if infinite.size:  # before the wrong line, if any, that parse_lines found
             problem = "a weight is beyond 1.8e308, the largest float64; scale them all, this changes no rank"
