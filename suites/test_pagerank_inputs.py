@@ -179,7 +179,7 @@ def test_a_text_file_is_read_as_it_was_written(subject, suffix, data, graph):
 
 @pytest.mark.verifies("read_edges")
 @given(
-    weights=st.lists(weights_of_files, min_size=1, max_size=20),
+    weights=st.lists(weights_of_files, min_size=10, max_size=40),
     form=st.sampled_from(["{!r}", "{:.3e}", "{:.16E}", "{:.40e}", "+{:e}", "{:.400f}"]),
 )
 def test_a_decimal_weight_is_the_nearest_float64(subject, weights, form):
@@ -188,6 +188,20 @@ def test_a_decimal_weight_is_the_nearest_float64(subject, weights, form):
         texts = [form.format(weight) for weight in weights]
         path.write_text("".join(f"0 1 {text}\n" for text in texts))
         assert subject(path).weights.tolist() == [float(text) for text in texts]
+
+
+@pytest.mark.verifies("read_edges")
+def test_17_digits_take_one_rounding_not_two(subject, tmp_path):
+    texts = ["0.009571428571428571", "0.009714285714285713", "0.010142857142857143"]
+    (tmp_path / "edges").write_text("".join(f"0 1 {text}\n" for text in texts))
+    assert subject(tmp_path / "edges").weights.tolist() == [float(text) for text in texts]
+
+
+@pytest.mark.verifies("read_edges")
+@pytest.mark.parametrize("text", ["3 1\n0 7\n", "1 3\n7 0\n"], ids=["dst", "src"])
+def test_the_largest_id_of_either_end_says_how_many_nodes_there_are(subject, tmp_path, text):
+    (tmp_path / "edges").write_text(text)
+    assert subject(tmp_path / "edges").num_nodes == 8
 
 
 @pytest.mark.verifies("read_edges")
