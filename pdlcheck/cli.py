@@ -8,12 +8,11 @@ import sys
 from collections.abc import Sequence
 
 from pdlcheck import __version__
+from pdlcheck.exit_codes import FAILED, HELD, INTERRUPTED, USAGE
+from pdlcheck.pagerank_command import add_pagerank_command, run_pagerank_command
 from pdlcheck.worlds.registry import worlds_on
 
 __all__ = ["main"]
-
-HELD, FAILED, USAGE = 0, 1, 2
-INTERRUPTED = 130  # as a shell has it
 
 SUITED = worlds_on("cpu")  # where the suites' tensors are
 
@@ -24,6 +23,7 @@ examples:
   pdlcheck verify --examples 200         try harder
   pdlcheck verify --world sim,gloo --subject ring_all_reduce=mine.comm:all_reduce
                                          the suites of one primitive on your own function
+  pdlcheck pagerank edges.txt --top 20   the best nodes of a file of edges, within 1e-8 of the truth
   pdlcheck doctor                        what is there, and the command for what is not
 """
 
@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return USAGE
-    return _verify(parser, arguments) if arguments.command == "verify" else _doctor()
+    commands = {"verify": _verify, "pagerank": run_pagerank_command, "doctor": _doctor}
+    return commands[arguments.command](parser, arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="run only the suites of primitive NAME, on your own function; may be repeated",
     )
+    add_pagerank_command(commands, raw)
     commands.add_parser(
         "doctor",
         help="say what this machine has, and how to get what is missing",
@@ -124,7 +126,7 @@ def _verify(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
     return HELD if held else FAILED
 
 
-def _doctor() -> int:
+def _doctor(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from pdlcheck.doctor import examine

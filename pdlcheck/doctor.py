@@ -20,7 +20,7 @@ from pdlcheck.worlds.mpi.job import find_mpiexec, why_not
 __all__ = ["examine"]
 
 REQUIRED = ("numpy", "scipy", "networkx", "numba", "pytest", "hypothesis", "pytest-benchmark")
-OPTIONAL = {"dgl": "dgl", "scikit-learn": "data", "matplotlib": "report"}  # distribution, and its extra
+OPTIONAL = {"dgl": "dgl", "scikit-learn": "data", "pyarrow": "parquet", "matplotlib": "report"}  # and their extras
 PACKAGES = {"scikit-learn": "sklearn", "pytest-benchmark": "pytest_benchmark"}  # where the names differ
 CUDA_BUILD = "a CUDA build of torch: pytorch.org/get-started"
 

@@ -1,7 +1,9 @@
 """PageRank: a graph, four published versions, a solver that bounds its error, also over ranks; a dense reference."""
 
 from pdlcheck.primitives.pagerank.datasets import debian_dependencies, document_graph
-from pdlcheck.primitives.pagerank.graph import Graph, as_graph
+from pdlcheck.primitives.pagerank.edge_files import read_edges
+from pdlcheck.primitives.pagerank.formats import as_graph
+from pdlcheck.primitives.pagerank.graph import Graph
 from pdlcheck.primitives.pagerank.many import pagerank_many
 from pdlcheck.primitives.pagerank.ranks import PageRankShard, gather_scores, pagerank_over_ranks
 from pdlcheck.primitives.pagerank.reference import pagerank_reference
@@ -30,5 +32,6 @@ __all__ = [
     "pagerank_v1",
     "pagerank_v2",
     "pagerank_v3",
+    "read_edges",
     "transition_matrix",
 ]

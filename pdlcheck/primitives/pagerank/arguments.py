@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 import torch
 
 from pdlcheck.primitives.pagerank.graph import Float64, Graph
+from pdlcheck.primitives.pagerank.memory import require_free_memory
 
 __all__ = ["distribution", "require_damping", "require_device", "require_iterations", "require_memory"]
 
@@ -50,18 +50,11 @@ def require_memory(
     cure: str = "use pagerank_v1 or pagerank, which keep the graph sparse",
 ) -> None:
     """Raise MemoryError where ``nbytes`` for ``what`` cannot fit, before anything is allocated."""
+    free = None
     if torch.device(device).type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # for torch's next tensors
-        there = free + kept
-    else:
-        if "SC_PHYS_PAGES" not in os.sysconf_names:
-            return
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if nbytes > there:
-        raise MemoryError(
-            f"{caller} needs {nbytes / 2**30:.1f} GiB for {what}, {device} has {there / 2**30:.1f} GiB; {cure}"
-        )
+        free = torch.cuda.mem_get_info(device)[0] + kept
+    require_free_memory(f"{what} of {caller}", nbytes, cure, free=free)
 
 
 def distribution(name: str, values: Any, graph: Graph) -> Float64:

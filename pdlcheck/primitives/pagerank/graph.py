@@ -1,4 +1,4 @@
-"""The directed graph that every PageRank version takes, and the ways to make one."""
+"""The directed graph that every PageRank version takes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from pdlcheck.primitives.pagerank.threads import ENOUGH, Team, ranges
 
-__all__ = ["Float64", "Graph", "Ids", "Int64", "as_graph", "borrowed_graph"]
+__all__ = ["Float64", "Graph", "Ids", "Int64", "borrowed_graph"]
 
 Ids = NDArray[np.integer[Any]]
 Int64 = NDArray[np.int64]
@@ -22,44 +21,19 @@ Float64 = NDArray[np.float64]
 NARROW = np.iinfo(np.int32).max  # numbers from here on are int64
 
 
-def as_graph(obj: Any) -> Graph:
-    """The :class:`Graph` of a networkx or DGL graph, SciPy sparse matrix or ``(src, dst[, weights])``.
-
-    Raises:
-        TypeError: none of these.
-        ValueError: the edges do not make a graph (see :class:`Graph`).
-    """
-    if isinstance(obj, Graph):
-        return obj
-    if isinstance(obj, nx.Graph):
-        return Graph.from_networkx(obj)
-    if sp.issparse(obj):
-        return Graph.from_scipy(obj)
-    if type(obj).__module__.split(".")[0] == "dgl":
-        return Graph.from_dgl(obj)
-    if isinstance(obj, tuple) and len(obj) in (2, 3):
-        return Graph.from_edges(obj[0], obj[1], weights=obj[2] if len(obj) == 3 else None)
-    raise TypeError(
-        f"graph: cannot read a {type(obj).__module__}.{type(obj).__qualname__}; pass a Graph, a networkx "
-        "graph, a SciPy sparse matrix, a DGL graph, or the edges as a tuple (src, dst) or (src, dst, weights)"
-    )
-
-
-def borrowed_graph(edges: tuple[Any, ...]) -> Graph:
-    """The :class:`Graph` of ``(src, dst[, weights])`` that reads int32 and int64 ids where they are, without a copy.
+def borrowed_graph(src: Any, dst: Any, weights: Any = None) -> Graph:
+    """The :class:`Graph` of these edges that reads int32 and int64 ids where they are, without a copy.
 
     For one call: it is right as long as nobody changes those arrays. Errors as in :class:`Graph`.
     """
-    if len(edges) not in (2, 3):
-        return as_graph(edges)
-    src, dst = (_ids(name, ids) for name, ids in zip(("src", "dst"), edges, strict=False))
+    src, dst = _ids("src", src), _ids("dst", dst)
     num_nodes = _largest_id(src, dst) + 1
     graph = Graph((), (), num_nodes)  # type: ignore[arg-type]
     for name, ids in (("src", src), ("dst", dst)):
         object.__setattr__(graph, name, _checked_ids(name, ids, num_nodes, copied=False))
     _require_equal_lengths(src, dst)
-    if len(edges) == 3:
-        object.__setattr__(graph, "weights", _checked_weights(edges[2], len(src)))
+    if weights is not None:
+        object.__setattr__(graph, "weights", _checked_weights(weights, len(src)))
     return graph
 
 
@@ -86,6 +60,8 @@ class Graph:
         >>> Graph.from_edges([0, 0, 1], [1, 2, 2])
         Graph(num_nodes=3, num_edges=3, weighted=False)
     """
+
+    __networkx_backend__ = "pdlcheck"  # networkx calls that backend for it
 
     src: Ids
     dst: Ids
@@ -130,18 +106,21 @@ class Graph:
         """
         names = tuple(graph.nodes)
         index = {name: i for i, name in enumerate(names)}
-        edges = [(index[u], index[v], 1 if weight is None else data.get(weight, 1))
-                 for u, v, data in graph.edges(data=True)]  # fmt: skip
+        edges = graph.number_of_edges()
+        src = np.fromiter((index[u] for u, _ in graph.edges()), np.int64, edges)
+        dst = np.fromiter((index[v] for _, v in graph.edges()), np.int64, edges)
+        weights = np.ones(edges)
+        if weight is not None:
+            try:
+                weights = np.fromiter((w for _, _, w in graph.edges(data=weight, default=1)), np.float64, edges)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"graph: the edge attribute {weight!r} must be a number; weight=None ignores it"
+                ) from error
         if not graph.is_directed():
-            edges += [(v, u, w) for u, v, w in edges if u != v]
-        src = np.fromiter((u for u, _, _ in edges), np.int64, len(edges))
-        dst = np.fromiter((v for _, v, _ in edges), np.int64, len(edges))
-        try:
-            weights = np.fromiter((w for _, _, w in edges), np.float64, len(edges))
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"graph: the edge attribute {weight!r} must be a number; weight=None ignores it"
-            ) from error
+            back = src != dst
+            src, dst = np.concatenate([src, dst[back]]), np.concatenate([dst, src[back]])
+            weights = np.concatenate([weights, weights[back]])
         return cls(src, dst, len(names), None if (weights == 1).all() else weights, names)
 
     @classmethod
@@ -155,8 +134,7 @@ class Graph:
             raise ValueError(f"graph: an adjacency matrix must be square, got shape {matrix.shape}")
         coo = matrix.tocoo()
         weights = np.asarray(coo.data)
-        plain = weights.dtype.kind in "biu" and bool((weights == 1).all())
-        return cls(coo.row, coo.col, rows, None if plain else weights)
+        return cls(coo.row, coo.col, rows, None if (weights == 1).all() else weights)
 
     @classmethod
     def from_dgl(cls, graph: Any, *, weight: str | None = None) -> Graph:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from pdlcheck.primitives.pagerank.arguments import distribution, require_damping, require_iterations
+from pdlcheck.primitives.pagerank.formats import as_graph
 from pdlcheck.primitives.pagerank.gathering import LANES
-from pdlcheck.primitives.pagerank.graph import Float64, as_graph
+from pdlcheck.primitives.pagerank.graph import Float64
 from pdlcheck.primitives.pagerank.layout import Layout, layout_of
 from pdlcheck.primitives.pagerank.rounds import Rounds
 from pdlcheck.primitives.pagerank.solve import PageRankResult, enough_iterations, require_tol

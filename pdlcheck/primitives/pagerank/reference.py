@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from pdlcheck.primitives.pagerank.arguments import distribution, require_damping, require_memory
-from pdlcheck.primitives.pagerank.graph import Float64, as_graph
+from pdlcheck.primitives.pagerank.formats import as_graph
+from pdlcheck.primitives.pagerank.graph import Float64
 
 __all__ = ["pagerank_reference"]
 

@@ -14,6 +14,7 @@ from pdlcheck.primitives.pagerank.graph import Float64
 from pdlcheck.primitives.pagerank.kernels import TILE, sweep
 from pdlcheck.primitives.pagerank.layout import Layout
 from pdlcheck.primitives.pagerank.many_kernels import sweep_many
+from pdlcheck.primitives.pagerank.progress import RoundProgress, unheard
 from pdlcheck.primitives.pagerank.threads import Team, ranges
 
 __all__ = ["Rounds"]
@@ -66,7 +67,9 @@ class Rounds:
         landing: Float64,
         *,
         in_place: bool,
+        progress: RoundProgress = unheard,
     ) -> None:
+        self._progress = progress
         self._layout, self._damping = layout, damping
         self._teleport, self._landing = teleport, landing
         self._columns = teleport.shape[1:]  # none, or LANES vectors
@@ -111,6 +114,7 @@ class Rounds:
         lost = UNIT * (weighted + layout.share_error + self._chain * mass + 4)
         total = scores.sum(axis=0)
         bound = (damping * step * (1 + 1e-9) + lost) / (1 - damping) + self._off(total + change)
+        self._progress(self.iteration, float(np.max(bound)))
         if np.all((bound <= tol) | (damping * step <= lost / 16)) or self.iteration == max_iter:
             scores += missing
             scores /= total + change
@@ -145,6 +149,7 @@ class Rounds:
             lost += damping * (rounding * size + len(layout.sources) * TINY)
             residual = damping * (step + abs(new_mass - mass)) * (1 + 1e-9)
             bound = (residual + lost) / (1 - damping) + self._off(system.total + total)
+            self._progress(self.iteration, float(np.max(bound)))
             drowned = damping * step <= lost * (4 if self._single else 1 / 16)  # the step is round-off
             if np.all((bound <= tol) | drowned) or self.iteration >= max_iter:
                 if whole is not None:

@@ -18,8 +18,11 @@ from pdlcheck.primitives.pagerank.arguments import (
     require_iterations,
 )
 from pdlcheck.primitives.pagerank.device import solve_on_device
-from pdlcheck.primitives.pagerank.graph import Float64, as_graph, borrowed_graph
+from pdlcheck.primitives.pagerank.formats import as_graph
+from pdlcheck.primitives.pagerank.graph import Float64, borrowed_graph
 from pdlcheck.primitives.pagerank.layout import layout_of
+from pdlcheck.primitives.pagerank.memory import require_free_memory, solver_nbytes
+from pdlcheck.primitives.pagerank.progress import RoundProgress, unheard
 from pdlcheck.primitives.pagerank.rounds import Rounds
 
 __all__ = ["PageRankResult", "enough_iterations", "pagerank", "require_tol"]
@@ -59,6 +62,7 @@ def pagerank(
     method: Literal["auto", "power", "gauss-seidel"] = "auto",
     device: torch.device | str = "cpu",
     kernel: Literal["auto", "csr", "triton"] = "auto",
+    progress: RoundProgress = unheard,
 ) -> PageRankResult:
     """Rank the nodes by ``x = (1 - d) v + d (P x + m w)``, where m is the mass of x on dangling nodes.
 
@@ -89,6 +93,8 @@ def pagerank(
         method: ``"gauss-seidel"`` reads new scores in the round that made them (from a million edges on, those of
             the sixteenths of the rows before) and keeps their sum at 1: fewer rounds, most of all where ranks spread
             slowly. ``"power"`` reads the last round's alone. ``"auto"`` is the former.
+        progress: called after each round with its number and the error bound; before the first, when the edges are
+            laid out, with 0 and infinity.
 
     Returns:
         A :class:`PageRankResult`. Its ``converged`` is False, and ``error_bound`` says what was reached,
@@ -98,6 +104,7 @@ def pagerank(
     Raises:
         ValueError: a bad graph, damping, tol, max_iter or vector, named with its cure, at once.
         TypeError: ``graph`` is nothing that can be read as one.
+        MemoryError: the layout and the vectors do not fit in memory, before they are allocated.
 
     Example:
         >>> result = pagerank(([0, 1, 2], [1, 2, 0]))
@@ -109,35 +116,43 @@ def pagerank(
     the stopping rule is Banach's fixed-point bound.
     """
     began = time.perf_counter()
-    graph = borrowed_graph(graph) if isinstance(graph, tuple) else as_graph(graph)
+    borrows = isinstance(graph, tuple) and len(graph) in (2, 3)
+    graph = borrowed_graph(*graph) if borrows else as_graph(graph)
     damping = require_damping(damping)
     if method not in ("auto", "power", "gauss-seidel"):
         raise ValueError(f"method must be 'auto', 'power' or 'gauss-seidel', got {method!r}")
     tol = require_tol(tol)
     if max_iter is not None:
         max_iter = require_iterations("max_iter", max_iter)
+    where = require_device(device, torch.float64)
+    elsewhere = where.type != "cpu" or kernel != "auto"
+    if not elsewhere:
+        nbytes = solver_nbytes(graph.num_nodes, graph.num_edges, weighted=graph.weights is not None)
+        require_free_memory(f"ranking {graph}", nbytes, "use a machine with more memory, or number nodes without gaps")
     teleport = distribution("personalization", personalization, graph)
     landing = teleport if dangling is None else distribution("dangling", dangling, graph)
     first = teleport if start is None else distribution("start", start, graph)
-    where = require_device(device, torch.float64)
-    elsewhere = where.type != "cpu" or kernel != "auto"
     if kernel not in ("auto", "csr", "triton"):
         raise ValueError(f"kernel must be 'auto', 'csr' or 'triton', got {kernel!r}")
     if elsewhere and method == "gauss-seidel":
         raise ValueError("method is 'gauss-seidel', which is for device='cpu' with kernel='auto'; use method='power'")
     if graph.num_nodes == 0:
+        progress(0, math.inf)
         return PageRankResult(np.zeros(0), 0, 0.0, True, time.perf_counter() - began, graph.names)
     if max_iter is None:
         max_iter = enough_iterations(damping, tol)
     if elsewhere:
-        found = solve_on_device(graph, where, kernel, damping, tol, max_iter, teleport, landing, first)
+        vectors = teleport, landing, first
+        found = solve_on_device(graph, where, kernel, damping, tol, max_iter, *vectors, progress=progress)
         return PageRankResult(*found, time.perf_counter() - began, graph.names)
     layout = layout_of(graph)
     by_row = layout.uniform() if personalization is None else layout.rows_of(teleport)
     rounds = Rounds(
         *(layout, damping, by_row, by_row if landing is teleport else layout.rows_of(landing)),
         in_place=method != "power",
+        progress=progress,
     )
+    progress(0, math.inf)
     begin = by_row if first is teleport else layout.rows_of(first)
     scores, bound = rounds.run(begin, tol, max_iter, warm=start is not None)
     scores, seconds = layout.nodes_of(scores), time.perf_counter() - began

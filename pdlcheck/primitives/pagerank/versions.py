@@ -28,7 +28,8 @@ from pdlcheck.primitives.pagerank.arguments import (
     require_iterations,
     require_memory,
 )
-from pdlcheck.primitives.pagerank.graph import Graph, as_graph
+from pdlcheck.primitives.pagerank.formats import as_graph
+from pdlcheck.primitives.pagerank.graph import Graph
 
 __all__ = ["pagerank_v0", "pagerank_v1", "pagerank_v2", "pagerank_v3", "transition_matrix"]
 

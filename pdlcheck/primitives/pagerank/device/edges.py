@@ -37,7 +37,7 @@ def edges_on(graph: Graph, device: torch.device) -> DeviceEdges:
         "pagerank",
         BYTES_PER_EDGE * graph.num_edges + 64 * graph.num_nodes,
         device,
-        what="the edges, which are sorted there",
+        what="a sorted copy of the edges",
         cure="use device='cpu', or fewer edges",
     )
     src = torch.tensor(graph.src, dtype=torch.int64, device=device)

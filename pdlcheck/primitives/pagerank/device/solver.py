@@ -19,6 +19,7 @@ from pdlcheck.primitives.pagerank.device.edges import edges_on
 from pdlcheck.primitives.pagerank.device.replay import Advance, recorded
 from pdlcheck.primitives.pagerank.device.sweep import Problem, Sweep, unit_of
 from pdlcheck.primitives.pagerank.graph import Float64, Graph
+from pdlcheck.primitives.pagerank.progress import RoundProgress, unheard
 
 __all__ = ["CHECK_EVERY", "DeviceRounds", "Kernel", "Solution", "solve_on_device", "sweep_of"]
 
@@ -49,6 +50,7 @@ def solve_on_device(
     landing: Float64,
     first: Float64,
     *,
+    progress: RoundProgress = unheard,
     start_in: torch.dtype | None = None,
 ) -> Solution:
     """The ranks of a graph that has nodes, with arguments that :func:`pagerank` has checked.
@@ -56,6 +58,8 @@ def solve_on_device(
     Args:
         teleport, landing, first: v, w and what to begin with, one number per node, sum 1.
         kernel: ``"triton"``, ``"csr"``, or ``"auto"``: the former on CUDA where it is installed.
+        progress: called with the number of rounds and the bound: 0 and infinity when the edges are on the device, then
+            each time that the bound is known.
         start_in: what nodes send at first. ``torch.float32`` is half the memory to read from, and gives way to float64
             when its rounding would show; ``None`` is float32 from eight million edges on.
 
@@ -71,7 +75,8 @@ def solve_on_device(
             start_in = torch.float32 if graph.num_edges >= LAUNCH_BOUND else torch.float64
         start = torch.tensor(first, dtype=torch.float64, device=device)
         rounds = DeviceRounds(sweep, damping, start, math.fsum(first[graph.dangling]), start_in)
-        bound, converged = rounds.run(tol, max_iter)
+        progress(0, math.inf)
+        bound, converged = rounds.run(tol, max_iter, progress)
         scores: Float64 = np.asarray(sweep.nodes_of(rounds.scores).cpu().numpy(), np.float64)
     return Solution(scores, rounds.iteration, bound, converged)
 
@@ -108,13 +113,14 @@ class DeviceRounds:
         self._send_in(dtype)
         self.iteration = 0
 
-    def run(self, tol: float, max_iter: int) -> tuple[float, bool]:
+    def run(self, tol: float, max_iter: int, progress: RoundProgress = unheard) -> tuple[float, bool]:
         """Go on until the error bound is at most ``tol``; return it, and whether it is."""
         while True:
             rounds = min(CHECK_EVERY, max_iter - self.iteration)
             self._go(rounds)
             self.iteration += rounds
             step, bound, lost = self._judge()
+            progress(self.iteration, bound)
             if bound <= tol or self.iteration == max_iter:
                 return bound, bound <= tol
             single = self._sent.dtype is torch.float32

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from pdlcheck.primitives.agreement import require_agreement
 from pdlcheck.primitives.arguments import Members, wire_device
 from pdlcheck.primitives.pagerank.arguments import distribution, require_damping, require_iterations
-from pdlcheck.primitives.pagerank.graph import Float64, Graph, Int64, as_graph
+from pdlcheck.primitives.pagerank.formats import as_graph
+from pdlcheck.primitives.pagerank.graph import Float64, Graph, Int64
 
 __all__ = ["Edges", "agree_on_edges", "agree_on_numbers", "agree_on_vectors"]
 

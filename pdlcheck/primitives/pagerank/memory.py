@@ -1,0 +1,98 @@
+"""How much memory a graph takes, how much is free, and the refusal of what does not fit, before it is allocated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["free_memory", "graph_nbytes", "require_free_memory", "solver_nbytes"]
+
+SMALL = 1 << 26
+UNLIMITED = 1 << 60  # what cgroup v1 shows where no limit is set is beyond it
+
+
+def graph_nbytes(num_edges: int, *, weighted: bool = False, id_nbytes: int = 8) -> int:
+    """Bytes of the arrays of a :class:`Graph`: two ids of ``id_nbytes`` for each edge, and perhaps its weight."""
+    return num_edges * (2 * id_nbytes + (8 if weighted else 0))
+
+
+def solver_nbytes(num_nodes: int, num_edges: int, *, weighted: bool = False) -> int:
+    """Bytes that :func:`pagerank` takes beside the graph, at its peak: the layout of the edges, vectors over nodes."""
+    return num_nodes * 110 + num_edges * (56 if weighted else 8)
+
+
+def require_free_memory(what: str, nbytes: int, cure: str, *, free: int | None = None) -> None:
+    """Raise MemoryError where ``nbytes`` are not free: ``{what} needs ... GiB, ... GiB are free; {cure}``.
+
+    ``free`` is that of another device; ``None`` is what :func:`free_memory` finds. It is not asked about less than
+    64 MB: to ask takes longer than to rank a small graph.
+    """
+    if nbytes < SMALL and free is None:
+        return
+    free = free_memory() if free is None else free
+    if free is not None and nbytes > free:
+        raise MemoryError(f"{what} needs {nbytes / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; {cure}")
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that this process can still get: what the system has free, or less where its control group has a limit.
+
+    Page cache counts as free. ``None`` where the system does not say: it has no ``/proc``. ``root`` is where ``proc``
+    and ``sys`` are mounted.
+    """
+    found = [_available(root / "proc/meminfo"), *_left_in_groups(root)]
+    known = [nbytes for nbytes in found if nbytes is not None]
+    return max(0, min(known)) if known else None
+
+
+def _available(meminfo: Path) -> int | None:
+    sizes = _fields(meminfo)
+    return sizes["MemAvailable:"] * 1024 if "MemAvailable:" in sizes else None
+
+
+def _left_in_groups(root: Path) -> list[int | None]:
+    """What is left in each control group that this process is in, version 1 or 2, and in the groups around it."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    left = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, limit, usage, cache = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, cache = root / "sys/fs/cgroup/memory", "total_inactive_file"
+            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        group = top / path.strip("/")
+        for folder in (group, *group.parents):
+            left.append(_left(folder / limit, folder / usage, folder / "memory.stat", cache))
+            if folder == top:
+                break
+    return left
+
+
+def _left(limit: Path, usage: Path, stat: Path, cache: str) -> int | None:
+    most, used = _number(limit), _number(usage)
+    if most is None or used is None or most >= UNLIMITED:
+        return None
+    return most - used + _fields(stat).get(cache, 0)
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file of one number; ``None`` for ``max``, and where there is no such file."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The lines ``name number ...`` of a file."""
+    try:
+        rows = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}

@@ -1,0 +1,401 @@
+"""What a graph can be read from: objects of other libraries and files of edges, right ones and wrong ones."""
+
+from __future__ import annotations
+
+import gzip
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import networkx as nx
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdlcheck.checks.graphs import graphs
+from pdlcheck.primitives.pagerank import Graph, as_graph, pagerank
+from pdlcheck.primitives.pagerank.edge_columns import wide_enough
+
+NEEDS_PYARROW = pytest.mark.skipif(
+    find_spec("pyarrow") is None,
+    reason="reading .parquet needs pyarrow, which is missing: pip install pdlcheck[parquet]",
+)
+sevenths = st.integers(0, 10**6).map(lambda k: k / 7e3)  # takes all 17 digits
+weights_of_files = sevenths | st.floats(0, 1e308).map(abs)  # no -0.0
+
+
+def edges_of(graph):
+    """The edges in order of their ends, each with its weight."""
+    weights = np.ones(graph.num_edges) if graph.weights is None else graph.weights
+    return sorted(zip(graph.src.tolist(), graph.dst.tolist(), weights.tolist(), strict=True))
+
+
+def merged(graph):
+    """The weight between each two nodes that have edges."""
+    total: dict[tuple[int, int], float] = {}
+    for u, v, weight in edges_of(graph):
+        total[u, v] = total.get((u, v), 0) + weight
+    return total
+
+
+# ---- objects
+
+
+def sparse_tensor(graph):
+    weights = np.ones(graph.num_edges) if graph.weights is None else graph.weights
+    ids = torch.from_numpy(np.stack([graph.src, graph.dst]).astype(np.int64))
+    size = (graph.num_nodes, graph.num_nodes)
+    return torch.sparse_coo_tensor(ids, torch.from_numpy(weights.copy()), size, check_invariants=True)
+
+
+@pytest.mark.verifies("as_graph")
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC) tensor support:UserWarning")
+@given(graph=graphs(Graph.from_edges))
+def test_a_torch_sparse_matrix_is_read_in_every_layout(subject, graph):
+    """A COO matrix keeps edges that occur twice; the others hold their sum."""
+    matrix = sparse_tensor(graph)
+    assert edges_of(subject(matrix)) == edges_of(graph)
+    for layout in (matrix.coalesce(), matrix.to_sparse_csr(), matrix.to_sparse_csc()):
+        found = subject(layout)
+        assert merged(found) == merged(graph)
+        assert found.num_nodes == graph.num_nodes
+
+
+@pytest.mark.verifies("as_graph")
+@given(graph=graphs(Graph.from_edges), dtype=st.sampled_from([torch.int64, torch.int32]))
+def test_an_edge_index_is_two_rows_src_and_dst(subject, graph, dtype):
+    edge_index = torch.from_numpy(np.stack([graph.src, graph.dst]).astype(np.int64)).to(dtype)
+    assert edges_of(subject(edge_index)) == edges_of(Graph.from_edges(graph.src, graph.dst))
+
+
+@pytest.mark.verifies("as_graph")
+def test_two_edges_are_an_edge_index_too_and_a_tuple_of_two_tensors_is_src_and_dst(subject):
+    two = torch.tensor([[0, 1], [2, 3]])
+    assert edges_of(subject(two)) == [(0, 2, 1), (1, 3, 1)]
+    assert edges_of(subject((two[0], two[1]))) == [(0, 2, 1), (1, 3, 1)]
+
+
+@pytest.mark.verifies("as_graph")
+@given(graph=graphs(Graph.from_edges))
+def test_a_pyg_data_is_read_with_its_nodes_and_weights(subject, graph):
+    data = SimpleNamespace(edge_index=torch.tensor([graph.src.tolist(), graph.dst.tolist()], dtype=torch.int64))
+    data.num_nodes = graph.num_nodes
+    if graph.weights is not None:
+        data.edge_weight = torch.tensor(graph.weights)
+    found = subject(data)
+    assert edges_of(found) == edges_of(graph)
+    assert found.num_nodes == graph.num_nodes
+
+
+@pytest.mark.verifies("as_graph")
+def test_a_sparse_matrix_of_ones_has_no_weights(subject):
+    matrix = sp.csr_array(np.array([[0.0, 1.0], [1.0, 0.0]]))
+    assert subject(matrix).weights is None
+    assert subject(torch.eye(3).to_sparse()).weights is None
+
+
+BAD_OBJECTS = {
+    "dense tensor": (lambda: torch.eye(2), TypeError, r"an edge_index, integers of shape \(2, num_edges\), got"),
+    "edges as rows": (
+        lambda: torch.tensor([[0, 1], [1, 2], [2, 0]]),
+        TypeError,
+        r"of shape \(3, 2\); pass edges as two rows, or an adjacency as matrix.to_sparse\(\)",
+    ),
+    "bools": (lambda: torch.ones(2, 2, dtype=torch.bool), TypeError, "got torch.bool"),
+    "not square": (lambda: torch.ones(2, 3).to_sparse(), ValueError, r"must be square, got shape \(2, 3\)"),
+    "three dimensions": (lambda: torch.ones(2, 2, 3).to_sparse(), ValueError, r"must be square, got shape \(2, 2, 3\)"),
+    "blocks": (
+        lambda: torch.eye(4).to_sparse_bsr((2, 2)),
+        TypeError,
+        r"a tensor of layout torch.sparse_bsr; convert it with .to_sparse_csr\(\)",
+    ),
+    "no edge_index": (lambda: SimpleNamespace(edge_index=None), TypeError, "cannot read a types.SimpleNamespace"),
+    "negative id": (lambda: torch.tensor([[0], [-1]]), ValueError, "dst holds -1 at 0"),
+    "negative entry": (lambda: -torch.eye(2).to_sparse(), ValueError, "weights holds -1.0 at 0"),
+}
+
+
+@pytest.mark.verifies("as_graph")
+@pytest.mark.parametrize("case", BAD_OBJECTS)
+@pytest.mark.filterwarnings("ignore:Sparse BSR tensor support:UserWarning")
+def test_an_object_that_is_no_graph_is_refused_with_its_cure(subject, case):
+    make, error, message = BAD_OBJECTS[case]
+    obj = make()
+    with pytest.raises(error, match=message):
+        subject(obj)
+
+
+# ---- files
+
+
+@st.composite
+def lines_of(draw, graph):
+    """Lines of text of a graph as people and programs write them."""
+    separator = draw(st.sampled_from([" ", "\t", ",", " , ", "  \t", ", "]))
+    end = draw(st.sampled_from(["\n", "\r\n", " \n"]))
+    lines = []
+    for e in range(graph.num_edges):
+        fields = [str(graph.src[e]), str(graph.dst[e])]
+        fields += [] if graph.weights is None else [repr(float(graph.weights[e]))]
+        lines.append(draw(st.sampled_from(["", " "])) + separator.join(fields))
+        lines += draw(st.lists(st.sampled_from(["", "# 1 2", "% what is this", "  # ü"]), max_size=1))
+    text = end.join([draw(st.sampled_from(["# src dst", ""])), *lines])
+    return ("\ufeff" if draw(st.booleans()) else "") + text + (end if draw(st.booleans()) else "")
+
+
+@st.composite
+def graphs_of_files(draw):
+    graph = draw(graphs(Graph.from_edges, weighted=False))
+    if graph.num_edges == 0 or draw(st.booleans()):
+        return graph
+    weights = draw(st.lists(weights_of_files, min_size=graph.num_edges, max_size=graph.num_edges))
+    return Graph(graph.src, graph.dst, graph.num_nodes, np.array(weights))
+
+
+def same(found, graph):
+    """Same edges in the same order; without weights is as good as all 1."""
+    assert (found.src.tolist(), found.dst.tolist()) == (graph.src.tolist(), graph.dst.tolist())
+    assert found.num_nodes == graph.num_nodes
+    ones = np.ones(graph.num_edges)
+    for one, other in [(found.weights, graph.weights)]:
+        assert (ones if one is None else one).tolist() == (ones if other is None else other).tolist()
+
+
+@pytest.mark.verifies("read_edges")
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+@given(data=st.data(), graph=graphs_of_files())
+def test_a_text_file_is_read_as_it_was_written(subject, suffix, data, graph):
+    text = data.draw(lines_of(graph)).encode()
+    with TemporaryDirectory() as folder:
+        path = Path(folder, f"edges.{suffix}")
+        path.write_bytes(gzip.compress(text) if suffix == "txt.gz" else text)
+        same(subject(path, num_nodes=graph.num_nodes), graph)
+        same(subject(path), Graph.from_edges(graph.src, graph.dst, None, graph.weights))
+
+
+@pytest.mark.verifies("read_edges")
+@given(
+    weights=st.lists(weights_of_files, min_size=10, max_size=40),
+    form=st.sampled_from(["{!r}", "{:.3e}", "{:.16E}", "{:.40e}", "+{:e}", "{:.400f}"]),
+)
+def test_a_decimal_weight_is_the_nearest_float64(subject, weights, form):
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "edges")
+        texts = [form.format(weight) for weight in weights]
+        path.write_text("".join(f"0 1 {text}\n" for text in texts))
+        assert subject(path).weights.tolist() == [float(text) for text in texts]
+
+
+@pytest.mark.verifies("read_edges")
+def test_17_digits_take_one_rounding_not_two(subject, tmp_path):
+    texts = ["0.009571428571428571", "0.009714285714285713", "0.010142857142857143"]
+    (tmp_path / "edges").write_text("".join(f"0 1 {text}\n" for text in texts))
+    assert subject(tmp_path / "edges").weights.tolist() == [float(text) for text in texts]
+
+
+@pytest.mark.verifies("read_edges")
+@pytest.mark.parametrize("text", ["3 1\n0 7\n", "1 3\n7 0\n"], ids=["dst", "src"])
+def test_the_largest_id_of_either_end_says_how_many_nodes_there_are(subject, tmp_path, text):
+    (tmp_path / "edges").write_text(text)
+    assert subject(tmp_path / "edges").num_nodes == 8
+
+
+@pytest.mark.verifies("read_edges")
+@given(graph=graphs_of_files())
+def test_arrays_in_npz_are_read_as_they_were_written(subject, graph):
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "edges.npz")
+        weights = {} if graph.weights is None else {"weights": graph.weights}
+        np.savez(path, src=graph.src, dst=graph.dst, num_nodes=graph.num_nodes, **weights)
+        same(subject(path), graph)
+        size = (graph.num_nodes, graph.num_nodes)
+        values = np.ones(graph.num_edges) if graph.weights is None else graph.weights
+        sp.save_npz(path, sp.coo_array((values, (graph.src, graph.dst)), shape=size))
+        same(subject(path), graph)
+
+
+@NEEDS_PYARROW
+@pytest.mark.verifies("read_edges")
+@given(graph=graphs_of_files())
+def test_columns_of_parquet_are_read_as_they_were_written(subject, graph):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"when": np.zeros(graph.num_edges), "src": graph.src, "dst": graph.dst}
+    columns |= {} if graph.weights is None else {"weight": graph.weights}
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "edges.parquet")
+        pq.write_table(pa.table(columns), path)
+        same(subject(path, num_nodes=graph.num_nodes), graph)
+
+
+EDGES = 900_000  # three blocks of text
+
+
+@pytest.fixture(scope="module")
+def long_text():
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 100_000, (EDGES, 2))
+    return ids, "# a comment\n" + "".join(f"{u}\t{v}\n" for u, v in ids.tolist())
+
+
+@pytest.mark.verifies("read_edges")
+@pytest.mark.parametrize("suffix", ["txt", "gz"])
+def test_a_file_of_several_blocks_is_read_in_order_with_progress(subject, tmp_path, long_text, suffix):
+    ids, text = long_text
+    path = tmp_path / f"edges.{suffix}"
+    path.write_bytes(gzip.compress(text.encode(), 1) if suffix == "gz" else text.encode())
+    told = []
+    graph = subject(path, progress=lambda done, total: told.append((done, total)))
+    assert np.array_equal(graph.src, ids[:, 0])
+    assert np.array_equal(graph.dst, ids[:, 1])
+    size = path.stat().st_size
+    assert len(told) >= 3
+    assert told == sorted(told)
+    assert told[-1] == (size, size)
+
+
+@pytest.mark.verifies("read_edges")
+def test_a_wrong_line_far_into_a_file_is_named(subject, tmp_path, long_text):
+    path = tmp_path / "edges.tsv"
+    path.write_text(long_text[1] + "1 x\n" + "7 7\n" * 1000)
+    with pytest.raises(ValueError, match=rf"edges.tsv:{EDGES + 2}: this is not a number; .* the line is '1 x'"):
+        subject(path)
+
+
+@pytest.mark.verifies("read_edges")
+def test_ids_that_ask_for_too_many_nodes_are_refused_with_their_line(subject, tmp_path):
+    path = tmp_path / "edges.txt"
+    path.write_text(f"0 1\n{10**15} 0\n")
+    with pytest.raises(MemoryError, match=rf"edges.txt:2: node id {10**15} asks for {10**15 + 1} nodes, which needs"):
+        subject(path)
+
+
+@pytest.mark.verifies("read_edges")
+def test_columns_are_widened_where_an_id_is_beyond_int32():
+    ids = np.array([0, 7], np.int32)
+    assert wide_enough(ids, 2**31 - 1) is ids
+    assert wide_enough(ids, 2**31).dtype == np.int64
+    assert wide_enough(ids, 2**31).tolist() == [0, 7]
+
+
+NOT_A_NUMBER = "this is not a number; ids are whole numbers from 0"
+BAD_LINES = {
+    "word": ("0 1\nalice bob\n", rf"e.txt:2: {NOT_A_NUMBER}.*'alice bob'"),
+    "header": ("src,dst\n0,1\n", rf"e.txt:1: {NOT_A_NUMBER}.*begin a comment with # or %.*'src,dst'"),
+    "fraction": ("0 1\n\n1.5 2\n", rf"e.txt:3: {NOT_A_NUMBER}"),
+    "hexadecimal": ("0x10 1\n", rf"e.txt:1: {NOT_A_NUMBER}"),
+    "second id": ("0 1b\n", rf"e.txt:1: {NOT_A_NUMBER}"),
+    "NaN": ("0 1 nan\n", rf"e.txt:1: {NOT_A_NUMBER}"),
+    "infinite": ("0 1 inf\n", rf"e.txt:1: {NOT_A_NUMBER}"),
+    "two points": ("0 1 1.2.3\n", rf"e.txt:1: {NOT_A_NUMBER}"),
+    "no exponent": ("0 1 1e\n", rf"e.txt:1: {NOT_A_NUMBER}"),
+    "only a sign": ("0 1 -\n", rf"e.txt:1: {NOT_A_NUMBER}"),
+    "truncated": ("0 1\n12", "e.txt:2: an edge needs two ids, here is one; complete the line, .* be truncated"),
+    "truncated at a comma": ("0,1\n12,", "e.txt:2: a field between commas is empty"),
+    "empty field": ("0,,1\n", "e.txt:1: a field between commas is empty"),
+    "leading comma": (",1\n", "e.txt:1: a field between commas is empty"),
+    "negative": ("0 1\n# -1 2\n3 -2\n", "e.txt:3: a node id is negative; number the nodes from 0.*'3 -2'"),
+    "beyond int64": ("0 9223372036854775808\n", r"e.txt:1: a node id is beyond 2\*\*63 - 1"),
+    "far beyond int64": ("0 123456789012345678901234567890\n", "e.txt:1: a node id is beyond"),
+    "four columns": ("0 1 1 1290000000\n", "e.txt:1: an edge is two ids and perhaps a weight, here is more"),
+    "weight missing": ("0 1 2\n1 2\n", "e.txt:2: this edge has no weight, the first one has"),
+    "weight more": ("0 1\n1 2 3\n", "e.txt:2: this edge has a weight, the first one has none"),
+    "negative weight": ("0 1 2\n1 2 -0.5\n", "e.txt:2: a weight is negative; it must be 0 or more"),
+    "weight too large": ("0 1 1\n1 2 1\n1 2 1e309\n9 9 x\n", "e.txt:3: a weight is beyond 1.8e308.*'1 2 1e309'"),
+    "matrix market": ("%%MatrixMarket matrix\n2 2 1\n1 2 1\n", "e.txt:1: a Matrix Market file .* scipy.io.mmread"),
+    "binary": ("\x00\x01\x02\n", rf"e.txt:1: {NOT_A_NUMBER}.*'\\x00\\x01\\x02'"),
+    "one endless line": ("1" * (9 << 20), "e.txt has a line of more than 4194304 bytes"),
+    "a long wrong line": ("x" * 1000 + "\n", "'x{60}'[.]{3}$"),
+}  # fmt: skip
+
+
+@pytest.mark.verifies("read_edges")
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_a_wrong_line_is_named_with_file_number_and_cure(subject, tmp_path, case):
+    text, message = BAD_LINES[case]
+    (tmp_path / "e.txt").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        subject(tmp_path / "e.txt")
+
+
+BAD_ARRAYS = {
+    "no dst": ({"src": [0]}, ValueError, "e.npz: it must hold arrays src and dst, it holds src"),
+    "fractions": ({"src": [0.5], "dst": [1.0]}, TypeError, "e.npz: src must hold integers"),
+    "negative": ({"src": [0], "dst": [-1]}, ValueError, "e.npz: dst holds -1 at 0"),
+    "above num_nodes": ({"src": [0, 5], "dst": [1, 1], "num_nodes": 3}, ValueError, "e.npz: src holds 5 at 1"),
+    "lengths": ({"src": [0, 1], "dst": [1]}, ValueError, "e.npz: src and dst must have one id per edge"),
+    "weights": ({"src": [0], "dst": [1], "weights": [-1.0]}, ValueError, "e.npz: weights holds -1.0 at 0"),
+    "huge id": ({"src": [10**15], "dst": [1]}, MemoryError, f"e.npz: ranking 1 edges between {10**15 + 1} nodes needs"),
+}
+
+
+@pytest.mark.verifies("read_edges")
+@pytest.mark.parametrize("case", BAD_ARRAYS)
+def test_wrong_arrays_are_named_with_their_file(subject, tmp_path, case):
+    arrays, error, message = BAD_ARRAYS[case]
+    np.savez(tmp_path / "e.npz", **{name: np.array(values) for name, values in arrays.items()})
+    with pytest.raises(error, match=message):
+        subject(tmp_path / "e.npz")
+
+
+@NEEDS_PYARROW
+@pytest.mark.verifies("read_edges")
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"from": [0], "to": [1]}, "must have columns src and dst, it has from, to"),
+        ({"src": ["a"], "dst": ["b"]}, "column src must hold numbers, ids whole ones, it holds string"),
+        ({"src": [0, 1], "dst": [1, None]}, "column dst is null at row 1"),
+        ({"src": [0, 1], "dst": [1, -4]}, "column dst holds -4 at row 1"),
+        ({"src": [0], "dst": [1], "weight": [-1.0]}, "weights holds -1.0 at 0"),
+    ],
+    ids=["names", "words", "null", "negative", "weight"],
+)
+def test_wrong_columns_are_named_with_their_file(subject, tmp_path, columns, message):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), tmp_path / "e.parquet")
+    with pytest.raises(ValueError, match=f"e.parquet.*{message}"):
+        subject(tmp_path / "e.parquet")
+
+
+@pytest.mark.verifies("read_edges")
+@pytest.mark.parametrize("name", ["e.npz", "e.gz", pytest.param("e.parquet", marks=NEEDS_PYARROW)])
+@pytest.mark.parametrize("kept", [0, 20, -30])
+def test_a_truncated_archive_is_refused(subject, tmp_path, name, kept):
+    path = tmp_path / name
+    if name == "e.npz":
+        np.savez(path, src=np.arange(1000), dst=np.arange(1000))
+    elif name == "e.gz":
+        path.write_bytes(gzip.compress(b"".join(b"%d %d\n" % (i, i * i) for i in range(1000))))
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"src": range(1000), "dst": range(1000)}), path)
+    path.write_bytes(path.read_bytes()[:kept])
+    if name == "e.gz" and kept == 0:
+        assert subject(path).num_nodes == 0  # an empty file has no edges, gzipped or not
+        return
+    with pytest.raises(ValueError, match=f"{name}:? .*cannot be unpacked.*it may be truncated, get it again"):
+        subject(path)
+
+
+# ---- progress of the solver
+
+
+@pytest.mark.verifies("pagerank")
+def test_each_round_tells_its_number_and_the_bound(subject):
+    told = []
+    graph = as_graph(nx.gnp_random_graph(30, 0.2, seed=0, directed=True))
+    result = subject(graph, progress=lambda rounds, bound: told.append((rounds, bound)))
+    assert [rounds for rounds, _ in told] == list(range(result.iterations + 1))
+    assert told[0][1] == np.inf
+    assert told[-1][1] == result.error_bound
+    assert pagerank(graph).scores.tobytes() == result.scores.tobytes()
