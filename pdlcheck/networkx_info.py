@@ -10,7 +10,8 @@ __all__ = ["backend_info"]
 
 PAGERANK = """\
 ``tol`` bounds the true L1 error, not the last step. Where ``max_iter`` rounds or float64 do not reach it, an
-error of ``len(G) * tol * alpha / (1 - alpha)`` is enough: this is what networkx's own rule promises.
+error of ``len(G) * tol * max(1, alpha / (1 - alpha))`` is enough; networkx's own rule promises no less from
+``alpha`` 0.5 on.
 ``alpha`` must be in [0, 1). Negative weights and vectors are a ValueError."""
 
 
