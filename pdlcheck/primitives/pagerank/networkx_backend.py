@@ -37,9 +37,10 @@ def pagerank(
 ) -> dict[Any, float]:
     """The arguments and the result of :func:`networkx.pagerank`, for a converted graph.
 
-    It aims at a true L1 error of ``tol``. networkx stops when a step is shorter than ``len(G) * tol``, which bounds the
-    error by ``len(G) * tol * alpha / (1 - alpha)``; where ``max_iter`` rounds or float64 do not reach ``tol``, that much
-    or ``len(G) * tol``, whichever is larger, is enough. ``weight`` was read when the graph was converted; ``None`` counts every edge once.
+    It aims at a true L1 error of ``tol``. networkx stops when a step is shorter than ``len(G) * tol``, which bounds
+    the error by ``len(G) * tol * alpha / (1 - alpha)``; where ``max_iter`` rounds or float64 do not reach ``tol``, that
+    much or ``len(G) * tol``, whichever is larger, is enough. ``weight`` was read when the graph was converted; ``None``
+    counts every edge once.
 
     Raises:
         networkx.PowerIterationFailedConvergence: after ``max_iter`` rounds the error can still be larger.
