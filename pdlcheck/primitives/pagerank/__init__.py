@@ -1,6 +1,14 @@
 """PageRank: a graph, four published versions, a fast solver that bounds its error, and a dense reference."""
 
-from pdlcheck.primitives.pagerank.datasets import debian_dependencies, document_graph
+from pdlcheck.primitives.pagerank.datasets import (
+    debian_dependencies,
+    document_graph,
+    include_graph,
+    rmat,
+    torch_headers,
+    uniform,
+    wordnet_pointers,
+)
 from pdlcheck.primitives.pagerank.graph import Graph, as_graph
 from pdlcheck.primitives.pagerank.reference import pagerank_reference
 from pdlcheck.primitives.pagerank.solve import PageRankResult, pagerank
@@ -18,11 +26,16 @@ __all__ = [
     "as_graph",
     "debian_dependencies",
     "document_graph",
+    "include_graph",
     "pagerank",
     "pagerank_reference",
     "pagerank_v0",
     "pagerank_v1",
     "pagerank_v2",
     "pagerank_v3",
+    "rmat",
+    "torch_headers",
     "transition_matrix",
+    "uniform",
+    "wordnet_pointers",
 ]
