@@ -1,0 +1,70 @@
+"""A peer in a process of its own, which may take too long, ask for too much memory, or die."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ranking.peer import Peer
+
+__all__ = ["PeerProcess"]
+
+FOLDER = Path(__file__).resolve().parents[1]
+
+
+class PeerProcess:
+    """Starts when it is first asked; ``over`` says why it has ended, if it has."""
+
+    def __init__(self, peer: Peer, *, memory_limit: int = 0, threads: int | None = None) -> None:
+        self.peer, self.over = peer, ""
+        self._memory_limit, self._threads = memory_limit, threads
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, do: str, *, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+        """The reply; ``{"failed": why}`` where the peer raised, died or took longer than ``timeout_s``."""
+        process = self._process = self._process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            return self._end("died")
+        if not select.select([process.stdout], [], [], timeout_s)[0]:
+            return self._end(f"over {timeout_s:g} s")
+        line = process.stdout.readline()
+        if not line:
+            return self._end("died")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._end("")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = dict(os.environ)
+        if self._threads:
+            environment["OMP_NUM_THREADS"] = str(self._threads)
+        return subprocess.Popen(
+            [sys.executable, "-m", "ranking.child", self.peer.name, str(self._memory_limit)],
+            cwd=FOLDER,
+            env=environment | {"PYTHONPATH": os.pathsep.join([str(FOLDER.parent), os.environ.get("PYTHONPATH", "")])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def _end(self, why: str) -> dict[str, Any]:
+        process, self._process, self.over = self._process, None, why
+        assert process is not None
+        process.kill()
+        code = process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+        return {"failed": f"{why}, exit code {code}" if why == "died" else why}
