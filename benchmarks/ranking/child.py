@@ -97,6 +97,7 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # some peers print
     requests = {function.__name__: function for function in (judge_cases, load, build, solve)}
+    print("ready", file=replies, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -14,6 +14,7 @@ from ranking.peer import Peer
 
 __all__ = ["PeerProcess"]
 
+START_S = 600  # imports, on a busy machine; this time does not count as the peer's
 FOLDER = Path(__file__).resolve().parents[1]
 
 
@@ -27,20 +28,28 @@ class PeerProcess:
 
     def ask(self, do: str, *, timeout_s: float, **arguments: Any) -> dict[str, Any]:
         """The reply; ``{"failed": why}`` where the peer raised, died or took longer than ``timeout_s``."""
-        process = self._process = self._process or self._start()
-        assert process.stdin is not None and process.stdout is not None
+        if self._process is None:
+            self._process = self._start()
+            if self._read(START_S) is None:
+                return self._end("did not start")
+        process = self._process
+        assert process.stdin is not None
         try:
             process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
             return self._end("died")
-        if not select.select([process.stdout], [], [], timeout_s)[0]:
-            return self._end(f"over {timeout_s:g} s")
-        line = process.stdout.readline()
+        line = self._read(timeout_s)
         if not line:
-            return self._end("died")
+            return self._end(f"over {timeout_s:g} s" if line is None else "died")
         reply: dict[str, Any] = json.loads(line)
         return reply
+
+    def _read(self, timeout_s: float) -> bytes | None:
+        """A line, empty where the process has ended; None where nothing came in time."""
+        assert self._process is not None and self._process.stdout is not None
+        stream = self._process.stdout
+        return stream.readline() if select.select([stream], [], [], timeout_s)[0] else None
 
     def close(self) -> None:
         if self._process is not None:
