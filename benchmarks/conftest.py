@@ -13,7 +13,10 @@ import torch
 
 from pdlcheck.worlds import Ranks, get_world
 
-collect_ignore = ["harness_peers.py", "peers", "predicted_pipeline.py"]  # programs of their own
+collect_ignore = [  # programs of their own
+    *("harness_peers.py", "peers", "predicted_pipeline.py"),
+    *("pagerank_disagreements.py", "pagerank_peers.py", "ranking"),
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,6 @@
 
 What a package claims is what its own documentation of the function lists; see the source lines.
 """
-# mypy: ignore-errors
 
 from __future__ import annotations
 

@@ -201,7 +201,9 @@ def test_the_fewest_iterations_are_found(ranking):
 
 
 def test_a_solver_that_never_gets_there_is_given_up_with_its_error(ranking):
-    found = ranking.tuning.tune(lambda tol: {"error": max(tol, 3e-5)}, 1e-6, 1e-6)
+    asked = []
+    found = ranking.tuning.tune(lambda tol: asked.append(tol) or {"error": max(tol, 3e-5)}, 1e-6, 1e-6)
+    assert len(asked) == 3
     assert (found.setting, found.error, found.why) == (None, 3e-5, "never")
     fixed = ranking.tuning.tune(lambda setting: {"error": 1e-3}, None, 1e-6)
     assert (fixed.error, fixed.why) == (1e-3, "never")
