@@ -90,9 +90,9 @@ def _networkit(graph: Any, question: Question, setting: Setting) -> Any:
     tol = {} if setting is None else {"tol": setting}
     sinks = centrality.SinkHandling.DistributeSinks
     algorithm = centrality.PageRank(graph, damp=question.damping, distributeSinks=sinks, **tol)
+    algorithm.maxIterations = MAX_ITER  # by default it never ends once a score is NaN
     if setting is not None:
         algorithm.norm = centrality.Norm.L1_NORM
-        algorithm.maxIterations = MAX_ITER
     return algorithm.run().scores()
 
 
