@@ -43,7 +43,7 @@ def main() -> int:
 def _run(mutation: dict[str, str], world: str) -> tuple[bool, list[str]]:
     with tempfile.TemporaryDirectory(prefix="pdlcheck-broken-") as folder:
         copy = Path(folder)
-        for name in ("pdlcheck", "suites", "conftest.py", "pyproject.toml"):
+        for name in ("benchmarks", "ci", "pdlcheck", "suites", "conftest.py", "pyproject.toml"):
             source = ROOT / name
             if source.is_dir():
                 shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))

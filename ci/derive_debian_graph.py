@@ -1,7 +1,7 @@
 """Derive the Debian package dependency graph from the package lists of apt, on Debian 12 (bookworm).
 
 Run `apt-get update` first, then `python ci/derive_debian_graph.py`. It reads `apt-cache dumpavail` and writes
-`pdlcheck/primitives/pagerank/debian_bookworm.npz`; the same lists give the same bytes.
+`pdlcheck/primitives/pagerank/datasets/debian_bookworm.npz`; the same lists give the same bytes.
 
 Rules:
 - A node is a package of the archive (its Filename lies under pool/; what was installed by hand does not
@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from pdlcheck.primitives.pagerank import Graph
-from pdlcheck.primitives.pagerank.datasets import DEBIAN, pack_dependencies
+from pdlcheck.primitives.pagerank.datasets import DEBIAN, pack
 
 HERE = Path(__file__).resolve().parent
 FIELDS = ("Package", "Filename", "Depends", "Pre-Depends", "Provides")
@@ -74,7 +74,7 @@ def main() -> None:
         "--dumpavail", type=Path, help="read this file, not the output of apt-cache dumpavail"
     )
     parser.add_argument(
-        "--out", type=Path, default=HERE.parent / "pdlcheck" / "primitives" / "pagerank" / DEBIAN
+        "--out", type=Path, default=HERE.parent / "pdlcheck" / "primitives" / "pagerank" / "datasets" / DEBIAN
     )
     options = parser.parse_args()
     if options.dumpavail:
@@ -84,7 +84,7 @@ def main() -> None:
         text = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
     graph = dependency_graph(text)
     # zip entries carry the date 1980-01-01, so the bytes depend on the graph alone
-    np.savez_compressed(options.out, **pack_dependencies(graph))
+    np.savez_compressed(options.out, **pack(graph))
     loops = int((graph.src == graph.dst).sum())
     print(f"{graph.num_nodes} packages, {graph.num_edges} dependencies")
     print(f"{int(graph.dangling.sum())} packages without dependencies, {loops} that depend on themselves")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 __all__ = ["this_machine"]
 
 
-def this_machine() -> dict[str, Any]:
+def this_machine(packages: Sequence[str] = ("torch", "pytest", "hypothesis", "mpi4py")) -> dict[str, Any]:
+    """Hardware, versions of those ``packages`` that are there, commit and time."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -24,7 +26,14 @@ def this_machine() -> dict[str, Any]:
         "cpu": names[0] if names else platform.machine(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("torch", "pytest", "hypothesis", "mpi4py")},
+        "versions": {name: found for name in packages if (found := _version(name))},
         "commit": commit,
         "datetime": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

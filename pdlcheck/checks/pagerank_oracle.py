@@ -55,7 +55,8 @@ class Oracle:
         """One serial round from ``scores``."""
         out = self.out
         shares = np.divide(scores, out, out=np.zeros(self.num_nodes), where=out > 0)
-        arrived = np.bincount(self.dst, self.weights * shares[self.src], self.num_nodes)
+        # of no edges numpy makes integers
+        arrived = np.bincount(self.dst, self.weights * shares[self.src], self.num_nodes).astype(np.float64)
         arrived += scores[out == 0].sum() * self.landing
         return np.asarray((1 - self.damping) * self.teleport + self.damping * arrived, np.float64)
 

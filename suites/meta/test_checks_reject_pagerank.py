@@ -263,6 +263,15 @@ def test_the_message_names_the_node_its_in_edges_the_sum_and_the_case():
     ]
 
 
+@pytest.mark.parametrize("num_nodes", [2, 5000])
+def test_check_pagerank_judges_a_graph_without_edges(num_nodes):
+    graph = edges([], [], num_nodes)
+    check_pagerank(twin, graph)
+    wrong = np.eye(1, num_nodes)[0]
+    with pytest.raises(AssertionError, match=r"node \d holds [01], "):
+        check_pagerank(lambda _: wrong, graph)
+
+
 @given(graph=graphs())
 def test_the_correct_twin_is_accepted_on_drawn_graphs(graph):
     check_pagerank(twin, graph, tol=1e-12)

@@ -1,6 +1,14 @@
 """PageRank: a graph, four published versions, a solver that bounds its error, also over ranks; a dense reference."""
 
-from pdlcheck.primitives.pagerank.datasets import debian_dependencies, document_graph
+from pdlcheck.primitives.pagerank.datasets import (
+    debian_dependencies,
+    document_graph,
+    include_graph,
+    rmat,
+    torch_headers,
+    uniform,
+    wordnet_pointers,
+)
 from pdlcheck.primitives.pagerank.edge_files import read_edges
 from pdlcheck.primitives.pagerank.formats import as_graph
 from pdlcheck.primitives.pagerank.graph import Graph
@@ -24,6 +32,7 @@ __all__ = [
     "debian_dependencies",
     "document_graph",
     "gather_scores",
+    "include_graph",
     "pagerank",
     "pagerank_many",
     "pagerank_over_ranks",
@@ -33,5 +42,9 @@ __all__ = [
     "pagerank_v2",
     "pagerank_v3",
     "read_edges",
+    "rmat",
+    "torch_headers",
     "transition_matrix",
+    "uniform",
+    "wordnet_pointers",
 ]
