@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pdlcheck import __version__
 from pdlcheck.exit_codes import FAILED, HELD, INTERRUPTED, USAGE
-from pdlcheck.pagerank_command import add_pagerank_command, run_pagerank_command
+from pdlcheck.ranking.command import add_pagerank_command, run_pagerank_command
 from pdlcheck.worlds.registry import worlds_on
 
 __all__ = ["main"]

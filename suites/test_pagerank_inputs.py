@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pdlcheck.checks.graphs import graphs
 from pdlcheck.primitives.pagerank import Graph, as_graph, pagerank
-from pdlcheck.primitives.pagerank.edge_columns import wide_enough
+from pdlcheck.primitives.pagerank.files.columns import wide_enough
 
 NEEDS_PYARROW = pytest.mark.skipif(
     find_spec("pyarrow") is None,

@@ -9,7 +9,7 @@ from pdlcheck.primitives.pagerank.datasets import (
     uniform,
     wordnet_pointers,
 )
-from pdlcheck.primitives.pagerank.edge_files import read_edges
+from pdlcheck.primitives.pagerank.files import read_edges
 from pdlcheck.primitives.pagerank.formats import as_graph
 from pdlcheck.primitives.pagerank.graph import Graph
 from pdlcheck.primitives.pagerank.many import pagerank_many

@@ -53,7 +53,7 @@ def run_pagerank_command(parser: argparse.ArgumentParser, arguments: argparse.Na
     try:
         from rich.console import Console
 
-        from pdlcheck.ranking import rank_file
+        from pdlcheck.ranking.run import rank_file
 
         converged = rank_file(
             arguments.file,

@@ -15,8 +15,8 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from pdlcheck.primitives.pagerank.edge_columns import Columns, GrowingColumns, Progress
-from pdlcheck.primitives.pagerank.edge_lines import PROBLEMS, copy_fields, count_lines, parse_lines
+from pdlcheck.primitives.pagerank.files.columns import Columns, GrowingColumns, Progress
+from pdlcheck.primitives.pagerank.files.lines import PROBLEMS, copy_fields, count_lines, parse_lines
 
 __all__ = ["read_text"]
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from pdlcheck.primitives.pagerank.edge_columns import Progress
-from pdlcheck.primitives.pagerank.edge_text import read_text
+from pdlcheck.primitives.pagerank.files.columns import Progress
+from pdlcheck.primitives.pagerank.files.text import read_text
 from pdlcheck.primitives.pagerank.graph import Graph
 from pdlcheck.primitives.pagerank.memory import require_free_memory, solver_nbytes
 
@@ -63,7 +63,7 @@ def read_edges(
         with _named(path):
             return _read_npz(path, num_nodes, progress)
     if path.suffix == ".parquet":
-        from pdlcheck.primitives.pagerank.edge_parquet import read_parquet
+        from pdlcheck.primitives.pagerank.files.parquet import read_parquet
 
         columns = read_parquet(path, progress)
     else:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdlcheck.primitives.pagerank.edge_columns import Columns, GrowingColumns, Progress
+from pdlcheck.primitives.pagerank.files.columns import Columns, GrowingColumns, Progress
 
 try:
     import pyarrow as pa

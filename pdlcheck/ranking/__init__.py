@@ -1,0 +1,1 @@
+"""The command ``pdlcheck pagerank``: a file of edges is read, ranked and shown."""
