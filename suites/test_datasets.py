@@ -37,7 +37,7 @@ def wordnet():
 
 def test_wordnet_is_the_pinned_one(wordnet):
     assert (wordnet.num_nodes, wordnet.num_edges, int(wordnet.dangling.sum())) == (117_659, 377_592, 1009)
-    assert len(np.unique(wordnet.src * wordnet.num_nodes + wordnet.dst)) == 361_647
+    assert len(np.unique(wordnet.src.astype(np.int64) * wordnet.num_nodes + wordnet.dst)) == 361_647
     assert int((wordnet.src == wordnet.dst).sum()) == 19
     dog = wordnet.names.index("dog.n.01")
     targets = {wordnet.names[i] for i in wordnet.dst[wordnet.src == dog]}
