@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from pdlcheck.primitives.pagerank import Graph, document_graph, pagerank, pagerank_v2, pagerank_v3
+from pdlcheck.primitives.pagerank import Graph, document_graph, pagerank, pagerank_v2, pagerank_v3, rmat, uniform
 from pdlcheck.primitives.pagerank.device.solver import CHECK_EVERY, DeviceRounds, sweep_of
 from pdlcheck.primitives.pagerank.device.sweep import Problem
 
@@ -55,23 +55,13 @@ def gather_s(num_nodes: int, num_edges: int, device: str) -> float:
 
 
 @functools.cache
-def uniform_graph(num_nodes: int) -> Graph:
-    """Sixteen edges a node; a node in ten is dangling."""
-    rng = np.random.default_rng(1)
-    count = 16 * num_nodes
-    return Graph(rng.integers(0, num_nodes * 9 // 10, count), rng.integers(0, num_nodes, count), num_nodes)
+def uniform_graph(scale: int) -> Graph:
+    return uniform(2**scale, 16 * 2**scale)
 
 
 @functools.cache
-def rmat_graph(num_nodes: int) -> Graph:
-    """Sixteen edges a node, of which few have most: each bit of both ids by the probabilities of Graph500."""
-    rng = np.random.default_rng(1)
-    src, dst = np.zeros((2, 16 * num_nodes), np.int64)
-    for _ in range(num_nodes.bit_length() - 1):
-        drawn = rng.random(len(src))
-        src = 2 * src + (drawn >= 0.76)
-        dst = 2 * dst + (((drawn >= 0.57) & (drawn < 0.76)) | (drawn >= 0.95))
-    return Graph(src, dst, num_nodes)
+def rmat_graph(scale: int) -> Graph:
+    return rmat(scale, 16 * 2**scale)
 
 
 @pytest.mark.parametrize("version", [pagerank_v2, pagerank_v3], ids=["v2", "v3"])
@@ -94,10 +84,11 @@ def test_dense_round(benchmark: Any, full: bool, device: str, version: Callable[
 def test_sparse_round(
     benchmark: Any, device: str, kernel: Any, make: Callable[[int], Graph], dtype: torch.dtype
 ) -> None:
-    n = 2**20 if device == "cuda" else 2**12
-    graph, uniform = make(n), torch.full((n,), 1 / n, dtype=torch.float64, device=device)
-    sweep = sweep_of(graph, Problem(DAMPING, uniform, uniform), kernel)
-    rounds = DeviceRounds(sweep, DAMPING, uniform, float(graph.dangling.mean()), dtype)
+    graph = make(20 if device == "cuda" else 12)
+    n = graph.num_nodes
+    start = torch.full((n,), 1 / n, dtype=torch.float64, device=device)
+    sweep = sweep_of(graph, Problem(DAMPING, start, start), kernel)
+    rounds = DeviceRounds(sweep, DAMPING, start, float(graph.dangling.mean()), dtype)
     benchmark.pedantic(rounds.advance, args=(CHECK_EVERY,), rounds=1)
     each_s = seconds_of(lambda: rounds.advance(CHECK_EVERY), device) / CHECK_EVERY
     gathered_s, floor_s = gather_s(n, graph.num_edges, device), 4 * graph.num_edges / copied_per_s(device)
@@ -110,9 +101,8 @@ def test_sparse_round(
 @pytest.mark.parametrize("make", [uniform_graph, rmat_graph], ids=["uni", "rmat"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_solve(benchmark: Any, device: str, make: Callable[[int], Graph], tol: float) -> None:
-    n = 2**20 if device == "cuda" else 2**12
-    graph = make(n)
-    fresh = Graph(graph.src, graph.dst, n)
+    graph = make(20 if device == "cuda" else 12)
+    fresh = Graph(graph.src, graph.dst, graph.num_nodes)
     kernel = "auto" if device == "cuda" else "csr"
     solve = functools.partial(pagerank, damping=DAMPING, tol=tol, device=device, kernel=kernel)
     began = time.perf_counter()

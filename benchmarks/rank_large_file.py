@@ -1,9 +1,8 @@
 """Writes a large file of edges, runs ``pdlcheck pagerank`` on it, prints seconds and peak memory, deletes the file.
 
-Usage: python benchmarks/rank_large_file.py [--kind rmat] [--edges 100000000] [--nodes 10000000] [--folder /tmp]
+Usage: python benchmarks/rank_large_file.py [--edges 100000000] [--nodes 10000000] [--folder /tmp]
 
-``uniform``: both ends of an edge are any node. ``rmat``: quadrants with probabilities 0.57, 0.19, 0.19, 0.05 as in
-Graph500, nodes rounded up to a power of two. The file is text, ``src<tab>dst``; the same seed makes the same file.
+Both ends of an edge are any node. The file is text, ``src<tab>dst``; the same seed makes the same file.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ LONGEST_LINE = 24
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=["uniform", "rmat"], default="uniform")
     parser.add_argument("--edges", type=int, default=100_000_000)
     parser.add_argument("--nodes", type=int, default=10_000_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -39,8 +37,8 @@ def main() -> int:
         parser.error(f"the file may take {needed / 1e9:.1f} GB, {options.folder} has {free / 1e9:.1f} GB")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder, "edges.tsv")
-        write(path, options.kind, options.nodes, options.edges, options.seed)
-        print(f"{options.kind}, seed {options.seed}: {path.stat().st_size / 1e9:.2f} GB of text", flush=True)
+        write(path, options.nodes, options.edges, options.seed)
+        print(f"seed {options.seed}: {path.stat().st_size / 1e9:.2f} GB of text", flush=True)
         began = time.perf_counter()
         command = [sys.executable, "-m", "pdlcheck", "pagerank", str(path), "--top", "5"]
         code = subprocess.run(command, check=False).returncode
@@ -51,24 +49,14 @@ def main() -> int:
     return code
 
 
-def write(path: Path, kind: str, nodes: int, edges: int, seed: int) -> None:
+def write(path: Path, nodes: int, edges: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     text = np.empty(LINES * LONGEST_LINE, np.uint8)
     with path.open("wb") as file:
         for first in range(0, edges, LINES):
             count = min(LINES, edges - first)
-            src, dst = rmat(rng, nodes, count) if kind == "rmat" else rng.integers(0, nodes, (2, count))
+            src, dst = rng.integers(0, nodes, (2, count))
             file.write(text[: write_lines(src, dst, text)].data)
-
-
-def rmat(rng: np.random.Generator, nodes: int, count: int) -> tuple[Any, Any]:
-    src, dst = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    for _ in range((nodes - 1).bit_length()):
-        place = rng.random(count, np.float32)
-        lower = place >= 0.76
-        src = 2 * src + lower
-        dst = 2 * dst + np.where(lower, place >= 0.95, place >= 0.57)
-    return src, dst
 
 
 @numba.njit
