@@ -56,14 +56,17 @@ def test_a_word_is_seen_by_all_views(board):
 
 def test_a_log_is_read_in_pieces_and_refuses_what_does_not_fit(board):
     assert board.log(1, "one") and board.log(1, "two")
-    entries = list(board.logged(1, 0))
+    entries = list(board.logged(1, 0, 0))
     assert [entry for entry, _ in entries] == ["one", "two"]
     assert board.log(1, "three")
-    assert [entry for entry, _ in board.logged(1, entries[-1][1])] == ["three"]
+    assert [entry for entry, _ in board.logged(1, entries[-1][1], 0)] == ["three"]
     assert not board.log(1, "x" * 2**20)
-    assert [entry for entry, _ in board.logged(1, 0)] == ["one", "two", "three"]
-    board.clear(1)
-    assert not list(board.logged(1, 0))
+    assert [entry for entry, _ in board.logged(1, 0, 0)] == ["one", "two", "three"]
+    board.clear(1, 7)
+    assert not list(board.logged(1, 0, 7))
+    assert board.log(1, "of the next call")
+    assert not list(board.logged(1, 0, 0)), "a rank that has begun another call is not read for this one"
+    assert [entry for entry, _ in board.logged(1, 0, 7)] == ["of the next call"]
 
 
 # -- who meets -------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Announcer:
             self._launched.clear()
             self._thread = 0
             if self._board is not None:
-                self._board.clear(self._rank)
+                self._board.clear(self._rank, call)
             if self._refused_call != call:  # else another rank failed before this one began
                 self._refusal = None
 
@@ -160,7 +160,7 @@ class Announcer:
     # -- inside ------------------------------------------------------------------------------------
 
     def _log(self, number: int, signature: Signature) -> bool:
-        return self._board is not None and self._board.log(self._rank, (self.call, number, signature))
+        return self._board is not None and self._board.log(self._rank, (number, signature))
 
     def _say(self, meeting: Meeting, state: int) -> None:
         assert self._board is not None

@@ -24,7 +24,8 @@ POSTED, ASKS, GOES = 1, 2, 3  # says so; has turned to the controller; has seen 
 _STATE = 3
 _WORD = 8
 _WORDS = 1024  # in a row; an older operation gives way to a newer one in its place
-_LOG = 1 << 18  # bytes of a log, its end included
+_LOG = 1 << 18  # bytes of a log, its head included
+_HEAD = 2 * _WORD  # of a log: where it ends, and the call that it is about
 
 
 class Board:
@@ -43,8 +44,8 @@ class Board:
         self._rows = [rows[rank * _WORDS : (rank + 1) * _WORDS] for rank in range(world_size)]
         logs = whole[world_size * _WORDS * _WORD :]
         self._logs = [logs[rank * _LOG : (rank + 1) * _LOG] for rank in range(world_size)]
-        self._ends = [log[:_WORD].cast("Q") for log in self._logs]
-        self._views = [*self._ends, *self._logs, *self._rows, logs, rows, whole]
+        self._heads = [log[:_HEAD].cast("Q") for log in self._logs]
+        self._views = [*self._heads, *self._logs, *self._rows, logs, rows, whole]
 
     # -- the row of a rank -------------------------------------------------------------------------
 
@@ -60,23 +61,29 @@ class Board:
 
     # -- the log of a rank -------------------------------------------------------------------------
 
-    def clear(self, rank: int) -> None:
-        """Forget what the rank has logged."""
-        self._ends[rank][0] = 0
+    def clear(self, rank: int, call: int) -> None:
+        """Forget what the rank has logged; what comes is about this call."""
+        self._heads[rank][0] = 0
+        self._heads[rank][1] = call
 
     def log(self, rank: int, entry: Any) -> bool:
         """Add an entry; False where the log is full."""
         data = pickle.dumps(entry, pickle.HIGHEST_PROTOCOL)
-        begin = _WORD + self._ends[rank][0]
+        begin = _HEAD + self._heads[rank][0]
         if begin + len(data) > _LOG:
             return False
         self._logs[rank][begin : begin + len(data)] = data
-        self._ends[rank][0] += len(data)
+        self._heads[rank][0] += len(data)
         return True
 
-    def logged(self, rank: int, start: int) -> Iterator[tuple[Any, int]]:
-        """Yield the entries from byte ``start`` on, each with the byte at which the next one starts."""
-        entries = io.BytesIO(self._logs[rank][_WORD + start : _WORD + self._ends[rank][0]])
+    def logged(self, rank: int, start: int, call: int) -> Iterator[tuple[Any, int]]:
+        """Yield the entries from byte ``start`` on, each with the byte at which the next one starts.
+
+        None while the rank has not begun this call: what is there may give way to new entries at any moment.
+        """
+        if self._heads[rank][1] != call:
+            return
+        entries = io.BytesIO(self._logs[rank][_HEAD + start : _HEAD + self._heads[rank][0]])
         size = entries.getbuffer().nbytes
         while entries.tell() < size:
             entry = pickle.load(entries)

@@ -145,7 +145,8 @@ class Collector:
                 self._posted(rank, operation, signature)
                 self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
             case Asks(operation=operation, waits=waits):
-                self._catch_up([rank, *self._outcomes])
+                # others may have seen on the board that all are there and never ask; who waits will see it there
+                self._catch_up([rank, *self._outcomes] if waits else range(len(self._members)))
                 self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
                 if waits:
                     self._judge(lambda referee: referee.waits(rank, operation))
@@ -160,10 +161,9 @@ class Collector:
         if self._board is None or self._referee is None:
             return
         for rank in ranks:
-            for (call, operation, signature), end in self._board.logged(rank, self._read[rank]):
+            for (operation, signature), end in self._board.logged(rank, self._read[rank], self._call):
                 self._read[rank] = end
-                if call == self._call:  # else it has not begun this one
-                    self._posted(rank, operation, signature)
+                self._posted(rank, operation, signature)
 
     def _posted(self, rank: int, operation: int, signature: Any) -> None:
         if self._referee is not None:
