@@ -22,6 +22,7 @@ import torch.distributed as dist
 from pdlcheck.errors import RankDied, RankFailed, RankTimeout
 from pdlcheck.worlds.outcome import Raised, Returned, Stopped
 from pdlcheck.worlds.processes import ProcessWorld, forkserver
+from pdlcheck.worlds.processes.channel import Channel
 
 from .hoarding import hoard, limit_memory
 
@@ -128,6 +129,22 @@ def test_what_a_dying_rank_wrote_to_stderr_is_quoted(processes):
         processes.run(on_rank_1(crash), world_size=2)
     assert "from C++: shapes differ" in str(caught.value)
     assert "in crash" in caught.value.stderr  # the Python stack, by faulthandler
+    assert_heals(processes)
+
+
+def test_a_rank_whose_listening_thread_fails_dies_with_the_reason(processes):
+    def fail(channel: Channel, message: Any) -> None:
+        raise LookupError(f"no place for {type(message).__name__}")
+
+    def break_the_thread() -> None:
+        if dist.get_rank() == 1:
+            assert callable(Channel._handle)
+            Channel._handle = fail
+
+    processes.run(break_the_thread, world_size=2)
+    with pytest.raises(RankDied, match="rank 1 ended its process with exit code 70") as caught:
+        processes.run(dist.get_rank, world_size=2)
+    assert "LookupError: no place for Call" in caught.value.stderr
     assert_heals(processes)
 
 

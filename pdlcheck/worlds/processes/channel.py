@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 from pdlcheck.worlds.processes.messages import (
     AreYouThere,
@@ -25,6 +26,7 @@ from pdlcheck.worlds.processes.position import place_of
 
 __all__ = ["Channel"]
 
+_DEAF = 70  # the exit code of a rank whose listening thread failed: sysexits' "internal software error"
 _GRACE_S = 0.25  # so long after it was told to stop, a rank says where it is, wherever that is
 
 
@@ -74,23 +76,32 @@ class Channel:
                 put(self._connection, report)
 
     def _listen(self) -> None:
-        while True:
-            try:
-                message = self._connection.recv()
-            except (EOFError, OSError):
-                self._leave()
-                return
-            if isinstance(message, Call):
-                self._calls.put(message)
-            elif isinstance(message, AreYouThere):
-                self.send(Here())
-            elif isinstance(message, WhereAreYou):
-                place = place_of(self._main)
-                self.send(Stack(message.call, place.words, place.stack))
-            else:
-                self.on_message(message)
-                if isinstance(message, Stop):
-                    threading.Thread(target=self._halt, args=(message.call,), daemon=True).start()
+        try:
+            while (message := self._next_message()) is not None:
+                self._handle(message)
+        except BaseException:  # the others would wait for a rank that no longer listens
+            traceback.print_exc()
+            os._exit(_DEAF)
+        self._leave()
+
+    def _next_message(self) -> Command | None:
+        try:
+            return cast(Command, self._connection.recv())
+        except (EOFError, OSError):
+            return None
+
+    def _handle(self, message: Command) -> None:
+        if isinstance(message, Call):
+            self._calls.put(message)
+        elif isinstance(message, AreYouThere):
+            self.send(Here())
+        elif isinstance(message, WhereAreYou):
+            place = place_of(self._main)
+            self.send(Stack(message.call, place.words, place.stack))
+        else:
+            self.on_message(message)
+            if isinstance(message, Stop):
+                threading.Thread(target=self._halt, args=(message.call,), daemon=True).start()
 
     def _halt(self, call: int) -> None:
         """Say where the main thread is as soon as it is clear that it will not end the call by itself."""

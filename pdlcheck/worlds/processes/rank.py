@@ -86,7 +86,7 @@ def begin(fds: Sequence[int], parent_pid: int) -> None:
     open_journal(fds[3])
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text file in every fork
     faulthandler.enable(file=2, all_threads=False)
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)  # the main thread comes last
 
 
 def take_place(start: Start) -> None:
