@@ -248,7 +248,17 @@ def test_a_verdict_compares_with_the_best_peer_that_is_right(ranking):
         row(ranking, "wrong", 0.0),
     ]
     found = ranking.speed_table.targets("uni", rows, [1e-6])
-    assert [(measured, held) for _, measured, held in found] == [("1.50 (fast)", False), ("1.09 (slow)", True)]
+    assert [(measured, held) for _, measured, held in found] == [
+        ("1.50 (fast)", True),
+        ("225.00 (fast)", True),
+        ("1.09 (slow)", True),
+    ]
+    rows[1] = row(ranking, "pdlcheck, tol tuned", 0.1, loose=[100.0, 200.0])
+    (_, measured, held), _ = ranking.speed_table.targets("uni", rows, [1e-6])[1:]
+    assert (measured, held) == ("1.50 (fast)", False)
+    rows[0] = row(ranking, "pdlcheck", 1.0, loose=[200.0, 400.0])
+    assert ranking.speed_table.targets("uni", rows, [1e-6])[0][1:] == ("0.75 (fast)", False)
+    rows[0] = ours
     assert ranking.speed_table.targets("debian", rows, [1e-6])[0][2] is True
 
 

@@ -7,6 +7,7 @@ are sorted, so a slice holds rows of about equal length. Long rows, which may ha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,11 @@ class Layout:
     def longest(self) -> int:
         """Additions in the longest sum of a row, in units of LANES lanes."""
         return int(np.diff(self.begins).max()) // LANES
+
+    @cached_property
+    def dangling(self) -> NDArray[np.intp]:
+        """The rows that send nothing."""
+        return np.flatnonzero(self.out == 0)
 
     def rows_of(self, per_node: Float64) -> Float64:
         """What each node has (one number, or several) as what each row has, 0 for padding."""

@@ -11,6 +11,8 @@ from pdlcheck.primitives.pagerank.kernels import TILE
 
 __all__ = ["sweep_many"]
 
+PART = 512  # entries of a row that are added apart, so that a long sum rounds like two short ones
+
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def sweep_many(
@@ -36,7 +38,7 @@ def sweep_many(
     parts: Any,
 ) -> None:
     """As :func:`sweep`, for vectors stored LANES numbers a row; ``parts[b]`` has LANES of each sum."""
-    arrived, sums = room[:LANES], room[2 * LANES :]
+    arrived, of_part, sums = room[:LANES], room[LANES : 2 * LANES], room[2 * LANES :]
     block = take_next(counter)
     while block < last_block:
         for number in range(NUM_SUMS):
@@ -47,12 +49,19 @@ def sweep_many(
                 sums[lane] = 0.0
             for row in range(tile * LANES, min(tile + TILE, bounds[block + 1]) * LANES):
                 if row < long_rows:
-                    begin, end, apart = begins[row], begins[row + 1], 1
+                    begin, end = begins[row], begins[row + 1]
+                    for lane in range(LANES):
+                        arrived[lane] = 0.0
+                    for at in range(begin, end, PART):
+                        add_rows(sent, sources, shares, at, min(at + PART, end), 1, of_part)
+                        for lane in range(LANES):
+                            arrived[lane] += of_part[lane]
+                    weight = PART + (end - begin) / PART + 16.0
                 else:
-                    unit, apart = long_rows + (row - long_rows) // LANES, LANES
+                    unit = long_rows + (row - long_rows) // LANES
                     begin, end = begins[unit] + row % LANES, begins[unit + 1]
-                add_rows(sent, sources, shares, begin, end, apart, arrived)
-                weight = (end - begin) / apart + 16.0
+                    add_rows(sent, sources, shares, begin, end, LANES, arrived)
+                    weight = (end - begin) / LANES + 16.0
                 update_rows(
                     arrived,
                     weight,

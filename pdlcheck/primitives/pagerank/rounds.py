@@ -13,7 +13,7 @@ from pdlcheck.primitives.pagerank.gathering import LANES, NUM_SUMS
 from pdlcheck.primitives.pagerank.graph import Float64
 from pdlcheck.primitives.pagerank.kernels import TILE, sweep
 from pdlcheck.primitives.pagerank.layout import Layout
-from pdlcheck.primitives.pagerank.many_kernels import sweep_many
+from pdlcheck.primitives.pagerank.many_kernels import PART, sweep_many
 from pdlcheck.primitives.pagerank.progress import RoundProgress, unheard
 from pdlcheck.primitives.pagerank.threads import Team, ranges
 
@@ -80,10 +80,13 @@ class Rounds:
         self._chunks = ranges(blocks, max(1, min(CHUNKS, blocks // BLOCKS_PER_CHUNK)) if in_place else 1)
         self._at_once = in_place and blocks == 1
         self._parts = np.empty((blocks, NUM_SUMS, *self._columns))
+        self._spare: dict[type, list[NDArray[Any]]] = {np.float32: [], np.float64: []}
         slices = int(np.diff(layout.bounds).max())
         # how often a term of a sum over rows is rounded: the slices of a tile, lanes, tiles of a block, blocks
         in_a_tile = min(TILE, slices) * (LANES if self._columns else 1)
         self._chain = in_a_tile + LANES + slices / TILE + blocks
+        # and one of the longest sum of a row
+        self._longest = PART + layout.longest * LANES // PART if self._columns else layout.longest + LANES
         self.iteration = 0
 
     def run(self, first: Float64, tol: float, max_iter: int, *, warm: bool) -> tuple[Float64, Any]:
@@ -92,7 +95,7 @@ class Rounds:
             self._rooms = [np.empty((2 + NUM_SUMS) * LANES) for _ in range(self._team.size)]
             scores, bound = first, np.full(self._columns, math.inf)
             if not (self._single and warm):
-                sent = (first * self._out).astype(np.float32 if self._single else np.float64)
+                sent = self._sent_by(first, np.float32 if self._single else np.float64)
                 system = _System(self._teleport, 1 - self._damping, sent, self._dangling_mass(first))
                 scores, bound = self._solve(system, tol, max_iter)
             while self._single and not np.all(bound <= tol) and self.iteration < max_iter:
@@ -106,10 +109,10 @@ class Rounds:
         """One round in float64, then sweeps for what is still missing."""
         layout, damping = self._layout, self._damping
         self.iteration += 1
-        sent, mass = scores * self._out, self._dangling_mass(scores)
-        missing, missing_sent = np.empty_like(scores), np.empty(scores.shape, np.float32)
+        sent, mass = self._sent_by(scores, np.float64), self._dangling_mass(scores)
+        missing, missing_sent = self._rows(np.float64), self._rows(np.float32)
         self._sweep(0, layout.num_blocks, self._teleport, 1 - damping, mass, sent, scores, missing, missing_sent, 0)
-        del sent
+        self._spare[np.float64].append(sent)
         step, missing_mass, change, _, weighted = self._sums()
         lost = UNIT * (weighted + layout.share_error + self._chain * mass + 4)
         total = scores.sum(axis=0)
@@ -120,17 +123,19 @@ class Rounds:
             scores /= total + change
             return scores, bound
         system = _System(missing, 1.0, missing_sent, missing_mass, lost, step, scores, total)
-        return self._solve(system, tol, max_iter)
+        found = self._solve(system, tol, max_iter)
+        self._spare[np.float64] += [scores, missing]
+        return found
 
     def _solve(self, system: _System, tol: float, max_iter: int) -> tuple[Float64, Any]:
         layout, damping = self._layout, self._damping
         sent, mass, whole = system.sent, system.mass, system.whole
         rounding = float(np.finfo(sent.dtype).eps) / 2
-        found = np.empty((layout.num_rows, *self._columns))
+        found = self._rows(np.float64)
         largest = max(int(layout.bounds[b] - layout.bounds[a]) for a, b in self._chunks)
         fresh = sent if self._at_once else np.empty((largest * LANES, *self._columns), sent.dtype)
         if whole is not None:
-            whole_sent = (whole * self._out).astype(sent.dtype)
+            whole_sent = self._sent_by(whole, sent.dtype.type)
             whole_mass, due = self._dangling_mass(whole), system.base.sum(axis=0) / (1 - damping)
         while True:
             self.iteration += 1
@@ -144,17 +149,19 @@ class Rounds:
             if whole is None:
                 lost = UNIT * (weighted + layout.share_error * size + self._chain * mass)
             else:  # terms of either sign: no sum bounds them, so count the longest one for each
-                each = 16 + LANES + layout.longest + layout.share_error + self._chain
+                each = 16 + self._longest + layout.share_error + self._chain
                 lost = UNIT * each * (size + step + system.size) + system.lost
             lost += damping * (rounding * size + len(layout.sources) * TINY)
             residual = damping * (step + abs(new_mass - mass)) * (1 + 1e-9)
             bound = (residual + lost) / (1 - damping) + self._off(system.total + total)
             self._progress(self.iteration, float(np.max(bound)))
-            drowned = damping * step <= lost * (4 if self._single else 1 / 16)  # the step is round-off
+            refinable = self._single & (lost > tol * (1 - damping) / 2)
+            drowned = damping * step <= lost * np.where(refinable, 4, 1 / 16)  # the step is round-off
             if np.all((bound <= tol) | drowned) or self.iteration >= max_iter:
                 if whole is not None:
                     found += whole
                 found /= system.total + total
+                self._spare[sent.dtype.type] += [sent] if whole is None else [sent, whole_sent]
                 return found, bound
             if whole is None:
                 sent *= 1 / total
@@ -194,7 +201,15 @@ class Rounds:
         return self._parts.sum(axis=0)
 
     def _dangling_mass(self, scores: Float64) -> Any:
-        return scores[self._layout.out == 0].sum(axis=0)
+        return scores[self._layout.dangling].sum(axis=0)
+
+    def _sent_by(self, scores: Float64, kind: type) -> NDArray[Any]:
+        return np.multiply(scores, self._out, out=self._rows(kind), casting="unsafe")
+
+    def _rows(self, kind: type) -> NDArray[Any]:
+        """Room for a number per row, or several: what is spare, because fresh memory costs half a round to touch."""
+        spare = self._spare[kind]
+        return spare.pop() if spare else np.empty((self._layout.num_rows, *self._columns), kind)
 
     def _off(self, total: Any) -> Any:
         """What it costs at most to divide by ``total``, which would be 1 for the exact scores."""
