@@ -204,7 +204,9 @@ class Rounds:
         return scores[self._layout.dangling].sum(axis=0)
 
     def _sent_by(self, scores: Float64, kind: type) -> NDArray[Any]:
-        return np.multiply(scores, self._out, out=self._rows(kind), casting="unsafe")
+        sent = self._rows(kind)
+        np.multiply(scores, self._out, out=sent, casting="unsafe")
+        return sent
 
     def _rows(self, kind: type) -> NDArray[Any]:
         """Room for a number per row, or several: what is spare, because fresh memory costs half a round to touch."""
