@@ -1,4 +1,4 @@
-"""Local SGD, its policies, and DiLoCo: what they keep and lose, step by step."""
+"""Local SGD and its kin equal their definitions, computed by replicas in one process."""
 
 from __future__ import annotations
 
@@ -8,29 +8,16 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from pdlcheck.checks import check_local_sgd, check_same_start
-from pdlcheck.primitives import sync_gradients
 
-PLAIN = partial(torch.optim.SGD, lr=0.1)
-MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+from .local_training import ADAM, MOMENTUM, PLAIN, POLICIES, Stepper, backward, few, made, synchronous
+
 NESTEROV = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
-ADAM = partial(torch.optim.Adam, lr=0.05)
 LINEAR = pytest.mark.parametrize("optimizer", [PLAIN, MOMENTUM, NESTEROV], ids=["plain", "momentum", "nesterov"])
-few = settings(max_examples=6)
-POLICIES = st.fixed_dictionaries(
-    {"momentum": st.sampled_from(["keep", "average", "reset"]), "buffers": st.sampled_from(["keep", "broadcast"])}
-)
-
-
-class Stepper:
-    """Anything with a step."""
-
-    def __init__(self, step):
-        self.step = step
 
 
 @pytest.mark.verifies("LocalSGD")
@@ -226,61 +213,6 @@ def test_rounds_work_in_bfloat16(subject, rank):
     assert (model.weight.dtype, model.weight.item()) == (torch.bfloat16, 1.0)
 
 
-# DiLoCo
-
-
-OUTERS = [(1.0, 0.0, False), (0.7, 0.9, True), (0.5, 0.5, False)]
-
-
-@pytest.mark.verifies("DiLoCo")
-@few
-@given(
-    sync_every=st.integers(1, 4),
-    outer=st.sampled_from(OUTERS),
-    optimizer=st.sampled_from([MOMENTUM, ADAM]),
-    policies=POLICIES,
-    steps=st.one_of(st.just(7), st.lists(st.integers(0, 6), min_size=2, max_size=4).filter(any)),
-)
-def test_diloco_is_what_its_paper_says(subject, world, sync_every, outer, optimizer, policies, steps):
-    diloco = partial(subject, sync_every=sync_every, outer=sgd(outer), **policies)
-    rule = {"sync_every": sync_every, "outer": outer, **policies}
-    check_local_sgd(diloco, world, optimizer=optimizer, steps=steps, **rule)
-
-
-@pytest.mark.verifies("DiLoCo")
-def test_diloco_takes_nodes_as_replicas(subject, world):
-    diloco = partial(subject, sync_every=2, outer=sgd(OUTERS[1]))
-    check_local_sgd(diloco, world, sync_every=2, outer=OUTERS[1], nodes=[[0, 1], [2]], steps=5)
-
-
-@pytest.mark.verifies("DiLoCo")
-@pytest.mark.parametrize("steps", [6, [5, 2, 3]], ids=str)
-def test_diloco_with_an_outer_rate_of_1_and_no_momentum_is_local_sgd(subject, world, steps):
-    check_local_sgd(partial(subject, sync_every=2, outer=sgd((1.0, 0.0, False))), world, sync_every=2, steps=steps)
-
-
-@pytest.mark.verifies("DiLoCo")
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_diloco_in_every_step_over_plain_sgd_is_synchronous_sgd_with_momentum(subject, world, nesterov):
-    """Of the product of the rates."""
-
-    def weights(wrap, optimizer):
-        def train():
-            model = made()
-            trainer = wrap(optimizer(model.parameters()), model)
-            for step in range(6):
-                backward(model, step)
-                trainer.step()
-            return nn.utils.parameters_to_vector(model.parameters()).detach()
-
-        return world.run(train, world_size=3)
-
-    diloco = weights(partial(subject, sync_every=1, outer=sgd((0.7, 0.9, nesterov))), PLAIN)
-    product = partial(torch.optim.SGD, lr=0.07, momentum=0.9, nesterov=nesterov)
-    for found, expected in zip(diloco, weights(synchronous, product), strict=True):
-        assert (found - expected).abs().max() < 1e-13
-
-
 # gradients at every k-th step
 
 
@@ -300,9 +232,7 @@ def test_training_with_gradients_synchronised_at_every_kth_step(subject, world, 
         trainer.taken = 0
         return trainer
 
-    check_local_sgd(
-        every_kth, world, sync_every=None, gradients_every=k, optimizer=optimizer, buffers="keep", steps=11
-    )
+    check_local_sgd(every_kth, world, sync_every=None, gradients_every=k, optimizer=optimizer, buffers="keep", steps=11)
 
 
 @pytest.mark.verifies("sync_gradients")
@@ -350,162 +280,3 @@ def test_models_averaged_at_every_mth_step(subject, world, every, buffers):
         return trainer
 
     check_local_sgd(averaging, world, sync_every=every, buffers=buffers)
-
-
-# saved and restored
-
-
-def outer_of_paper(subject):
-    return {"outer": sgd(OUTERS[1])} if subject.__name__ == "DiLoCo" else {"momentum": "average"}
-
-
-BOTH = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.verifies(name), id=name) for name in ("DiLoCo", "LocalSGD")]
-)
-
-
-@BOTH
-@pytest.mark.world_size(2)
-@pytest.mark.parametrize("saved_at", [3, 4])
-def test_training_goes_on_from_a_saved_state_as_if_it_had_not_stopped(name, subject, saved_at, tmp_path):
-    def train(first, last, resume):
-        model = made()
-        optimizer = MOMENTUM(model.parameters())
-        trainer = subject(optimizer, model, sync_every=3, **outer_of_paper(subject))
-        everything = {"model": model, "optimizer": optimizer, "trainer": trainer}
-        if resume:
-            saved = torch.load(tmp_path / "saved", weights_only=True)
-            for part, value in everything.items():
-                value.load_state_dict(saved[part])
-        for step in range(first, last):
-            backward(model, step)
-            trainer.step()
-        torch.save({part: value.state_dict() for part, value in everything.items()}, tmp_path / "saved")
-        return nn.utils.parameters_to_vector(model.parameters())
-
-    expected = train(0, 8, resume=False)
-    train(0, saved_at, resume=False)
-    assert torch.equal(train(saved_at, 8, resume=True), expected)
-
-
-# what is refused
-
-
-@BOTH
-@pytest.mark.world_size(2)
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"sync_every": 0}, "needs sync_every of at least 1, got sync_every=0"),
-        ({"sync_every": 1, "momentum": "mean"}, "knows momentum 'average', 'keep' and 'reset', got 'mean'"),
-        ({"sync_every": 1, "buffers": "drop"}, "knows buffers 'average', 'broadcast' and 'keep', got 'drop'"),
-    ],
-    ids=["sync_every", "momentum", "buffers"],
-)
-def test_wrong_arguments_are_refused(name, subject, keywords, message):
-    model = nn.Linear(1, 1)
-    with pytest.raises(ValueError, match=f"{name} {message}$"):
-        subject(PLAIN(model.parameters()), model, **keywords)
-
-
-@BOTH
-@pytest.mark.world_size(3)
-def test_what_is_wrong_on_one_rank_is_refused_on_all(name, subject, rank):
-    model = nn.Linear(1, 1)
-    optimizer = PLAIN(model.parameters())
-    with pytest.raises(ValueError, match=rf"{name} needs sync_every of at least 1, got sync_every=-1 \(on rank 1\)"):
-        subject(optimizer, model, sync_every=-1 if rank == 1 else 2)
-    with pytest.raises(ValueError, match=f"{name} needs the same sync_every on every rank, got 2 on rank 0 and 3 on r"):
-        subject(optimizer, model, sync_every=3 if rank == 2 else 2)
-    with pytest.raises(ValueError, match="the same kind of optimizer on every rank, got SGD on rank 0 and Adam on ran"):
-        subject(ADAM(model.parameters()) if rank == 2 else optimizer, model, sync_every=2)
-    other = nn.Linear(2, 1) if rank == 2 else model
-    with pytest.raises(ValueError, match=r"the same model on every rank, got .*'weight': .*on rank 2"):
-        subject(PLAIN(other.parameters()), other, sync_every=2)
-    groups = [dist.new_group([0, 1]), dist.new_group([2])]
-    with pytest.raises(ValueError, match="needs every rank of the group in one node_group"):
-        subject(optimizer, model, sync_every=2, node_group=None if rank == 2 else groups[0])
-
-
-@BOTH
-@pytest.mark.world_size(2)
-def test_an_optimizer_of_another_model_is_refused(name, subject):
-    model = nn.Linear(1, 1)
-    with pytest.raises(ValueError, match=f"{name} got an optimizer of another model: its parameter 0 is not one of"):
-        subject(PLAIN(copy.deepcopy(model).parameters()), model, sync_every=2)
-    with pytest.raises(TypeError, match=f"{name} takes a torch.optim.Optimizer first, got Linear"):
-        subject(model, model, sync_every=2)
-    with pytest.raises(ValueError, match=f"{name} got an empty model"):
-        subject(PLAIN(model.parameters()), nn.ReLU(), sync_every=2)
-
-
-@BOTH
-@pytest.mark.world_size(3)
-def test_a_model_that_one_rank_changed_after_wrapping_is_refused_on_all(name, subject, rank):
-    model = nn.Linear(1, 1)
-    trainer = subject(PLAIN(model.parameters()), model, sync_every=2)
-    if rank == 1:
-        model.weight = nn.Parameter(torch.zeros(2, 1))
-    trainer.step()
-    with pytest.raises(ValueError, match=f"{name} found other parameters than those .* on 1 of 3 ranks"):
-        trainer.step()
-
-
-@BOTH
-@pytest.mark.world_size(2)
-def test_a_state_of_something_else_is_refused(name, subject, rank):
-    model = nn.Linear(1, 1)
-    trainer = subject(PLAIN(model.parameters()), model, sync_every=2)
-    saved = trainer.state_dict()
-    caller = f"{name}.load_state_dict"
-    with pytest.raises(ValueError, match=f"{caller} needs a state with sync_every=2, got 4; make it as the one"):
-        trainer.load_state_dict(saved | {"sync_every": 4})
-    with pytest.raises(ValueError, match=f"{caller} needs a state with format=1, got 2"):
-        trainer.load_state_dict(saved | {"format": 2})
-    with pytest.raises(ValueError, match=f"{caller} needs a state with format=1, got nothing.*on rank 1"):
-        trainer.load_state_dict({} if rank else saved)
-
-
-@pytest.mark.verifies("DiLoCo")
-@pytest.mark.world_size(2)
-def test_diloco_refuses(subject, rank):
-    model = nn.Linear(1, 1)
-    optimizer = PLAIN(model.parameters())
-    with pytest.raises(ValueError, match=r"needs the same outer optimizer on every rank, got SGD.*lr=0\.5.*lr=1"):
-        subject(optimizer, model, sync_every=2, outer=sgd((1.0 if rank else 0.5, 0.0, False)))
-    with pytest.raises(TypeError, match="DiLoCo takes outer as a maker of an optimizer, it made str"):
-        subject(optimizer, model, sync_every=2, outer=str)
-    diloco = subject(optimizer, model, sync_every=2)
-    saved = diloco.state_dict()
-    saved["reference"] = {"weight": torch.zeros(3, 1)}
-    with pytest.raises(ValueError, match="got the reference of another model: 'bias' has shape None there and"):
-        diloco.load_state_dict(saved)
-
-
-# what the tests train
-
-
-def made():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
-
-
-def backward(model, step):
-    """Of samples that differ from rank to rank and step to step."""
-    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
-    inputs = torch.randn(4, 2, generator=generator, dtype=torch.float64)
-    model.zero_grad()
-    (model(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean().backward()
-
-
-def synchronous(optimizer, model):
-    def step():
-        sync_gradients(model)
-        optimizer.step()
-
-    return Stepper(step)
-
-
-def sgd(outer):
-    lr, momentum, nesterov = outer
-    return partial(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov)

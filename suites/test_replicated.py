@@ -1,12 +1,11 @@
-"""A module on several workers of one process: outputs, gradients and steps are those of the plain module."""
+"""DataParallel computes what the plain module computes, whatever the module, batch and number of workers."""
 
 from __future__ import annotations
 
 import copy
 import pickle
 import threading
-import time
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,17 +14,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, rnn
+from torch.nn.utils import parametrizations
 
 from pdlcheck.checks import check_replicated_module
 from pdlcheck.checks.strategies import module_makers
-from pdlcheck.primitives.data_parallel.nested import map_nested
-from pdlcheck.primitives.data_parallel.replicate import replicate
 from pdlcheck.primitives.data_parallel.scatter import gather, scatter, split_sizes
 
 CPU = torch.device("cpu")
-few = settings(max_examples=10)
 verifies = pytest.mark.verifies("DataParallel")
+
+few = settings(max_examples=10)
 Pair = namedtuple("Pair", "left right")
 
 
@@ -309,277 +307,3 @@ def test_the_keys_of_the_state_are_those_of_torchs(subject):
     torchs.load_state_dict(replicated.state_dict())
     again = pickle.loads(pickle.dumps(copy.deepcopy(replicated)))
     assert again.sizes(3) == [2, 1]
-
-
-# threads
-
-
-class Context(nn.Module):
-    """Tells what a worker's thread has set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2, 2))
-        self.seen: list[tuple[object, ...]] = []
-
-    def forward(self, x):
-        made = torch.ones(1)
-        self.seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled(), made.dtype, made.device.type))
-        return x @ self.weight
-
-
-@verifies
-def test_every_worker_has_the_settings_of_the_caller(subject):
-    model = Context()
-    replicated, x = subject(model, workers=3), torch.ones(3, 2)
-    with torch.no_grad():
-        assert not replicated(x).requires_grad
-    with torch.inference_mode():
-        assert replicated(x).is_inference()
-    with torch.device("meta"):
-        replicated(x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert replicated(x).dtype == torch.bfloat16
-    assert replicated(x).dtype == torch.float32
-    expected = [(False, False, "cpu"), (False, True, "cpu"), (True, False, "meta"), (True, False, "cpu")]
-    assert [(grad, inf, kind) for grad, inf, _, kind in model.seen[:12:3]] == expected
-    assert all(model.seen[i] == model.seen[3 * (i // 3)] for i in range(15))
-
-
-@verifies
-def test_the_default_dtype_reaches_the_workers(subject):
-    class Making(nn.Module):
-        def forward(self, x):
-            return x + torch.zeros(1)
-
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert subject(Making(), workers=2)(torch.ones(2, dtype=torch.int64)).dtype == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-class Failing(nn.Module):
-    def __init__(self, *bad) -> None:
-        super().__init__()
-        self.bad, self.ended = bad, []
-
-    def forward(self, x):
-        if int(x[0]) in self.bad:
-            raise KeyError(f"sample {int(x[0])}")
-        time.sleep(0.05)  # longer than it takes to fail
-        self.ended.append(int(x[0]))
-        return x
-
-
-@verifies
-@pytest.mark.parametrize("bad", [(0,), (1,), (2, 1), (0, 2)])
-def test_one_error_is_raised_after_all_workers_have_ended_and_names_them(subject, bad):
-    model = Failing(*bad)
-    before = threading.active_count()
-    with pytest.raises(KeyError, match=f"sample {min(bad)}") as caught:
-        subject(model, workers=3)(torch.arange(3))
-    assert caught.value.__notes__[0] == f"in worker {min(bad)} of 3 (cpu)"
-    others = [f"worker {max(bad)} of 3 (cpu) failed too: KeyError: 'sample {max(bad)}'"] if len(bad) > 1 else []
-    assert caught.value.__notes__[1:] == others
-    assert sorted(model.ended) == sorted({0, 1, 2} - set(bad))
-    assert threading.active_count() == before
-
-
-@verifies
-@pytest.mark.parametrize("rng", ["same", "distinct"])
-def test_random_numbers_repeat_and_are_equal_on_all_workers_or_on_none(subject, rng):
-    drawn = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        replicated = subject(nn.Dropout(0.5), workers=3, rng=rng)
-        drawn.append(torch.cat([replicated(torch.ones(3, 64)) for _ in range(2)]))
-    assert torch.equal(*drawn)
-    masks = [row.tolist() for row in drawn[0]]
-    assert len({tuple(mask) for mask in masks}) == (2 if rng == "same" else 6)
-    assert (masks[0] == masks[1] == masks[2]) == (rng == "same")
-
-
-@verifies
-def test_with_the_same_numbers_the_first_worker_draws_what_the_plain_module_draws(subject):
-    torch.manual_seed(3)
-    plain = nn.Dropout(0.5)(torch.ones(2, 8)), torch.rand(1)
-    torch.manual_seed(3)
-    found = subject(nn.Dropout(0.5), workers=2, rng="same")(torch.ones(4, 8)), torch.rand(1)
-    assert torch.equal(found[0][:2], plain[0]) and torch.equal(found[1], plain[1])
-
-
-@verifies
-@pytest.mark.world_size(2)
-def test_a_rank_may_have_workers(subject, rank):
-    model = nn.Linear(2, 1, bias=False)
-    subject(model, workers=2)(torch.full((3, 2), rank + 1.0)).sum().backward()
-    assert model.weight.grad.tolist() == [[3 * (rank + 1.0)] * 2]
-
-
-# memory
-
-
-@pytest.mark.verifies("memory_by_worker")
-def test_memory_counts_what_each_worker_holds(subject):
-    from pdlcheck.primitives import DataParallel
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 8)
-
-        def forward(self, x):
-            return self.last(torch.tanh(self.first(x)))
-
-    replicated = DataParallel(Net(), workers=4)
-    found = subject(replicated, lambda y: y.square().mean(), torch.ones(12, 8))
-    parameters = 4 * (8 * 16 + 16 + 16 * 8 + 8)
-    # a worker keeps its 3 samples, 8 numbers each, and their 16 tanh; the first keeps the output of all 12 for square
-    assert [m.activations for m in found] == [4 * 3 * 24 + 4 * 12 * 8, *[4 * 3 * 24] * 3]
-    assert {m.parameters for m in found} == {m.gradients for m in found} == {parameters}
-    assert [m.total for m in found] == [m.parameters + m.gradients + m.activations for m in found]
-    assert all(p.grad is None for p in replicated.parameters())
-    assert len(subject(replicated, lambda y: y.sum(), torch.ones(2, 8))) == 2
-
-
-@pytest.mark.verifies("memory_by_worker")
-def test_memory_is_of_data_parallel_only(subject):
-    with pytest.raises(TypeError, match="memory_by_worker takes a DataParallel of pdlcheck, got Linear"):
-        subject(nn.Linear(1, 1), torch.sum, torch.ones(1, 1))
-
-
-# bad input
-
-
-@verifies
-@pytest.mark.parametrize(
-    ("arguments", "keywords", "error", "message"),
-    [
-        ((len,), {}, TypeError, "takes a torch.nn.Module, got builtin_function_or_method"),
-        ((nn.LazyLinear(1),), {}, ValueError, "'weight', which has no shape yet; run one forward pass first"),
-        ((nn.Linear(1, 1), []), {}, ValueError, "needs a worker, got devices="),
-        ((nn.Linear(1, 1), "cpu"), {}, TypeError, r"devices as a list, got 'cpu'; pass \['cpu'\]"),
-        ((nn.Linear(1, 1), ["cpu", "meta"]), {}, ValueError, "workers on cpu and cuda, got device meta"),
-        ((nn.Linear(1, 1), ["cuda:99"]), {}, ValueError, r"device cuda:99, this process sees \d+ CUDA"),
-        ((nn.Linear(1, 1), ["cpu"]), {"workers": 2}, ValueError, "devices or workers, got devices="),
-        ((nn.Linear(1, 1),), {"workers": 0}, ValueError, "needs workers of at least 1, got workers=0"),
-        ((nn.Linear(1, 1),), {"workers": True}, TypeError, "takes workers as an int, got bool"),
-        ((nn.Linear(1, 1),), {"rng": "seeded"}, ValueError, "knows rng 'device', 'distinct', 'same', got 'seeded'"),
-        ((nn.Linear(1, 1),), {"shared": "mask"}, TypeError, "shared as a list of names, got the string 'mask'"),
-        ((nn.Linear(1, 1, device="meta"), ["cpu"]), {}, ValueError, r"'weight' is on meta; call module.to\('cpu'\)"),
-        ((nn.Sequential(nn.DataParallel(nn.ReLU())),), {}, TypeError, "DataParallel '0', which makes replicas itself"),
-    ],
-    ids=lambda value: None,
-)
-def test_a_wrong_argument_is_refused(subject, arguments, keywords, error, message):
-    with pytest.raises(error, match=message):
-        subject(*arguments, **keywords)
-
-
-@verifies
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_module_is_refused(subject):
-    with pytest.raises(TypeError, match="a RecursiveScriptModule: it is compiled; wrap the module that it was made of"):
-        subject(torch.jit.script(nn.Linear(1, 1)))
-    with pytest.raises(TypeError, match=r"OptimizedModule: it is compiled; wrap the module before torch\.compile"):
-        subject(torch.compile(nn.Linear(1, 1)))
-
-
-@verifies
-@pytest.mark.parametrize(
-    ("inputs", "error", "message"),
-    [
-        ((torch.ones(3, 1), torch.ones(1, 1)), ValueError, r"as many samples .* got args\[0\] 3, args\[1\] 1; name"),
-        (({"a": [torch.ones(2)]}, torch.ones(4)), ValueError, r"args\[0\]\['a'\]\[0\] 2, args\[1\] 4"),
-        ((rnn.pack_sequence([torch.ones(2)]),), TypeError, r"args\[0\] is a PackedSequence, .* inside forward"),
-    ],
-    ids=["sizes", "nested", "packed"],
-)
-def test_a_batch_that_cannot_be_cut_is_refused(subject, inputs, error, message):
-    with pytest.raises(error, match=message):
-        subject(nn.Identity(), workers=2)(*inputs)
-
-
-@verifies
-def test_a_dimension_that_a_tensor_does_not_have(subject):
-    with pytest.raises(ValueError, match=r"cuts along dim=1, args\[0\] has shape \(3,\)"):
-        subject(nn.Identity(), workers=2, dim=1)(torch.ones(3))
-
-
-@verifies
-def test_shared_arguments_go_to_every_worker_whole(subject):
-    class Masked(nn.Module):
-        def forward(self, x, *, mask):
-            assert mask.shape == (1, 3)
-            return x * mask
-
-    assert subject(Masked(), workers=2, shared=["mask"])(torch.ones(4, 3), mask=torch.ones(1, 3)).shape == (4, 3)
-
-
-class Returning(nn.Module):
-    def __init__(self, value) -> None:
-        super().__init__()
-        self.value = value
-
-    def forward(self, x):
-        return self.value(int(x[0]), x)
-
-
-@verifies
-@pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [
-        (lambda w, x: torch.ones(1, w + 1), ValueError, r"output along dim=0: it has shape \(1, 1\) on worker 0"),
-        (lambda w, x: {"n": w}, TypeError, r"output\['n'\] together: 0 on worker 0, 1 on worker 1; return tensors"),
-        (lambda w, x: [x] * (w + 1), ValueError, "output has 1 on worker 0, 2 on worker 1 entries"),
-        (lambda w, x: (x, [x])[w], TypeError, "output together: Tensor on worker 0, list on worker 1"),
-        (lambda w, x: ([x], x)[w], TypeError, "output is list on worker 0, Tensor on worker 1"),
-        (lambda w, x: {w: x}, ValueError, "output has keys .* on worker 0"),
-        (lambda w, x: object(), TypeError, "output together: object on worker 0, object on worker 1"),
-    ],
-    ids=["shapes", "numbers", "lengths", "tensor-and-list", "list-and-tensor", "keys", "objects"],
-)
-def test_outputs_that_do_not_fit_together_are_refused(subject, value, error, message):
-    with pytest.raises(error, match=message):
-        subject(Returning(value), workers=2)(torch.arange(2))
-
-
-@verifies
-def test_equal_values_that_are_no_tensors_are_passed_on(subject):
-    both = subject(Returning(lambda w, x: {"text": "a", "n": 3, "none": None, "x": x}), workers=2)(torch.arange(2))
-    assert both == {"text": "a", "n": 3, "none": None, "x": both["x"]}
-
-
-@verifies
-def test_a_module_that_was_moved_away_is_refused(subject):
-    replicated = subject(nn.Linear(1, 1), workers=2)
-    replicated.module.to("meta")
-    with pytest.raises(ValueError, match="'weight' is on meta"):
-        replicated(torch.ones(2, 1))
-
-
-def test_mappings_keep_their_kind():
-    found = map_nested(lambda v, path: sum(v), [defaultdict(list, a=1), defaultdict(list, a=2)], "x")
-    assert type(found) is defaultdict and found["a"] == 3 and found["b"] == []
-
-
-def test_copies_hold_the_structure_of_a_long_list_of_modules():
-    layers = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(1100)])
-    one, other = replicate(layers, [CPU, CPU])
-    assert one is layers
-    assert not any(a is b for a, b in zip(one.modules(), other.modules(), strict=True))
-    assert not any(a is b for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
-
-@pytest.mark.gpu
-@verifies
-def test_two_workers_on_one_gpu(subject):
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double().cuda()
-    twin, x = copy.deepcopy(model), torch.randn(5, 4, dtype=torch.float64)
-    replicated = subject(model, ["cuda:0", "cuda:0"])
-    found, expected = replicated(x), twin(x.cuda())
-    assert torch.allclose(found, expected, rtol=1e-12)
-    found.square().mean().backward(), expected.square().mean().backward()
-    pairs = zip(model.parameters(), twin.parameters(), strict=True)
-    assert all(torch.allclose(a.grad, b.grad, rtol=1e-10) for a, b in pairs)

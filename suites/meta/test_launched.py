@@ -249,6 +249,8 @@ SLURM = {
     "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
     "SLURM_JOB_ID": "77",
 }
+UNEVEN = {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_NODEID": "1"}
+ONE_NODE = {"SLURM_LOCALID": "3", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_STEP_ID": "5"}
 TEMPORARY = f"file://{tempfile.gettempdir()}/pdlcheck-{os.getuid()}-"
 
 
@@ -260,6 +262,10 @@ TEMPORARY = f"file://{tempfile.gettempdir()}/pdlcheck-{os.getuid()}-"
         (OPEN_MPI | MASTER, Launch("mpiexec", 1, 2, 1, 2, "env://")),
         (MPICH, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}host-1/store")),
         (SLURM | MASTER, Launch("srun", 3, 4, 1, 2, "env://")),
+        (SLURM | MASTER | UNEVEN, Launch("srun", 3, 4, 0, 1, "env://")),
+        (SLURM | MASTER | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "13"}, Launch("srun", 3, 4, 1, 2, "env://")),
+        (SLURM | ONE_NODE, Launch("srun", 3, 4, 3, 4, f"{TEMPORARY}77-5/store")),
+        (SLURM | MPICH, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}host-1/store")),
         (SLURM | OPEN_MPI, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}prterun-host-7-1/store")),
         (SLURM | OPEN_MPI | BY_TORCHRUN | MASTER, Launch("torchrun", 5, 8, 1, 4, "env://")),
         (BY_TORCHRUN | MASTER | {"WORLD_SIZE": "1", "RANK": "0"}, None),
@@ -282,6 +288,10 @@ def test_several_nodes_need_a_place_to_meet():
 def test_a_variable_that_is_no_number_is_named():
     with pytest.raises(ValueError, match="WORLD_SIZE must be a number, got 'two'"):
         launch_of(BY_TORCHRUN | {"WORLD_SIZE": "two"})
+    with pytest.raises(ValueError, match=r"SLURM_STEP_TASKS_PER_NODE must be numbers .* for node 2 .* got '2\(x2\)'"):
+        launch_of(SLURM | MASTER | {"SLURM_NODEID": "2"})
+    with pytest.raises(ValueError, match=r"as 4\(x2\),1, .* got 'many'"):
+        launch_of(SLURM | MASTER | {"SLURM_STEP_TASKS_PER_NODE": "many"})
 
 
 def test_versions_that_differ_are_named(monkeypatch, tmp_path):

@@ -227,6 +227,7 @@ def test_a_peer_that_takes_too_long_or_too_much_memory_is_ended(ranking, tmp_pat
     assert slow.over == "over 0.001 s"
     facts = ranking.reference.write("small", tmp_path)
     assert facts["num_nodes"] == 2000 and facts["reference_error_bound"] < 1e-11
+    assert np.load(tmp_path / "src.npy").dtype == np.load(tmp_path / "dst.npy").dtype == np.int64
     hungry = ranking.process.PeerProcess(peer, memory_limit=1)
     assert "failed" in hungry.ask("load", timeout_s=60, folder=str(tmp_path))
     hungry.close()

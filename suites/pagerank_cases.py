@@ -1,0 +1,34 @@
+"""What several suites of PageRank run on."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import strategies as st
+
+from pdlcheck.primitives.pagerank import pagerank_v0, pagerank_v1, pagerank_v2, pagerank_v3
+
+DAMPING = st.sampled_from([0.85, 0.0, 0.3, 0.95])
+VERSIONS = {"pagerank_v1": pagerank_v1, "pagerank_v2": pagerank_v2, "pagerank_v3": pagerank_v3}
+NEEDS_DGL = pytest.mark.skipif(
+    find_spec("dgl") is None, reason="pagerank_v0 needs DGL, which is missing: pip install pdlcheck[dgl]"
+)
+if find_spec("dgl") is not None:
+    VERSIONS["pagerank_v0"] = pagerank_v0
+
+
+def cases(*names: str) -> pytest.MarkDecorator:
+    """Parametrize ``version`` over primitives, so that each test is about one of them."""
+    marks = {"pagerank_v0": [NEEDS_DGL]}
+    params = [pytest.param(n, marks=[pytest.mark.verifies(n), *marks.get(n, [])]) for n in names]
+    return pytest.mark.parametrize("version", params)
+
+
+each_version = cases("pagerank_v0", "pagerank_v1", "pagerank_v2", "pagerank_v3")
+each_primitive = cases("pagerank_v0", "pagerank_v1", "pagerank_v2", "pagerank_v3", "pagerank", "pagerank_reference")
+
+
+def left_over(version: str, damping: float) -> float:
+    """The L1 error that the primitive may leave: 200 rounds leave 2 d**200, the solver its tolerance."""
+    return {"pagerank": 1e-8, "pagerank_reference": 0.0}.get(version, 2 * damping**200)
