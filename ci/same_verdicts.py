@@ -3,7 +3,8 @@
     python ci/same_verdicts.py [--only TEXT]
 
 Prints one line for each way to run it. Two hosts are two network namespaces joined by a virtual cable, each with a
-torchrun of its own: that needs root and iproute2. What this machine lacks is said, not failed.
+torchrun of its own: that needs root and iproute2. For srun a Slurm cluster is started: that needs root and Slurm. What
+this machine lacks is said, not failed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from verdicts import slurm
 
 HERE = Path(__file__).parent
 TESTS = HERE / "verdicts" / "test_thirty.py"
@@ -106,6 +109,17 @@ def on_two_hosts(arguments: list[str]) -> tuple[list[int], str]:
         return [run.returncode for run in runs], "".join(texts)
 
 
+def srun(*options: str) -> Callable[[list[str]], tuple[list[int], str]]:
+    """On a Slurm cluster of two nodes, both of them this machine."""
+
+    def run(arguments: list[str]) -> tuple[list[int], str]:
+        with slurm.slurm_cluster(nodes=2) as variables:
+            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29578"} if "--nodes=2" in options else {}
+            return command("srun", *options, PYTHON, **variables, **place)(arguments)
+
+    return run
+
+
 def ways() -> list[Way]:
     scripts = f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}"
     mpiexec = shutil.which("mpiexec", path=scripts)
@@ -121,6 +135,8 @@ def ways() -> list[Way]:
         Way("torchrun --nproc-per-node 4", command(*torchrun("--nproc-per-node=4")), []),
         Way("mpiexec -n 4", command(mpiexec or "", "-n", "4", "--oversubscribe", PYTHON, **root), [], no_mpi),
         Way("torchrun on two hosts, 2 + 2", on_two_hosts, [], no_hosts),
+        Way("srun -n 4", srun("-n", "4", "--nodes=1"), [], slurm.missing()),
+        Way("srun on two nodes, 3 + 1", srun("-n", "4", "--nodes=2", "--mpi=pmi2"), [], slurm.missing()),
     ]
 
 

@@ -35,7 +35,7 @@ GRAPHS: Mapping[str, Callable[[], Graph]] = {
 
 
 def write(name: str, folder: Path) -> dict[str, Any]:
-    """Write src.npy, dst.npy and reference.npy, the ranks; tell the graph's size and how far the ranks can be off.
+    """Write src.npy, dst.npy (int64) and reference.npy, the ranks; tell the graph's size and how far the ranks can be off.
 
     Up to 3000 nodes they are the dense solution. Beyond, they are ours at tol=1e-12, and the bound on their error does
     not rest on our code: it is what one serial float64 round of the equation by numpy moves them, over 1 - damping,
@@ -49,7 +49,8 @@ def write(name: str, folder: Path) -> dict[str, Any]:
         scores = pagerank(graph, damping=DAMPING, tol=1e-12).scores
         moved = float(np.abs(oracle.step(scores) - scores).sum()) / (1 - DAMPING)
         bound = moved + oracle.rounding(scores, np.dtype(np.float64))
-    for array, values in (("src", graph.src), ("dst", graph.dst), ("reference", scores)):
-        np.save(folder / f"{array}.npy", values)
+    for array, ids in (("src", graph.src), ("dst", graph.dst)):
+        np.save(folder / f"{array}.npy", ids.astype(np.int64))
+    np.save(folder / "reference.npy", scores)
     sizes = {"num_nodes": graph.num_nodes, "num_edges": graph.num_edges, "dangling": int(graph.dangling.sum())}
     return {"graph": name, **sizes, "reference_error_bound": bound}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ import pytest
 
 from pdlcheck.worlds.launched import INSIDE, Launch, launch_of
 
+SLURM_CLUSTER = Path(__file__).parents[2] / "ci" / "verdicts" / "slurm.py"
 FILE = """
 import os, signal
 import pytest
@@ -134,6 +136,20 @@ def test_mpiexec(tmp_path):
     )
     assert_one_true_report(code, text, "mpiexec")
     assert list(temporary.glob("pdlcheck-*")) == []
+
+
+@pytest.mark.parametrize("mpi", ["none", "pmi2"])
+def test_srun(tmp_path, mpi):
+    if not SLURM_CLUSTER.exists():
+        pytest.skip("needs ci/verdicts/slurm.py: run the suites in a clone of the repository")
+    spec = importlib.util.spec_from_file_location("_slurm", SLURM_CLUSTER)
+    slurm = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(slurm)
+    if slurm.missing():
+        pytest.skip(slurm.missing())
+    with slurm.slurm_cluster(nodes=1) as variables:
+        code, text = launched(["srun", "-n", "3", f"--mpi={mpi}", sys.executable, *PYTEST], tmp_path, **variables)
+    assert_one_true_report(code, text, "srun")
 
 
 def free_port() -> int:

@@ -2,12 +2,14 @@
 
 Sources of the names: torch elastic's environment (RANK, LOCAL_RANK, ...), PMIx and Open MPI (OMPI_COMM_WORLD_*),
 MPICH and Intel MPI (PMI_*, MPI_LOCAL*), Slurm (SLURM_*). The same order as here: an inner launcher sets its
-variables over those of the allocation that it runs in, so Slurm comes last.
+variables over those of the allocation that it runs in, so Slurm comes last. Only where PMI_* says what Slurm says, it
+is Slurm that said it, for MPICH programs that ``srun --mpi=pmi2`` starts; the names of the job and node are Slurm's.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,6 +48,15 @@ class _Names:
     job: tuple[str, ...]
 
 
+_PMI = _Names("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_ID", "PMI_PORT", "PMI_FD"))
+_SLURM = _Names(
+    "srun",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+    "SLURM_STEP_TASKS_PER_NODE",
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
 _LAUNCHERS = (
     _Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "MASTER_PORT")),
     _Names(
@@ -56,15 +67,8 @@ _LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
         ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     ),
-    _Names("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_ID", "PMI_PORT", "PMI_FD")),
-    _Names(
-        "srun",
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_LOCALID",
-        "SLURM_STEP_TASKS_PER_NODE",
-        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-    ),
+    _PMI,
+    _SLURM,
 )
 
 
@@ -83,10 +87,15 @@ def launch_of(environment: Mapping[str, str], init_method: str | None = None) ->
         return None
     for names in _LAUNCHERS:
         if names.rank in environment and names.world_size in environment:
+            if names is _PMI and _place(environment, _PMI) == _place(environment, _SLURM):
+                continue
             rank, world_size = (_number(environment, name) for name in (names.rank, names.world_size))
             if world_size < 2:
                 return None
-            local_world_size = _number(environment, names.local_world_size, world_size)
+            if names is _SLURM:
+                local_world_size = _tasks_of_this_node(environment)
+            else:
+                local_world_size = _number(environment, names.local_world_size, world_size)
             one_node = local_world_size == world_size  # Open MPI may number the ranks of a node in another order
             local_rank = rank if one_node else _number(environment, names.local_rank, rank)
             return Launch(
@@ -100,12 +109,30 @@ def launch_of(environment: Mapping[str, str], init_method: str | None = None) ->
     return None
 
 
+def _place(environment: Mapping[str, str], names: _Names) -> tuple[str | None, str | None]:
+    return environment.get(names.rank), environment.get(names.world_size)
+
+
+def _tasks_of_this_node(environment: Mapping[str, str]) -> int:
+    """Slurm writes 4(x2),1 for 4 tasks on each of 2 nodes and 1 on the third."""
+    text = environment.get(_SLURM.local_world_size, "")
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    tasks = [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
+    node = _number(environment, "SLURM_NODEID", 0)
+    if None in parts or not 0 <= node < len(tasks):
+        raise ValueError(
+            f"{_SLURM.local_world_size} must be numbers of tasks, as 4(x2),1, one for node {node} among them, "
+            f"got {text!r}; unset SLURM_PROCID outside a launch"
+        )
+    return tasks[node]
+
+
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environment.get(name)
     if text is None and default is not None:
         return default
     try:
-        return int((text or "").partition("(")[0])  # Slurm writes 4(x2) for 4 tasks on each of 2 nodes
+        return int(text or "")
     except ValueError:
         raise ValueError(f"{name} must be a number, got {text!r}; unset it outside a launch") from None
 
