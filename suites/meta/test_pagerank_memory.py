@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -139,6 +140,20 @@ def test_the_solver_takes_no_more_than_was_said_and_not_much_less(num_nodes, num
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     said = solver_nbytes(num_nodes, num_edges, weighted=bool(weighted))
     assert said / 2 <= int(done.stdout) <= said
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_ranks_of_edges_in_arrays_take_at_most_12_bytes_an_edge(kind):
+    """Above the arrays, with 16 edges for each node: the layout and the vectors. A Graph has its own ids besides."""
+    src, dst = np.random.default_rng(0).integers(0, 1 << 17, (2, 1 << 21)).astype(kind)
+    pagerank((src[:100], dst[:100]))  # what is compiled is no graph's
+    tracemalloc.start()
+    try:
+        assert pagerank((src, dst), tol=1e-8).converged
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 4 < peak / len(src) < 12
 
 
 def test_the_arrays_of_a_graph_are_as_large_as_was_said():
