@@ -35,7 +35,7 @@ GRAPHS: Mapping[str, Callable[[], Graph]] = {
 
 
 def write(name: str, folder: Path) -> dict[str, Any]:
-    """Write src.npy, dst.npy (int64) and reference.npy, the ranks; tell the graph's size and how far the ranks can be off.
+    """Write src.npy and dst.npy, int64, and reference.npy, the ranks; tell its size and how far the ranks can be off.
 
     Up to 3000 nodes they are the dense solution. Beyond, they are ours at tol=1e-12, and the bound on their error does
     not rest on our code: it is what one serial float64 round of the equation by numpy moves them, over 1 - damping,

@@ -8,7 +8,7 @@ on, and a rank whose hooks have posted once keeps the mode, so that the next pas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -104,14 +104,25 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)  # it has no memory
         if types and not _PLAIN.issuperset(types):
             return NotImplemented  # a subclass unpacks itself first, and its plain tensors come here
-        if self._by_storage:
-            for tensor, access in _accesses(func, args, kwargs):
-                self.check(tensor, access, func)
+        if self._by_storage and (known := _reads_and_writes(func)) is not None:
+            self._check_arguments(func, known, args, kwargs)
         self._handling += 1
         try:
             return func(*args, **kwargs)
         finally:
             self._handling -= 1
+
+    def _check_arguments(
+        self, func: Any, known: Sequence[tuple[str, str]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        for value, (_, access) in zip(args, known, strict=False):
+            for tensor in _tensors(value):
+                self.check(tensor, access, func)
+        if kwargs:
+            by_name = dict(known)
+            for name, value in kwargs.items():
+                for tensor in _tensors(value):
+                    self.check(tensor, by_name.get(name, "read"), func)
 
     def _enter(self) -> None:
         if self._handling or self in (stack := dispatch._get_current_dispatch_mode_stack()):
@@ -168,6 +179,8 @@ _COMMUNICATION = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d
 @lru_cache(maxsize=4096)
 def _reads_and_writes(func: Any) -> tuple[tuple[str, str], ...] | None:
     """(argument, access) for each argument; None for views and for what looks at shapes alone."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return None
     schema = func._schema
     namespace, name = schema.name.split("::")
     is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
@@ -179,20 +192,6 @@ def _reads_and_writes(func: Any) -> tuple[tuple[str, str], ...] | None:
         (argument.name, "write" if argument.alias_info is not None and argument.alias_info.is_write else "read")
         for argument in schema.arguments
     )
-
-
-def _accesses(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, str]]:
-    if not isinstance(func, torch._ops.OpOverload):
-        return
-    known = _reads_and_writes(func)
-    if known is None:
-        return
-    for value, (_, access) in zip(args, known, strict=False):
-        yield from ((tensor, access) for tensor in _tensors(value))
-    if kwargs:
-        by_name = dict(known)
-        for name, value in kwargs.items():
-            yield from ((tensor, by_name.get(name, "read")) for tensor in _tensors(value))
 
 
 def _tensors(value: Any) -> Sequence[Tensor]:
