@@ -100,7 +100,9 @@ def _measured(names: Iterable[str]) -> list[str]:
 def _page(head: list[str], rows: list[list[str]]) -> str:
     lines = ["# The systems, and what shows that they work", "", "Written by `python ci/systems.py --write`.", ""]
     lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    for *cells, measured in rows:
+        cells.append("<br>".join(" ".join(line.split()) for line in measured.split("; ")))
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdlcheck.harness.cases import case_of
+from pdlcheck.harness.cases import world_of
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,11 +27,8 @@ class _Outcomes:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
-            case = case_of(item)
-            callspec = getattr(item, "callspec", None)
-            world = case.world if case is not None else (callspec.params.get("world", "") if callspec else "")
             verified = [name for marker in item.iter_markers("verifies") for name in marker.args]
-            self._tests[item.nodeid] = {"world": str(world), "verifies": verified, "outcome": "passed"}
+            self._tests[item.nodeid] = {"world": world_of(item) or "", "verifies": verified, "outcome": "passed"}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = self._tests[report.nodeid]

@@ -144,16 +144,18 @@ def check_error_bound(
     tol: float = 1e-8,
     personalization: Any = None,
     dangling: Any = None,
+    reachable: bool = False,
 ) -> None:
     """The result's ``error_bound`` holds for the true L1 error, and ``converged`` means that it is at most
     ``tol``.
 
     ``function(graph)`` returns an object with ``scores``, ``error_bound`` and ``converged``. The true error
     is the distance to the dense solution, known to about ``n * 2e-16 / (1 - d)``; a bound below that cannot
-    be judged.
+    be judged. With ``reachable`` it must converge: a solver that never says so never claims too much.
 
     Raises:
-        AssertionError: the bound does not hold, or ``converged`` contradicts it.
+        AssertionError: the bound does not hold, ``converged`` contradicts it, or is False though ``tol`` is
+            ``reachable``.
         Inconclusive: the graph is too large for the dense solution.
     """
     __tracebackhide__ = True
@@ -176,6 +178,9 @@ def check_error_bound(
         raise AssertionError(_message(first, [*details, ("likely cause", cause)], oracle, dtype))
     if bool(result.converged) != (bound <= tol):
         first = f"{name}: converged is {bool(result.converged)} with error_bound {bound:.3e}, tol is {tol:.1e}"
+        raise AssertionError(_message(first, details, oracle, dtype))
+    if reachable and not result.converged:
+        first = f"{name}: error_bound is {bound:.3e} in the end, tol is {tol:.1e}, which can be reached"
         raise AssertionError(_message(first, details, oracle, dtype))
 
 

@@ -443,6 +443,14 @@ def test_check_error_bound_rejects_a_claim_of_convergence():
         check_error_bound(lambda g: Result(twin(g, drop_dangling=True), 1e-9, True), DANGLING)
 
 
+def test_check_error_bound_rejects_a_solver_that_never_gets_there():
+    check_error_bound(partial(bounded, rounds=150, claim=banach), LOOPS, reachable=True)
+    modest = partial(bounded, rounds=150, claim=lambda step: 1.0, converged=False)
+    check_error_bound(modest, LOOPS)
+    with pytest.raises(AssertionError, match=r"error_bound is 1.000e\+00 in the end, tol is 1.0e-08, which can be"):
+        check_error_bound(modest, LOOPS, reachable=True)
+
+
 def test_check_error_bound_is_inconclusive_where_the_truth_is_unknown():
     with pytest.raises(Inconclusive, match="20000 nodes are too many"):
         check_error_bound(partial(bounded, rounds=9, claim=banach), many_dangling(20_000))
