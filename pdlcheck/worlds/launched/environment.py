@@ -93,7 +93,7 @@ def launch_of(environment: Mapping[str, str], init_method: str | None = None) ->
             if world_size < 2:
                 return None
             if names is _SLURM:
-                local_world_size = _tasks_of_this_node(environment)
+                local_world_size = _tasks_of_this_node(environment, world_size)
             else:
                 local_world_size = _number(environment, names.local_world_size, world_size)
             one_node = local_world_size == world_size  # Open MPI may number the ranks of a node in another order
@@ -113,9 +113,11 @@ def _place(environment: Mapping[str, str], names: _Names) -> tuple[str | None, s
     return environment.get(names.rank), environment.get(names.world_size)
 
 
-def _tasks_of_this_node(environment: Mapping[str, str]) -> int:
+def _tasks_of_this_node(environment: Mapping[str, str], default: int) -> int:
     """Slurm writes 4(x2),1 for 4 tasks on each of 2 nodes and 1 on the third."""
-    text = environment.get(_SLURM.local_world_size, "")
+    text = environment.get(_SLURM.local_world_size)
+    if text is None:
+        return default
     parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
     tasks = [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
     node = _number(environment, "SLURM_NODEID", 0)

@@ -79,6 +79,8 @@ class Channel:
         try:
             while (message := self._next_message()) is not None:
                 self._handle(message)
+        except (BrokenPipeError, ConnectionResetError):  # the controller went while it was answered
+            pass
         except BaseException:  # the others would wait for a rank that no longer listens
             traceback.print_exc()
             os._exit(_DEAF)
