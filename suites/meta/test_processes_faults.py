@@ -148,6 +148,22 @@ def test_a_rank_whose_listening_thread_fails_dies_with_the_reason(processes):
     assert_heals(processes)
 
 
+def test_a_rank_whose_controller_goes_while_it_answers_ends_quietly():
+    program = """
+from multiprocessing import Pipe
+from pdlcheck.worlds.processes.channel import Channel
+from pdlcheck.worlds.processes.messages import AreYouThere, put
+controller, rank = Pipe()
+put(controller, AreYouThere())
+controller.close()
+channel = Channel(rank)
+channel.start()
+assert channel.next_call() is None
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_sys_exit_of_a_rank_does_not_end_the_controller(processes):
     with pytest.raises(RankFailed, match=r"rank 1 called sys.exit\(4\)"):
         processes.run(on_rank_1(lambda: sys.exit(4)), world_size=2)
