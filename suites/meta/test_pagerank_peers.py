@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -223,8 +224,10 @@ def test_a_solver_without_a_setting_is_taken_as_it_is(ranking):
 def test_a_peer_that_takes_too_long_or_too_much_memory_is_ended(ranking, tmp_path):
     peer = ranking.registry.find("SciPy loop")
     slow = ranking.process.PeerProcess(peer)
+    os.mkfifo(tmp_path / "src.npy")  # nobody writes
     assert slow.ask("load", timeout_s=0.001, folder=str(tmp_path))["failed"] == "over 0.001 s"
     assert slow.over == "over 0.001 s"
+    (tmp_path / "src.npy").unlink()
     facts = ranking.reference.write("small", tmp_path)
     assert facts["num_nodes"] == 2000 and facts["reference_error_bound"] < 1e-11
     assert np.load(tmp_path / "src.npy").dtype == np.load(tmp_path / "dst.npy").dtype == np.int64

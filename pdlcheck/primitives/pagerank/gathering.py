@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 __all__ = ["LANES", "NUM_SUMS", "add_gathered", "add_rows", "take_next", "update_rows"]
 
 LANES = 16
-NUM_SUMS = 5  # of update_rows
+NUM_SUMS = 6  # of update_rows
 
 _FLOAT, _DOUBLE = ir.FloatType(), ir.DoubleType()
 _BIT, _INT32, _INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
@@ -97,6 +97,7 @@ def _update_rows(
     base: Any,
     landing: Any,
     out: Any,
+    leaving: Any,
     sent: Any,
     before: Any,
     scores: Any,
@@ -109,21 +110,21 @@ def _update_rows(
 
     ``value = keep * arrived + to_base * base + to_landing * landing``, less ``before`` where that is not None, goes to
     ``scores``; ``value * out`` to ``fresh``, from ``place``. Adds to the NUM_SUMS lanes of ``sums``: the L1 step, value
-    of dangling rows (those with ``out`` 0), value, absolute value, and ``weight`` times the absolute value before
-    ``before`` was taken off. The step is measured against what was really sent, rounded as it was, and only where
-    something is sent: ``abs(value * out - sent) / out``; with ``before`` it is the absolute value.
+    of dangling rows (those with ``out`` 0), ``value * leaving``, value, absolute value, and ``weight`` times the
+    absolute value before ``before`` was taken off. The step is measured against what was really sent, rounded as it
+    was, and only where something is sent: ``abs(value * out - sent) / out``; with ``before`` it is the absolute value.
 
-    For one row of LANES vectors, ``row`` and ``place`` are LANES times its own, ``out`` is its number, and
-    ``to_landing`` an array of one for each vector.
+    For one row of LANES vectors, ``row`` and ``place`` are LANES times its own, ``out`` and ``leaving`` are its
+    numbers, and ``to_landing`` an array of one for each vector.
     """
     number = types.float64
     factors = number, number, number, to_landing
-    vectors = base, landing, out, sent, before, scores
+    vectors = base, landing, out, leaving, sent, before, scores
     signature = types.void(arrived, *factors, *vectors, types.intp, fresh, types.intp, sums)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         arrived, base, landing, sent, scores, fresh, sums = (
-            _Array(context, builder, signature.args[i], args[i]) for i in (0, 5, 6, 8, 10, 12, 14)
+            _Array(context, builder, signature.args[i], args[i]) for i in (0, 5, 6, 9, 11, 13, 15)
         )
         first = ir.Constant(_INT64, 0)
 
@@ -132,16 +133,16 @@ def _update_rows(
                 return _splat(builder, args[i])
             return _Array(context, builder, signature.args[i], args[i]).load(at)
 
-        is_change = signature.args[9] is not types.none
+        is_change = signature.args[10] is not types.none
         weight, keep, to_base, to_landing = (each(i, first) for i in range(1, 5))
-        row, place, zero = args[11], args[13], _constant(_DOUBLE, 0.0)
+        row, place, zero = args[12], args[14], _constant(_DOUBLE, 0.0)
         absolute = _function(builder.module, f"llvm.fabs.v{LANES}f64", _vector(_DOUBLE), [_vector(_DOUBLE)])
         value = builder.fmul(keep, arrived.load(first))
         value = builder.fadd(value, builder.fmul(to_base, base.load(row)))
         value = builder.fadd(value, builder.fmul(to_landing, landing.load(row)))
         weighted = builder.fmul(weight, builder.call(absolute, [value]))
         if is_change:
-            before = _Array(context, builder, signature.args[9], args[9])
+            before = _Array(context, builder, signature.args[10], args[10])
             value = builder.fsub(value, before.load(row))
         shared = each(7, row)
         dangling = builder.fcmp_ordered("==", shared, zero)
@@ -152,7 +153,8 @@ def _update_rows(
             change = builder.call(absolute, [builder.fsub(sending, sent.load(row))])
             step = builder.select(dangling, zero, builder.fdiv(change, shared))
         lost = builder.select(dangling, value, zero)
-        for number, term in enumerate((step, lost, value, size, weighted)):
+        left = builder.fmul(value, each(8, row))
+        for number, term in enumerate((step, lost, left, value, size, weighted)):
             at = ir.Constant(_INT64, number * LANES)
             sums.store(at, builder.fadd(sums.load(at), term))
         scores.store(row, value)

@@ -11,7 +11,7 @@ import numba
 
 from pdlcheck.primitives.pagerank.gathering import LANES, NUM_SUMS, add_gathered, take_next, update_rows
 
-__all__ = ["TILE", "count_degrees", "deal_to_blocks", "deal_to_rows", "rows_by_degree", "sweep"]
+__all__ = ["TILE", "count_degrees", "deal_to_blocks", "deal_to_rows", "rows_by_key", "sweep"]
 
 TILE = 64  # slices whose sums are added apart, so that a long sum rounds like two short ones
 
@@ -25,19 +25,15 @@ def count_degrees(first: int, last: int, src: Any, dst: Any, out_degree: Any, in
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def rows_by_degree(in_degree: Any, begin: Any, node: Any, row: Any) -> None:
-    """Number nodes by falling in-degree, equals in order of id: node ``node[r]`` has row r, ``row`` is the inverse.
-
-    ``begin`` holds as many zeros as the largest in-degree, plus 2.
-    """
+def rows_by_key(key: Any, begin: Any, row: Any) -> None:
+    """Number nodes by falling key, equals in order of id. ``begin`` holds as many zeros as the largest key, plus 2."""
     largest = begin.size - 2
-    for i in range(in_degree.size):
-        begin[largest - in_degree[i] + 1] += 1
-    for d in range(1, begin.size):
-        begin[d] += begin[d - 1]
-    for i in range(in_degree.size):
-        at = largest - in_degree[i]
-        node[begin[at]] = i
+    for i in range(key.size):
+        begin[largest - key[i] + 1] += 1
+    for k in range(1, begin.size):
+        begin[k] += begin[k - 1]
+    for i in range(key.size):
+        at = largest - key[i]
         row[i] = begin[at]
         begin[at] += 1
 
@@ -139,6 +135,7 @@ def sweep(
     base: Any,
     landing: Any,
     out: Any,
+    leaving: Any,
     sent: Any,
     before: Any,
     scores: Any,
@@ -190,6 +187,7 @@ def sweep(
                     base,
                     landing,
                     out,
+                    leaving,
                     sent,
                     before,
                     scores,

@@ -2,6 +2,9 @@
 
 The entries of a slice are stored one of each row, then the next one of each, so that sixteen sums go on at a time; rows
 are sorted, so a slice holds rows of about equal length. Long rows, which may have no equals, are summed each alone.
+
+Sinks, that is dangling nodes, have the last rows: nobody reads their scores one by one, so a round need not make them.
+What they hold together, which all read, follows from what each other node sends to them: ``leaving``.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from numpy.typing import NDArray
 
 from pdlcheck.primitives.pagerank.gathering import LANES
 from pdlcheck.primitives.pagerank.graph import NARROW, Float64, Graph
-from pdlcheck.primitives.pagerank.kernels import count_degrees, deal_to_blocks, deal_to_rows, rows_by_degree
+from pdlcheck.primitives.pagerank.kernels import count_degrees, deal_to_blocks, deal_to_rows, rows_by_key
 from pdlcheck.primitives.pagerank.threads import Team, ranges
 
 __all__ = ["Layout", "lay_out", "layout_of"]
@@ -24,11 +27,12 @@ LONG = 512  # a row with more entries is summed alone
 EDGES_PER_BLOCK = 1 << 17  # a megabyte or so while they are dealt to rows, a tenth of a millisecond in a sweep
 LARGE = 1 << 20  # a graph with fewer edges is one block
 MOST_BUILDERS = 4  # each has 8 bytes for each node
+COUNTED = 1 << 20  # entries at a time: 8 bytes for each
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Rows, padded with empty ones to whole slices; a place without an edge has the first empty row for its source.
+    """Rows, padded with empty ones to whole slices; a place without an edge has the last empty row for its source.
 
     Args:
         row: of each node.
@@ -37,8 +41,10 @@ class Layout:
         sources: rows, one per place.
         shares: of each place; None where every node shares alike.
         out: 1 / out-degree, or 1 with shares; 0 for a dangling node, 1 for padding.
+        leaving: of what each row sends, times ``out``, the part that goes to the rows of sinks.
         share_error: how often a share was rounded.
         bounds: blocks of slices with about equal work; they depend on the graph alone, and so does each rounding.
+        sink_block: the first block of sinks. Only dangling nodes with a long row are not among them.
     """
 
     row: NDArray[Any]
@@ -47,8 +53,10 @@ class Layout:
     sources: NDArray[Any]
     shares: Float64 | None
     out: Float64
+    leaving: Float64
     share_error: float
     bounds: NDArray[np.int64]
+    sink_block: int
 
     @property
     def num_rows(self) -> int:
@@ -58,6 +66,11 @@ class Layout:
     @property
     def num_blocks(self) -> int:
         return len(self.bounds) - 1
+
+    @property
+    def first_sink(self) -> int:
+        """The first row of ``sink_block``."""
+        return int(self.bounds[self.sink_block]) * LANES
 
     @property
     def longest(self) -> int:
@@ -77,8 +90,8 @@ class Layout:
 
     def uniform(self) -> Float64:
         """The same for 1 / (number of nodes) everywhere."""
-        rows = np.full(self.num_rows, 1 / len(self.row))
-        rows[len(self.row) :] = 0
+        rows = np.zeros(self.num_rows)
+        rows[self.row] = 1 / len(self.row)
         return rows
 
     def nodes_of(self, per_row: Float64) -> Float64:
@@ -109,22 +122,27 @@ def lay_out(graph: Graph) -> Layout:
         out_degrees, in_degrees = np.zeros((2, team.size, n), degree_type)
         team.run(lambda k: count_degrees(*parts[k], graph.src, graph.dst, out_degrees[k], in_degrees[k]))
         out_degree, in_degree = (degrees.sum(axis=0, dtype=degree_type) for degrees in (out_degrees, in_degrees))
-        node, row = (np.empty(n, np.int32 if narrow else np.int64) for _ in range(2))
-        rows_by_degree(in_degree, np.zeros(int(in_degree.max(initial=0)) + 2, np.int64), node, row)
-        num_rows = (n // LANES + 1) * LANES  # at least one row of padding
+        row = np.empty(n, np.int32 if narrow else np.int64)
+        is_sink = (out_degree == 0 if alike else graph.dangling) & (in_degree <= LONG)
+        num_sinks = int(np.count_nonzero(is_sink))
+        key = np.where(is_sink, in_degree, in_degree + np.int64(LONG + 1))
+        rows_by_key(key, np.zeros(int(key.max(initial=0)) + 2, np.int64), row)
+        first_sink = _whole_slices(n - num_sinks)
+        np.add(row, first_sink - (n - num_sinks), out=row, where=is_sink, dtype=row.dtype)
+        num_rows = first_sink + _whole_slices(num_sinks + 1)  # at least one row of padding
         degree = np.zeros(num_rows, np.int64)
-        degree[:n] = in_degree[node]
-        long_rows = -(-int(np.searchsorted(-degree, -LONG)) // LANES) * LANES
+        degree[row] = in_degree
+        long_rows = _whole_slices(int(np.count_nonzero(in_degree > LONG)))
         taken = np.concatenate([-(-degree[:long_rows] // LANES), degree[long_rows::LANES]]) * LANES
         begins = np.concatenate([[0], np.cumsum(taken)])
-        bounds = _bounds(taken, long_rows)
+        bounds, sink_block = _bounds(taken, long_rows, first_sink // LANES)
         block_of = np.repeat(np.arange(len(bounds) - 1, dtype=np.int32), np.diff(bounds))
         first_row = bounds[:-1] * LANES
-        counts = np.zeros((team.size, len(first_row)), np.int64)
-        filled = first_row[first_row < n]  # the last block may be padding alone
+        counts = np.empty((team.size, len(first_row)), np.int64)
         for k in range(team.size):
-            counts[k, : len(filled)] = np.add.reduceat(in_degrees[k][node], filled, dtype=np.int64)
-        del degree, in_degree, node
+            degree[row] = in_degrees[k]
+            counts[k] = np.add.reduceat(degree, first_row)
+        del degree, in_degree, is_sink, key
         in_block = counts.sum(axis=0)
         next_place = begins[np.where(first_row < long_rows, first_row, long_rows + (first_row - long_rows) // LANES)]
         next_places = next_place + np.cumsum(counts, axis=0) - counts
@@ -145,7 +163,7 @@ def lay_out(graph: Graph) -> Layout:
         room = np.empty((team.size, most_rows), np.int64)
         team.run(
             lambda k: deal_to_rows(
-                *(counter, bounds, long_rows, begins, in_block, n, rows, sources, shares),
+                *(counter, bounds, long_rows, begins, in_block, num_rows - 1, rows, sources, shares),
                 *(room[k], held[k], held_shares[k]),
             )
         )
@@ -155,12 +173,27 @@ def lay_out(graph: Graph) -> Layout:
     else:
         out[row] = ~graph.dangling
     share_error = 0.0 if alike else float(out_degree.max())
-    return Layout(row, long_rows, begins, sources, shares, out, share_error, bounds)
+    leaving = np.zeros(num_rows)
+    for at in range(int(begins[long_rows + (first_sink - long_rows) // LANES]), len(sources), COUNTED):
+        places = slice(at, at + COUNTED)
+        leaving += np.bincount(sources[places], None if shares is None else shares[places], num_rows)
+    leaving *= out
+    return Layout(row, long_rows, begins, sources, shares, out, leaving, share_error, bounds, sink_block)
 
 
-def _bounds(taken: NDArray[np.int64], long_rows: int) -> NDArray[np.int64]:
-    each = np.concatenate([taken[:long_rows].reshape(-1, LANES).sum(1), taken[long_rows:]])
-    work = np.cumsum(each + 4 * LANES)
-    count = int(work[-1] // EDGES_PER_BLOCK) if work[-1] >= LARGE else 1
-    cuts = 1 + np.searchsorted(work, work[-1] * np.arange(1, count) / count)
-    return np.unique(np.concatenate([[0], cuts, [len(work)]])).astype(np.int64)
+def _whole_slices(rows: int) -> int:
+    return -(-rows // LANES) * LANES
+
+
+def _bounds(taken: NDArray[np.int64], long_rows: int, first_sink: int) -> tuple[NDArray[np.int64], int]:
+    """Where blocks begin, and the number of those before slice ``first_sink``."""
+    each = np.concatenate([taken[:long_rows].reshape(-1, LANES).sum(1), taken[long_rows:]]) + 4 * LANES
+    large = each.sum() >= LARGE
+    ends = [np.zeros(1, np.int64)]
+    for first, last in ((0, first_sink), (first_sink, len(each))):
+        work = np.cumsum(each[first:last])
+        count = max(1, int(work[-1] // EDGES_PER_BLOCK)) if large and last > first else 1
+        cuts = first + 1 + np.searchsorted(work, each[first:last].sum() * np.arange(1, count) / count)
+        ends.append(np.unique([*cuts, last]))
+    blocks = np.unique(np.concatenate(ends))
+    return blocks, int(np.searchsorted(blocks, first_sink))

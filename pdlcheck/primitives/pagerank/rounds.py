@@ -27,7 +27,7 @@ BLOCKS_PER_CHUNK = 4  # at least, so that threads find work
 
 @dataclass
 class _System:
-    """``y = to_base base + d (P y + m w)``, and where to begin: what nodes send, and the mass of dangling ones.
+    """``y = to_base base + d (P y + m w)``, and where to begin: ``start``, and what nodes send then.
 
     ``lost``: the round-off in ``base``, whose L1 norm is ``size``. ``whole``, of sum ``total``: what y is added to.
     Numbers are one, or one for each of LANES vectors.
@@ -35,12 +35,23 @@ class _System:
 
     base: Float64
     to_base: float
+    start: Float64
     sent: NDArray[Any]
-    mass: Any
     lost: Any = 0.0
     size: Any = 1.0
     whole: Float64 | None = None
     total: Any = 0.0
+
+
+@dataclass
+class _Dangling:
+    """Of some scores: what dangling nodes among the swept rows hold, and what leaves each chunk for the others."""
+
+    held: Any
+    leaving: NDArray[Any]
+
+    def plus(self, factor: Any, other: _Dangling) -> _Dangling:
+        return _Dangling(self.held + factor * other.held, self.leaving + factor * other.leaving)
 
 
 class Rounds:
@@ -55,6 +66,11 @@ class Rounds:
     Where its rounding shows, one round in float64 finds the residual r of the scores so far, and the next sweeps solve
     ``y = r + d (P y + m w)`` for what is still missing, again in float32: its rounding is now relative to y. This is
     iterative refinement.
+
+    **Dangling mass.** m is a number that all rows meet, so a round in place finds it anew for each chunk of rows, from
+    what leaves the other rows for sinks: ``m = (held + base of sinks + d leaving) / (1 - d landing on sinks)``, where
+    "held" is the mass of dangling nodes that are no sinks. The scores of the sinks themselves, which nobody reads, are
+    made when the bound is about to hold. It is measured with them, and with the mass that each chunk met.
 
     Source: Wilkinson, "Rounding errors in algebraic processes" (1963), for refinement.
     """
@@ -75,28 +91,34 @@ class Rounds:
         self._columns = teleport.shape[1:]  # none, or LANES vectors
         self._sweep_blocks = sweep_many if self._columns else sweep
         self._out = layout.out[:, None] if self._columns else layout.out
-        blocks = layout.num_blocks
-        self._single = blocks > 1
+        blocks = self._late = layout.sink_block if in_place else layout.num_blocks  # from here on when others are done
+        self._late_row = int(layout.bounds[blocks]) * LANES
+        self._leaving = layout.leaving if in_place else np.zeros(layout.num_rows)
+        self._early_dangling = layout.dangling[layout.dangling < self._late_row]
+        self._single = layout.sink_block > 1
         self._chunks = ranges(blocks, max(1, min(CHUNKS, blocks // BLOCKS_PER_CHUNK)) if in_place else 1)
-        self._at_once = in_place and blocks == 1
-        self._parts = np.empty((blocks, NUM_SUMS, *self._columns))
+        self._at_once = in_place and not self._single
+        self._landing_late = landing[self._late_row :].sum(axis=0)
+        self._chunk_rows = [(layout.bounds[first] * LANES, layout.bounds[last] * LANES) for first, last in self._chunks]
+        self._parts = np.empty((layout.num_blocks, NUM_SUMS, *self._columns))
         self._spare: dict[type, list[NDArray[Any]]] = {np.float32: [], np.float64: []}
         slices = int(np.diff(layout.bounds).max())
         # how often a term of a sum over rows is rounded: the slices of a tile, lanes, tiles of a block, blocks
         in_a_tile = min(TILE, slices) * (LANES if self._columns else 1)
-        self._chain = in_a_tile + LANES + slices / TILE + blocks
+        self._chain = in_a_tile + LANES + slices / TILE + layout.num_blocks
         # and one of the longest sum of a row
         self._longest = PART + layout.longest * LANES // PART if self._columns else layout.longest + LANES
         self.iteration = 0
 
     def run(self, first: Float64, tol: float, max_iter: int, *, warm: bool) -> tuple[Float64, Any]:
         """Sweep from ``first`` until each bound is at most ``tol``, if it can be; the scores, and the bound of each."""
-        with Team(self._layout.num_blocks) as self._team:
+        sinks = self._layout.sink_block
+        with Team(max(sinks, self._layout.num_blocks - sinks)) as self._team:
             self._rooms = [np.empty((2 + NUM_SUMS) * LANES) for _ in range(self._team.size)]
             scores, bound = first, np.full(self._columns, math.inf)
             if not (self._single and warm):
                 sent = self._sent_by(first, np.float32 if self._single else np.float64)
-                system = _System(self._teleport, 1 - self._damping, sent, self._dangling_mass(first))
+                system = _System(self._teleport, 1 - self._damping, first, sent)
                 scores, bound = self._solve(system, tol, max_iter)
             while self._single and not np.all(bound <= tol) and self.iteration < max_iter:
                 reached = bound
@@ -109,11 +131,11 @@ class Rounds:
         """One round in float64, then sweeps for what is still missing."""
         layout, damping = self._layout, self._damping
         self.iteration += 1
-        sent, mass = self._sent_by(scores, np.float64), self._dangling_mass(scores)
+        sent, mass = self._sent_by(scores, np.float64), scores[layout.dangling].sum(axis=0)
         missing, missing_sent = self._rows(np.float64), self._rows(np.float32)
         self._sweep(0, layout.num_blocks, self._teleport, 1 - damping, mass, sent, scores, missing, missing_sent, 0)
         self._spare[np.float64].append(sent)
-        step, missing_mass, change, _, weighted = self._sums()
+        step, _, change, _, weighted = self._sums()
         lost = UNIT * (weighted + layout.share_error + self._chain * mass + 4)
         total = scores.sum(axis=0)
         bound = (damping * step * (1 + 1e-9) + lost) / (1 - damping) + self._off(total + change)
@@ -122,53 +144,73 @@ class Rounds:
             scores += missing
             scores /= total + change
             return scores, bound
-        system = _System(missing, 1.0, missing_sent, missing_mass, lost, step, scores, total)
+        system = _System(missing, 1.0, missing, missing_sent, lost, step, scores, total)
         found = self._solve(system, tol, max_iter)
         self._spare[np.float64] += [scores, missing]
         return found
 
     def _solve(self, system: _System, tol: float, max_iter: int) -> tuple[Float64, Any]:
-        layout, damping = self._layout, self._damping
-        sent, mass, whole = system.sent, system.mass, system.whole
-        rounding = float(np.finfo(sent.dtype).eps) / 2
+        layout, damping, late = self._layout, self._damping, self._late
+        sent, whole = system.sent, system.whole
         found = self._rows(np.float64)
-        largest = max(int(layout.bounds[b] - layout.bounds[a]) for a, b in self._chunks)
-        fresh = sent if self._at_once else np.empty((largest * LANES, *self._columns), sent.dtype)
+        largest = max(int(end - begin) for begin, end in self._chunk_rows)
+        fresh = sent if self._at_once else np.empty((largest, *self._columns), sent.dtype)
+        dangling, senders = self._dangling_of(system.start), slice(self._late_row)
+        late_base = system.to_base * system.base[self._late_row :].sum(axis=0)
         if whole is not None:
-            whole_sent = self._sent_by(whole, sent.dtype.type)
-            whole_mass, due = self._dangling_mass(whole), system.base.sum(axis=0) / (1 - damping)
+            whole_sent, whole_dangling = self._sent_by(whole, sent.dtype.type), self._dangling_of(whole)
+            due = system.base.sum(axis=0) / (1 - damping)
         while True:
             self.iteration += 1
-            for first, last in self._chunks:
-                begin, end = layout.bounds[first] * LANES, layout.bounds[last] * LANES
+            met = []
+            for chunk, ((first, last), (begin, end)) in enumerate(zip(self._chunks, self._chunk_rows, strict=True)):
+                met.append(self._mass(dangling, late_base))
                 place = 0 if self._at_once else begin
-                self._sweep(first, last, system.base, system.to_base, mass, sent, None, found, fresh, place)
+                self._sweep(first, last, system.base, system.to_base, met[-1], sent, None, found, fresh, place)
+                dangling.leaving[chunk] = self._parts[first:last, 2].sum(axis=0)
                 if not self._at_once:
                     sent[begin:end] = fresh[: end - begin]
-            step, new_mass, total, size, weighted = self._sums()
-            if whole is None:
-                lost = UNIT * (weighted + layout.share_error * size + self._chain * mass)
-            else:  # terms of either sign: no sum bounds them, so count the longest one for each
-                each = 16 + self._longest + layout.share_error + self._chain
-                lost = UNIT * each * (size + step + system.size) + system.lost
-            lost += damping * (rounding * size + len(layout.sources) * TINY)
-            residual = damping * (step + abs(new_mass - mass)) * (1 + 1e-9)
-            bound = (residual + lost) / (1 - damping) + self._off(system.total + total)
+            step, dangling.held, _, total, size, weighted = self._parts[:late].sum(axis=0)
+            mass = self._mass(dangling, late_base)
+            late_mass = mass - dangling.held
+            sums = step, mass, total + late_mass, size + abs(late_mass), weighted
+            bound, enough = self._judged(system, met, sums, tol)
+            if (enough or self.iteration >= max_iter) and late < layout.num_blocks:
+                met.append(mass)
+                self._sweep(late, layout.num_blocks, system.base, system.to_base, mass, sent, None, found, sent, 0)
+                sums = self._sums()
+                bound, enough = self._judged(system, met, sums, tol)
             self._progress(self.iteration, float(np.max(bound)))
-            refinable = self._single & (lost > tol * (1 - damping) / 2)
-            drowned = damping * step <= lost * np.where(refinable, 4, 1 / 16)  # the step is round-off
-            if np.all((bound <= tol) | drowned) or self.iteration >= max_iter:
+            total = sums[2]
+            if enough or self.iteration >= max_iter:
                 if whole is not None:
                     found += whole
                 found /= system.total + total
                 self._spare[sent.dtype.type] += [sent] if whole is None else [sent, whole_sent]
                 return found, bound
             if whole is None:
-                sent *= 1 / total
-                mass = new_mass / total
+                sent[senders] *= 1 / total
+                dangling = dangling.plus(1 / total - 1, dangling)
             else:
-                sent += np.asarray(due - total, sent.dtype) * whole_sent
-                mass = new_mass + (due - total) * whole_mass
+                sent[senders] += np.asarray(due - total, sent.dtype) * whole_sent[senders]
+                dangling = dangling.plus(due - total, whole_dangling)
+
+    def _judged(self, system: _System, met: list[Any], sums: tuple[Any, ...], tol: float) -> tuple[Any, bool]:
+        """The bound on the error after a round whose rows met these masses; whether it is reached, or cannot be."""
+        damping, layout = self._damping, self._layout
+        step, new_mass, total, size, weighted = sums
+        if system.whole is None:
+            lost = UNIT * (weighted + layout.share_error * size + self._chain * new_mass)
+        else:  # terms of either sign: no sum bounds them, so count the longest one for each
+            each = 16 + self._longest + layout.share_error + self._chain
+            lost = UNIT * each * (size + step + system.size) + system.lost
+        sender_size = self._parts[: self._late, 4].sum(axis=0)
+        lost += damping * (float(np.finfo(system.sent.dtype).eps) / 2 * sender_size + len(layout.sources) * TINY)
+        residual = damping * (step + np.max(np.abs(new_mass - np.stack(met)), axis=0)) * (1 + 1e-9)
+        bound = (residual + lost) / (1 - damping) + self._off(system.total + total)
+        refinable = self._single & (lost > tol * (1 - damping) / 2)
+        drowned = damping * step <= lost * np.where(refinable, 4, 1 / 16)  # the step is round-off
+        return bound, bool(np.all((bound <= tol) | drowned))
 
     def _sweep(
         self,
@@ -188,7 +230,8 @@ class Rounds:
         matrix = layout.bounds, layout.long_rows, layout.begins, layout.sources, layout.shares
         factors = damping, to_base, damping * mass
         earlier = None if before is None else before.reshape(-1)
-        vectors = base.reshape(-1), self._landing.reshape(-1), layout.out, sent.reshape(-1), earlier, scores.reshape(-1)
+        per_row = base.reshape(-1), self._landing.reshape(-1), layout.out, self._leaving
+        vectors = *per_row, sent.reshape(-1), earlier, scores.reshape(-1)
 
         def work(member: int) -> None:
             own = fresh.reshape(-1), first_fresh, self._rooms[member], self._parts
@@ -196,12 +239,21 @@ class Rounds:
 
         self._team.run(work)
 
-    def _sums(self) -> Any:
-        """Of all blocks: step, dangling mass, total, absolute total, additions; one number each, or one per vector."""
-        return self._parts.sum(axis=0)
+    def _sums(self) -> tuple[Any, ...]:
+        """Step, dangling mass, total, absolute total, additions; one number each, or one per vector."""
+        step, mass, _, total, size, weighted = self._parts.sum(axis=0)
+        return step, mass, total, size, weighted
 
-    def _dangling_mass(self, scores: Float64) -> Any:
-        return scores[self._layout.dangling].sum(axis=0)
+    def _mass(self, dangling: _Dangling, late_base: Any) -> Any:
+        """Of all dangling nodes, if the late rows were swept now."""
+        found = dangling.held + late_base + self._damping * dangling.leaving.sum(axis=0)
+        return found / (1 - self._damping * self._landing_late)
+
+    def _dangling_of(self, scores: Float64) -> _Dangling:
+        leaving = self._leaving[: self._late_row]
+        sent = scores[: self._late_row] * (leaving[:, None] if self._columns else leaving)
+        by_chunk = np.stack([sent[begin:end].sum(axis=0) for begin, end in self._chunk_rows])
+        return _Dangling(scores[self._early_dangling].sum(axis=0), by_chunk)
 
     def _sent_by(self, scores: Float64, kind: type) -> NDArray[Any]:
         sent = self._rows(kind)
