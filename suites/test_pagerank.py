@@ -152,6 +152,17 @@ def test_both_methods_keep_their_bound(subject, graph, damping, method):
 
 
 @pytest.mark.verifies("pagerank")
+@pytest.mark.parametrize("method", ["power", "gauss-seidel"])
+def test_a_change_of_the_dangling_mass_counts_in_the_bound(subject, method):
+    """Node 0 begins with some of what is due to node 2, which is dangling and gets all that such nodes hold."""
+    graph, to_2, damping = Graph.from_edges([0, 1], [1, 1], 3), [0.0, 0.0, 1.0], 0.1
+    ranks = subject(graph, damping=damping, dangling=to_2, tol=1e-14).scores
+    start = ranks + np.array([0.2, 0.0, -0.2])
+    function = partial(subject, damping=damping, dangling=to_2, start=start, method=method, max_iter=1)
+    check_error_bound(function, graph, damping=damping, dangling=to_2)
+
+
+@pytest.mark.verifies("pagerank")
 @pytest.mark.parametrize("leaves", [1, 15, 16, 17, 511, 512, 513, 5000])
 def test_a_hub_is_ranked_whatever_the_length_of_its_row(subject, leaves):
     """All leaves point to the hub, the hub to one of them: ranks by hand."""

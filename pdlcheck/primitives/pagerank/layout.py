@@ -173,6 +173,7 @@ def lay_out(graph: Graph) -> Layout:
     else:
         out[row] = ~graph.dangling
     share_error = 0.0 if alike else float(out_degree.max())
+    del rows, held, held_shares, room
     leaving = np.zeros(num_rows)
     for at in range(int(begins[long_rows + (first_sink - long_rows) // LANES]), len(sources), COUNTED):
         places = slice(at, at + COUNTED)
