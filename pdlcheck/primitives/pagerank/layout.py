@@ -114,7 +114,6 @@ def lay_out(graph: Graph) -> Layout:
     are needed meanwhile. Where each edge goes does not depend on the number of threads.
     """
     n, weights = graph.num_nodes, graph.weights
-    narrow = n < NARROW
     alike = weights is None or (weights.size > 0 and weights.min() == weights.max() > 0)
     with Team(min(MOST_BUILDERS, 1 + graph.num_edges // EDGES_PER_BLOCK)) as team:
         parts = ranges(graph.num_edges, team.size)
@@ -122,64 +121,94 @@ def lay_out(graph: Graph) -> Layout:
         out_degrees, in_degrees = np.zeros((2, team.size, n), degree_type)
         team.run(lambda k: count_degrees(*parts[k], graph.src, graph.dst, out_degrees[k], in_degrees[k]))
         out_degree, in_degree = (degrees.sum(axis=0, dtype=degree_type) for degrees in (out_degrees, in_degrees))
-        row = np.empty(n, np.int32 if narrow else np.int64)
         is_sink = (out_degree == 0 if alike else graph.dangling) & (in_degree <= LONG)
-        num_sinks = int(np.count_nonzero(is_sink))
-        key = np.where(is_sink, in_degree, in_degree + np.int64(LONG + 1))
-        rows_by_key(key, np.zeros(int(key.max(initial=0)) + 2, np.int64), row)
-        first_sink = _whole_slices(n - num_sinks)
-        np.add(row, first_sink - (n - num_sinks), out=row, where=is_sink, dtype=row.dtype)
-        num_rows = first_sink + _whole_slices(num_sinks + 1)  # at least one row of padding
+        row, first_sink, num_rows = _numbered(in_degree, is_sink)
         degree = np.zeros(num_rows, np.int64)
         degree[row] = in_degree
         long_rows = _whole_slices(int(np.count_nonzero(in_degree > LONG)))
         taken = np.concatenate([-(-degree[:long_rows] // LANES), degree[long_rows::LANES]]) * LANES
         begins = np.concatenate([[0], np.cumsum(taken)])
         bounds, sink_block = _bounds(taken, long_rows, first_sink // LANES)
-        block_of = np.repeat(np.arange(len(bounds) - 1, dtype=np.int32), np.diff(bounds))
-        first_row = bounds[:-1] * LANES
-        counts = np.empty((team.size, len(first_row)), np.int64)
+        counts = np.empty((team.size, len(bounds) - 1), np.int64)
         for k in range(team.size):
             degree[row] = in_degrees[k]
-            counts[k] = np.add.reduceat(degree, first_row)
-        del degree, in_degree, is_sink, key
-        in_block = counts.sum(axis=0)
-        next_place = begins[np.where(first_row < long_rows, first_row, long_rows + (first_row - long_rows) // LANES)]
-        next_places = next_place + np.cumsum(counts, axis=0) - counts
+            counts[k] = np.add.reduceat(degree, bounds[:-1] * LANES)
+        del degree, in_degree, is_sink
         edge_shares = None if alike else graph.probabilities
-        sources = np.empty(int(begins[-1]), row.dtype)
-        shares = None if alike else np.empty(len(sources))
-        most_rows = int(np.diff(bounds).max()) * LANES
-        rows = np.empty(len(sources), np.uint16 if most_rows <= 1 << 16 else np.int32)
-        team.run(
-            lambda k: deal_to_blocks(
-                *(*parts[k], graph.src, graph.dst, edge_shares, row, block_of, bounds, next_places[k]),
-                *(rows, sources, shares),
-            )
-        )
-        counter, most_edges = np.zeros(1, np.int64), int(in_block.max())
-        held = np.empty((team.size, most_edges), row.dtype)
-        held_shares = [None if alike else np.empty(most_edges) for _ in range(team.size)]
-        room = np.empty((team.size, most_rows), np.int64)
-        team.run(
-            lambda k: deal_to_rows(
-                *(counter, bounds, long_rows, begins, in_block, num_rows - 1, rows, sources, shares),
-                *(room[k], held[k], held_shares[k]),
-            )
-        )
+        sources, shares = _dealt(team, parts, graph, edge_shares, row, long_rows, begins, bounds, counts, num_rows - 1)
     out = np.ones(num_rows)
     if alike:
         out[row] = np.divide(1.0, out_degree, out=np.zeros(n), where=out_degree > 0)
     else:
         out[row] = ~graph.dangling
     share_error = 0.0 if alike else float(out_degree.max())
-    del rows, held, held_shares, room
-    leaving = np.zeros(num_rows)
-    for at in range(int(begins[long_rows + (first_sink - long_rows) // LANES]), len(sources), COUNTED):
-        places = slice(at, at + COUNTED)
-        leaving += np.bincount(sources[places], None if shares is None else shares[places], num_rows)
-    leaving *= out
+    leaving = out * _sent_to(begins[_unit(first_sink, long_rows)], sources, shares, num_rows)
     return Layout(row, long_rows, begins, sources, shares, out, leaving, share_error, bounds, sink_block)
+
+
+def _numbered(in_degree: NDArray[Any], is_sink: NDArray[np.bool_]) -> tuple[NDArray[Any], int, int]:
+    """The row of each node, by falling in-degree, sinks after the others; the first one of a sink; their number."""
+    n, num_sinks = len(in_degree), int(np.count_nonzero(is_sink))
+    row = np.empty(n, np.int32 if n < NARROW else np.int64)
+    key = np.where(is_sink, in_degree, in_degree + np.int64(LONG + 1))
+    rows_by_key(key, np.zeros(int(key.max(initial=0)) + 2, np.int64), row)
+    first_sink = _whole_slices(n - num_sinks)
+    np.add(row, first_sink - (n - num_sinks), out=row, where=is_sink, dtype=row.dtype)
+    return row, first_sink, first_sink + _whole_slices(num_sinks + 1)  # at least one row of padding
+
+
+def _dealt(
+    team: Team,
+    parts: list[tuple[int, int]],
+    graph: Graph,
+    edge_shares: Float64 | None,
+    row: NDArray[Any],
+    long_rows: int,
+    begins: NDArray[np.int64],
+    bounds: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    empty_row: int,
+) -> tuple[NDArray[Any], Float64 | None]:
+    """``sources`` and ``shares``. ``counts[k, b]`` is the number of edges in ``parts[k]`` that go to block b."""
+    next_place = begins[_unit(bounds[:-1] * LANES, long_rows)]
+    next_places = next_place + np.cumsum(counts, axis=0) - counts
+    sources = np.empty(int(begins[-1]), row.dtype)
+    shares = None if edge_shares is None else np.empty(len(sources))
+    most_rows = int(np.diff(bounds).max()) * LANES
+    rows = np.empty(len(sources), np.uint16 if most_rows <= 1 << 16 else np.int32)
+    block_of = np.repeat(np.arange(len(bounds) - 1, dtype=np.int32), np.diff(bounds))
+    team.run(
+        lambda k: deal_to_blocks(
+            *(*parts[k], graph.src, graph.dst, edge_shares, row, block_of, bounds, next_places[k]),
+            *(rows, sources, shares),
+        )
+    )
+    in_block, counter = counts.sum(axis=0), np.zeros(1, np.int64)
+    most_edges = int(in_block.max())
+    held = np.empty((team.size, most_edges), row.dtype)
+    held_shares = [None if edge_shares is None else np.empty(most_edges) for _ in range(team.size)]
+    room = np.empty((team.size, most_rows), np.int64)
+    team.run(
+        lambda k: deal_to_rows(
+            *(counter, bounds, long_rows, begins, in_block, empty_row, rows, sources, shares),
+            *(room[k], held[k], held_shares[k]),
+        )
+    )
+    return sources, shares
+
+
+def _sent_to(first_place: int, sources: NDArray[Any], shares: Float64 | None, num_rows: int) -> Float64:
+    """Of each row, its edges, or shares, from ``first_place`` on."""
+    sent = np.zeros(num_rows)
+    for at in range(first_place, len(sources), COUNTED):
+        places = slice(at, at + COUNTED)
+        sent += np.bincount(sources[places], None if shares is None else shares[places], num_rows)
+    return sent
+
+
+def _unit(row: Any, long_rows: int) -> Any:
+    """The place in ``begins`` of a row that is the first of a slice, or long."""
+    return np.where(row < long_rows, row, long_rows + (row - long_rows) // LANES)
 
 
 def _whole_slices(rows: int) -> int:
