@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pdlcheck.primitives.pagerank.gathering import LANES
 from pdlcheck.primitives.pagerank.graph import NARROW, Float64, Graph
 from pdlcheck.primitives.pagerank.kernels import count_degrees, deal_to_blocks, deal_to_rows, rows_by_key
-from pdlcheck.primitives.pagerank.threads import Team, ranges
+from pdlcheck.primitives.pagerank.threads import ENOUGH, Team, ranges
 
 __all__ = ["Layout", "lay_out", "layout_of"]
 
@@ -45,6 +45,7 @@ class Layout:
         share_error: how often a share was rounded.
         bounds: blocks of slices with about equal work; they depend on the graph alone, and so does each rounding.
         sink_block: the first block of sinks. Only dangling nodes with a long row are not among them.
+        num_sinks: how many they are.
     """
 
     row: NDArray[Any]
@@ -57,6 +58,7 @@ class Layout:
     share_error: float
     bounds: NDArray[np.int64]
     sink_block: int
+    num_sinks: int
 
     @property
     def num_rows(self) -> int:
@@ -90,13 +92,18 @@ class Layout:
 
     def uniform(self) -> Float64:
         """The same for 1 / (number of nodes) everywhere."""
-        rows = np.zeros(self.num_rows)
-        rows[self.row] = 1 / len(self.row)
+        rows, n = np.zeros(self.num_rows), len(self.row)
+        for first, count in ((0, n - self.num_sinks), (self.first_sink, self.num_sinks)):
+            rows[first : first + count] = 1 / n
         return rows
 
     def nodes_of(self, per_row: Float64) -> Float64:
         """The way back."""
-        return np.asarray(per_row[self.row], np.float64)
+        nodes, n = np.empty((len(self.row), *per_row.shape[1:])), len(self.row)
+        with Team(1 + n // ENOUGH) as team:
+            parts = [slice(*part) for part in ranges(n, team.size)]
+            team.run(lambda k: np.take(per_row, self.row[parts[k]], axis=0, out=nodes[parts[k]], mode="clip"))
+        return nodes
 
 
 def layout_of(graph: Graph) -> Layout:
@@ -123,6 +130,7 @@ def lay_out(graph: Graph) -> Layout:
         out_degree, in_degree = (degrees.sum(axis=0, dtype=degree_type) for degrees in (out_degrees, in_degrees))
         is_sink = (out_degree == 0 if alike else graph.dangling) & (in_degree <= LONG)
         row, first_sink, num_rows = _numbered(in_degree, is_sink)
+        num_sinks = int(np.count_nonzero(is_sink))
         degree = np.zeros(num_rows, np.int64)
         degree[row] = in_degree
         long_rows = _whole_slices(int(np.count_nonzero(in_degree > LONG)))
@@ -143,7 +151,7 @@ def lay_out(graph: Graph) -> Layout:
         out[row] = ~graph.dangling
     share_error = 0.0 if alike else float(out_degree.max())
     leaving = out * _sent_to(begins[_unit(first_sink, long_rows)], sources, shares, num_rows)
-    return Layout(row, long_rows, begins, sources, shares, out, leaving, share_error, bounds, sink_block)
+    return Layout(row, long_rows, begins, sources, shares, out, leaving, share_error, bounds, sink_block, num_sinks)
 
 
 def _numbered(in_degree: NDArray[Any], is_sink: NDArray[np.bool_]) -> tuple[NDArray[Any], int, int]:

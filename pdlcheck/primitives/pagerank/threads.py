@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-__all__ = ["Team", "ranges"]
+__all__ = ["ENOUGH", "Team", "ranges"]
 
 ENOUGH = 1 << 16  # numbers that are worth a thread
 
