@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pdlcheck.checks import check_pipeline
+from pdlcheck.primitives.pipeline.messages import BOTH_WAYS
 
 from .pipeline_models import MSE, SUM, dropout_net, few, samples, starter, tanh_net, tied_net
 
@@ -103,6 +104,11 @@ def test_receives_may_be_posted_before_the_pass_where_directions_are_apart(subje
 
     sim = get_world("sim", schedule=schedule)
     check_pipeline(start, tanh_net, MSE, [samples(9)] * 2, sim, world_size=2, n_microbatches=4)
+
+
+def test_they_are_on_mpi_too():
+    backend = pytest.importorskip("pdlcheck.worlds.mpi.backend", reason="needs MPI: pip install pdlcheck[mpi]")
+    assert backend.BACKEND in BOTH_WAYS
 
 
 class Branches(nn.Module):

@@ -41,7 +41,7 @@ class Layout:
         sources: rows, one per place.
         shares: of each place; None where every node shares alike.
         out: 1 / out-degree, or 1 with shares; 0 for a dangling node, 1 for padding.
-        leaving: of what each row sends, times ``out``, the part that goes to the rows of sinks.
+        leaving: the part of its score that each row sends to sinks.
         share_error: how often a share was rounded.
         bounds: blocks of slices with about equal work; they depend on the graph alone, and so does each rounding.
         sink_block: the first block of sinks. Only dangling nodes with a long row are not among them.

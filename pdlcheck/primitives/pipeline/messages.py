@@ -14,8 +14,8 @@ from pdlcheck.primitives.pipeline.cells import Cell
 
 __all__ = ["Form", "Messages", "form_of"]
 
-# backends on which sends and receives of a pair do not wait for one another
-BOTH_WAYS = ("gloo", "mpi")
+# backends on which sends and receives of a pair do not wait for one another; the last is that of pdlcheck.worlds.mpi
+BOTH_WAYS = ("gloo", "mpi", "pdlcheck_mpi")
 
 
 @dataclass(frozen=True)
