@@ -142,6 +142,15 @@ def test_a_sink_with_most_of_the_edges_is_a_row_that_is_summed_alone():
     assert len(made.sources) < 1.1 * ours.num_edges and made.row[2999] == 0
 
 
+@pytest.mark.parametrize(("sinks", "apart"), [(100, 0), (200, 200)])
+def test_sinks_are_apart_where_they_are_many(sinks, apart):
+    draw = np.random.default_rng(0)
+    ours = Graph(draw.integers(sinks, 3000, 100_000), draw.integers(0, 3000, 100_000), 3000)
+    found = layout.layout_of(ours)
+    assert (found.num_sinks, found.leaving is None) == (apart, apart == 0)
+    check_pagerank(pagerank, ours)
+
+
 def test_dangling_mass_that_half_of_the_nodes_hold_costs_no_more_rounds():
     """It is found anew for each part of the rows: 14 rounds; found once in a round it took 22."""
     assert pagerank(rmat(17, 1_200_000), tol=1e-9).iterations < 18

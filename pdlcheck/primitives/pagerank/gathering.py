@@ -110,9 +110,10 @@ def _update_rows(
 
     ``value = keep * arrived + to_base * base + to_landing * landing``, less ``before`` where that is not None, goes to
     ``scores``; ``value * out`` to ``fresh``, from ``place``. Adds to the NUM_SUMS lanes of ``sums``: the L1 step, value
-    of dangling rows (those with ``out`` 0), ``value * leaving``, value, absolute value, and ``weight`` times the
-    absolute value before ``before`` was taken off. The step is measured against what was really sent, rounded as it
-    was, and only where something is sent: ``abs(value * out - sent) / out``; with ``before`` it is the absolute value.
+    of dangling rows (those with ``out`` 0), ``value * leaving`` where that is not None, value, absolute value, and
+    ``weight`` times the absolute value before ``before`` was taken off. The step is measured against what was really
+    sent, rounded as it was, and only where something is sent: ``abs(value * out - sent) / out``; with ``before`` it is
+    the absolute value.
 
     For one row of LANES vectors, ``row`` and ``place`` are LANES times its own, ``out`` and ``leaving`` are its
     numbers, and ``to_landing`` an array of one for each vector.
@@ -153,7 +154,7 @@ def _update_rows(
             change = builder.call(absolute, [builder.fsub(sending, sent.load(row))])
             step = builder.select(dangling, zero, builder.fdiv(change, shared))
         lost = builder.select(dangling, value, zero)
-        left = builder.fmul(value, each(8, row))
+        left = zero if signature.args[8] is types.none else builder.fmul(value, each(8, row))
         for number, term in enumerate((step, lost, left, value, size, weighted)):
             at = ir.Constant(_INT64, number * LANES)
             sums.store(at, builder.fadd(sums.load(at), term))

@@ -4,7 +4,8 @@ The entries of a slice are stored one of each row, then the next one of each, so
 are sorted, so a slice holds rows of about equal length. Long rows, which may have no equals, are summed each alone.
 
 Sinks, that is dangling nodes, have the last rows: nobody reads their scores one by one, so a round need not make them.
-What they hold together, which all read, follows from what each other node sends to them: ``leaving``.
+What they hold together, which all read, follows from what each other node sends to them: ``leaving``. Where few nodes
+are sinks it costs more to know that than to make their scores, and they are rows like others.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ LONG = 512  # a row with more entries is summed alone
 EDGES_PER_BLOCK = 1 << 17  # a megabyte or so while they are dealt to rows, a tenth of a millisecond in a sweep
 LARGE = 1 << 20  # a graph with fewer edges is one block
 MOST_BUILDERS = 4  # each has 8 bytes for each node
+FEW = 1 / 16  # of the nodes
 COUNTED = 1 << 20  # entries at a time: 8 bytes for each
 
 
@@ -41,11 +43,11 @@ class Layout:
         sources: rows, one per place.
         shares: of each place; None where every node shares alike.
         out: 1 / out-degree, or 1 with shares; 0 for a dangling node, 1 for padding.
-        leaving: the part of its score that each row sends to sinks.
+        leaving: the part of its score that each row sends to sinks; None where no sinks are apart.
         share_error: how often a share was rounded.
         bounds: blocks of slices with about equal work; they depend on the graph alone, and so does each rounding.
-        sink_block: the first block of sinks. Only dangling nodes with a long row are not among them.
-        num_sinks: how many they are.
+        sink_block: the first block of sinks. Dangling nodes with a long row are not among them.
+        num_sinks: how many they are; 0 where there are few.
     """
 
     row: NDArray[Any]
@@ -54,7 +56,7 @@ class Layout:
     sources: NDArray[Any]
     shares: Float64 | None
     out: Float64
-    leaving: Float64
+    leaving: Float64 | None
     share_error: float
     bounds: NDArray[np.int64]
     sink_block: int
@@ -129,8 +131,9 @@ def lay_out(graph: Graph) -> Layout:
         team.run(lambda k: count_degrees(*parts[k], graph.src, graph.dst, out_degrees[k], in_degrees[k]))
         out_degree, in_degree = (degrees.sum(axis=0, dtype=degree_type) for degrees in (out_degrees, in_degrees))
         is_sink = (out_degree == 0 if alike else graph.dangling) & (in_degree <= LONG)
+        if (num_sinks := int(np.count_nonzero(is_sink))) < FEW * n:
+            is_sink[:], num_sinks = False, 0
         row, first_sink, num_rows = _numbered(in_degree, is_sink)
-        num_sinks = int(np.count_nonzero(is_sink))
         degree = np.zeros(num_rows, np.int64)
         degree[row] = in_degree
         long_rows = _whole_slices(int(np.count_nonzero(in_degree > LONG)))
@@ -150,7 +153,7 @@ def lay_out(graph: Graph) -> Layout:
     else:
         out[row] = ~graph.dangling
     share_error = 0.0 if alike else float(out_degree.max())
-    leaving = out * _sent_to(begins[_unit(first_sink, long_rows)], sources, shares, num_rows)
+    leaving = out * _sent_to(begins[_unit(first_sink, long_rows)], sources, shares, num_rows) if num_sinks else None
     return Layout(row, long_rows, begins, sources, shares, out, leaving, share_error, bounds, sink_block, num_sinks)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -91,9 +92,11 @@ class Rounds:
         self._columns = teleport.shape[1:]  # none, or LANES vectors
         self._sweep_blocks = sweep_many if self._columns else sweep
         self._out = layout.out[:, None] if self._columns else layout.out
-        blocks = self._late = layout.sink_block if in_place else layout.num_blocks  # from here on when others are done
+        self._leaving = layout.leaving if in_place else None
+        self._sent_late = np.zeros(layout.num_rows) if self._columns and self._leaving is None else self._leaving
+        # blocks from here on are swept when the others are done
+        blocks = self._late = layout.num_blocks if self._leaving is None else layout.sink_block
         self._late_row = int(layout.bounds[blocks]) * LANES
-        self._leaving = layout.leaving if in_place else np.zeros(layout.num_rows)
         self._early_dangling = layout.dangling[layout.dangling < self._late_row]
         self._single = layout.sink_block > 1
         self._chunks = ranges(blocks, max(1, min(CHUNKS, blocks // BLOCKS_PER_CHUNK)) if in_place else 1)
@@ -206,7 +209,8 @@ class Rounds:
             lost = UNIT * each * (size + step + system.size) + system.lost
         sender_size = self._parts[: self._late, 4].sum(axis=0)
         lost += damping * (float(np.finfo(system.sent.dtype).eps) / 2 * sender_size + len(layout.sources) * TINY)
-        residual = damping * (step + np.max(np.abs(new_mass - np.stack(met)), axis=0)) * (1 + 1e-9)
+        strayed = functools.reduce(np.maximum, [abs(new_mass - mass) for mass in met])
+        residual = damping * (step + strayed) * (1 + 1e-9)
         bound = (residual + lost) / (1 - damping) + self._off(system.total + total)
         refinable = self._single & (lost > tol * (1 - damping) / 2)
         drowned = damping * step <= lost * np.where(refinable, 4, 1 / 16)  # the step is round-off
@@ -230,7 +234,7 @@ class Rounds:
         matrix = layout.bounds, layout.long_rows, layout.begins, layout.sources, layout.shares
         factors = damping, to_base, damping * mass
         earlier = None if before is None else before.reshape(-1)
-        per_row = base.reshape(-1), self._landing.reshape(-1), layout.out, self._leaving
+        per_row = base.reshape(-1), self._landing.reshape(-1), layout.out, self._sent_late
         vectors = *per_row, sent.reshape(-1), earlier, scores.reshape(-1)
 
         def work(member: int) -> None:
@@ -250,9 +254,11 @@ class Rounds:
         return found / (1 - self._damping * self._landing_late)
 
     def _dangling_of(self, scores: Float64) -> _Dangling:
-        leaving = self._leaving[: self._late_row]
-        sent = scores[: self._late_row] * (leaving[:, None] if self._columns else leaving)
-        by_chunk = np.stack([sent[begin:end].sum(axis=0) for begin, end in self._chunk_rows])
+        by_chunk = np.zeros((len(self._chunks), *self._columns))
+        if self._leaving is not None:
+            leaving = self._leaving[:, None] if self._columns else self._leaving
+            for chunk, (begin, end) in enumerate(self._chunk_rows):
+                by_chunk[chunk] = (scores[begin:end] * leaving[begin:end]).sum(axis=0)
         return _Dangling(scores[self._early_dangling].sum(axis=0), by_chunk)
 
     def _sent_by(self, scores: Float64, kind: type) -> NDArray[Any]:
