@@ -154,8 +154,10 @@ def _update_rows(
             change = builder.call(absolute, [builder.fsub(sending, sent.load(row))])
             step = builder.select(dangling, zero, builder.fdiv(change, shared))
         lost = builder.select(dangling, value, zero)
-        left = zero if signature.args[8] is types.none else builder.fmul(value, each(8, row))
+        left = None if signature.args[8] is types.none else builder.fmul(value, each(8, row))
         for number, term in enumerate((step, lost, left, value, size, weighted)):
+            if term is None:
+                continue
             at = ir.Constant(_INT64, number * LANES)
             sums.store(at, builder.fadd(sums.load(at), term))
         scores.store(row, value)
