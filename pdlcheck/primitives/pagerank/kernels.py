@@ -11,7 +11,7 @@ import numba
 
 from pdlcheck.primitives.pagerank.gathering import LANES, NUM_SUMS, add_gathered, take_next, update_rows
 
-__all__ = ["TILE", "count_degrees", "deal_to_blocks", "deal_to_rows", "rows_by_key", "sweep"]
+__all__ = ["TILE", "count_degrees", "deal_to_blocks", "deal_to_rows", "rows_by_degree", "sweep"]
 
 TILE = 64  # slices whose sums are added apart, so that a long sum rounds like two short ones
 
@@ -25,16 +25,20 @@ def count_degrees(first: int, last: int, src: Any, dst: Any, out_degree: Any, in
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def rows_by_key(key: Any, begin: Any, row: Any) -> None:
-    """Number nodes by falling key, equals in order of id. ``begin`` holds as many zeros as the largest key, plus 2."""
+def rows_by_degree(in_degree: Any, is_sink: Any, longest_sink: int, gap: int, begin: Any, row: Any) -> None:
+    """Number nodes by falling in-degree, equals in order of id, sinks after the others and ``gap`` rows.
+
+    ``longest_sink`` is at least the in-degree of a sink; ``begin`` holds as many zeros as the largest in-degree plus
+    that, plus 3.
+    """
     largest = begin.size - 2
-    for i in range(key.size):
-        begin[largest - key[i] + 1] += 1
+    for i in range(in_degree.size):
+        begin[largest - in_degree[i] - (0 if is_sink[i] else longest_sink + 1) + 1] += 1
     for k in range(1, begin.size):
         begin[k] += begin[k - 1]
-    for i in range(key.size):
-        at = largest - key[i]
-        row[i] = begin[at]
+    for i in range(in_degree.size):
+        at = largest - in_degree[i] - (0 if is_sink[i] else longest_sink + 1)
+        row[i] = begin[at] + (gap if is_sink[i] else 0)
         begin[at] += 1
 
 

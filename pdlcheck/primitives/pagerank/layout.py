@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pdlcheck.primitives.pagerank.gathering import LANES
 from pdlcheck.primitives.pagerank.graph import NARROW, Float64, Graph
-from pdlcheck.primitives.pagerank.kernels import count_degrees, deal_to_blocks, deal_to_rows, rows_by_key
+from pdlcheck.primitives.pagerank.kernels import count_degrees, deal_to_blocks, deal_to_rows, rows_by_degree
 from pdlcheck.primitives.pagerank.threads import ENOUGH, Team, ranges
 
 __all__ = ["Layout", "lay_out", "layout_of"]
@@ -161,10 +161,9 @@ def _numbered(in_degree: NDArray[Any], is_sink: NDArray[np.bool_]) -> tuple[NDAr
     """The row of each node, by falling in-degree, sinks after the others; the first one of a sink; their number."""
     n, num_sinks = len(in_degree), int(np.count_nonzero(is_sink))
     row = np.empty(n, np.int32 if n < NARROW else np.int64)
-    key = np.where(is_sink, in_degree, in_degree + np.int64(LONG + 1))
-    rows_by_key(key, np.zeros(int(key.max(initial=0)) + 2, np.int64), row)
     first_sink = _whole_slices(n - num_sinks)
-    np.add(row, first_sink - (n - num_sinks), out=row, where=is_sink, dtype=row.dtype)
+    begin = np.zeros(int(in_degree.max(initial=0)) + LONG + 3, np.int64)
+    rows_by_degree(in_degree, is_sink, LONG, first_sink - (n - num_sinks), begin, row)
     return row, first_sink, first_sink + _whole_slices(num_sinks + 1)  # at least one row of padding
 
 
