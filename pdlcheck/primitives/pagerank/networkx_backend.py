@@ -11,7 +11,7 @@ vectors raise ValueError, networkx computes with them; a vector that is 0 everyw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import networkx as nx
 import numpy as np
@@ -52,16 +52,22 @@ def pagerank(
     if max_iter < 1 or not tol > 0:
         raise nx.PowerIterationFailedConvergence(max_iter)
     graph = G if weight is not None or G.weights is None else Graph(G.src, G.dst, G.num_nodes, names=G.names)
-    result = solve(
-        graph,
-        damping=alpha,
-        tol=min(tol, 2.0),
-        max_iter=max_iter,
-        personalization=_per_node(graph, "personalization", personalization),
-        dangling=_per_node(graph, "dangling", dangling),
-        start=_per_node(graph, "nstart", nstart),
-    )
-    if result.error_bound > max(1.0, alpha / (1 - alpha)) * graph.num_nodes * tol:
+    enough = max(1.0, alpha / (1 - alpha)) * graph.num_nodes * tol
+    methods: tuple[Literal["auto", "power"], ...] = ("auto", "power")  # networkx's own rounds; few need them
+    for method in methods:
+        result = solve(
+            graph,
+            damping=alpha,
+            tol=min(tol, 2.0),
+            max_iter=max_iter,
+            personalization=_per_node(graph, "personalization", personalization),
+            dangling=_per_node(graph, "dangling", dangling),
+            start=_per_node(graph, "nstart", nstart),
+            method=method,
+        )
+        if result.error_bound <= enough:
+            break
+    else:
         raise nx.PowerIterationFailedConvergence(max_iter)
     return dict(zip(_nodes(graph), result.scores.tolist(), strict=True))
 
