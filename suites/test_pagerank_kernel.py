@@ -156,6 +156,23 @@ def test_dangling_mass_that_half_of_the_nodes_hold_costs_no_more_rounds():
     assert pagerank(rmat(17, 1_200_000), tol=1e-9).iterations < 18
 
 
+@pytest.mark.parametrize(("num_nodes", "num_edges", "tol"), [(300, 1200, 1e-10), (300_000, 1_200_000, 1e-12)])
+def test_a_graph_almost_of_sinks_takes_no_more_rounds_than_powers_do(num_nodes, num_edges, tol):
+    """Scaled by the sum of all scores, and not with what sinks would then hold, it takes half as many again."""
+    draw = np.random.default_rng(2)
+    ours = Graph(draw.integers(0, num_nodes // 100, num_edges), draw.integers(0, num_nodes, num_edges), num_nodes)
+    fast, powers = (pagerank(ours, tol=tol, method=method) for method in ("gauss-seidel", "power"))
+    assert fast.converged and fast.iterations <= powers.iterations
+
+
+def test_scores_that_sinks_hold_alone_are_found():
+    """Senders have none: there is nothing to scale."""
+    on_sinks = {2: 1, 3: 2}
+    ours = Graph(np.array([0, 1, 1]), np.array([2, 2, 3]), 4)
+    result = pagerank(ours, personalization=on_sinks, start={0: 1})
+    assert result.converged and result.scores == pytest.approx([0, 0, 1 / 3, 2 / 3])
+
+
 def test_a_bad_id_far_in_is_named_by_its_place():
     src, dst = edges(500, 400_000)
     src[333_333] = -7

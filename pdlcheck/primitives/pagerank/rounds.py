@@ -73,7 +73,12 @@ class Rounds:
     "held" is the mass of dangling nodes that are no sinks. The scores of the sinks themselves, which nobody reads, are
     made when the bound is about to hold. It is measured with them, and with the mass that each chunk met.
 
-    Source: Wilkinson, "Rounding errors in algebraic processes" (1963), for refinement.
+    **Sum.** The exact scores sum to 1, so after a round in which some do not, those of the swept rows are scaled until
+    they do, with what the sinks would then hold: for them and all sinks as one state the equation holds (aggregation).
+
+    Source: Wilkinson, "Rounding errors in algebraic processes" (1963), for refinement; Ipsen and Selee, "PageRank
+        computation, with special attention to dangling nodes" (2007), for one state in place of them; Koury, McAllister
+        and Stewart, "Iterative methods for computing stationary distributions" (1984), for aggregation.
     """
 
     def __init__(
@@ -163,20 +168,21 @@ class Rounds:
         if whole is not None:
             whole_sent, whole_dangling = self._sent_by(whole, sent.dtype.type), self._dangling_of(whole)
             due = system.base.sum(axis=0) / (1 - damping)
+            whole_grows = whole[senders].sum(axis=0) + self._late_mass(whole_dangling)
         while True:
             self.iteration += 1
             met = []
             for chunk, ((first, last), (begin, end)) in enumerate(zip(self._chunks, self._chunk_rows, strict=True)):
-                met.append(self._mass(dangling, late_base))
+                met.append(dangling.held + self._late_mass(dangling, late_base))
                 place = 0 if self._at_once else begin
                 self._sweep(first, last, system.base, system.to_base, met[-1], sent, None, found, fresh, place)
                 dangling.leaving[chunk] = self._parts[first:last, 2].sum(axis=0)
                 if not self._at_once:
                     sent[begin:end] = fresh[: end - begin]
-            step, dangling.held, _, total, size, weighted = self._parts[:late].sum(axis=0)
-            mass = self._mass(dangling, late_base)
-            late_mass = mass - dangling.held
-            sums = step, mass, total + late_mass, size + abs(late_mass), weighted
+            step, dangling.held, _, swept, size, weighted = self._parts[:late].sum(axis=0)
+            late_mass = self._late_mass(dangling, late_base)
+            mass = dangling.held + late_mass
+            sums = step, mass, swept + late_mass, size + abs(late_mass), weighted
             bound, enough = self._judged(system, met, sums, tol)
             if (enough or self.iteration >= max_iter) and late < layout.num_blocks:
                 met.append(mass)
@@ -192,11 +198,14 @@ class Rounds:
                 self._spare[sent.dtype.type] += [sent] if whole is None else [sent, whole_sent]
                 return found, bound
             if whole is None:
-                sent[senders] *= 1 / total
-                dangling = dangling.plus(1 / total - 1, dangling)
+                grows = swept + self._late_mass(dangling)
+                factor = _ratio(np.maximum(grows + 1 - total, 0), grows)
+                sent[senders] *= factor
+                dangling = dangling.plus(factor - 1, dangling)
             else:
-                sent[senders] += np.asarray(due - total, sent.dtype) * whole_sent[senders]
-                dangling = dangling.plus(due - total, whole_dangling)
+                factor = _ratio(due - total, whole_grows)
+                sent[senders] += np.asarray(factor, sent.dtype) * whole_sent[senders]
+                dangling = dangling.plus(factor, whole_dangling)
 
     def _judged(self, system: _System, met: list[Any], sums: tuple[Any, ...], tol: float) -> tuple[Any, bool]:
         """The bound on the error after a round whose rows met these masses; whether it is reached, or cannot be."""
@@ -248,10 +257,10 @@ class Rounds:
         step, mass, _, total, size, weighted = self._parts.sum(axis=0)
         return step, mass, total, size, weighted
 
-    def _mass(self, dangling: _Dangling, late_base: Any) -> Any:
-        """Of all dangling nodes, if the late rows were swept now."""
-        found = dangling.held + late_base + self._damping * dangling.leaving.sum(axis=0)
-        return found / (1 - self._damping * self._landing_late)
+    def _late_mass(self, dangling: _Dangling, late_base: Any = 0.0) -> Any:
+        """What late rows would hold if they were swept now: without their base, what follows from the other scores."""
+        arriving = dangling.leaving.sum(axis=0) + self._landing_late * dangling.held
+        return (late_base + self._damping * arriving) / (1 - self._damping * self._landing_late)
 
     def _dangling_of(self, scores: Float64) -> _Dangling:
         by_chunk = np.zeros((len(self._chunks), *self._columns))
@@ -274,3 +283,8 @@ class Rounds:
     def _off(self, total: Any) -> Any:
         """What it costs at most to divide by ``total``, which would be 1 for the exact scores."""
         return abs(1 - total) + self._chain * UNIT
+
+
+def _ratio(part: Any, whole: Any) -> Any:
+    """0 where both are."""
+    return part / np.where(whole == 0, 1, whole)
