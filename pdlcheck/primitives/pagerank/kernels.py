@@ -25,21 +25,33 @@ def count_degrees(first: int, last: int, src: Any, dst: Any, out_degree: Any, in
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def rows_by_degree(in_degree: Any, is_sink: Any, longest_sink: int, gap: int, begin: Any, row: Any) -> None:
-    """Number nodes by falling in-degree, equals in order of id, sinks after the others and ``gap`` rows.
+def rows_by_degree(in_degree: Any, is_sink: Any, longest_sink: int, gap: int, room: Any, row: Any) -> None:
+    """Number nodes by falling in-degree, sinks after the others and ``gap`` rows; equals are dealt to whole slices.
 
-    ``longest_sink`` is at least the in-degree of a sink; ``begin`` holds as many zeros as the largest in-degree plus
-    that, plus 3.
+    Equals that follow each other by id go to one slice after the other, as neighbours often do: rows of one slice are
+    updated at the same time, so none of them reads what the others have just found. The rest of them, before the first
+    whole slice and after the last one, are in order of id.
+
+    ``longest_sink`` is at least the in-degree of a sink; ``room`` holds three times as many zeros as the largest
+    in-degree plus that, plus 2.
     """
-    largest = begin.size - 2
+    next_row, first_whole, last_whole = room
+    largest = next_row.size - 1
     for i in range(in_degree.size):
-        begin[largest - in_degree[i] - (0 if is_sink[i] else longest_sink + 1) + 1] += 1
-    for k in range(1, begin.size):
-        begin[k] += begin[k - 1]
+        next_row[largest - in_degree[i] - (0 if is_sink[i] else longest_sink + 1)] += 1
+    end = 0
+    for k in range(next_row.size):
+        begin = end + (gap if k == largest - longest_sink else 0)
+        end = begin + next_row[k]
+        next_row[k], first_whole[k], last_whole[k] = begin, -(-begin // LANES) * LANES, end // LANES * LANES
     for i in range(in_degree.size):
-        at = largest - in_degree[i] - (0 if is_sink[i] else longest_sink + 1)
-        row[i] = begin[at] + (gap if is_sink[i] else 0)
-        begin[at] += 1
+        k = largest - in_degree[i] - (0 if is_sink[i] else longest_sink + 1)
+        row[i] = at = next_row[k]
+        if first_whole[k] <= at < last_whole[k] - 1:
+            at += LANES
+            next_row[k] = at if at < last_whole[k] else at - (last_whole[k] - first_whole[k]) + 1
+        else:
+            next_row[k] = at + 1
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")

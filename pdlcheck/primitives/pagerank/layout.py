@@ -2,6 +2,7 @@
 
 The entries of a slice are stored one of each row, then the next one of each, so that sixteen sums go on at a time; rows
 are sorted, so a slice holds rows of about equal length. Long rows, which may have no equals, are summed each alone.
+Nodes of equal in-degree that follow each other by id are in slices that follow each other.
 
 Sinks, that is dangling nodes, have the last rows: nobody reads their scores one by one, so a round need not make them.
 What they hold together, which all read, follows from what each other node sends to them: ``leaving``. Where few nodes
@@ -162,8 +163,8 @@ def _numbered(in_degree: NDArray[Any], is_sink: NDArray[np.bool_]) -> tuple[NDAr
     n, num_sinks = len(in_degree), int(np.count_nonzero(is_sink))
     row = np.empty(n, np.int32 if n < NARROW else np.int64)
     first_sink = _whole_slices(n - num_sinks)
-    begin = np.zeros(int(in_degree.max(initial=0)) + LONG + 3, np.int64)
-    rows_by_degree(in_degree, is_sink, LONG, first_sink - (n - num_sinks), begin, row)
+    room = np.zeros((3, int(in_degree.max(initial=0)) + LONG + 2), np.int64)
+    rows_by_degree(in_degree, is_sink, LONG, first_sink - (n - num_sinks), room, row)
     return row, first_sink, first_sink + _whole_slices(num_sinks + 1)  # at least one row of padding
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -46,10 +45,10 @@ class _System:
 
 @dataclass
 class _Dangling:
-    """Of some scores: what dangling nodes among the swept rows hold, and what leaves each chunk for the others."""
+    """Of some scores: what dangling nodes among the swept rows hold, and what leaves these rows for the others."""
 
     held: Any
-    leaving: NDArray[Any]
+    leaving: Any
 
     def plus(self, factor: Any, other: _Dangling) -> _Dangling:
         return _Dangling(self.held + factor * other.held, self.leaving + factor * other.leaving)
@@ -68,13 +67,13 @@ class Rounds:
     ``y = r + d (P y + m w)`` for what is still missing, again in float32: its rounding is now relative to y. This is
     iterative refinement.
 
-    **Dangling mass.** m is a number that all rows meet, so a round in place finds it anew for each chunk of rows, from
-    what leaves the other rows for sinks: ``m = (held + base of sinks + d leaving) / (1 - d landing on sinks)``, where
-    "held" is the mass of dangling nodes that are no sinks. The scores of the sinks themselves, which nobody reads, are
-    made when the bound is about to hold. It is measured with them, and with the mass that each chunk met.
+    **Sinks.** A round in place leaves them out. What they hold, m less what other dangling nodes hold, follows from
+    what leaves the swept rows for them: ``(base of sinks + d (leaving + landing on sinks held)) / (1 - d landing on
+    sinks)``, where "held" is the mass of those others. The scores of the sinks themselves, which nobody reads, are made
+    when the bound is about to hold. It is measured with them.
 
-    **Sum.** The exact scores sum to 1, so after a round in which some do not, those of the swept rows are scaled until
-    they do, with what the sinks would then hold: for them and all sinks as one state the equation holds (aggregation).
+    **Sum.** The exact scores sum to 1, so after each round in place those of the swept rows are scaled until they do,
+    with what the sinks would then hold: for all sinks as one state the equation holds (aggregation).
 
     Source: Wilkinson, "Rounding errors in algebraic processes" (1963), for refinement; Ipsen and Selee, "PageRank
         computation, with special attention to dangling nodes" (2007), for one state in place of them; Koury, McAllister
@@ -164,29 +163,25 @@ class Rounds:
         largest = max(int(end - begin) for begin, end in self._chunk_rows)
         fresh = sent if self._at_once else np.empty((largest, *self._columns), sent.dtype)
         dangling, senders = self._dangling_of(system.start), slice(self._late_row)
-        late_base = system.to_base * system.base[self._late_row :].sum(axis=0)
+        fixed = system.to_base * system.base[self._late_row :].sum(axis=0) / (1 - damping * self._landing_late)
         if whole is not None:
             whole_sent, whole_dangling = self._sent_by(whole, sent.dtype.type), self._dangling_of(whole)
             due = system.base.sum(axis=0) / (1 - damping)
-            whole_grows = whole[senders].sum(axis=0) + self._late_mass(whole_dangling)
         while True:
             self.iteration += 1
-            met = []
-            for chunk, ((first, last), (begin, end)) in enumerate(zip(self._chunks, self._chunk_rows, strict=True)):
-                met.append(dangling.held + self._late_mass(dangling, late_base))
+            met = dangling.held + fixed + self._late_mass(dangling)
+            for (first, last), (begin, end) in zip(self._chunks, self._chunk_rows, strict=True):
                 place = 0 if self._at_once else begin
-                self._sweep(first, last, system.base, system.to_base, met[-1], sent, None, found, fresh, place)
-                dangling.leaving[chunk] = self._parts[first:last, 2].sum(axis=0)
+                self._sweep(first, last, system.base, system.to_base, met, sent, None, found, fresh, place)
                 if not self._at_once:
                     sent[begin:end] = fresh[: end - begin]
-            step, dangling.held, _, swept, size, weighted = self._parts[:late].sum(axis=0)
-            late_mass = self._late_mass(dangling, late_base)
+            step, dangling.held, dangling.leaving, swept, size, weighted = self._parts[:late].sum(axis=0)
+            late_mass = fixed + self._late_mass(dangling)
             mass = dangling.held + late_mass
             sums = step, mass, swept + late_mass, size + abs(late_mass), weighted
             bound, enough = self._judged(system, met, sums, tol)
             if (enough or self.iteration >= max_iter) and late < layout.num_blocks:
-                met.append(mass)
-                self._sweep(late, layout.num_blocks, system.base, system.to_base, mass, sent, None, found, sent, 0)
+                self._sweep(late, layout.num_blocks, system.base, system.to_base, met, sent, None, found, sent, 0)
                 sums = self._sums()
                 bound, enough = self._judged(system, met, sums, tol)
             self._progress(self.iteration, float(np.max(bound)))
@@ -198,17 +193,16 @@ class Rounds:
                 self._spare[sent.dtype.type] += [sent] if whole is None else [sent, whole_sent]
                 return found, bound
             if whole is None:
-                grows = swept + self._late_mass(dangling)
-                factor = _ratio(np.maximum(grows + 1 - total, 0), grows)
+                grows = swept + late_mass - fixed
+                factor = np.maximum(1 - fixed, 0) / np.where(grows == 0, 1, grows)
                 sent[senders] *= factor
                 dangling = dangling.plus(factor - 1, dangling)
             else:
-                factor = _ratio(due - total, whole_grows)
-                sent[senders] += np.asarray(factor, sent.dtype) * whole_sent[senders]
-                dangling = dangling.plus(factor, whole_dangling)
+                sent[senders] += np.asarray(due - total, sent.dtype) * whole_sent[senders]
+                dangling = dangling.plus(due - total, whole_dangling)
 
-    def _judged(self, system: _System, met: list[Any], sums: tuple[Any, ...], tol: float) -> tuple[Any, bool]:
-        """The bound on the error after a round whose rows met these masses; whether it is reached, or cannot be."""
+    def _judged(self, system: _System, met: Any, sums: tuple[Any, ...], tol: float) -> tuple[Any, bool]:
+        """The bound on the error after a round whose rows met this mass; whether it is reached, or cannot be."""
         damping, layout = self._damping, self._layout
         step, new_mass, total, size, weighted = sums
         if system.whole is None:
@@ -218,8 +212,7 @@ class Rounds:
             lost = UNIT * each * (size + step + system.size) + system.lost
         sender_size = self._parts[: self._late, 4].sum(axis=0)
         lost += damping * (float(np.finfo(system.sent.dtype).eps) / 2 * sender_size + len(layout.sources) * TINY)
-        strayed = functools.reduce(np.maximum, [abs(new_mass - mass) for mass in met])
-        residual = damping * (step + strayed) * (1 + 1e-9)
+        residual = damping * (step + abs(new_mass - met)) * (1 + 1e-9)
         bound = (residual + lost) / (1 - damping) + self._off(system.total + total)
         refinable = self._single & (lost > tol * (1 - damping) / 2)
         drowned = damping * step <= lost * np.where(refinable, 4, 1 / 16)  # the step is round-off
@@ -257,18 +250,15 @@ class Rounds:
         step, mass, _, total, size, weighted = self._parts.sum(axis=0)
         return step, mass, total, size, weighted
 
-    def _late_mass(self, dangling: _Dangling, late_base: Any = 0.0) -> Any:
-        """What late rows would hold if they were swept now: without their base, what follows from the other scores."""
-        arriving = dangling.leaving.sum(axis=0) + self._landing_late * dangling.held
-        return (late_base + self._damping * arriving) / (1 - self._damping * self._landing_late)
+    def _late_mass(self, dangling: _Dangling) -> Any:
+        """What late rows would hold if they were swept now, less what their base gives them."""
+        arriving = dangling.leaving + self._landing_late * dangling.held
+        return self._damping * arriving / (1 - self._damping * self._landing_late)
 
     def _dangling_of(self, scores: Float64) -> _Dangling:
-        by_chunk = np.zeros((len(self._chunks), *self._columns))
-        if self._leaving is not None:
-            leaving = self._leaving[:, None] if self._columns else self._leaving
-            for chunk, (begin, end) in enumerate(self._chunk_rows):
-                by_chunk[chunk] = (scores[begin:end] * leaving[begin:end]).sum(axis=0)
-        return _Dangling(scores[self._early_dangling].sum(axis=0), by_chunk)
+        swept = scores[: self._late_row]
+        leaving = 0.0 if self._leaving is None else np.einsum("i,i...->...", self._leaving[: self._late_row], swept)
+        return _Dangling(scores[self._early_dangling].sum(axis=0), leaving)
 
     def _sent_by(self, scores: Float64, kind: type) -> NDArray[Any]:
         sent = self._rows(kind)
@@ -283,8 +273,3 @@ class Rounds:
     def _off(self, total: Any) -> Any:
         """What it costs at most to divide by ``total``, which would be 1 for the exact scores."""
         return abs(1 - total) + self._chain * UNIT
-
-
-def _ratio(part: Any, whole: Any) -> Any:
-    """0 where both are."""
-    return part / np.where(whole == 0, 1, whole)
