@@ -173,6 +173,22 @@ def test_scores_that_sinks_hold_alone_are_found():
     assert result.converged and result.scores == pytest.approx([0, 0, 1 / 3, 2 / 3])
 
 
+@pytest.mark.parametrize("num_nodes", [15, 16, 17, 100, 1000, 5000])
+def test_every_node_has_a_row_of_its_own(num_nodes):
+    """Equals are dealt to slices: classes of one node, of a part of a slice, of whole ones and of both."""
+    draw = np.random.default_rng(num_nodes)
+    src, dst = draw.integers(0, 1 + num_nodes // 2, 2 * num_nodes), draw.integers(0, num_nodes, 2 * num_nodes)
+    ours = Graph(src, dst, num_nodes)
+    made, in_degree = layout.lay_out(ours), np.bincount(dst, minlength=num_nodes)
+    assert len(np.unique(made.row)) == num_nodes
+    sinks = made.row >= made.first_sink
+    assert np.array_equal(sinks, ours.dangling) and made.num_sinks == sinks.sum()
+    for part in (~sinks, sinks):
+        rows = np.sort(made.row[part])
+        assert np.array_equal(rows, rows[0] + np.arange(len(rows)))
+        assert np.all(np.diff(in_degree[part][np.argsort(made.row[part])]) <= 0)
+
+
 @pytest.mark.parametrize("method", ["power", "gauss-seidel"])
 def test_neighbours_by_id_take_no_more_rounds_than_strangers(method):
     """Sixteen rows are updated at a time: side by side they would read nothing new of each other, 84 rounds for 36."""
