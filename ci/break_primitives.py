@@ -68,7 +68,8 @@ def _run(mutation: dict[str, str], world: str) -> tuple[bool, list[str]]:
     lines = done.stdout.splitlines()
     told = [line.removeprefix("E").strip() for line in lines if line.startswith("E  ")]
     replay = [f"replay          {line}" for line in lines if line.startswith("pytest ")]
-    return done.returncode == 1, told[:7] + replay[:1]
+    killed = [f"the suite died by signal {-done.returncode}"] if done.returncode < 0 else []  # memory overwritten
+    return done.returncode == 1 or bool(killed), killed + told[:7] + replay[:1]
 
 
 if __name__ == "__main__":
