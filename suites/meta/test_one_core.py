@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from pdlcheck.worlds import get_world
-from pdlcheck.worlds.simulated import streams
+from pdlcheck.worlds.simulated import normals, streams
 
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 needs_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
@@ -86,3 +88,40 @@ def test_streams_of_another_layout_are_told_apart(monkeypatch):
     assert not streams.is_laid_out_as_known(None)
     monkeypatch.setattr(streams, "_Layout", IndexLast)
     assert not streams.is_laid_out_as_known(random.Random(1))
+
+
+@pytest.fixture(params=["by its place", "by asking numpy"])
+def kept(request, monkeypatch):
+    """The module; and what it is where the place is not found."""
+    if request.param == "by its place":
+        return normals
+    monkeypatch.setattr(np.random.mtrand, "_rand", None)
+    spec = importlib.util.spec_from_file_location("asking", normals.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 2, 3])
+def test_the_normal_number_that_numpy_keeps_is_kept_for_another_bit_generator(kept, drawn):
+    own, generator = np.random.get_state(), np.random.get_bit_generator()
+    try:
+        np.random.seed(7)
+        np.random.randn(drawn)
+        state, expected = kept.kept_normal(), np.random.get_state()
+        following = np.random.randn(3)
+        np.random.set_bit_generator(np.random.MT19937())
+        np.random.set_state((*expected[:3], 0, 0.0))
+        kept.set_kept_normal(state)
+        assert np.random.get_state()[3:] == expected[3:]
+        assert np.array_equal(np.random.randn(3), following)
+    finally:
+        np.random.set_bit_generator(generator)
+        np.random.set_state(own)
+
+
+def test_where_numpy_keeps_it_is_found_or_not_used():
+    place = normals.place_of_kept_normal(np.random.mtrand._rand)
+    assert place is not None and place + 16 <= np.random.RandomState.__basicsize__
+    assert normals.place_of_kept_normal(np.random.default_rng()) is None
+    assert normals.place_of_kept_normal(None) is None

@@ -247,6 +247,26 @@ def test_every_rank_has_random_streams_of_its_own_that_do_not_touch_the_controll
     assert len({value for rank in first for value in rank}) == 12
 
 
+def test_the_second_of_two_normal_numbers_outlives_the_turn_in_which_it_was_drawn(sim):
+    """Python and numpy draw two at a time and keep one for the next call."""
+
+    def draws(meet):
+        np.random.seed(dist.get_rank())
+        random.seed(dist.get_rank())
+        first = np.random.randn(), random.gauss(0, 1)
+        if meet:
+            dist.barrier()
+        return first, np.random.randn(), random.gauss(0, 1)
+
+    np.random.seed(5)
+    np.random.randn()
+    following = np.random.randn()
+    np.random.seed(5)
+    np.random.randn()
+    assert sim.run(draws, True, world_size=3) == sim.run(draws, False, world_size=3)
+    assert np.random.randn() == following
+
+
 def test_every_rank_has_its_launchers_environment_and_default_dtype(sim):
     def program():
         if dist.get_rank() == 0:

@@ -32,6 +32,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from pdlcheck.worlds.simulated.normals import kept_normal, set_kept_normal
 from pdlcheck.worlds.simulated.streams import python_stream, set_python_stream
 
 __all__ = ["Observer", "RankState", "isolated_controller"]
@@ -86,6 +87,7 @@ class RankState:
         """The rank gives up its turn."""
         self._torch = torch.default_generator.get_state()
         self._python = python_stream()
+        self._normal = kept_normal()
         self._dtype = torch.get_default_dtype()
 
     def restore(self) -> None:
@@ -93,6 +95,7 @@ class RankState:
         torch.default_generator.set_state(self._torch)
         set_python_stream(self._python)
         _set_numpy(self._numpy)
+        set_kept_normal(self._normal)
         torch.set_default_dtype(self._dtype)
         for name, value in self._environment.items():  # a third of what update takes
             os.environ[name] = value
@@ -104,7 +107,7 @@ class RankState:
 def isolated_controller() -> Iterator[None]:
     """Give the controller back what the ranks change."""
     torch_state, python_state = torch.default_generator.get_state(), python_stream()
-    numpy_generator, threads = _get_numpy(), torch.get_num_threads()
+    numpy_generator, normal, threads = _get_numpy(), kept_normal(), torch.get_num_threads()
     dtype, hook = torch.get_default_dtype(), sys.excepthook
     environment = {name: os.environ.get(name) for name in _RANK_VARIABLES}
     try:
@@ -115,6 +118,7 @@ def isolated_controller() -> Iterator[None]:
         torch.default_generator.set_state(torch_state)
         set_python_stream(python_state)
         _set_numpy(numpy_generator)
+        set_kept_normal(normal)
         torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)  # what a rank has set is the default of threads to come
         sys.excepthook = hook  # init_process_group puts its own in front, once for each rank
