@@ -95,7 +95,7 @@ def kept(request, monkeypatch):
     """The module; and what it is where the place is not found."""
     if request.param == "by its place":
         return normals
-    monkeypatch.setattr(np.random.mtrand, "_rand", None)
+    monkeypatch.setattr(np.random, "RandomState", type("RandomState", (), {}))
     spec = importlib.util.spec_from_file_location("asking", normals.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
