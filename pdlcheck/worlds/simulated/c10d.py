@@ -23,6 +23,7 @@ from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.simulated.backward import Engine
 from pdlcheck.worlds.simulated.groups import BACKEND, install
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
+from pdlcheck.worlds.simulated.threads import follow_threads, rank_behind
 from pdlcheck.worlds.watch import WatchedGroup
 
 __all__ = ["has_group", "is_as_joined", "join_group", "leave_alone", "rank_local_torch_distributed"]
@@ -70,7 +71,7 @@ def _rank_local(name: str) -> property:
     original = getattr(c10d._World, name)
 
     def get(self: Any) -> Any:
-        rank = current_rank()
+        rank = current_rank() or rank_behind()
         return original.fget(self) if rank is None else rank.c10d[name]
 
     def set(self: Any, value: Any) -> None:
@@ -123,6 +124,7 @@ def _install() -> None:
     if type(c10d._world) is not _RankLocalWorld:
         c10d._world.__class__ = _RankLocalWorld
         install()
+        follow_threads(current_rank)
         torch._C.Future.wait = _wait_for_future  # type: ignore[method-assign]
         torch.autograd.Variable._execution_engine = Engine()
         for name in ("numpy", "tolist"):

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
-from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed
+from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
 from pdlcheck.worlds.simulated.core import on_one_core
 from pdlcheck.worlds.simulated.isolation import RankState, isolated_controller
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
+from pdlcheck.worlds.simulated.threads import rank_behind
 from pdlcheck.worlds.site import site_of
-from pdlcheck.worlds.watch import end_at_user_line
+from pdlcheck.worlds.watch import end_at_user_line, user_line
 
 __all__ = ["RankThread", "Scheduler", "current_rank"]
 
@@ -100,6 +101,7 @@ class Scheduler:
         self._polls = 0
         self._stopping = False
         self.error = None
+        self._refused: Unsupported | None = None
         self._schedule_error: BaseException | None = None
         self._all_done.clear()
         for rank, body in zip(self.ranks, bodies, strict=True):
@@ -195,6 +197,11 @@ class Scheduler:
         if self.error is None:
             self.error = error
 
+    def refuse(self, error: Unsupported) -> None:
+        """End the run for what a thread of a rank has done; ranks raise it at the latest when they return."""
+        self._refused = error
+        self.fail(error)
+
     # -- turns -------------------------------------------------------------------------------------
 
     def _main(self, me: RankThread) -> None:
@@ -214,7 +221,10 @@ class Scheduler:
         me.state.enter()
         try:
             self._check(me)
-            return Returned(me.rank, body())
+            value = body()
+            if self._refused is not None:
+                raise copy(self._refused)
+            return Returned(me.rank, value)
         except PeerFailed:
             return Stopped(me.rank, f"in {me.waits_for}" if me.waits_for is not None else "")
         except BaseException as error:
@@ -306,7 +316,15 @@ def _is_doing(rank: RankThread) -> str:
 
 
 def _me() -> RankThread:
-    rank = current_rank()
-    if rank is None:
-        raise RuntimeError("this thread is not a simulated rank; start no threads that communicate in a rank")
-    return rank
+    me = current_rank()
+    if me is not None:
+        return me
+    rank = rank_behind()
+    error = Unsupported(
+        f"a thread that {'simulated code' if rank is None else f'rank {rank.rank}'} started communicates, at "
+        f"{user_line()}; a simulated rank is one thread: communicate in the rank itself, or test this on processes, "
+        "with --world gloo"
+    )
+    if rank is not None:
+        rank.network.scheduler.refuse(error)
+    raise error

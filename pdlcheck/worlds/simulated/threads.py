@@ -1,0 +1,35 @@
+"""Threads that a simulated rank starts: they see the groups of that rank, and may not communicate.
+
+A rank is one thread, and a schedule chooses what it does next. An operation of another thread would be beside the
+schedule, so it ends the run, whatever the thread makes of the error.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+__all__ = ["follow_threads", "rank_behind"]
+
+_NAME = "_simulated_rank"
+_start = threading.Thread.start
+
+
+def follow_threads(current_rank: Callable[[], Any]) -> None:
+    """From now on a new thread knows the rank that started it; ``current_rank`` tells the rank of a rank's thread."""
+
+    @wraps(_start)
+    def start(self: threading.Thread) -> None:
+        rank = current_rank() or rank_behind()
+        if rank is not None:
+            setattr(self, _NAME, rank)
+        _start(self)
+
+    threading.Thread.start = start  # type: ignore[method-assign]
+
+
+def rank_behind() -> Any:
+    """The simulated rank that has started this thread, itself or through other threads; None for the rank's own."""
+    return getattr(threading.current_thread(), _NAME, None)

@@ -1,0 +1,86 @@
+"""Threads that simulated ranks start: they may compute, and know whose they are; what they send ends the run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pdlcheck.errors import Unsupported
+from pdlcheck.worlds import get_world
+
+
+@pytest.fixture
+def sim():
+    return get_world("sim")
+
+
+def in_a_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def in_a_pool(function):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(function).result()
+
+
+def in_a_thread_of_a_thread(function):
+    in_a_thread(lambda: in_a_thread(function))
+
+
+def swallowed(function):
+    """The thread makes nothing of the error."""
+
+    def call():
+        with contextlib.suppress(Exception):
+            function()
+
+    in_a_thread(call)
+
+
+ALL = [in_a_thread, in_a_pool, in_a_thread_of_a_thread, swallowed]
+quiet = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@quiet
+@pytest.mark.parametrize("start", ALL)
+@pytest.mark.parametrize("last", [True, False], ids=["then nothing", "then an operation"])
+def test_a_thread_that_communicates_ends_the_run_with_its_line(sim, start, last):
+    def saves_beside_training():
+        if dist.get_rank() == 1:
+            start(lambda: dist.barrier())
+        if not last:
+            dist.all_reduce(torch.ones(2))
+
+    with pytest.raises(Unsupported, match=r"a thread that rank 1 started communicates, at .*test_rank_threads\.py:\d+"):
+        sim.run(saves_beside_training, world_size=3)
+    assert sim.run(dist.get_rank, world_size=3) == [0, 1, 2]
+
+
+@quiet
+def test_a_group_that_the_thread_was_handed_is_no_way_around(sim):
+    def saves_beside_training():
+        group = dist.new_group([0, 1])
+        in_a_thread(lambda: dist.all_reduce(torch.ones(1), group=group))
+
+    with pytest.raises(Unsupported, match="a simulated rank is one thread: communicate in the rank itself"):
+        sim.run(saves_beside_training, world_size=2)
+
+
+@pytest.mark.parametrize("start", ALL)
+def test_a_thread_that_computes_knows_its_rank_and_changes_nothing(sim, start):
+    def counts():
+        seen = []
+        start(lambda: seen.append((dist.is_initialized(), dist.get_rank(), dist.get_world_size())))
+        total = torch.tensor(dist.get_rank())
+        dist.all_reduce(total)
+        return seen, total.item()
+
+    assert sim.run(counts, world_size=3) == [([(True, rank, 3)], 3) for rank in range(3)]
+    assert not dist.is_initialized()
