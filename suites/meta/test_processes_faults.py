@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +417,39 @@ def test_a_rank_that_is_lost_while_idle_is_replaced_before_the_next_call(watch, 
         assert not set(before) & set(after)
         said = capsys.readouterr().err
         assert said == f"pdlcheck: rank 1 {words} while nothing ran on it; 2 new processes take over\n"
+    finally:
+        world.close()
+
+
+def late_for_a_barrier() -> None:
+    """Rank 0's end of it is closed by the time limit, for every later operation too."""
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError, match="failed to pass monitoredBarrier"):
+            dist.monitored_barrier(timeout=timedelta(seconds=0.5))
+
+
+def refused_under_way() -> None:
+    work = dist.all_reduce(torch.ones(1, dtype=torch.uint16), async_op=True)
+    with pytest.raises(RuntimeError, match="Invalid scalar type"):
+        work.wait()
+
+
+def refused_at_once() -> None:
+    with pytest.raises(TypeError):
+        dist.all_reduce(1.0)
+
+
+@pytest.mark.parametrize(
+    ("handled", "replaced"),
+    [(late_for_a_barrier, True), (refused_under_way, True), (refused_at_once, False), (dist.barrier, False)],
+)
+def test_a_group_whose_operation_failed_is_not_used_again_though_the_function_handled_it(handled, replaced):
+    world = ProcessWorld(timeout_s=20)
+    try:
+        before = world.pids(2)
+        world.run(handled, world_size=2)
+        assert_heals(world)
+        assert (not set(before) & set(world.pids(2))) is replaced
     finally:
         world.close()
 

@@ -46,6 +46,7 @@ class Announcer:
     def __init__(self, rank: int, send: Callable[[Report], None], board: Board | None) -> None:
         self.send = send
         self.call = 0
+        self.is_torn = False  # an operation under way has failed in this call: connections may be closed
         self._rank = rank
         self._board = board
         self._meetings = Meetings(0)
@@ -61,6 +62,7 @@ class Announcer:
         """A call starts; nothing of an earlier one is left."""
         with self._lock:
             self.call = call
+            self.is_torn = False
             self._meetings = Meetings(call)
             self._open.clear()
             self._launched.clear()
@@ -266,6 +268,7 @@ class AnnouncedWork(WatchedWork):
         try:
             done = self._real.wait(timeout) if _is_limit(timeout) else self._real.wait()
         except Exception as error:
+            self._announcer.is_torn = True
             self._resolve(error)
             raise
         self._resolve()

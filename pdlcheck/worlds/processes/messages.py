@@ -185,7 +185,7 @@ class Aftermath(_Message):
     """What a function left behind in the rank.
 
     Args:
-        default_group: the default group is still the one that the rank started with.
+        default_group: it is still the one that the rank started with, and no operation has failed under way.
         groups_made: number of groups made so far; it must agree between ranks, as torch names groups by it.
         groups: number of groups that exist.
     """

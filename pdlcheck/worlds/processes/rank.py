@@ -75,7 +75,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
     while (call := channel.next_call()) is not None:
         announcer.begin(call.call)
         begin_call()
-        _serve(call, start, store, channel)
+        _serve(call, start, store, channel, announcer)
     del store  # rank 0 hosts it: kept until here
     end()
 
@@ -145,7 +145,7 @@ def _init(start: Start, store: Store) -> None:
     dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.world_size, device_id=bound)
 
 
-def _serve(call: Call, start: Start, store: TCPStore, channel: Channel) -> None:
+def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announcer: Announcer) -> None:
     default_group = dist.group.WORLD
     try:
         if call.rejoin:
@@ -158,13 +158,13 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel) -> None:
         if call.seed is not None:
             fresh_state(call.seed, start)
         value = fn(*args, **kwargs)
-        report: Any = Done(call.call, dump_result(value, start.rank), _aftermath(default_group))
+        report: Any = Done(call.call, dump_result(value, start.rank), _aftermath(default_group, announcer))
     except PeerFailed as error:
-        report = Halted(call.call, str(error), _aftermath(default_group))
+        report = Halted(call.call, str(error), _aftermath(default_group, announcer))
     except BaseException as error:  # every way to fail is a report, sys.exit and Ctrl-C included
         if isinstance(error, MemoryError):
             traceback.clear_frames(error.__traceback__)  # what the function hoarded, to have room for the report
-        after = _aftermath(default_group)
+        after = _aftermath(default_group, announcer)
         if was_lost(error):
             after = replace(after, default_group=False)  # of no use without the device
         report = _failed(call.call, error, start.rank, after)
@@ -185,9 +185,9 @@ def adopt(changes: Changes, own: Mapping[str, str]) -> None:
             os.environ.pop(name, None)
 
 
-def _aftermath(default_group: dist.ProcessGroup | None) -> Aftermath:
+def _aftermath(default_group: dist.ProcessGroup | None, announcer: Announcer) -> Aftermath:
     same = dist.is_initialized() and dist.group.WORLD is default_group
-    return Aftermath(same, c10d._world.group_count, len(c10d._world.pg_map))
+    return Aftermath(same and not announcer.is_torn, c10d._world.group_count, len(c10d._world.pg_map))
 
 
 def fresh_state(seed: int, start: Start) -> None:

@@ -46,6 +46,13 @@ def watch_gloo(announcer: Announcer) -> None:
             self.options = SimpleNamespace()  # torch writes name and members there
             numbered(self)
 
+        def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+            try:
+                super().monitored_barrier(*args, **kwargs)  # type: ignore[misc]  # its stub leaves it out
+            except RuntimeError:
+                announcer.is_torn = True
+                raise
+
         def _set_sequence_number_for_group(self) -> None:
             """Counted by the watched group itself."""
 
