@@ -98,8 +98,48 @@ def test_waiting_for_a_rank_that_has_returned_is_a_deadlock(processes):
 
 
 def test_a_group_that_only_some_of_its_ranks_make_is_a_deadlock(processes):
-    with pytest.raises(Deadlock, match=r"rank 0: blocked in new_group, .*; waits for rank 1"):
+    with pytest.raises(Deadlock, match=r"rank 0: blocked in new_group\(0, 1\), .*; waits for rank 1"):
         processes.run(lambda: dist.get_rank() == 1 or dist.new_group([0, 1]), world_size=2)
+
+
+def total_in_groups(*groups):
+    """What the ranks of the own group add up to; groups are made in the order in which they are named."""
+    made = {ranks: dist.new_group(list(ranks)) for ranks in groups}
+    mine = next(ranks for ranks in made if dist.get_rank() in ranks)
+    total = torch.tensor(dist.get_rank())
+    dist.all_reduce(total, group=made[mine])
+    return total.item()
+
+
+def test_groups_that_ranks_make_in_another_order_are_a_mismatch(processes):
+    """gloo numbers groups on each rank: ranks of two groups would be connected."""
+
+    def each_its_own_first():
+        mine = dist.get_rank() % 2
+        return total_in_groups((mine, mine + 2), (1 - mine, 3 - mine))
+
+    for _ in range(3):
+        with pytest.raises(CollectiveMismatch, match="make different groups: new_group") as caught:
+            processes.run(each_its_own_first, world_size=4)
+        assert all(f"{LINE}" in line for line in caught.value.ranks)
+    assert processes.run(total_in_groups, (0, 2), (1, 3), world_size=4) == [2, 4, 2, 4]
+
+
+def test_groups_that_their_members_alone_make_are_a_mismatch(processes):
+    def each_its_own():
+        mine = dist.get_rank() % 2
+        return total_in_groups((mine, mine + 2))
+
+    def each_its_own_and_says_so():
+        mine = dist.get_rank() % 2
+        group = dist.new_group([mine, mine + 2], use_local_synchronization=True)
+        total = torch.tensor(dist.get_rank())
+        dist.all_reduce(total, group=group)
+        return total.item()
+
+    with pytest.raises(CollectiveMismatch, match="also those that are not in a group"):
+        processes.run(each_its_own, world_size=4)
+    assert processes.run(each_its_own_and_says_so, world_size=4) == [2, 4, 2, 4]
 
 
 def test_a_rank_that_dies_is_told_with_its_last_operation(processes):

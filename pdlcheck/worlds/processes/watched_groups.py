@@ -1,7 +1,7 @@
 """What watched groups of every backend have in common.
 
-The members of a group meet at the controller before they connect: a group that some of them do not make can be
-reported. Collectives are numbered from 0 in each call.
+Before a group is made all ranks meet at the controller: a group that some of them do not make, or make in another
+order, can be reported. Collectives are numbered from 0 in each call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.processes.announce import Announcer
-from pdlcheck.worlds.watch import Signature, WatchedGroup, user_line
+from pdlcheck.worlds.watch import WatchedGroup, is_local, new_group
 
 __all__ = ["begin_call", "being_made", "meet_in_new_group", "numbered"]
 
@@ -24,7 +24,7 @@ _groups: weakref.WeakSet[WatchedGroup] = weakref.WeakSet()
 
 
 def meet_in_new_group(announcer: Announcer) -> None:
-    """From now on, the members of a new group wait for one another at the controller before they make it."""
+    """From now on, all ranks, or the members alone, wait for one another at the controller before they make a group."""
     real_helper = getattr(c10d, "_new_process_group_helper", None)
     if real_helper is None:
         raise Unsupported(
@@ -38,9 +38,11 @@ def meet_in_new_group(announcer: Announcer) -> None:
         members = tuple(ranks) or tuple(range(group_size))
         being_made.append((str(name), members))
         try:
-            if announcer.call and group_rank is not None:  # None: this rank is no member
-                rank = members[group_rank]
-                announcer.meet(Signature(rank, "new_group", str(name), members, where=user_line()))
+            default = c10d._world.default_pg  # None: it is being made
+            rank = group_rank if default is None else default.rank()
+            waits_for = members if default is None or is_local(str(name)) else range(default.size())
+            if announcer.call and rank is not None and rank in waits_for:
+                announcer.meet(new_group(rank, str(name), members, waits_for))
             return real_helper(group_size, group_rank, ranks, *args, **kwargs)
         finally:
             being_made.pop()

@@ -16,7 +16,7 @@ from pdlcheck.worlds.simulated import monitored
 from pdlcheck.worlds.simulated.losses import is_consequence, never_joined
 from pdlcheck.worlds.simulated.origin import origin
 from pdlcheck.worlds.simulated.scheduler import current_rank
-from pdlcheck.worlds.watch import Operation, Signature, user_line
+from pdlcheck.worlds.watch import Operation, is_local, new_group, user_line
 
 __all__ = ["BACKEND", "install"]
 
@@ -66,7 +66,7 @@ def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:
         if me.c10d["default_pg"] is None:
             me.network.suffering.gather(me.rank, rest.get("timeout"))
         else:
-            _meet(me, name, tuple(ranks) or tuple(range(size)), rest.get("timeout"))
+            _meet(me, str(name), tuple(ranks) or tuple(range(size)), rest.get("timeout"))
         return make(size, place, ranks, BACKEND, store, name, **rest)
 
     return helper
@@ -78,28 +78,21 @@ def _meet(me: Any, name: str, ranks: tuple[int, ...], timeout: timedelta | None)
     Where ranks may be lost, members wait for one another alone, as on gloo: survivors can make a group of their own.
     """
     everyone = tuple(range(me.c10d["default_pg"].size()))
-    local = not str(name).isdigit()  # torch numbers groups, except those that members make on their own
+    local = is_local(name)
     if local and me.rank not in ranks:
         return
-    made_as, waits_for = f"made as {name}", ranks if local else everyone
+    made_as, waits_for = name, ranks if local else everyone
     if me.network.suffering.loses_ranks and not local:
         aside = me.rank not in ranks
-        made_as, waits_for = (f"{made_as}, without {me.rank}", (me.rank,)) if aside else (made_as, ranks)
-    signature = Signature(
-        me.rank,
-        f"new_group{ranks}" if len(ranks) > 1 else f"new_group({ranks[0]})",
-        made_as,
-        waits_for,
-        seq=0,
-        where=user_line(),
-    )
+        made_as, waits_for = (f"{name}, without {me.rank}", (me.rank,)) if aside else (name, ranks)
+    signature = new_group(me.rank, made_as, ranks, waits_for)
     try:
         me.network.post(Operation(signature, (), "", (_waited_for(),))).wait()
     except RuntimeError as error:
         if not is_consequence(error):
             raise
         lost = next(rank for rank in ranks if rank in me.network.suffering.gone)
-        raise never_joined(str(name), ranks.index(lost), timeout) from None
+        raise never_joined(name, ranks.index(lost), timeout) from None
 
 
 def _waited_for() -> c10d.BarrierOptions:

@@ -4,6 +4,7 @@ from pdlcheck.worlds.watch.callsite import calls_tests, end_at_user_line, short,
 from pdlcheck.worlds.watch.deadlock import deadlock
 from pdlcheck.worlds.watch.group import Engine, WatchedGroup
 from pdlcheck.worlds.watch.matcher import Match, Matcher
+from pdlcheck.worlds.watch.new_group import is_local, new_group
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature
 from pdlcheck.worlds.watch.traffic import Count, Traffic
@@ -23,6 +24,8 @@ __all__ = [
     "calls_tests",
     "deadlock",
     "end_at_user_line",
+    "is_local",
+    "new_group",
     "short",
     "user_call",
     "user_line",

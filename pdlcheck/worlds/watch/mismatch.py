@@ -23,6 +23,13 @@ def mismatch(
     there: Signature, arriving: Signature, all_there: Sequence[Signature]
 ) -> CollectiveMismatch | None:
     """Compare two members of one collective; ``all_there`` are the ones that the report lists."""
+    if there.op != arriving.op and there.is_new_group and arriving.is_new_group:
+        return _error(
+            f"ranks {there.rank} and {arriving.rank} make different groups: {there.op} and {arriving.op}; all ranks, "
+            "also those that are not in a group, must make the same groups in the same order",
+            "the ranks of the group",
+            [*all_there, arriving],
+        )
     for name, words in _MUST_AGREE:
         found, expected = getattr(arriving, name), getattr(there, name)
         if found != expected:

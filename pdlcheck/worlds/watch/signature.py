@@ -7,9 +7,10 @@ from typing import Any
 
 from pdlcheck.worlds.watch.naming import Name
 
-__all__ = ["P2P", "Signature"]
+__all__ = ["NEW_GROUP", "P2P", "Signature"]
 
 P2P = frozenset({"send", "recv"})
+NEW_GROUP = "new_group"
 _DEFAULT_GROUP = "0"  # torch's name for the first group of a process
 
 
@@ -19,7 +20,7 @@ class Signature:
 
     Args:
         rank: global rank that posts it.
-        op: the field's name: ``all_reduce``, ``send``, ...
+        op: the field's name: ``all_reduce``, ``send``, ...; of a new group with its ranks, ``new_group(0, 2)``.
         group: name of the process group.
         members: global ranks of the group, in group order.
         seq: number of this collective in the group, counted on this rank from 0; -1 for send and recv.
@@ -56,6 +57,10 @@ class Signature:
         return self.op in P2P
 
     @property
+    def is_new_group(self) -> bool:
+        return self.op.startswith(NEW_GROUP)
+
+    @property
     def numel(self) -> int:
         total = 0
         for shape in self.shapes:
@@ -78,9 +83,10 @@ class Signature:
             text += f" root {self.root}"
         if self.shapes:
             text += " of " + self._tensors()
-        text += f", {self.group_text}"
-        if self.seq >= 0:
-            text += f", collective {self.seq}"
+        if not self.is_new_group:
+            text += f", {self.group_text}"
+            if self.seq >= 0:
+                text += f", collective {self.seq}"
         return text + (f", at {self.where}" if self.where else "")
 
     @property

@@ -26,7 +26,7 @@ def made_by_its_members_alone(right):
     return reduced(group) if dist.get_rank() in members else None
 
 
-@fault(CollectiveMismatch, world_size=3, fields={"what": "the operation"})
+@fault(CollectiveMismatch, world_size=3, fields={"what": "the ranks of the group"})
 def made_in_another_order(right):
     """The groups are made in the order of a set, which differs from rank to rank."""
     pairs = [(0, 1), (0, 2)]
@@ -36,7 +36,7 @@ def made_in_another_order(right):
     return [reduced(made[pair]) for pair in pairs if dist.get_rank() in pair]
 
 
-@fault(CollectiveMismatch, world_size=4, fields={"what": "the operation"})
+@fault(CollectiveMismatch, world_size=4, fields={"what": "the ranks of the group"})
 def made_of_other_ranks(right):
     """Each rank lists the ranks of its own group only, so the calls name different groups."""
     rank = dist.get_rank()
