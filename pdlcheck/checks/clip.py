@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,8 @@ def check_clip_grad_norm(
 
     Raises:
         AssertionError: names rank, gradient, index and the likely cause: clipped by the norm of the rank alone,
-            replicated gradients counted on every rank, squares that overflow.
+            replicated gradients counted on every rank, squares that overflow. A cause is named if it explains every
+            gradient of the rank.
         Inconclusive: all gradients are zero or None.
 
     Example:
@@ -84,7 +85,7 @@ def check_clip_grad_norm(
                     factor=f"{found[at].double().item() / given[at].double().item():.6g}, expected {factor:.6g}"
                     if given[at] != 0
                     else None,
-                    likely_cause=norms.cause(given, found, rank, max_norm),
+                    likely_cause=norms.cause(held.gradients, rank, position, max_norm),
                     case=facts,
                 )
     for rank, held in enumerate(ranks):
@@ -132,40 +133,64 @@ class _Norms:
         return largest * float(torch.linalg.vector_norm(flat / largest, self.norm_type)) if largest else 0.0
 
     def of_all(self, *, everything: bool = False) -> float:
-        return self.of(
-            [
-                grad
-                for own, flags in zip(self.gradients, self.counted, strict=True)
-                for grad, counts in zip(own, flags, strict=True)
-                if grad is not None and (counts or everything)
-            ]
-        )
+        return self.of(self._counting(everything=everything))
+
+    def _counting(self, *, everything: bool = False) -> list[Tensor]:
+        return [
+            grad
+            for own, flags in zip(self.gradients, self.counted, strict=True)
+            for grad, counts in zip(own, flags, strict=True)
+            if grad is not None and (counts or everything)
+        ]
 
     def of_ranks(self) -> list[float]:
         return [self.of([grad for grad in own if grad is not None]) for own in self.gradients]
 
-    def cause(self, given: Tensor, found: Tensor, rank: int, max_norm: float) -> str | None:
-        """What the norm was, if the factor on this rank came of one of the usual mistakes."""
+    def overflowing(self) -> Iterator[torch.dtype]:
+        """The dtypes whose own gradients have powers that add up beyond its largest number."""
+        power = max(self.norm_type, 1.0) if self.norm_type != math.inf else 1.0
+        counting = self._counting()
+        for dtype in dict.fromkeys(grad.dtype for grad in counting):
+            if self.of([grad for grad in counting if grad.dtype == dtype]) > torch.finfo(dtype).max ** (1 / power):
+                yield dtype
+
+    def cause(self, held: Sequence[Tensor | None], rank: int, position: int, max_norm: float) -> str | None:
+        """The first of the usual mistakes that explains every gradient of this rank, else only the wrong one."""
+        pairs = list(zip(self.gradients[rank], held, strict=True))
+        for text, factor in self._mistakes(rank, max_norm):
+            if all(_near(found, given, factor) for given, found in pairs):
+                return text
+        for text, factor in (("not clipped", 1.0), ("multiplied by 0", 0.0)):
+            if _near(pairs[position][1], pairs[position][0], factor):
+                return f"gradient {position} was {text} on this rank"
+        return None
+
+    def _mistakes(self, rank: int, max_norm: float) -> Iterator[tuple[str, float]]:
+        """What may have been done, and the factor that comes of it on this rank."""
         own = self.of_ranks()
         power = self.norm_type if self.norm_type != math.inf else 1.0
-        norms = [
+        yield "the gradients were not clipped on this rank", 1.0
+        for text, norm in (
             ("the norm of this rank alone was used: it must be that of all ranks", own[rank]),
             ("elements that several ranks hold were counted on each of them", self.of_all(everything=True)),
             ("norms of ranks were added: add their powers instead", sum(own)),
             ("the powers of the norms were averaged, not added", self.of_all() / len(own) ** (1 / power)),
             ("norms of ranks were averaged", sum(own) / len(own)),
-        ]
-        for text, norm in norms:
-            if norm and _near(found, given, min(1.0, max_norm / (norm + 1e-6))):
-                return text
-        if not found.isfinite().all() or not found.any():
-            return f"a norm in {given.dtype} overflowed: take it in float32"
-        return "the gradients were not clipped on this rank" if _near(found, given, 1.0) else None
+        ):
+            yield text, min(1.0, max_norm / (norm + 1e-6))
+        for dtype in self.overflowing():
+            limit = torch.finfo(dtype).max
+            yield f"the powers of a norm in {dtype} overflowed, beyond {limit:g}: take it in a wider dtype", 0.0
+        yield "the gradients were multiplied by 0 on this rank", 0.0
+        yield "the gradients were multiplied by inf on this rank, as where a norm of 0 divides", math.inf
 
 
-def _near(found: Tensor, given: Tensor, factor: float) -> bool:
+def _near(found: Tensor | None, given: Tensor | None, factor: float) -> bool:
+    if found is None or given is None:
+        return found is given
     expected = given.double() * factor
-    return bool(((found.double() - expected).abs() <= 2 * _rounding(given.dtype) * expected.abs()).all())
+    near = torch.isclose(found.double(), expected, rtol=2 * _rounding(given.dtype), atol=0, equal_nan=True)
+    return bool(near.all())
 
 
 def _rounding(dtype: torch.dtype) -> float:

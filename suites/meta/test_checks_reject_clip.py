@@ -84,6 +84,30 @@ def squares_in_half(parameters, max_norm):
     return scaled(parameters, math.sqrt(squares), max_norm)
 
 
+def zeros_on_rank_1(parameters, max_norm):
+    return scaled(parameters, math.sqrt(squares_over_ranks(parameters)), max_norm if dist.get_rank() == 0 else 0.0)
+
+
+def norm_on_rank_0_only(parameters, max_norm):
+    """The others divide by the zero that their buffer was made with."""
+    norm = torch.tensor(squares_over_ranks(parameters)).sqrt()
+    for grad in grads_of(parameters):
+        grad *= max_norm / (norm if dist.get_rank() == 0 else torch.zeros(()))
+
+
+def not_the_first(parameters, max_norm):
+    kept = [grad.clone() for grad in grads_of(parameters)]
+    sharded(parameters, max_norm)
+    if dist.get_rank() == 1:
+        parameters[0].grad.copy_(kept[0])
+
+
+def loses_the_first(parameters, max_norm):
+    sharded(parameters, max_norm)
+    if dist.get_rank() == 1:
+        parameters[0].grad.zero_()
+
+
 def loses_a_gradient(parameters, max_norm):
     sharded(parameters, max_norm)
     if dist.get_rank() == 1:
@@ -103,6 +127,10 @@ def test_check_clip_grad_norm_accepts(world):
     (sums_norms, r"rank 0 holds [\s\S]*norms of ranks were added: add their powers"),
     (averages_squares, r"rank 0 holds [\s\S]*the powers of the norms were averaged, not added"),
     (only_on_rank_0, r"rank 1 holds 4 at [\s\S]*the gradients were not clipped on this rank"),
+    (zeros_on_rank_1, r"rank 1 holds 0 at [\s\S]*the gradients were multiplied by 0 on this rank\n"),
+    (norm_on_rank_0_only, r"rank 1 holds inf at [\s\S]*multiplied by inf on this rank, as where a norm of 0 divides"),
+    (not_the_first, r"rank 1 holds 4 at [\s\S]*gradient 0 was not clipped on this rank\n"),
+    (loses_the_first, r"rank 1 holds 0 at [\s\S]*gradient 0 was multiplied by 0 on this rank\n"),
     (wrong_norm_returned, r"rank 0 returns 6.5, the norm of all gradients is 13"),
     (another_last_digit, r"rank 1 returns 13.0\d+, rank 0 returns 13.0\n.*different orders"),
     (loses_a_gradient, r"rank 1 has another gradient 1: None"),
@@ -119,9 +147,15 @@ def test_check_clip_grad_norm_rejects_copies_that_count(world):
 
 def test_check_clip_grad_norm_rejects_squares_that_overflow(world):
     with pytest.raises(
-        AssertionError, match=r"^squares_in_half: rank 0 holds 0 at [\s\S]*overflowed: take it in float32"
+        AssertionError, match=r"^squares_in_half: rank 0 holds 0 at [\s\S]*float16 overflowed, beyond 65504"
     ):
         check_clip_grad_norm(squares_in_half, world, gradients=HALVES, max_norm=1.0)
+
+
+def test_check_clip_grad_norm_names_no_overflow_where_powers_have_a_place_in_the_dtype(world):
+    small = [[grad / 100 for grad in own] for own in HALVES]
+    with pytest.raises(AssertionError, match=r"^zeros_on_rank_1: rank 1 holds 0 at [\s\S]*were multiplied by 0 on"):
+        check_clip_grad_norm(zeros_on_rank_1, world, gradients=small, max_norm=1.0)
 
 
 def test_check_clip_grad_norm_needs_a_gradient(world):
