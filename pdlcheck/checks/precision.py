@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.checks.scaler_rules import Rule, Taken, scale_cause, weights_cause
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_grad_scaler", "check_low_precision_sum"]
@@ -57,7 +58,8 @@ def check_grad_scaler(
         idle: ranks that never scale a loss and have no gradient, such as a stage of frozen layers.
 
     Raises:
-        AssertionError: names the first step and rank that differ, and the likely cause.
+        AssertionError: names the first step and rank that differ, and the likely cause: what would leave the very
+            weights, or scales, that the ranks hold.
         Inconclusive: no gradient overflows in any step, or in all of them.
 
     Example:
@@ -74,20 +76,34 @@ def check_grad_scaler(
     ranks: list[list[Seen]] = world.run(_scaled_steps, make_scaler, plan, world_size=world_size)
     facts = case(world, world_size, overflows=plan.overflows, idle=plan.idle or None)
     rule = ranks[0][0].rule
-    scale, calm = rule.scale, 0
-    weights = [1.0] * world_size
+    scales = rule.scales([bool(overflowing) for overflowing in plan.overflows])
+    everyone, weights = range(world_size), [1.0] * world_size
     for number, overflowing in enumerate(plan.overflows):
-        stepped = not overflowing
-        for rank in range(world_size):
-            if stepped and rank not in plan.idle:
-                slopes = [_slope(r, number, world_size) for r in range(world_size)]
+        for rank in everyone:
+            if not overflowing and rank not in plan.idle:
+                slopes = [_slope(r, number, world_size) for r in everyone]
                 weights[rank] -= LEARNING_RATE * (sum(slopes) / world_size if mean else slopes[rank])
-        calm = calm + 1 if stepped else 0
-        scale = scale if stepped else scale * rule.backoff
-        if calm == rule.interval:
-            scale, calm = scale * rule.growth, 0
-        for rank, seen in enumerate(one[number + 1] for one in ranks):
-            _require_seen(name_of(make_scaler), rank, number, overflowing, seen, weights[rank], scale, facts)
+        taken = Taken(
+            overflowing=overflowing,
+            gradients=[None if rank in plan.idle else _gradient(rank, number, plan, world_size) for rank in everyone],
+            mean=mean,
+            scale=scales[number],
+            lr=LEARNING_RATE,
+            before=[one[number].weights for one in ranks],
+            found=[one[number + 1].weights for one in ranks],
+            expected=[torch.full((3,), weight) for weight in weights],
+        )
+        told = [[seen.scale for seen in one[: number + 2]] for one in ranks]
+        for rank in everyone:
+            _require_weights(f"{name_of(make_scaler)}: after step {number} rank {rank}", rank, taken, facts)
+            if not math.isclose(told[rank][-1], scales[number + 1], rel_tol=1e-6):
+                raise failure(
+                    f"{name_of(make_scaler)}: after step {number} rank {rank} has scale {told[rank][-1]:g}, "
+                    f"one process has {scales[number + 1]:g}",
+                    step=_happened(overflowing),
+                    likely_cause=scale_cause(rule, plan.overflows[: number + 1], told),
+                    case=facts,
+                )
 
 
 def check_low_precision_sum(
@@ -156,16 +172,6 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How a scale changes."""
-
-    scale: float
-    growth: float
-    backoff: float
-    interval: int
-
-
-@dataclass(frozen=True)
 class Seen:
     """The weights of a rank and its scale, after a step."""
 
@@ -184,6 +190,18 @@ def _slope(rank: int, number: int, world_size: int) -> float:
     return float(world_size * (1 + rank + 3 * number))
 
 
+def _gradient(rank: int, number: int, plan: Plan, world_size: int) -> Tensor:
+    """The gradient of ``rank`` in a step, unscaled."""
+    gradient = torch.full((3,), _slope(rank, number, world_size))
+    return _overflown(gradient, number) if rank in plan.overflows[number] else gradient
+
+
+def _overflown(gradient: Tensor, number: int) -> Tensor:
+    """``gradient`` with an inf or a NaN at a place that belongs to the step."""
+    gradient[number % 3] = math.nan if number % 2 else math.inf
+    return gradient
+
+
 def _scaled_steps(make_scaler: Callable[[], Any], plan: Plan) -> list[Seen]:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     module = nn.Module()
@@ -200,7 +218,7 @@ def _scaled_steps(make_scaler: Callable[[], Any], plan: Plan) -> list[Seen]:
             scaler.scale(module.weight.sum() * _slope(rank, number, world_size)).backward()
             assert module.weight.grad is not None  # backward filled it
             if rank in overflowing:
-                module.weight.grad[number % 3] = math.nan if number % 2 else math.inf
+                _overflown(module.weight.grad, number)
         if plan.sync is not None:
             plan.sync(module)
         plan.step(scaler, optimizer, module)
@@ -208,41 +226,21 @@ def _scaled_steps(make_scaler: Callable[[], Any], plan: Plan) -> list[Seen]:
     return seen
 
 
-def _require_seen(
-    subject: str,
-    rank: int,
-    number: int,
-    overflowing: list[int],
-    seen: Seen,
-    weight: float,
-    scale: float,
-    facts: str,
-) -> None:
+def _require_weights(who: str, rank: int, taken: Taken, facts: str) -> None:
     __tracebackhide__ = True
-    expected = torch.full_like(seen.weights, weight)
-    wrong = ~torch.isclose(seen.weights, expected, rtol=1e-5, atol=0)
-    happened = f"the gradients of ranks {overflowing} overflow" if overflowing else "no gradient overflows"
-    if wrong.any():
-        at = first_index(wrong)
-        cause = "the scaler of a rank sees the gradients of that rank alone: found_inf must be reduced over ranks"
-        if overflowing and rank in overflowing:
-            cause = "the overflow is not looked for, or an inf that another rank does not have is overwritten"
-        if not overflowing:
-            cause = "the gradient was unscaled by another factor than the loss was scaled by, twice, or not at all"
+    if rank in taken.wrong:
+        found, expected = taken.found[rank], taken.expected[rank]
+        at = first_index(~torch.isclose(found, expected, rtol=1e-5, atol=0))
         raise failure(
-            f"{subject}: after step {number} rank {rank} holds weight {show(seen.weights[at])} at {at}, "
-            f"one process holds {weight:g}",
-            step=f"{happened}, so {'no rank may step' if overflowing else 'every rank must step'}",
-            likely_cause=cause,
+            f"{who} holds weight {show(found[at])} at {at}, one process holds {expected[at].item():g}",
+            step=f"{_happened(taken.overflowing)}, so {'no rank may' if taken.overflowing else 'every rank must'} step",
+            likely_cause=weights_cause(taken),
             case=facts,
         )
-    if not math.isclose(seen.scale, scale, rel_tol=1e-6):
-        raise failure(
-            f"{subject}: after step {number} rank {rank} has scale {seen.scale:g}, one process has {scale:g}",
-            step=happened,
-            likely_cause="ranks count overflows, or steps without one, each for itself: scales part from here on",
-            case=facts,
-        )
+
+
+def _happened(overflowing: list[int]) -> str:
+    return f"the gradients of ranks {overflowing} overflow" if overflowing else "no gradient overflows"
 
 
 def _sum(sync: Callable[[list[Tensor]], object], contributions: list[Tensor]) -> Tensor:

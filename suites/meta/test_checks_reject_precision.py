@@ -51,6 +51,28 @@ class OfRankZero(Agreeing):
             dist.broadcast(flag, 0)
 
 
+class Least(Agreeing):
+    def agree(self, found):
+        for flag in found.values():
+            dist.all_reduce(flag, dist.ReduceOp.MIN)
+
+
+class ScalesNothing(Agreeing):
+    def scale(self, outputs):
+        super().scale(outputs)
+        return outputs
+
+
+class NeverUnscales(Agreeing):
+    """It looks for an overflow in gradients that keep the factor of the loss."""
+
+    def unscale_(self, optimizer):
+        super().unscale_(optimizer)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad *= self.get_scale()
+
+
 class StepsTogether(torch.amp.GradScaler):
     """Ranks skip together, but each changes its scale by what it saw itself."""
 
@@ -94,6 +116,25 @@ def unscale_then_sync(scaler, optimizer, module):
     scaler.update()
 
 
+def added(module):
+    dist.all_reduce(module.weight.grad)
+
+
+def divided_twice(module):
+    mean(module)
+    module.weight.grad /= dist.get_world_size()
+
+
+def only_looks(module):
+    dist.barrier()
+
+
+def stops_after_an_overflow(scaler, optimizer, module):
+    if scaler.get_scale() >= 64:
+        scaler.step(optimizer)
+        scaler.update()
+
+
 def removes_what_is_not_finite(module):
     module.weight.grad.nan_to_num_(posinf=0.0)
     mean(module)
@@ -120,19 +161,53 @@ def test_the_scaler_of_torch_fails_where_gradients_are_synchronised_after_unscal
 
 
 @rows(
-    (OfRankZero, r"after step 1 rank 0 holds weight .*\n.*no rank may step"),
+    (OfRankZero, r"after step 1 rank 0 holds weight .*\n.*no rank may step\n.*every rank .* ranks \[1\] was lost"),
+    (Least, r"after step 1 rank 0 holds weight .*\n.*no rank may step\n.*every rank .* ranks \[1\] was lost"),
     (StepsTogether, r"after step 1 rank 0 has scale 128, one process has 32[\s\S]*each for itself"),
-    (Fixed, "after step 1 rank 0 has scale 64, one process has 32"),
-    (Averaging, r"after step 0 rank 0 holds weight [\s\S]*unscaled by another factor than the loss .*, twice"),
+    (Fixed, r"after step 1 rank 0 has scale 64, one process has 32[\s\S]*ranks \[0, 1\] did not change .* be 0.5"),
+    (Averaging, r"after step 0 rank 0 holds weight [\s\S]*the gradient by the scale: it was unscaled twice, or"),
+    (ScalesNothing, r"after step 0 rank 0 holds weight [\s\S]*by the scale: .* or the loss was not scaled"),
+    (NeverUnscales, r"after step 0 rank 0 holds weight [\s\S]*the gradient times the scale: it was not unscaled"),
 )
 def test_check_grad_scaler_rejects(world, broken, message):
     with pytest.raises(AssertionError, match=f"^{broken.__name__}: {message}"):
         check_grad_scaler(scaler(broken), world, overflows=STEPS)
 
 
-def test_check_grad_scaler_sees_an_overflow_that_is_overwritten(world):
-    with pytest.raises(AssertionError, match=r"after step 1 rank 0 holds .*\n[\s\S]*no rank may step"):
-        check_grad_scaler(torchs, world, overflows=STEPS, sync=removes_what_is_not_finite)
+@rows(
+    (added, r"after step 0 rank 0 holds [\s\S]*cause  gradients were added over ranks, not averaged"),
+    (divided_twice, r"after step 0 rank 0 holds [\s\S]*cause  the mean of the gradients was divided by world"),
+    (only_looks, r"after step 0 rank 0 holds [\s\S]*cause  each rank stepped with the gradient of its own"),
+    (removes_what_is_not_finite, r"after step 1 rank 0 .*\n.*no rank may step\n.*ranks \[1\] was replaced with 0"),
+)
+def test_check_grad_scaler_rejects_gradients_that_are_not_the_mean(world, broken, message):
+    with pytest.raises(AssertionError, match=f"^torchs: {message}"):
+        check_grad_scaler(torchs, world, overflows=STEPS, sync=broken)
+
+
+def test_check_grad_scaler_rejects_steps_that_are_left_out(world):
+    with pytest.raises(AssertionError, match=r"^torchs: after step 2 rank 0 [\s\S]*ranks \[0, 1\] did not step\n"):
+        check_grad_scaler(torchs, world, overflows=STEPS, sync=mean, step=stops_after_an_overflow)
+
+
+def test_check_grad_scaler_names_every_cause_that_explains_the_weights(world):
+    """A scale of world_size: what was added and what was not unscaled are alike."""
+
+    def twice():
+        return Agreeing("cpu", init_scale=2.0, growth_interval=2)
+
+    with pytest.raises(AssertionError, match=r"it was not unscaled, or .* or gradients were added over ranks"):
+        check_grad_scaler(twice, world, overflows=STEPS, sync=added)
+
+
+def test_check_grad_scaler_names_no_cause_that_does_not_explain_the_weights(world):
+    def thirds(module):
+        mean(module)
+        module.weight.grad *= 3
+
+    with pytest.raises(AssertionError, match="after step 0 rank 0 holds") as error:
+        check_grad_scaler(torchs, world, overflows=STEPS, sync=thirds)
+    assert "likely cause" not in str(error.value)
 
 
 def test_check_grad_scaler_needs_both_sorts_of_steps(world):

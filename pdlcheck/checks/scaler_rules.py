@@ -1,0 +1,139 @@
+"""The rule of a loss scaler in plain Python, and what the usual mistakes would leave in its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Rule", "Taken", "scale_cause", "weights_cause"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a scale changes."""
+
+    scale: float
+    growth: float
+    backoff: float
+    interval: int
+
+    def scales(self, skipped: Sequence[bool]) -> list[float]:
+        """The scale at the start and after each step, which is skipped or not."""
+        found, calm = [self.scale], 0
+        for skip in skipped:
+            calm = 0 if skip else calm + 1
+            grows = calm == self.interval
+            found.append(found[-1] * (self.backoff if skip else self.growth if grows else 1.0))
+            calm = 0 if grows else calm
+        return found
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One step of all ranks.
+
+    Args:
+        overflowing: the ranks one of whose gradients overflows.
+        gradients: of each rank, unscaled, with what overflows; None where a rank has none.
+        mean: whether ranks step with the mean of their gradients.
+        scale: before the step.
+        lr: of SGD.
+        before, found, expected: the weights of each rank before the step and after it, and those of one process.
+    """
+
+    overflowing: list[int]
+    gradients: list[Tensor | None]
+    mean: bool
+    scale: float
+    lr: float
+    before: list[Tensor]
+    found: list[Tensor]
+    expected: list[Tensor]
+
+    @property
+    def wrong(self) -> list[int]:
+        """The ranks that do not hold what one process holds."""
+        pairs = enumerate(zip(self.found, self.expected, strict=True))
+        return [rank for rank, pair in pairs if not torch.isclose(*pair, rtol=1e-5, atol=0).all()]
+
+    def after(self, rank: int, gradients: list[Tensor | None], factor: float = 1.0) -> Tensor:
+        """The weights of ``rank`` if it steps with ``factor`` times what these gradients leave."""
+        own = gradients[rank]
+        if own is None:
+            return self.before[rank]
+        if self.mean:
+            own = torch.stack([grad for grad in gradients if grad is not None]).mean(0)
+        return self.before[rank] - self.lr * factor * own
+
+
+def weights_cause(step: Taken) -> str | None:
+    """Every usual mistake that leaves the very weights that the ranks hold."""
+    mistakes = _of_a_step_to_skip(step) if step.overflowing else _of_a_step_to_take(step)
+    texts = [
+        text
+        for text, left in mistakes
+        if all(torch.isclose(step.found[rank], left[rank], rtol=1e-6, atol=0, equal_nan=True).all() for rank in left)
+    ]
+    return " or ".join(texts) or None
+
+
+def _of_a_step_to_skip(step: Taken) -> Iterator[tuple[str, dict[int, Tensor]]]:
+    ranks = range(len(step.found))
+    as_they_are = {rank: step.after(rank, step.gradients) for rank in ranks}
+    finite = [None if grad is None else grad.nan_to_num(nan=0.0, posinf=0.0) for grad in step.gradients]
+    yield (
+        "the scaler of a rank sees the gradients of that rank alone: found_inf must be reduced over ranks",
+        as_they_are | {rank: step.before[rank] for rank in step.overflowing},
+    )
+    yield (
+        f"every rank stepped with gradients as they are: the overflow on ranks {step.overflowing} was lost, "
+        "found_inf must be the maximum over ranks",
+        as_they_are,
+    )
+    yield (
+        f"what overflows on ranks {step.overflowing} was replaced with 0 before the scaler looked for it",
+        {rank: step.after(rank, finite) for rank in ranks},
+    )
+
+
+def _of_a_step_to_take(step: Taken) -> Iterator[tuple[str, dict[int, Tensor]]]:
+    wrong, world_size = step.wrong, len(step.found)
+
+    def scaled(factor: float) -> dict[int, Tensor]:
+        return {rank: step.after(rank, step.gradients, factor) for rank in wrong}
+
+    yield f"ranks {wrong} did not step", {rank: step.before[rank] for rank in wrong}
+    yield (
+        f"ranks {wrong} stepped with the gradient times the scale: it was not unscaled, or the loss was scaled twice",
+        scaled(step.scale),
+    )
+    yield (
+        f"ranks {wrong} stepped with the gradient by the scale: it was unscaled twice, or the loss was not scaled",
+        scaled(1 / step.scale),
+    )
+    if step.mean:
+        yield "gradients were added over ranks, not averaged", scaled(world_size)
+        yield "the mean of the gradients was divided by world_size again", scaled(1 / world_size)
+        own = {rank: step.before[rank] - step.lr * grad for rank, grad in enumerate(step.gradients) if grad is not None}
+        yield "each rank stepped with the gradient of its own: they were not averaged", own
+
+
+def scale_cause(rule: Rule, overflows: Sequence[Sequence[int]], found: Sequence[Sequence[float]]) -> str | None:
+    """Why scales are wrong after the last of these steps; ``found`` are those of each rank since the start."""
+    alone = [rule.scales([rank in overflowing for overflowing in overflows]) for rank in range(len(found))]
+    if all(_near(scales, own) for scales, own in zip(found, alone, strict=True)):
+        return "ranks count overflows, or steps without one, each for itself: scales part from here on"
+    goal = rule.scales([bool(overflowing) for overflowing in overflows])
+    wrong = [rank for rank, scales in enumerate(found) if not _near(scales, goal)]
+    if all(found[rank][-1] == found[rank][-2] for rank in wrong):
+        factor = goal[-1] / goal[-2]
+        return f"the scale of ranks {wrong} did not change in this step, it must be {factor:g} times what it was"
+    return None
+
+
+def _near(found: Sequence[float], expected: Sequence[float]) -> bool:
+    return all(math.isclose(one, other, rel_tol=1e-6) for one, other in zip(found, expected, strict=True))
