@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from pdlcheck.checks.message import case, failure, name_of
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
@@ -81,7 +81,7 @@ def check_replicas_in_sync(
         f"{name_of(start)}: replicas differ {when}",
         [trace.value for trace in traces],
         first.names,
-        likely_cause=_cause(first.where, first.names, gradients),
+        likely_cause=_cause(first.where, first.names, gradients, [trace.value for trace in traces]),
         case=facts,
     )
 
@@ -115,7 +115,10 @@ class Look:
 
 @dataclass(frozen=True)
 class Trace:
-    """The first look at which ranks differ (None: never), the names that do, this rank's values of them."""
+    """The first look at which ranks differ (None: never), the names that do, this rank's values of them.
+
+    With the values are those of gradients that do not differ.
+    """
 
     where: int | None
     names: list[str]
@@ -137,7 +140,8 @@ def _trace(start: Start, look: Look, seed: int) -> Trace:
     for where, states in enumerate(zip(*everyone, strict=True)):
         names = differing(list(states))
         if names:
-            return Trace(where, names, {name: seen[where].get(name) for name in names}, moved=True)
+            alike = [name for name in seen[where] if name.startswith("gradient") and name not in names]
+            return Trace(where, names, {name: seen[where].get(name) for name in [*names, *alike]}, moved=True)
     first, last = digest(seen[0]), digest(seen[-1])
     moved = any(first[name] != last.get(name) for name in first if name.startswith("parameter"))
     return Trace(None, [], {}, moved)
@@ -160,7 +164,7 @@ def _raise_where_replicas_differ(when: str, values: list[State], names: list[str
     raise failure(f"{when}: {name} is not there on every rank", tensors=counts, **details)
 
 
-def _cause(where: int, names: list[str], gradients: bool) -> str:
+def _cause(where: int, names: list[str], gradients: bool, values: list[State]) -> str:
     kinds = {name.split()[0] for name in names}
     if kinds == {"buffer"}:
         if where == 0:
@@ -169,7 +173,33 @@ def _cause(where: int, names: list[str], gradients: bool) -> str:
     if where == 0:
         return "initial weights were not broadcast, or were changed on some rank after the broadcast"
     if "gradient" in kinds:
-        return "gradients differ: they were not synchronised on all ranks, or not all of them"
+        factors = _factors(values)
+        if factors:
+            told = ", ".join(f"rank {rank}: {factor:.6g}" for rank, factor in enumerate(factors))
+            return (
+                f"all gradients of a rank are one factor times those of rank 0 ({told}): scaled by a value of that "
+                "rank after they were synchronised, or not synchronised where losses differ by that factor"
+            )
+        return "gradients differ: they were not synchronised on all ranks, or not all of them, or changed afterwards"
     if not gradients:
         return "models were not averaged on all ranks, or not at this step"
     return "gradients agree: optimizer states or learning rates differ, or weights were changed on some rank"
+
+
+def _factors(values: list[State]) -> list[float]:
+    """What the gradients of rank 0 are multiplied by on each rank; empty if there is no such factor on some rank."""
+    grads = [
+        [grad for name, grad in state.items() if grad is not None and name.startswith("gradient")] for state in values
+    ]
+    everyone = [torch.cat([_real(grad).flatten() for grad in own] or [torch.zeros(0)]) for own in grads]
+    first = everyone[0]
+    if any(one.shape != first.shape for one in everyone) or first.count_nonzero() < 2:
+        return []  # a single number is always a factor times another
+    rounding = 4 * max(torch.finfo(grad.dtype).eps for grad in grads[0])
+    factors = [float(one.dot(first) / first.dot(first)) for one in everyone]
+    pairs = zip(everyone, factors, strict=True)
+    return factors if all(f > 0 and torch.allclose(one, f * first, rtol=rounding, atol=0) for one, f in pairs) else []
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()

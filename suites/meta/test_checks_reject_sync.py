@@ -103,6 +103,20 @@ def in_a_group_of_one(model):
         mean_of(parameter.grad, groups[dist.get_rank()])
 
 
+def clipped_by_a_norm_before(model):
+    """Every rank clips by the norm that its gradients had before they were synchronised."""
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+    for parameter in model.parameters():
+        mean_of(parameter.grad)
+    nn.utils.clip_grads_with_norm_(model.parameters(), 1e-3, norm)
+
+
+def one_is_scaled(model):
+    for parameter in model.parameters():
+        mean_of(parameter.grad)
+    model[0].weight.grad *= 1 + dist.get_rank()
+
+
 def not_at_step_1(model, i):
     if i == 1:
         with torch.no_grad():
@@ -147,6 +161,15 @@ def test_check_replicas_in_sync_accepts(world):
         ),
         ({"sync": in_a_group_of_one}, r"differ after step 1: [\s\S]*gradients differ"),
         (
+            {"sync": clipped_by_a_norm_before, "buffers": True},
+            r"differ after step 1: [\s\S]*all gradients of a rank are one factor times those of rank 0 "
+            r"\(rank 0: 1, rank 1: \d\S+, rank 2: \d\S+\): scaled by a value of that rank after they",
+        ),
+        (
+            {"sync": one_is_scaled, "buffers": True},
+            r"differ after step 1: [\s\S]*gradients differ: .* or changed afterwards",
+        ),
+        (
             {"after": not_at_step_1, "buffers": True},
             r"differ after step 2: rank 1 .* of parameter '0.weight'[\s\S]*gradients agree: optimizer states",
         ),
@@ -166,6 +189,8 @@ def test_check_replicas_in_sync_accepts(world):
         "no sync",
         "a parameter left out",
         "group of one",
+        "clipped by a norm of its own",
+        "one gradient scaled",
         "changed at step 1",
         "learning rates",
         "own statistics",
