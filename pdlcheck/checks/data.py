@@ -75,23 +75,26 @@ def check_shards(
     repeats = sum(lengths) - len(owners)
     least = -num_samples % world_size if tail == "pad" else 0
     if repeats > least:
-        sample, by = next((sample, by) for sample, by in owners.items() if len(by) > 1)
-        everything = all(sorted(indices) == list(range(num_samples)) for indices in ranks)
+        shared = {sample: sorted(set(by)) for sample, by in owners.items() if len(set(by)) > 1}
+        twice = {sample: by for sample, by in owners.items() if len(by) > len(set(by))}
+        if sum(len(by) - 1 for by in shared.values()) > least:
+            sample, by = next(iter(shared.items()))
+            found = f"sample {sample} is in the shards of ranks {by}, shards must be disjoint"
+        else:
+            sample, by = next(iter(twice.items()))
+            rank = next(rank for rank in by if by.count(rank) > 1)
+            found = f"rank {rank} draws sample {sample} {by.count(rank)} times, it must draw it once"
         raise failure(
-            f"{subject}: sample {sample} is in the shards of ranks {by}, shards must be disjoint",
+            f"{subject}: {found}",
             repeated=f"{repeats} samples more than there are, {least} allowed",
-            likely_cause="every rank has the whole data set: the sampler is missing"
-            if everything and world_size > 1
-            else "ranks draw different orders, or cut the order in overlapping parts",
+            likely_cause=_why_repeated(ranks, num_samples, least),
             case=facts,
         )
     missing = sorted(set(range(num_samples)) - owners.keys())
     if len(missing) > (num_samples % world_size if tail == "drop" else 0):
         raise failure(
             f"{subject}: {_some(missing)} in no shard, the shards must cover all {num_samples}",
-            likely_cause="the tail is dropped"
-            if len(missing) == num_samples % world_size
-            else "ranks draw different orders, or one shard is left out",
+            likely_cause=_why_missing(missing, num_samples, _order_of_one_rank(shards, world, num_samples, epoch)),
             case=facts,
         )
 
@@ -208,6 +211,40 @@ def _indices(shards: Shards, num_samples: int, epoch: int, stream: int) -> list[
     torch.manual_seed(1000 * stream + dist.get_rank())
     found = shards(num_samples, rank=dist.get_rank(), world_size=dist.get_world_size(), epoch=epoch)
     return [int(index) for index in found]
+
+
+def _order_of_one_rank(shards: Shards, world: Any, num_samples: int, epoch: int) -> list[int]:
+    """What a rank draws that is alone; empty where that fails."""
+    try:
+        return _draw(shards, world, num_samples, 1, epoch)[0]
+    except Exception:  # the user's function may know one number of ranks only; the finding stands without it
+        return []
+
+
+def _why_repeated(ranks: list[list[int]], num_samples: int, least: int) -> str:
+    """Whether ranks share samples, or draw their own again, or pad their shards to one length."""
+    sets = [set(indices) for indices in ranks]
+    covered = set().union(*sets)
+    if len(ranks) > 1 and all(sorted(indices) == list(range(num_samples)) for indices in ranks):
+        return "every rank has the whole data set: the sampler is missing"
+    if len(covered) == num_samples and {len(indices) for indices in ranks} == {-(-num_samples // len(ranks))}:
+        return "the shards are padded to one length with samples that come again"
+    if sum(map(len, sets)) - len(covered) <= least:
+        again = [rank for rank, (own, indices) in enumerate(zip(sets, ranks, strict=True)) if len(own) < len(indices)]
+        return f"ranks {again} draw samples of their own again"
+    return "ranks draw different orders, or cut the order in overlapping parts"
+
+
+def _why_missing(missing: list[int], num_samples: int, order: list[int]) -> str | None:
+    """Where the samples in no shard are in the order that one rank draws."""
+    if order and set(missing) <= set(range(num_samples)) - set(order):
+        return "they are not in the order that is cut: one rank alone leaves them out too"
+    places = [place for place, sample in enumerate(order) if sample in missing]
+    if places == list(range(len(missing))):
+        return "the first samples of the order are left out"
+    if places == list(range(num_samples - len(missing), num_samples)) or missing[0] == num_samples - len(missing):
+        return "the tail is dropped"
+    return None
 
 
 def _digests(digest: Callable[[Tensor], str], variants: dict[str, Tensor]) -> dict[str, str]:

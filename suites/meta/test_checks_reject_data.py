@@ -62,6 +62,32 @@ def overlapping(num_samples, *, rank, world_size, epoch):
     return order(num_samples, epoch)[max(rank * size - 1, 0) : (rank + 1) * size]
 
 
+def first_half_twice(num_samples, *, rank, world_size, epoch):
+    shard = in_blocks(num_samples, rank=rank, world_size=world_size, epoch=epoch)
+    return torch.cat([shard[: len(shard) // 2]] * 2)
+
+
+def without_the_first(num_samples, *, rank, world_size, epoch):
+    """The first of the order has no place where ranks are many."""
+    return order(num_samples, epoch)[1 if world_size > 1 else 0 :][rank::world_size]
+
+
+def without_the_end_of_the_order(num_samples, *, rank, world_size, epoch):
+    return order(num_samples, epoch)[: num_samples // world_size * world_size][rank::world_size]
+
+
+def without_sample_3(num_samples, *, rank, world_size, epoch):
+    drawn = order(num_samples, epoch)
+    return drawn[drawn != 3][rank::world_size]
+
+
+def without_the_fourth(num_samples, *, rank, world_size, epoch):
+    if world_size == 1:
+        raise ValueError("this sampler is for several ranks")
+    drawn = order(num_samples, epoch)
+    return torch.cat([drawn[:3], drawn[4:]])[rank::world_size]
+
+
 def one_too_far(num_samples, *, rank, world_size, epoch):
     return strided(num_samples, rank=rank, world_size=world_size, epoch=epoch) + 1
 
@@ -97,12 +123,25 @@ def test_check_shards_accepts(world, correct, tail, num_samples):
     ),
     (overlapping, "uneven", r"sample \d is in the shards of ranks \[0, 1\]|the shards have \[2, 3, 3\]"),
     (without_the_tail, "uneven", r"samples \d in no shard, .* cover all 7[\s\S]*the tail is dropped"),
+    (
+        without_the_end_of_the_order,
+        "uneven",
+        r"samples \d in no shard, .* cover all 7\n.*cause  the tail is dropped\n",
+    ),
+    (without_the_first, "uneven", r"samples \d in no shard, .*\n.*cause  the first samples of the order are left"),
+    (without_sample_3, "uneven", r"samples 3 in no shard, .*\n.*cause  .*one rank alone leaves them out too\n"),
+    (without_the_fourth, "uneven", r"samples \d in no shard, the shards must cover all 7\n  case"),
+    (
+        first_half_twice,
+        "uneven",
+        r"rank 0 draws sample \d 2 times, .*\n.*\n.*cause  ranks \[0, 1, 2\] draw samples of their own again\n",
+    ),
     (shard_of_rank_1_lost, "uneven", r"the shards have \[3, 0, 2\] samples, they may differ by 1"),
     (one_too_far, "uneven", r"rank \d holds sample 7, there are samples 0 to 6"),
     (
         sampler,
         "uneven",
-        r"sample \d is in the shards of ranks .*\n.*2 samples more than there are, 0 allowed",
+        r"sample \d is in .*\n.*2 samples more than there are, 0 .*\n.*cause  the shards are padded",
     ),
     (strided, "pad", r"the shards have \[3, 2, 2\] samples, they may differ by 0"),
     names=("broken", "tail", "message"),
