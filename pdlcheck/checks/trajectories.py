@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from pdlcheck.checks.message import case, failure, first_index, name_of, show
 from pdlcheck.checks.state import State, require_bits, state_of
@@ -49,8 +49,8 @@ def check_same_trajectory(
         seed: of the initial weights.
 
     Raises:
-        AssertionError: names the first step after which they differ, rank, tensor, index, and how much
-            larger or smaller the way is that the weights went.
+        AssertionError: names the first step after which they differ, rank, tensor, index, the wrong tensors, and
+            how much larger or smaller the way is that these went.
         Inconclusive: the reference does not change the weights.
 
     Example:
@@ -141,27 +141,39 @@ def _train(train: Train, model: nn.Module, steps: int) -> State:
 def _require_near(who: str, states: tuple[State, State, State], what: str, **details: object) -> None:
     __tracebackhide__ = True
     start, found, expected = states
-    ways, moved = [], False
-    wrong = None
+    compared, moved = 0, False
+    wrong: list[tuple[str, Tensor, Tensor, Tensor]] = []
     for name, goal in expected.items():
         begin, end = start[name], found[name]
         assert begin is not None and end is not None and goal is not None  # only gradients can be None
         if not goal.is_floating_point():
             continue
         way = goal - begin
-        moved = moved or bool(way.any())
+        compared, moved = compared + 1, moved or bool(way.any())
         scale = max((float(t.abs().max()) for t in (way, goal, begin) if t.numel()), default=0.0)
         off = ~((end - goal).abs() <= RELATIVE * scale)
-        ways.append((way.flatten(), (end - begin).flatten()))
-        if off.any() and wrong is None:
-            at = first_index(off)
-            wrong = f"{who} holds {show(end[at])} at {at} of {name}, {what} {show(goal[at])}"
+        if off.any():
+            wrong.append((name, off, way, end - begin))
     if not moved:
         raise Inconclusive(f"{who}: {what} the weights that it started with, there is nothing to compare")
-    if wrong is not None:
-        way, went = (torch.cat(parts) for parts in zip(*ways, strict=True))
-        factor = float(went.dot(way) / way.dot(way))
-        raise failure(wrong, way=f"the weights went {factor:.6g} times as far in this direction", **details)
+    if wrong:
+        names, offs, ways, gone = zip(*wrong, strict=True)
+        at = first_index(offs[0])
+        held, goal = found[names[0]], expected[names[0]]
+        assert held is not None and goal is not None
+        raise failure(
+            f"{who} holds {show(held[at])} at {at} of {names[0]}, {what} {show(goal[at])}",
+            wrong_tensors=f"{len(names)} of {compared}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
+            way=_how_far(torch.cat([way.flatten() for way in ways]), torch.cat([way.flatten() for way in gone])),
+            **details,
+        )
+
+
+def _how_far(way: Tensor, went: Tensor) -> str | None:
+    """The multiple of ``way`` that comes nearest to the way that the wrong tensors ``went``."""
+    if not way.any():
+        return None
+    return f"they went {float(went.dot(way) / way.dot(way)):.6g} times as far in this direction"
 
 
 def _loaded(start: nn.Module, state: State) -> nn.Module:

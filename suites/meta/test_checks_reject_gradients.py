@@ -256,8 +256,36 @@ def test_check_same_trajectory_rejects_local_sgd_that_never_averages(world):
 
 
 def test_check_same_trajectory_says_how_far_the_weights_went(world):
-    with pytest.raises(AssertionError, match=r"the weights went 3 times as far in this direction"):
+    with pytest.raises(AssertionError, match=r"they went 3 times as far in this direction"):
         check_same_trajectory(train(without_division), train(mean), net, world, world_size=3)
+
+
+def test_check_same_trajectory_tells_wrong_tensors_from_those_that_are_right(world):
+    """The gradient of one bias is reduced once too often: its way counts alone."""
+
+    def last_bias_twice(model, num_samples):
+        mean(model, num_samples)
+        model[-1].bias.grad *= 2
+
+    def two_layers():
+        return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+
+    with pytest.raises(AssertionError, match=r"^trained: after 1 step\(s\) rank 0 holds \S+ at") as error:
+        check_same_trajectory(train(last_bias_twice), train(mean), two_layers, world)
+    assert "wrong tensors  1 of 4: parameter '1.bias'\n" in str(error.value)
+    assert "they went 2 times as far in this direction" in str(error.value)
+
+
+def test_check_same_trajectory_tells_no_way_where_the_reference_does_not_go(world):
+    def moved_too(model, steps):
+        train(mean)(model, steps)
+        model[0].running_mean += 1.0
+
+    def with_buffer():
+        return nn.Sequential(nn.BatchNorm1d(2).eval(), nn.Linear(2, 1))
+
+    with pytest.raises(AssertionError, match=r"wrong tensors  1 of 6: buffer '0.running_mean'\n  case"):
+        check_same_trajectory(moved_too, train(mean), with_buffer, world)
 
 
 def test_check_same_trajectory_sees_lost_momentum_at_the_second_step(world):
