@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -101,7 +102,9 @@ def check_sampler_resumes(
 
     In each leg of the way ranks take samples, more than training uses, as a loader fetches ahead; training commits
     what it used; the state of rank 0 is loaded by fresh samplers on the next number of ranks. The last leg uses all.
-    With the number of ranks unchanged, every rank must give the very samples that the undisturbed run gives next.
+    After it has loaded the state, a sampler is told the epoch that training stopped in by ``set_epoch(epoch)``, as a
+    loop over epochs does: it must keep its position. With the number of ranks unchanged, every rank must give the very
+    samples that the undisturbed run gives next.
 
     Args:
         make_sampler: as in :func:`check_sampler`; its samplers have ``state_dict`` and ``load_state_dict``.
@@ -131,12 +134,14 @@ def check_sampler_resumes(
     gone: set[int] = set()
     before: list[list[int]] = []
     for leg, (world_size, want) in enumerate(zip(world_sizes, [*used, None], strict=True)):
-        ranks = world.run(_leg, make_sampler, num_samples, epoch, state, want, commit, world_size=world_size)
+        arguments = (make_sampler, num_samples, epoch, state, want, commit)
+        ranks = world.run(_leg, *arguments, world_size=world_size)
         given = [samples for samples, _ in ranks]
+        resumed = Resumed(world, world_size, arguments, num_samples, gone, given)
         if leg and world_size == world_sizes[leg - 1]:
-            _require_same(subject, given, [one[used[leg - 1] :] for one in before], gone, facts)
+            _require_same(subject, resumed, [one[used[leg - 1] :] for one in before], facts)
         if leg:
-            _require_rest(subject, given, gone, num_samples, tail, facts)
+            _require_rest(subject, resumed, tail, facts)
         gone |= {sample for one in given for sample in one[:want]}
         if want is not None and not (gone and any(one[want:] for one in given)):
             raise Inconclusive(f"{subject}: nothing is left after stop {leg}, {len(gone)} of {num_samples} were used")
@@ -162,14 +167,14 @@ def _leg(
     state: Any,
     want: int | None,
     commit: Callable[[Any, int], object],
+    set_epoch: bool = True,
 ) -> tuple[list[int], Any]:
     """What this rank is given until the end of the epoch, and the state after ``want`` of it were used."""
     torch.manual_seed(100 + dist.get_rank())
     sampler = make_sampler(range(num_samples), num_replicas=dist.get_world_size(), rank=dist.get_rank())
-    if state is None:
-        sampler.set_epoch(epoch)
-    else:
+    if state is not None:
         sampler.load_state_dict(state)
+    if set_epoch:
         sampler.set_epoch(epoch)  # as the loop over epochs does
     iterator = iter(sampler)
     if want is None:
@@ -181,43 +186,89 @@ def _leg(
     return ahead + [int(sample) for sample in iterator], saved
 
 
-def _require_same(
-    subject: str, given: list[list[int]], undisturbed: list[list[int]], gone: set[int], facts: str
-) -> None:
+@dataclass(frozen=True)
+class Resumed:
+    """What ranks give after a stop.
+
+    Args:
+        world, world_size, leg: where the ranks ran, how many, and the arguments of :func:`_leg`.
+        num_samples: in the data set.
+        gone: the samples that were used before.
+        given: the samples of each rank.
+    """
+
+    world: Any
+    world_size: int
+    leg: tuple[Any, ...]
+    num_samples: int
+    gone: set[int]
+    given: list[list[int]]
+
+    def why_anew(self, right: list[list[int]] | set[int]) -> str | None:
+        """Why the epoch begins anew, found by loading the state without a call of set_epoch().
+
+        Args:
+            right: what ranks must give, or what they must give together.
+        """
+        if not self._begins_anew(self.given):
+            return None
+        held = self._without_set_epoch()
+        together = set(itertools.chain(*held))
+        if right in (held, together):
+            return "set_epoch() loses the position that was loaded: the epoch that training stopped in begins anew"
+        if self._begins_anew(held):
+            return "the state has no position, or it is not loaded: the epoch begins anew"
+        if len(together) == self.num_samples - len(self.gone):
+            return "the epoch begins anew: it is not part of the state, or not loaded, so set_epoch() names another one"
+        return None
+
+    def _begins_anew(self, given: list[list[int]]) -> bool:
+        """Whether ranks give the whole epoch, but for the tail."""
+        together = set(itertools.chain(*given))
+        return self.gone <= together and len(together) > self.num_samples - self.world_size
+
+    def _without_set_epoch(self) -> list[list[int]]:
+        """What the ranks give if the state is loaded and no more; empty where that fails."""
+        try:
+            return [samples for samples, _ in self.world.run(_leg, *self.leg, False, world_size=self.world_size)]
+        except Exception:  # the user's sampler may need set_epoch(); the finding stands without it
+            return []
+
+
+def _require_same(subject: str, resumed: Resumed, undisturbed: list[list[int]], facts: str) -> None:
     """The same ranks go on with the very samples that they would have had."""
     __tracebackhide__ = True
+    given = resumed.given
     for rank, (found, expected) in enumerate(zip(given, undisturbed, strict=True)):
         if found == expected:
             continue
-        cause = None
-        if len(found) > len(expected):
-            cause = "the state has no position, or it is not loaded: the epoch begins anew"
-        elif found == expected[len(expected) - len(found) :]:
+        cause = resumed.why_anew(undisturbed)
+        if any(given) and given == [one[FETCHED_AHEAD:] for one in undisturbed]:
             cause = "the position counts what the loader fetched ahead, not what training used"
-        elif len(found) == len(expected):
-            cause = "the order is another one: epoch or seed are not part of the state"
+        elif sorted(itertools.chain(*given)) == sorted(itertools.chain(*undisturbed)):
+            cause = "the samples that are left come in another order, or on other ranks"
         raise failure(
             f"{subject}: resumed, rank {rank} gives {_some(found)}, the undisturbed run gives {_some(expected)}",
-            used_before=_some(sorted(gone)),
+            used_before=_some(sorted(resumed.gone)),
             likely_cause=cause,
             case=facts,
         )
 
 
-def _require_rest(
-    subject: str, given: list[list[int]], gone: set[int], num_samples: int, tail: Tail, facts: str
-) -> None:
+def _require_rest(subject: str, resumed: Resumed, tail: Tail, facts: str) -> None:
     """What was not used comes once; what ``tail`` repeats or drops is fewer samples than there are ranks."""
     __tracebackhide__ = True
+    given, gone = resumed.given, resumed.gone
     counts = collections.Counter(sample for one in given for sample in one)
-    rest = set(range(num_samples)) - gone
+    rest = set(range(resumed.num_samples)) - gone
     spare = -len(rest) % len(given) if tail == "pad" else 0
     more = sorted(sample for sample in counts if sample in gone or counts[sample] > 1)
     if sum(counts.values()) - len(rest & counts.keys()) > spare:
         raise failure(
             f"{subject}: after the stop {_some(more)} come again, or twice",
             repeated=f"{sum(counts.values()) - len(rest & counts.keys())} samples more than are left, {spare} allowed",
-            likely_cause="the position is not that of all ranks together: where ranks are fewer or more, shares change",
+            likely_cause=resumed.why_anew(rest)
+            or "the position is not that of all ranks together: where ranks are fewer or more, shares change",
             case=facts,
         )
     lost = sorted(rest - counts.keys())

@@ -77,6 +77,27 @@ class ForgetsThePosition(Right):
         self.epoch = state["epoch"]
 
 
+class ResetsInSetEpoch(Right):
+    """The position is there once the state is loaded; the loop over epochs loses it."""
+
+    def set_epoch(self, epoch):
+        self.epoch, self.start, self.used = epoch, 0, 0
+
+
+class NeedsSetEpoch(ResetsInSetEpoch):
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.epoch = None
+
+
+class FromTheEnd(Right):
+    """What is left comes in another order."""
+
+    def order(self):
+        used, left = super().order()[: self.start], super().order()[self.start :]
+        return used + (left[::-1] if used else left)
+
+
 class CountsWhatIsFetched(Right):
     def __iter__(self):
         for sample in super().__iter__():
@@ -143,8 +164,11 @@ def test_check_sampler_resumes_accepts_blocks_while_ranks_stay_as_many(world):
 @rows(
     (ForgetsThePosition, "resumed, rank 0 gives .*, the undisturbed run gives .*\n[\\s\\S]*the epoch begins anew"),
     (CountsWhatIsFetched, "resumed, rank 0 gives .*\n[\\s\\S]*counts what the loader fetched ahead"),
-    (CountsItsOwnSamples, "resumed, rank 0 gives "),
-    (ForgetsTheEpoch, "resumed, rank 0 gives .*\n[\\s\\S]*the epoch begins anew"),
+    (CountsItsOwnSamples, r"resumed, rank 0 gives .*\n.*used before .*\n  case"),
+    (ForgetsTheEpoch, r"resumed, rank 0 gives .*\n[\s\S]*the epoch begins anew: it is not part of the state"),
+    (ResetsInSetEpoch, r"resumed, rank 0 gives .*\n[\s\S]*cause  set_epoch\(\) loses the position that was loaded"),
+    (NeedsSetEpoch, r"resumed, rank 0 gives .*\n.*used before .*\n  case"),
+    (FromTheEnd, r"resumed, rank 0 gives .*\n[\s\S]*the samples that are left come in another order"),
 )
 def test_check_sampler_resumes_rejects(world, broken, message):
     with pytest.raises(AssertionError, match=f"^{broken.__name__}: {message}"):
@@ -154,6 +178,9 @@ def test_check_sampler_resumes_rejects(world, broken, message):
 @rows(
     (InBlocks, r"after the stop samples .* come again, or twice\n.*0 allowed\n.*not that of all ranks together"),
     (CountsItsOwnSamples, r"after the stop samples .* come again, or twice"),
+    (ForgetsThePosition, r"after the stop .*\n.*\n.*cause  the state has no position, or it is not loaded"),
+    (ForgetsTheEpoch, r"after the stop .*\n.*\n.*cause  the epoch begins anew: it is not part of the state"),
+    (ResetsInSetEpoch, r"after the stop .*\n.*\n.*cause  set_epoch\(\) loses the position that was loaded"),
     (CountsWhatIsFetched, r"samples .* never come after the stop, training had not used them"),
 )
 def test_check_sampler_resumes_rejects_on_another_number_of_ranks(world, broken, message):
