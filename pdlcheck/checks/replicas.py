@@ -42,7 +42,7 @@ def check_replicas_in_sync(
         world_size: number of replicas, 2 or more.
         steps: steps to take, 0 compares the start only.
         sync_every: compare after every k-th step: local SGD lets replicas differ in between.
-        buffers: compare buffers too; False where each rank keeps its own statistics by intention.
+        buffers: compare buffers too; False where each rank keeps statistics of its own data by intention.
         gradients: compare gradients too; False where they stay local by intention, as in local SGD.
         seed: rank r draws from ``seed + r``.
 
@@ -81,6 +81,7 @@ def check_replicas_in_sync(
         f"{name_of(start)}: replicas differ {when}",
         [trace.value for trace in traces],
         first.names,
+        buffers=_only_buffers(first.where, [trace.value for trace in traces], first.names),
         likely_cause=_cause(first.where, first.names, gradients, [trace.value for trace in traces]),
         case=facts,
     )
@@ -164,12 +165,28 @@ def _raise_where_replicas_differ(when: str, values: list[State], names: list[str
     raise failure(f"{when}: {name} is not there on every rank", tensors=counts, **details)
 
 
-def _cause(where: int, names: list[str], gradients: bool, values: list[State]) -> str:
+def _only_buffers(where: int, values: list[State], names: list[str]) -> str | None:
+    """Which buffers differ after a step, on which ranks, where nothing else does."""
+    if where == 0 or not all(name.startswith("buffer") for name in names):
+        return None
+    digests = [digest(state) for state in values]
+    told = [
+        f"{name.removeprefix('buffer ')} on ranks "
+        f"{[rank for rank, held in enumerate(digests) if held.get(name) != digests[0].get(name)]}"
+        for name in names[:3]
+    ]
+    return (
+        f"{', '.join(told)}{', ...' if len(names) > 3 else ''} differ from rank 0's, parameters are alike: "
+        "right only for statistics of a rank's own data, which buffers=False accepts"
+    )
+
+
+def _cause(where: int, names: list[str], gradients: bool, values: list[State]) -> str | None:
     kinds = {name.split()[0] for name in names}
     if kinds == {"buffer"}:
         if where == 0:
-            return "only buffers differ: the parameters were broadcast, the buffers were not"
-        return "only buffers differ: each rank keeps statistics of its own data (buffers=False accepts that)"
+            return "only buffers differ: they were not broadcast, or were changed on some rank after the broadcast"
+        return None
     if where == 0:
         return "initial weights were not broadcast, or were changed on some rank after the broadcast"
     if "gradient" in kinds:

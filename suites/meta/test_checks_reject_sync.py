@@ -123,6 +123,17 @@ def not_at_step_1(model, i):
             model[0].weight.add_(dist.get_rank() * 1e-7)
 
 
+def without_statistics(model):
+    """The running statistics are no part of the model; the number of batches is."""
+    broadcast(model)
+    del model[1].running_mean, model[1].running_var
+    model[1].running_mean = model[1].running_var = None
+
+
+def a_step_is_counted_on_rank_2(model, i):
+    model[1].num_batches_tracked += dist.get_rank() == 2
+
+
 def test_check_replicas_in_sync_accepts(world):
     check_replicas_in_sync(trainer(buffers=True), world)
     check_replicas_in_sync(trainer(), world, buffers=False)
@@ -143,7 +154,7 @@ def test_check_replicas_in_sync_accepts(world):
         (
             {"prepare": without_buffers},
             r"differ before the first step: rank 1 holds 1 at \(0,\) of buffer '1.running_mean', rank 0 "
-            r"holds 0\n[\s\S]*only buffers differ: the parameters were broadcast, the buffers were not",
+            r"holds 0\n[\s\S]*only buffers differ: they were not broadcast, or were",
         ),
         (
             {"prepare": reset_after_broadcast},
@@ -179,7 +190,14 @@ def test_check_replicas_in_sync_accepts(world):
         ),
         (
             {},
-            r"differ after step 1: rank 1 .* of buffer '1.running_mean'[\s\S]*each rank keeps statistics",
+            r"differ after step 1: rank 1 .* of buffer '1.running_mean'[\s\S]*'1.running_mean' on ranks \[1, 2\], "
+            r"'1.running_var' on ranks \[1, 2\] differ from rank 0's, .* right only for statistics of a rank's own .*\n"
+            r"  case",
+        ),
+        (
+            {"after": a_step_is_counted_on_rank_2, "buffers": False, "prepare": without_statistics},
+            r"differ after step 1: rank 2 .* of buffer '1.num_batches_tracked', rank 0 holds 1\n"
+            r".*1 buffer\(s\)\n.*'1.num_batches_tracked' on ranks \[2\] differ from rank 0's, parameters are alike",
         ),
     ],
     ids=[
@@ -194,6 +212,7 @@ def test_check_replicas_in_sync_accepts(world):
         "changed at step 1",
         "learning rates",
         "own statistics",
+        "a buffer of one rank",
     ],
 )
 def test_check_replicas_in_sync_rejects(world, parts, message):
