@@ -27,7 +27,7 @@ __all__ = ["Layout", "lay_out", "layout_of"]
 
 LONG = 512  # a row with more entries is summed alone
 EDGES_PER_BLOCK = 1 << 17  # a megabyte or so while they are dealt to rows, a tenth of a millisecond in a sweep
-LARGE = 1 << 20  # a graph with fewer edges is one block
+LARGE = 1 << 20  # a graph with fewer edges is one block, and sooner laid out than threads have started
 MOST_BUILDERS = 4  # each has 8 bytes for each node
 FEW = 1 / 16  # of the nodes
 COUNTED = 1 << 20  # entries at a time: 8 bytes for each
@@ -125,7 +125,7 @@ def lay_out(graph: Graph) -> Layout:
     """
     n, weights = graph.num_nodes, graph.weights
     alike = weights is None or (weights.size > 0 and weights.min() == weights.max() > 0)
-    with Team(min(MOST_BUILDERS, 1 + graph.num_edges // EDGES_PER_BLOCK)) as team:
+    with Team(MOST_BUILDERS if graph.num_edges >= LARGE else 1) as team:
         parts = ranges(graph.num_edges, team.size)
         degree_type = np.int32 if graph.num_edges < NARROW else np.int64
         out_degrees, in_degrees = np.zeros((2, team.size, n), degree_type)
