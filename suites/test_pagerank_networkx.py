@@ -69,6 +69,15 @@ def test_as_few_rounds_as_networkx_takes_on_a_larger_graph_are_enough():
     assert 1e-6 < sum(abs(found[i] - exact[i]) for i in found) <= 300 * 1e-6 * 0.85 / 0.15
 
 
+def test_where_its_own_rounds_are_fewer_they_are_taken():
+    """A path whose end keeps its rank: each rescaling moves all of it, and powers are through after five rounds."""
+    there = nx.DiGraph([(0, 3), (3, 4), (4, 2), (2, 1)])
+    arguments = {"personalization": {0: 1}, "dangling": {1: 1}, "tol": 1e-6, "max_iter": 20}
+    assert converges(there, **arguments)
+    found, expected = networkx_backend.pagerank(converted(there), **arguments), nx.pagerank(there, **arguments)
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
 @given(graph=graphs(Graph.from_edges).filter(lambda g: g.num_nodes > 0), data=st.data())
 def test_vectors_are_read_as_networkx_reads_them(graph, data):
     """Nodes may be left out, keys that are no nodes do not count."""

@@ -73,6 +73,15 @@ def test_a_group_that_the_thread_was_handed_is_no_way_around(sim):
         sim.run(saves_beside_training, world_size=2)
 
 
+@quiet
+def test_a_thread_that_makes_a_group_ends_the_run(sim):
+    def makes_a_group_for_its_saves():
+        in_a_thread(lambda: dist.new_group([0, 1]))
+
+    with pytest.raises(Unsupported, match=r"a thread that rank [01] started communicates, at .*test_rank_threads\.py"):
+        sim.run(makes_a_group_for_its_saves, world_size=2)
+
+
 @pytest.mark.parametrize("start", ALL)
 def test_a_thread_that_computes_knows_its_rank_and_changes_nothing(sim, start):
     def counts():

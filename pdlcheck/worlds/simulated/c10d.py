@@ -22,7 +22,7 @@ from torch.distributed import c10d_logger
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.simulated.backward import Engine
 from pdlcheck.worlds.simulated.groups import BACKEND, install
-from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
+from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank, running_rank
 from pdlcheck.worlds.simulated.threads import follow_threads, rank_behind
 from pdlcheck.worlds.watch import WatchedGroup
 
@@ -192,9 +192,9 @@ def _copied(value: Any) -> Any:
 
 
 def _create(options: Any, backend_options: Any) -> WatchedGroup:
-    me = current_rank()
-    if me is None:
+    if current_rank() is None and rank_behind() is None:
         raise Unsupported('backend "sim" exists inside a simulated world: pdlcheck.worlds.get_world("sim").run(...)')
+    me = running_rank()
     members = list(options.global_ranks_in_group) or list(range(options.group_size))
     return WatchedGroup(str(options.group_id), options.group_rank, members, me.network, BACKEND)
 

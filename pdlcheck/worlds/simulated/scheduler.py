@@ -20,7 +20,7 @@ from pdlcheck.worlds.simulated.threads import rank_behind
 from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.watch import end_at_user_line, user_line
 
-__all__ = ["RankThread", "Scheduler", "current_rank"]
+__all__ = ["RankThread", "Scheduler", "current_rank", "running_rank"]
 
 _MAX_POLLS = 20_000  # in a row, by all ranks together, while nothing else happens: a tenth of a second
 
@@ -141,7 +141,7 @@ class Scheduler:
 
     def switch(self, pending: Any = None) -> None:
         """Let the schedule choose who goes on; ``pending`` is what the running rank does when its turn comes again."""
-        me = _me()
+        me = running_rank()
         self._yield(me, "post", pending)
         me.acted = True
 
@@ -152,7 +152,7 @@ class Scheduler:
         first now could as well when the turn was given.
         """
         __tracebackhide__ = True
-        me = _me()
+        me = running_rank()
         if me.acted or self.every_post:
             self._yield(me, "post", pending)
         else:
@@ -162,7 +162,7 @@ class Scheduler:
     def wait_until(self, ready: Callable[[], bool], waits_for: Any, pending: Any = None) -> None:
         """Block the running rank until ``ready()``; ``waits_for`` is what a report says about it."""
         __tracebackhide__ = True
-        me = _me()
+        me = running_rank()
         if ready():
             self._check(me)
             return
@@ -177,7 +177,7 @@ class Scheduler:
     def poll(self, waits_for: Any, pending: Any = None) -> None:
         """Like :meth:`switch`, for a rank that asks whether something has happened; nobody may ask for ever."""
         __tracebackhide__ = True
-        me = _me()
+        me = running_rank()
         me.waits_for = waits_for
         self._polls += 1
         if self._polls > _MAX_POLLS and self._elapse():
@@ -315,7 +315,12 @@ def _is_doing(rank: RankThread) -> str:
     return f"blocked in {rank.waits_for}" if rank.ready is not None else f"asks for {rank.waits_for}"
 
 
-def _me() -> RankThread:
+def running_rank() -> RankThread:
+    """The simulated rank that this thread is.
+
+    Raises:
+        Unsupported: it is another thread. If a rank has started it, the run ends.
+    """
     me = current_rank()
     if me is not None:
         return me
