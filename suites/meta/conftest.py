@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 # the inner runs forget the modules that they import: what keeps state must be there before
@@ -26,3 +28,12 @@ def run(pytester):
         return pytester.runpytest_inprocess("--world", world, "-p", "no:cacheprovider", *quiet, *options)
 
     return run
+
+
+@pytest.fixture
+def only_this_file(request, monkeypatch):
+    """The other files of these tests, thousands of globals, are not there: they would count as the user's modules."""
+    needed = [request.module, *vars(request.module).values()]
+    for name, module in list(sys.modules.items()):
+        if name.startswith("suites.") and not hasattr(module, "__path__") and module not in needed:
+            monkeypatch.delitem(sys.modules, name)

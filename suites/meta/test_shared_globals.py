@@ -14,6 +14,7 @@ from pdlcheck.worlds.simulated.own_globals import own_globals
 
 from . import shared_globals
 
+pytestmark = pytest.mark.usefixtures("only_this_file")
 PROGRAMS = Path(shared_globals.__file__)
 TWINS = [twin for _, _, twin in shared_globals.BROKEN]
 

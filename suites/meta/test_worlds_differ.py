@@ -16,6 +16,7 @@ from pdlcheck.harness.differing import compares_worlds
 
 from . import shared_globals
 
+pytestmark = pytest.mark.usefixtures("only_this_file")
 SECTION = re.compile(r"^-+ worlds differ -+$\n((?:.|\n)*?)(?=^[-_=]{5,}|\Z)", re.MULTILINE)
 REPORT = re.compile(r"^_+ (\S+) _+$\n((?:.|\n)*?)(?=^_{5,} \S+ _{5,}$|^={5,})", re.MULTILINE)
 
