@@ -61,7 +61,7 @@ def test_a_thread_that_communicates_ends_the_run_with_its_line(sim, start, last)
         if not last:
             dist.all_reduce(torch.ones(2))
 
-    with pytest.raises(Unsupported, match=r"a thread that rank \d started communicates, at .*test_rank_threads\.py:\d+"):
+    with pytest.raises(Unsupported, match=r"thread that rank \d started communicates, at .*test_rank_threads\.py:\d+"):
         sim.run(saves_beside_training, world_size=3)
     assert sim.run(dist.get_rank, world_size=3) == [0, 1, 2]
 
