@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import random
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from pdlcheck.errors import CollectiveMismatch, Deadlock
+from pdlcheck.worlds.outcome import Returned
 from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds.processes.announce import Announcer
 from pdlcheck.worlds.processes.board import ASKS, GOES, POSTED, Board, shared_file
+from pdlcheck.worlds.processes.collect import Collector
 from pdlcheck.worlds.processes.meeting import Meetings
+from pdlcheck.worlds.processes.messages import Aftermath, Asks, Done, HalfFull, Posted
 from pdlcheck.worlds.processes.referee import Referee
 from pdlcheck.worlds.watch import Signature
 from pdlcheck.worlds.watch.naming import Name
@@ -55,18 +61,40 @@ def test_a_word_is_seen_by_all_views(board):
 
 
 def test_a_log_is_read_in_pieces_and_refuses_what_does_not_fit(board):
-    assert board.log(1, "one") and board.log(1, "two")
-    entries = list(board.logged(1, 0, 0))
-    assert [entry for entry, _ in entries] == ["one", "two"]
-    assert board.log(1, "three")
-    assert [entry for entry, _ in board.logged(1, entries[-1][1], 0)] == ["three"]
-    assert not board.log(1, "x" * 2**20)
-    assert [entry for entry, _ in board.logged(1, 0, 0)] == ["one", "two", "three"]
+    assert board.log(1, "one") is not None and board.log(1, "two") is not None
+    assert board.take(1, 0) == ["one", "two"]
+    assert board.log(1, "three") is not None
+    assert board.log(1, "x" * 2**20) is None
+    assert board.take(1, 0) == ["three"]
     board.clear(1, 7)
-    assert not list(board.logged(1, 0, 7))
-    assert board.log(1, "of the next call")
-    assert not list(board.logged(1, 0, 0)), "a rank that has begun another call is not read for this one"
-    assert [entry for entry, _ in board.logged(1, 0, 7)] == ["of the next call"]
+    assert board.take(1, 7) == []
+    assert board.log(1, "of the next call") is not None
+    assert board.take(1, 0) == [], "a rank that has begun another call is not read for this one"
+    assert board.take(1, 7) == ["of the next call"]
+
+
+def test_a_log_goes_round(board):
+    board.clear(0, 3)
+    taken, told = [], 0
+    for number in range(5000):
+        halves = board.log(0, (number, "x" * (number % 700)))
+        if halves > told:
+            told = halves
+            taken += board.take(0, 3)
+    taken += board.take(0, 3)
+    assert taken == [(number, "x" * (number % 700)) for number in range(5000)]
+    assert told > 10
+
+
+def test_a_log_that_nobody_reads_is_full_once_and_goes_on_where_it_was(board):
+    board.clear(0, 3)
+    kept = 0
+    while board.log(0, kept) is not None:
+        kept += 1
+    assert board.log(0, kept) is None
+    assert board.take(0, 3) == list(range(kept))
+    assert board.log(0, kept) is not None
+    assert board.take(0, 3) == [kept]
 
 
 # -- who meets -------------------------------------------------------------------------------------
@@ -166,6 +194,57 @@ def test_a_deadlock_after_more_operations_than_the_log_holds(processes):
         processes.run(stops_after_many, world_size=2)
     assert f"collective {MANY}, at suites/meta/{LINE}" in str(caught.value)
     assert "rank 1 has returned and will not take part" in str(caught.value)
+
+
+def test_a_log_that_is_read_when_it_is_half_full_has_room_for_all(board):
+    said = []
+
+    def send(report):
+        assert isinstance(report, HalfFull), "the log has no room"
+        said.append(report)
+        board.take(0, 5)
+
+    announcer = Announcer(0, send, board)
+    announcer.begin(5)
+    for number in range(2 * MANY):
+        announcer.meet(collective(0, seq=number, members=(0,)))
+    assert len(said) > 2
+
+
+def to_and_fro(times: int) -> float:
+    rank, ball = dist.get_rank(), torch.zeros(1)
+    for _ in range(times):
+        if rank == 0:
+            dist.send(ball + 1, 1)
+            dist.recv(ball, 1)
+        else:
+            dist.recv(ball, 0)
+            dist.send(ball + 1, 0)
+    return ball.item()
+
+
+def test_more_messages_than_the_log_holds(processes):
+    assert processes.run(to_and_fro, MANY, world_size=2) == [2.0 * MANY, 2.0 * MANY - 1]
+
+
+def test_messages_that_the_log_has_no_room_for_come_after_those_in_it(board):
+    """The controller hears of them in another way, and sooner."""
+    sent = {0: [], 1: []}
+    members = [SimpleNamespace(rank=rank, send=sent[rank].append) for rank in range(2)]
+    for rank, op in ((0, "send"), (1, "recv")):
+        board.clear(rank, 1)
+        for number in range(2 + rank):
+            assert board.log(rank, (number, message(op, rank, 1 - rank, numel=10 + number))) is not None
+    after = Aftermath(default_group=True, groups_made=1, groups=1)
+    events = [
+        [(members[0], Posted(1, 2, message("send", 0, 1, numel=12)))],
+        [(members[1], Asks(1, number, waits=True)) for number in range(3)],
+        [(member, Done(1, pickle.dumps(None), after)) for member in members],
+    ]
+    found = Collector(members, 1, lambda _: events.pop(0), Referee(2), board, timeout_s=60).outcomes()
+    assert all(isinstance(outcome, Returned) for outcome in found), "messages of another size were taken for one"
+    assert [grant.operation for grant in sent[0]] == [2]
+    assert [grant.operation for grant in sent[1]] == [0, 1, 2]
 
 
 def differs_after_many() -> None:

@@ -23,7 +23,16 @@ import torch.distributed as dist
 from pdlcheck.errors import PeerFailed
 from pdlcheck.worlds.processes.board import ASKS, GOES, POSTED, Board
 from pdlcheck.worlds.processes.meeting import Meeting, Meetings
-from pdlcheck.worlds.processes.messages import Asks, Command, Grant, Posted, Refuse, Report, Unwatch
+from pdlcheck.worlds.processes.messages import (
+    Asks,
+    Command,
+    Grant,
+    HalfFull,
+    Posted,
+    Refuse,
+    Report,
+    Unwatch,
+)
 from pdlcheck.worlds.watch import Operation, Signature, WatchedWork
 
 __all__ = ["AnnouncedWork", "Announcer", "GroupEngine"]
@@ -51,6 +60,7 @@ class Announcer:
         self._board = board
         self._meetings = Meetings(0)
         self._numbers = itertools.count(1)
+        self._halves = 0  # of the log, that the controller was told of
         self._open: dict[int, AnnouncedWork] = {}  # not under way yet
         self._launched: list[AnnouncedWork] = []  # kept alive until the data has moved, even if the user drops them
         self._refusal: Exception | None = None
@@ -66,7 +76,7 @@ class Announcer:
             self._meetings = Meetings(call)
             self._open.clear()
             self._launched.clear()
-            self._thread = 0
+            self._thread = self._halves = 0
             if self._board is not None:
                 self._board.clear(self._rank, call)
             if self._refused_call != call:  # else another rank failed before this one began
@@ -76,6 +86,7 @@ class Announcer:
         """Announce an operation for the process group ``real``."""
         work = AnnouncedWork(self, next(self._numbers), operation, real)
         thread = threading.get_ident()
+        is_half_full = False
         with self._lock:
             if self._refusal is not None:
                 raise _own(self._refusal, operation)
@@ -83,16 +94,21 @@ class Announcer:
             self._open[work.number] = work
             if self._launched:
                 self._launched = [launched for launched in self._launched if not launched.has_moved()]
-            if self._log(work.number, operation.signature):
-                work.meeting = self._meetings.of(operation.signature)
-            else:
+            meeting = self._meetings.of(operation.signature)  # it counts, also where it is of no use
+            halves = self._log(work.number, operation.signature)
+            if halves is None:
                 work.asked = True
+            else:
+                work.meeting = meeting
+                is_half_full, self._halves = halves > self._halves, halves
         if thread != self._thread:
             if self._thread:
                 self.send(Unwatch(self.call))
             self._thread = thread
         for older in behind:
             self.ask(older)
+        if is_half_full:
+            self.send(HalfFull(self.call))
         if work.asked:
             self.send(Posted(self.call, work.number, operation.signature))
         elif work.meeting is None or behind:
@@ -161,8 +177,8 @@ class Announcer:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _log(self, number: int, signature: Signature) -> bool:
-        return self._board is not None and self._board.log(self._rank, (number, signature))
+    def _log(self, number: int, signature: Signature) -> int | None:
+        return self._board.log(self._rank, (number, signature)) if self._board is not None else None
 
     def _say(self, meeting: Meeting, state: int) -> None:
         assert self._board is not None

@@ -4,7 +4,8 @@ Most operations fit together. Their ranks see that here and go on at once; the c
 a round trip, reads of them later, and judges only what does not fit or does not come.
 
 Each rank has a row of words, one word an operation: a digest of the call and, in the two lowest bits, how far the rank
-has got. Each rank also has a log of what it posted, for reports. A rank writes its own row and log only.
+has got. Each rank also has a log of what it posted, a ring that the controller empties. A rank writes its own row and
+log only, the controller how far it has read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import io
 import mmap
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pdlcheck.worlds.processes.nameless import nameless_file
@@ -25,7 +26,9 @@ _STATE = 3
 _WORD = 8
 _WORDS = 1024  # in a row; an older operation gives way to a newer one in its place
 _LOG = 1 << 18  # bytes of a log, its head included
-_HEAD = 2 * _WORD  # of a log: where it ends, and the call that it is about
+_HEAD = 3 * _WORD  # of a log: how many bytes were written and read, and the call that they are about
+_WRITTEN, _READ, _CALL = 0, 1, 2
+_ROOM = _LOG - _HEAD
 
 
 class Board:
@@ -63,31 +66,41 @@ class Board:
 
     def clear(self, rank: int, call: int) -> None:
         """Forget what the rank has logged; what comes is about this call."""
-        self._heads[rank][0] = 0
-        self._heads[rank][1] = call
+        self._heads[rank][_WRITTEN] = self._heads[rank][_READ] = 0
+        self._heads[rank][_CALL] = call
 
-    def log(self, rank: int, entry: Any) -> bool:
-        """Add an entry; False where the log is full."""
+    def log(self, rank: int, entry: Any) -> int | None:
+        """Add an entry; return how many times half of the log has been filled, None where there is no room."""
         data = pickle.dumps(entry, pickle.HIGHEST_PROTOCOL)
-        begin = _HEAD + self._heads[rank][0]
-        if begin + len(data) > _LOG:
-            return False
-        self._logs[rank][begin : begin + len(data)] = data
-        self._heads[rank][0] += len(data)
-        return True
+        head, log, size = self._heads[rank], self._logs[rank], len(data)
+        written = head[_WRITTEN]
+        if written + size - head[_READ] > _ROOM:
+            return None
+        begin = written % _ROOM
+        before_the_end = min(size, _ROOM - begin)
+        log[_HEAD + begin : _HEAD + begin + before_the_end] = data[:before_the_end]
+        if before_the_end < size:
+            log[_HEAD : _HEAD + size - before_the_end] = data[before_the_end:]
+        head[_WRITTEN] = written + size
+        return (written + size) // (_ROOM // 2)
 
-    def logged(self, rank: int, start: int, call: int) -> Iterator[tuple[Any, int]]:
-        """Yield the entries from byte ``start`` on, each with the byte at which the next one starts.
+    def take(self, rank: int, call: int) -> list[Any]:
+        """Read the entries since the last time, which makes room for others.
 
-        None while the rank has not begun this call: what is there may give way to new entries at any moment.
+        There are none while the rank has not begun this call: what is there may give way to new ones at any moment.
         """
-        if self._heads[rank][1] != call:
-            return
-        entries = io.BytesIO(self._logs[rank][_HEAD + start : _HEAD + self._heads[rank][0]])
-        size = entries.getbuffer().nbytes
+        head, log = self._heads[rank], self._logs[rank]
+        if head[_CALL] != call:
+            return []
+        written, read = head[_WRITTEN], head[_READ]
+        begin, size = read % _ROOM, written - read
+        data = bytes(log[_HEAD + begin : _HEAD + min(begin + size, _ROOM)])
+        data += bytes(log[_HEAD : _HEAD + size - len(data)])
+        entries, taken = io.BytesIO(data), []
         while entries.tell() < size:
-            entry = pickle.load(entries)
-            yield entry, start + entries.tell()
+            taken.append(pickle.load(entries))
+        head[_READ] = written
+        return taken
 
     def close(self) -> None:
         """Give the memory back."""

@@ -19,6 +19,7 @@ from pdlcheck.worlds.processes.messages import (
     Done,
     Failed,
     Grant,
+    HalfFull,
     Halted,
     Posted,
     Refuse,
@@ -68,7 +69,6 @@ class Collector:
         self._wait = wait
         self._referee = referee
         self._board = board
-        self._read = [0] * len(members)  # bytes of each log
         self._timeout_s = timeout_s
         self._debugged = debugged
         self._pending = {member.rank: member for member in members}
@@ -142,8 +142,11 @@ class Collector:
                     self._after[rank] = after
                 self._end(rank, Stopped(rank, self._waits_in(rank) or where))
             case Posted(operation=operation, signature=signature):
+                self._catch_up([rank])  # messages meet in the order in which they were posted
                 self._posted(rank, operation, signature)
                 self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
+            case HalfFull():
+                self._catch_up(range(len(self._members)))
             case Asks(operation=operation, waits=waits):
                 # others may have seen on the board that all are there and never ask; who waits will see it there
                 self._catch_up([rank, *self._outcomes] if waits else range(len(self._members)))
@@ -161,8 +164,7 @@ class Collector:
         if self._board is None or self._referee is None:
             return
         for rank in ranks:
-            for (operation, signature), end in self._board.logged(rank, self._read[rank], self._call):
-                self._read[rank] = end
+            for operation, signature in self._board.take(rank, self._call):
                 self._posted(rank, operation, signature)
 
     def _posted(self, rank: int, operation: int, signature: Any) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "Done",
     "Failed",
     "Grant",
+    "HalfFull",
     "Halted",
     "Here",
     "Posted",
@@ -257,6 +258,13 @@ class Posted(_Message):
 
 
 @dataclass(frozen=True, slots=True)
+class HalfFull(_Message):
+    """The rank has written half of its log since it said so last: read it, to make room."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
 class Asks(_Message):
     """The rank goes on with this operation when it is granted; ``waits``: and does nothing else until then."""
 
@@ -273,4 +281,4 @@ class Unwatch(_Message):
 
 
 Command = Start | Call | Stop | WhereAreYou | AreYouThere | Grant | Refuse
-Report = Ready | Done | Failed | Halted | Stack | Here | Posted | Asks | Unwatch
+Report = Ready | Done | Failed | Halted | Stack | Here | Posted | HalfFull | Asks | Unwatch
