@@ -19,12 +19,12 @@ from pdlcheck.errors import CollectiveMismatch, Deadlock
 from pdlcheck.worlds.outcome import Returned
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.announce import Announcer
-from pdlcheck.worlds.processes.board import ASKS, GOES, POSTED, Board, shared_file
+from pdlcheck.worlds.processes.board import ABSENT, ASKS, GOES, POSTED, Board, shared_file
 from pdlcheck.worlds.processes.collect import Collector
 from pdlcheck.worlds.processes.meeting import Meetings
-from pdlcheck.worlds.processes.messages import Aftermath, Asks, Done, HalfFull, Posted
+from pdlcheck.worlds.processes.messages import Aftermath, Asks, Done, Grant, HalfFull, Posted
 from pdlcheck.worlds.processes.referee import Referee
-from pdlcheck.worlds.watch import Signature
+from pdlcheck.worlds.watch import Operation, Signature
 from pdlcheck.worlds.watch.naming import Name
 
 MANY = 2000  # more than a log holds
@@ -52,7 +52,7 @@ def board():
 
 def test_a_word_is_seen_by_all_views(board):
     board.say(1, 4096, POSTED)
-    assert board.states([0, 1], 4096) == [0, POSTED]
+    assert board.states([0, 1], 4096) == [ABSENT, POSTED]
     board.say(1, 4096, ASKS)
     assert board.states([1], 4096) == [ASKS]
     assert board.states([1], 4096 + (1 << 40)) == [0], "another operation in the same place"
@@ -147,11 +147,13 @@ def test_uneven_splits_are_left_to_the_controller():
     even = {"op": "all_to_all", "splits": ((2, 2), (2, 2))}
     one, other = digests(collective(0, **even), collective(1, **even))
     assert one == other is not None
-    assert Meetings(1).of(collective(0, op="all_to_all", splits=((1, 3), (1, 3)))) is None
+    uneven = Meetings(1).of(collective(0, op="all_to_all", splits=((1, 3), (1, 3))))
+    assert not uneven.digest
+    assert uneven.place == Meetings(1).of(collective(1, **even)).place, "an even one waits for it"
 
 
-def message(op: str, rank: int, peer: int, tag: int = 0, numel: int = 2) -> Signature:
-    return collective(rank, op=op, peer=peer, tag=tag, seq=-1, shapes=((numel,),), reduce_op="")
+def message(op: str, rank: int, peer: int, tag: int = 0, numel: int = 2, **others) -> Signature:
+    return collective(rank, op=op, peer=peer, tag=tag, seq=-1, shapes=((numel,),), reduce_op="", **others)
 
 
 def test_messages_meet_by_their_number_until_anybody_may_send():
@@ -243,8 +245,43 @@ def test_messages_that_the_log_has_no_room_for_come_after_those_in_it(board):
     ]
     found = Collector(members, 1, lambda _: events.pop(0), Referee(2), board, timeout_s=60).outcomes()
     assert all(isinstance(outcome, Returned) for outcome in found), "messages of another size were taken for one"
-    assert [grant.operation for grant in sent[0]] == [2]
-    assert [grant.operation for grant in sent[1]] == [0, 1, 2]
+    assert sent[0] == sent[1]
+    assert {grant.operation for grant in sent[0]} == {0, 1, 2}
+
+
+class Launches:
+    """In the place of a group: notes what it is asked to do."""
+
+    def __init__(self):
+        self.received = []
+
+    def recv(self, buffers, source, tag):
+        self.received.append((*buffers, source))
+
+
+@pytest.mark.parametrize(
+    ("peers", "granted", "launched"),
+    [
+        ((0, -1, 0), ((1, 0), (2, 0), (0, 0)), [[], [], ["a0", "b0", "c0"]]),
+        ((-1, 0), ((1, 0), (0, 0)), [[], ["a0", "b0"]]),
+        ((-1, 0), ((1, 0), (0, 1)), [[], ["a1", "b0"]]),
+        ((0, 0), ((1, 0), (0, 0)), [[], ["a0", "b0"]]),
+        ((0, 1), ((1, 1), (0, 0)), [["b1"], ["b1", "a0"]]),
+        ((0, -1), ((1, 1), (0, 0)), [["b1"], ["b1", "a0"]]),
+    ],
+    ids=["any between", "any first", "any first, of another", "one way", "another source", "any of another"],
+)
+def test_receives_of_one_source_are_launched_as_posted_in_whatever_order_they_are_granted(peers, granted, launched):
+    group, announcer = Launches(), Announcer(2, lambda report: None, None)
+    announcer.begin(1)
+    posted = []
+    for name, peer in zip("abc", peers, strict=False):
+        signature = message("recv", 2, peer, members=(0, 1, 2))
+        call = ("recv_anysource", ([name], 0)) if peer < 0 else ("recv", ([name], peer, 0))
+        posted.append(announcer.post(Operation(signature, (), *call), group))
+    for (which, source), expected in zip(granted, launched, strict=True):
+        announcer.handle(Grant(posted[which].number, source))
+        assert [f"{name}{source}" for name, source in group.received] == expected
 
 
 def differs_after_many() -> None:

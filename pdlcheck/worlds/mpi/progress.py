@@ -100,20 +100,20 @@ class MpiWork(WatchedWork):
         """True once MPI has nothing left to do."""
         requests = self._begun.requests
         try:
-            if self._operation.signature.is_p2p:
+            if self.operation.signature.is_p2p:
                 return requests[0].Test(self._status)
             return MPI.Request.Testall(requests)
         except MPI.Exception as error:
-            self._error = RuntimeError(f"{error} in {self._operation.signature}")
+            self._error = RuntimeError(f"{error} in {self.operation.signature}")
             return True
 
     def conclude(self) -> None:
         """Bring the result to where it belongs, and tell whoever waits."""
-        signature = self._operation.signature
+        signature = self.operation.signature
         try:
             if self._error is None:
                 if signature.op == "recv":
-                    self._take(signature.numel * self._operation.parts[0].outputs[0].element_size())
+                    self._take(signature.numel * self.operation.parts[0].outputs[0].element_size())
                 for finish in self._begun.finish:
                     finish()
         except Exception as error:  # what the waiting rank is to raise
@@ -126,7 +126,7 @@ class MpiWork(WatchedWork):
         self._source = self._status.Get_source()
         found = self._status.Get_count(MPI.BYTE)
         if found != expected:
-            raise RuntimeError(f"a message of {found} bytes came to {self._operation.signature}, of {expected} bytes")
+            raise RuntimeError(f"a message of {found} bytes came to {self.operation.signature}, of {expected} bytes")
 
     # -- what torch and users call -----------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class MpiWork(WatchedWork):
             elif waited_s < limit.total_seconds():
                 self._is_complete.wait(_NAP_S)
             else:
-                raise RuntimeError(f"timed out after {limit.total_seconds():g} s in {self._operation.signature}")
+                raise RuntimeError(f"timed out after {limit.total_seconds():g} s in {self.operation.signature}")
         if self._error is not None:
             raise self._error
         return True

@@ -3,7 +3,7 @@
 Most operations fit together. Their ranks see that here and go on at once; the controller, to which an announcement is
 a round trip, reads of them later, and judges only what does not fit or does not come.
 
-Each rank has a row of words, one word an operation: a digest of the call and, in the two lowest bits, how far the rank
+Each rank has a row of words, one word an operation: a digest of the call and, in the lowest bits, how far the rank
 has got. Each rank also has a log of what it posted, a ring that the controller empties. A rank writes its own row and
 log only, the controller how far it has read.
 """
@@ -19,15 +19,19 @@ from typing import Any
 
 from pdlcheck.worlds.processes.nameless import nameless_file
 
-__all__ = ["ASKS", "GOES", "POSTED", "Board", "digest_of", "shared_file"]
+__all__ = ["ABSENT", "ASKS", "GOES", "POSTED", "WAITS", "Board", "digest_of", "shared_file"]
 
-POSTED, ASKS, GOES = 1, 2, 3  # says so; has turned to the controller; has seen that all others are there
-_STATE = 3
+ABSENT = 0  # not there yet, or no longer
+POSTED = 1  # there, and about something else
+WAITS = 2  # there, and looks for the others
+ASKS = 3  # has turned to the controller
+GOES = 4  # has seen that all others are there
+_STATE = 7
 _WORD = 8
 _WORDS = 1024  # in a row; an older operation gives way to a newer one in its place
 _LOG = 1 << 18  # bytes of a log, its head included
-_HEAD = 3 * _WORD  # of a log: how many bytes were written and read, and the call that they are about
-_WRITTEN, _READ, _CALL = 0, 1, 2
+_HEAD = 4 * _WORD  # of a log: how many bytes were written and read, the call that they are about; see `open_to_all`
+_WRITTEN, _READ, _CALL, _OPEN = 0, 1, 2, 3
 _ROOM = _LOG - _HEAD
 
 
@@ -54,20 +58,29 @@ class Board:
 
     def say(self, rank: int, digest: int, state: int) -> None:
         """Write how far ``rank`` has got with the operation of this digest."""
-        self._rows[rank][(digest >> 2) % _WORDS] = digest | state
+        self._rows[rank][(digest >> 3) % _WORDS] = digest | state
 
     def states(self, ranks: Sequence[int], digest: int) -> list[int]:
-        """How far each of these ranks has got with it; 0 for one that is not there, or posted something else."""
-        place, rows = (digest >> 2) % _WORDS, self._rows
+        """How far each of these ranks has got with it; ``ABSENT`` also for one that posted something else."""
+        place, rows = (digest >> 3) % _WORDS, self._rows
         words = [rows[rank][place] for rank in ranks]
-        return [word & _STATE if word & ~_STATE == digest else 0 for word in words]
+        return [word & _STATE if word & ~_STATE == digest else ABSENT for word in words]
+
+    def open_to_all(self, rank: int) -> None:
+        """``rank`` has a receive from anybody: only the controller can tell which message is whose."""
+        self._heads[rank][_OPEN] = 1
+
+    def is_open_to_all(self, rank: int) -> bool:
+        """Whether it has said so in the present call."""
+        return bool(self._heads[rank][_OPEN])
 
     # -- the log of a rank -------------------------------------------------------------------------
 
     def clear(self, rank: int, call: int) -> None:
         """Forget what the rank has logged; what comes is about this call."""
-        self._heads[rank][_WRITTEN] = self._heads[rank][_READ] = 0
-        self._heads[rank][_CALL] = call
+        head = self._heads[rank]
+        head[_WRITTEN] = head[_READ] = head[_OPEN] = 0
+        head[_CALL] = call
 
     def log(self, rank: int, entry: Any) -> int | None:
         """Add an entry; return how many times half of the log has been filled, None where there is no room."""
@@ -111,7 +124,7 @@ class Board:
 
 def digest_of(call: int, what: object) -> int:
     """A number for an operation that is equal on ranks that mean the same; they come from one fork server."""
-    return hash((call, what)) & 0xFFFF_FFFF_FFFF_FFFC
+    return hash((call, what)) & 0xFFFF_FFFF_FFFF_FFF8
 
 
 def shared_file(world_size: int) -> int:

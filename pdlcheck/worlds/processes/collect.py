@@ -148,8 +148,7 @@ class Collector:
             case HalfFull():
                 self._catch_up(range(len(self._members)))
             case Asks(operation=operation, waits=waits):
-                # others may have seen on the board that all are there and never ask; who waits will see it there
-                self._catch_up([rank, *self._outcomes] if waits else range(len(self._members)))
+                self._catch_up(range(len(self._members)))  # others may be there, and never ask
                 self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
                 if waits:
                     self._judge(lambda referee: referee.waits(rank, operation))

@@ -158,12 +158,15 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
         if call.seed is not None:
             fresh_state(call.seed, start)
         value = fn(*args, **kwargs)
+        announcer.end(failed=False)
         report: Any = Done(call.call, dump_result(value, start.rank), _aftermath(default_group, announcer))
     except PeerFailed as error:
+        announcer.end(failed=True)
         report = Halted(call.call, str(error), _aftermath(default_group, announcer))
     except BaseException as error:  # every way to fail is a report, sys.exit and Ctrl-C included
         if isinstance(error, MemoryError):
             traceback.clear_frames(error.__traceback__)  # what the function hoarded, to have room for the report
+        announcer.end(failed=True)
         after = _aftermath(default_group, announcer)
         if was_lost(error):
             after = replace(after, default_group=False)  # of no use without the device

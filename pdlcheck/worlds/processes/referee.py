@@ -25,7 +25,7 @@ class Referee:
         self._waiting: dict[int, Signature] = {}
         self._last: dict[int, Signature] = {}
         self._asked: set[tuple[int, int]] = set()
-        self._granted: dict[tuple[int, int], Grant] = {}  # to ranks that have not asked yet, and need not
+        self._granted: dict[tuple[int, int], list[tuple[int, Grant]]] = {}  # of which no rank has asked, and none need
         self._ended: set[int] = set()
         self._unwatched = False
 
@@ -34,7 +34,7 @@ class Referee:
         self._last[rank] = signature
 
     def posted(self, rank: int, operation: int, signature: Any) -> list[tuple[int, Grant]]:
-        """Take an announcement; return the grants that it completes, for the ranks that have asked for them.
+        """Take an announcement; return the grants that it completes, if one of their ranks has asked.
 
         Raises:
             CollectiveMismatch: the operation does not fit what other ranks have announced.
@@ -46,22 +46,27 @@ class Referee:
             return []
         source = match.signatures[0].rank if signature.is_p2p else -1
         grants = []
-        for member, number in cast("Sequence[tuple[int, int]]", match.keys):
+        keys = cast("Sequence[tuple[int, int]]", match.keys)
+        for member, number in keys:
             granted = self._open.pop((member, number))
             if self._waiting.get(member) is granted:
                 del self._waiting[member]
-            grant = Grant(number, source)
-            if (member, number) in self._asked:
-                grants.append((member, grant))
-            else:
-                self._granted[member, number] = grant
-        return grants
+            grants.append((member, Grant(number, source)))
+        if not self._asked.isdisjoint(keys):
+            return grants
+        self._granted |= dict.fromkeys(keys, grants)
+        return []
 
     def asks(self, rank: int, operation: int) -> list[tuple[int, Grant]]:
-        """Note that a rank goes on with an operation when it is granted; return the grant if it is by now."""
+        """Note that a rank goes on with an operation when it is granted; return the grants of all ranks if it is.
+
+        Some of them may be about something else, and not look whether it goes.
+        """
         self._asked.add((rank, operation))
-        grant = self._granted.pop((rank, operation), None)
-        return [] if grant is None else [(rank, grant)]
+        pending = self._granted.get((rank, operation), [])
+        grants = list(pending)
+        pending.clear()
+        return grants
 
     def waits(self, rank: int, operation: int) -> None:
         """Note that a rank waits.

@@ -17,7 +17,7 @@ class WatchedWork(dist.Work):
 
     def __init__(self, operation: Operation) -> None:
         super().__init__()
-        self._operation = operation
+        self.operation = operation
         self._source = -1  # place in the group of the rank that a message came from
         self._future: WatchedFuture | None = None
 
@@ -25,7 +25,7 @@ class WatchedWork(dist.Work):
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
-        return [tensor for part in self._operation.parts for tensor in part.outputs]
+        return [tensor for part in self.operation.parts for tensor in part.outputs]
 
     def source_rank(self) -> int:
         return self._source

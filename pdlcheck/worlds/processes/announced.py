@@ -1,0 +1,206 @@
+"""The handle of an operation that is announced, later launched, at last complete."""
+
+from __future__ import annotations
+
+import threading
+import time
+from copy import copy
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pdlcheck.errors import PeerFailed
+from pdlcheck.worlds.processes.meeting import Meeting
+from pdlcheck.worlds.watch import Operation, WatchedWork
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.processes.announce import Announcer
+
+__all__ = ["AnnouncedWork", "own_error"]
+
+_PATIENCE_S = 0.02  # most ranks arrive sooner: then the controller need not hear of the wait
+_SHORT_PATIENCE_S = 0.001  # for a grant that is under way
+_LOOK_S = 0.05  # at most, once the controller was asked
+
+
+class AnnouncedWork(WatchedWork):
+    """What :class:`Announcer` gives back for an operation."""
+
+    def __init__(self, announcer: Announcer, number: int, operation: Operation, real: Any) -> None:
+        super().__init__(operation)
+        self.number = number
+        self.meeting: Meeting | None = None
+        self.asked = False  # the controller decides
+        self.is_asked_for = False  # by another rank
+        self.granted: int | None = None  # by the controller; global rank that a message comes from, else -1
+        self.was_left = False  # when it was launched, some other rank was about something else
+        self.nobody_waits = False  # and yet something is to happen when it is complete
+        self.is_decided = False  # it is under way, or never will be
+        self._announcer = announcer
+        self._group = real
+        self._real: Any = None  # the work of the real group
+        self._error: Exception | None = None
+        self._decided = threading.Lock()
+        self._decided.acquire()
+        self._resolving = threading.Lock()
+
+    # -- for the announcer -------------------------------------------------------------------------
+
+    @property
+    def way(self) -> object:
+        """Operations of one way must be launched in the order posted."""
+        s = self.operation.signature
+        source = s.peer if self.granted is None or s.peer >= 0 else self.granted
+        return (s.group, s.op, source, s.tag) if s.is_p2p else s.group
+
+    @property
+    def way_of_anybody(self) -> object:
+        """That of a receive from anybody, which has to know its source before a later one may go."""
+        s = self.operation.signature
+        return (s.group, s.op, -1, s.tag) if s.is_p2p else s.group
+
+    def launch(self) -> None:
+        """Make the call on the real group."""
+        signature = self.operation.signature
+        method, args = self.operation.method, self.operation.args
+        source = self.granted if self.granted is not None and self.granted >= 0 else signature.peer
+        if signature.op == "recv":
+            self._source = signature.members.index(source)
+        if method == "recv_anysource":  # the controller has chosen the source
+            tensors, tag = args
+            method, args = "recv", (tensors, self._source, tag)
+        try:
+            if self._group is not None:
+                with torch.no_grad():  # C++ calls a group below autograd; from here it would see views of outputs
+                    self._real = getattr(self._group, method)(*args)
+        except Exception as error:  # what the real group refuses, the waiting rank raises
+            self._error = error
+        self._decide()
+
+    def refuse(self, error: Exception) -> None:
+        """The operation will never go."""
+        if not self.is_decided:
+            self._error = own_error(error, self.operation)
+            self._decide()
+
+    def settle(self) -> None:
+        """See to it that the future, if one was asked for, is resolved although nobody may wait.
+
+        What users have put behind it may run here and now, and wait for other operations.
+        """
+        if self._future is not None:
+            self._settle_future()
+
+    def settle_elsewhere(self) -> None:
+        """As :meth:`settle`, for the control thread, whose messages such operations need."""
+        if self._future is not None:
+            threading.Thread(target=self._settle_future, name="pdlcheck future", daemon=True).start()
+
+    def has_moved(self) -> bool:
+        """True once the tensors are no longer used."""
+        return self.is_decided and (self._real is None or self._real.is_completed())
+
+    # -- what torch and users call -----------------------------------------------------------------
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self.is_decided:
+            self._await_decision(timeout)
+        if self._error is not None:
+            raise self._error
+        if self._real is None:
+            return True
+        try:
+            if self.was_left:
+                self._announcer.await_others(self, _PATIENCE_S)
+            done = self._real.wait(timeout) if _is_limit(timeout) else self._real.wait()
+        except Exception as error:
+            self._announcer.is_torn = True
+            self._resolve(error)
+            raise
+        self._resolve()
+        return bool(done)
+
+    def is_completed(self) -> bool:
+        self._go_on()
+        return self.has_moved()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Any:
+        return self._error
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future = super().get_future()
+        if torch._C._current_graph_task_id() == -1:  # else the backward pass waits for it
+            self._go_on()
+        return future
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """See to it that the operation goes, here and on the other ranks, though nobody may ever wait for it."""
+        self.nobody_waits = True
+        if not self.is_decided:
+            self._announcer.advance()
+            self._announcer.ask(self)
+        elif not self.has_moved():
+            self._announcer.tell_others(self)
+
+    def _decide(self) -> None:
+        self.is_decided = True
+        self._decided.release()
+
+    def _is_settled(self) -> bool:
+        return self.is_decided
+
+    def _await_decision(self, timeout: Any) -> None:
+        announcer = self._announcer
+        limit = timeout.total_seconds() if _is_limit(timeout) else float("inf")
+        until = time.perf_counter() + limit
+        if announcer.look(self, min(_PATIENCE_S, limit)) or (self.asked and self._decided_within(_SHORT_PATIENCE_S)):
+            return
+        announcer.ask(self, waits=True)
+        pause = _SHORT_PATIENCE_S
+        while not self._decided_within(min(pause, max(until - time.perf_counter(), 0.0))):
+            announcer.advance()
+            if time.perf_counter() > until:
+                raise RuntimeError(f"timed out after {limit:g} s in {self.operation.signature}")
+            pause = min(2 * pause, _LOOK_S)
+
+    def _decided_within(self, seconds: float) -> bool:
+        if self._decided.acquire(timeout=seconds):
+            self._decided.release()
+        return self.is_decided
+
+    def _settle_future(self) -> None:
+        if self._error is not None:
+            self._resolve(self._error)
+            return
+        try:
+            self._real.get_future().add_done_callback(lambda _: self._resolve())
+        except RuntimeError:  # gloo's sends and receives have no future: resolved by wait
+            return
+
+    def _resolve(self, error: Exception | None = None) -> None:
+        future = self._future
+        if future is None or future.done():
+            return
+        with self._resolving:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(self.result())
+            else:
+                future.set_exception(error if not isinstance(error, PeerFailed) else RuntimeError(str(error)))
+
+
+def own_error(error: Exception, operation: Operation) -> Exception:
+    """A copy for one place to raise; that of a failed peer says where this rank was stopped."""
+    return PeerFailed(f"in {operation.signature}") if isinstance(error, PeerFailed) else copy(error)
+
+
+def _is_limit(timeout: Any) -> bool:
+    """torch passes a zero timeout for none."""
+    return isinstance(timeout, timedelta) and timeout > timedelta(0)

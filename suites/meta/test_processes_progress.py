@@ -1,0 +1,251 @@
+"""Operations go on though their rank is about something else, and leave no half of one behind when a rank fails."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pdlcheck.worlds import get_world
+from pdlcheck.worlds.processes.announce import Announcer
+from pdlcheck.worlds.processes.board import ABSENT, ASKS, GOES, POSTED, WAITS
+from pdlcheck.worlds.watch import Operation, Signature
+
+from .needs_mpi import needs_mpi
+
+
+@pytest.fixture(scope="module", params=["gloo", pytest.param("mpi", marks=needs_mpi)])
+def processes(request):
+    world = get_world(request.param)
+    yield world
+    world.close()
+
+
+def isend(tensor):
+    return dist.isend(tensor, 1)
+
+
+def irecv(tensor):
+    return dist.irecv(tensor, 1)
+
+
+def all_reduce(tensor):
+    return dist.all_reduce(tensor, async_op=True)
+
+
+def waits(tensor):
+    dist.all_reduce(tensor)
+
+
+def polls(tensor):
+    until(dist.all_reduce(tensor, async_op=True).is_completed)
+
+
+def is_called_back(tensor):
+    called = []
+    dist.all_reduce(tensor, async_op=True).get_future().then(called.append)
+    until(lambda: called)
+
+
+PARTNERS = [
+    (isend, lambda tensor: dist.recv(tensor, 0), [1.0] * 3),
+    (irecv, lambda tensor: dist.send(tensor, 0), [2.0] * 3),
+    (all_reduce, waits, [3.0] * 3),
+    (all_reduce, polls, [3.0] * 3),
+    (all_reduce, is_called_back, [3.0] * 3),
+]
+partners = pytest.mark.parametrize(
+    ("post", "partner", "expected"), PARTNERS, ids=["isend", "irecv", "waits", "polls", "is_called_back"]
+)
+
+
+def until(happens) -> None:
+    end = time.monotonic() + 20
+    while not happens():
+        assert time.monotonic() < end, "it did not go on"
+        time.sleep(0.001)
+
+
+def hears_of_it_by_a_file(post, partner, delays, path):
+    """Rank 0 posts, and waits only when rank 1 is through: nothing of torch's tells it so."""
+    tensor = torch.full((3,), 1.0 + dist.get_rank())
+    time.sleep(delays[dist.get_rank()])
+    if dist.get_rank() == 0:
+        work = post(tensor)
+        until(path.exists)
+        work.wait()
+    else:
+        partner(tensor)
+        path.touch()
+    return tensor.tolist()
+
+
+@partners
+@pytest.mark.parametrize("delays", [(0.0, 0.01), (0.01, 0.0)], ids=["this one first", "the other one first"])
+def test_the_other_rank_gets_through_while_this_one_is_about_something_else(
+    processes, post, partner, expected, delays, tmp_path
+):
+    found = processes.run(hears_of_it_by_a_file, post, partner, delays, tmp_path / "through", world_size=2)
+    assert found == [expected] * 2
+
+
+def waits_for_it(work):
+    work.wait()
+
+
+def polls_it(work):
+    until(work.is_completed)
+
+
+def puts_something_behind_it(work):
+    called = []
+    work.get_future().then(called.append)
+    until(lambda: called)
+
+
+def both_call_it_the_same(ends, delays, path):
+    """Rank 1 can see by itself that it may go."""
+    tensor = torch.full((3,), 1.0 + dist.get_rank())
+    time.sleep(delays[dist.get_rank()])
+    work = dist.all_reduce(tensor, async_op=True)
+    if dist.get_rank() == 0:
+        until(path.exists)
+        work.wait()
+    else:
+        ends(work)
+        path.touch()
+    return tensor.tolist()
+
+
+@pytest.mark.parametrize("ends", [waits_for_it, polls_it, puts_something_behind_it], ids=lambda ends: ends.__name__)
+@pytest.mark.parametrize("delays", [(0.0, 0.01), (0.01, 0.0)], ids=["this one first", "the other one first"])
+def test_the_other_rank_gets_through_that_sees_this_one_there(processes, ends, delays, tmp_path):
+    found = processes.run(both_call_it_the_same, ends, delays, tmp_path / "through", world_size=2)
+    assert found == [[3.0] * 3] * 2
+
+
+def returns_at_once(post, partner):
+    if dist.get_rank() == 0:
+        post(torch.ones(3))
+    else:
+        time.sleep(0.05)
+        partner(torch.ones(3))
+
+
+@partners
+def test_the_other_rank_gets_through_when_this_one_has_returned_without_waiting(processes, post, partner, expected):
+    pids = processes.pids(2)
+    processes.run(returns_at_once, post, partner, world_size=2)
+    assert processes.run(sums, world_size=2) == [2.0, 2.0]
+    assert processes.pids(2) == pids
+
+
+def sums() -> float:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def never_waits(partner) -> float:
+    total = torch.ones(1)
+    time.sleep(0.005 * dist.get_rank())
+    partner(total)
+    return total.item()
+
+
+@pytest.mark.parametrize("partner", [polls, is_called_back], ids=lambda partner: partner.__name__)
+def test_ranks_that_never_wait_get_through(processes, partner):
+    assert processes.run(never_waits, partner, world_size=2) == [2.0, 2.0]
+
+
+def fails_with_operations_pending(posts_first: bool) -> None:
+    """The first ones are on both ranks, the last one is on rank 1 alone."""
+    pending = []
+    if dist.get_rank() == 0 and not posts_first:
+        raise LookupError("rank 0 found nothing")
+    pending = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
+    if dist.get_rank() == 0:
+        time.sleep(0.02)
+        raise LookupError("rank 0 found nothing")
+    dist.all_reduce(torch.ones(3))
+    del pending
+
+
+@pytest.mark.parametrize("posts_first", [True, False])
+def test_a_failure_leaves_no_half_of_an_operation(processes, posts_first):
+    pids = processes.pids(2)
+    for _ in range(5):
+        with pytest.raises(LookupError, match="rank 0 found nothing"):
+            processes.run(fails_with_operations_pending, posts_first, world_size=2)
+        assert processes.run(sums, world_size=2) == [2.0, 2.0]
+    assert processes.pids(2) == pids
+
+
+# -- the moment in which one rank goes and another one withdraws -------------------------------------
+
+
+class Seen:
+    """In the place of a board: what is seen of rank 1, one look after the other; and what rank 0 says."""
+
+    def __init__(self, *states):
+        self._states = list(states)
+        self._digest = 0
+        self.said = []
+
+    def states(self, ranks, digest):
+        if digest != self._digest:  # that of the place, for ranks whose operation is another one
+            return [ASKS if ASKS in self._states else ABSENT]
+        return [self._states.pop(0) if len(self._states) > 1 else self._states[0]]
+
+    def say(self, rank, digest, state):
+        self._digest = self._digest or digest
+        if digest == self._digest:
+            self.said.append(state)
+
+    def log(self, rank, entry):
+        return 0
+
+    def clear(self, rank, call):
+        """Nothing is kept."""
+
+
+def announced(board):
+    """An operation of rank 0 and its announcer; the list is of the calls that reach the group."""
+    signature = Signature(rank=0, op="barrier", group="0", members=(0, 1), seq=0)
+    announcer, calls = Announcer(0, lambda report: None, board), []
+    announcer.begin(1)
+    group = SimpleNamespace(barrier=lambda: calls.append("barrier"))
+    announcer.post(Operation(signature, (), "barrier", ()), group)
+    return announcer, calls
+
+
+@pytest.mark.parametrize("state", [POSTED, WAITS, GOES])
+def test_an_operation_goes_when_the_other_rank_is_there(state):
+    board = Seen(state)
+    assert announced(board)[1] == ["barrier"]
+    assert board.said == [POSTED, GOES]
+
+
+@pytest.mark.parametrize("state", [ABSENT, ASKS])
+def test_an_operation_does_not_go_by_itself_when_the_other_rank_is_not_there_or_asks(state):
+    assert announced(Seen(state))[1] == []
+
+
+def test_an_operation_does_not_go_when_the_other_rank_withdraws_at_that_moment():
+    board = Seen(POSTED, ABSENT)
+    announcer, calls = announced(board)
+    assert calls == [] and board.said == [POSTED, GOES]
+    announcer.end(failed=True)
+    assert board.said[-1] == ABSENT and not announcer.is_torn
+
+
+def test_a_rank_that_withdraws_when_the_other_one_goes_does_not_serve_another_call():
+    board = Seen(ABSENT, ABSENT, GOES)
+    announcer, calls = announced(board)
+    announcer.end(failed=True)
+    assert calls == [] and board.said == [POSTED, ABSENT] and announcer.is_torn
+    announcer.begin(2)
+    assert not announcer.is_torn
