@@ -127,6 +127,24 @@ def test_the_other_rank_gets_through_that_sees_this_one_there(processes, ends, d
     assert found == [[3.0] * 3] * 2
 
 
+def calls_the_first_one_otherwise() -> float:
+    """What ranks call otherwise is for the controller to compare; what comes after it does not overtake it."""
+    if dist.get_rank() == 0:
+        mine = torch.ones(3)
+        pending = dist.all_reduce(mine, async_op=True)
+    else:
+        yours = torch.ones(3)
+        pending = dist.all_reduce(yours, async_op=True)
+    total = torch.full((3,), 2.0)
+    dist.all_reduce(total)
+    pending.wait()
+    return total[0].item()
+
+
+def test_a_rank_that_waits_has_what_is_before_it_judged(processes):
+    assert processes.run(calls_the_first_one_otherwise, world_size=2) == [4.0, 4.0]
+
+
 def returns_at_once(post, partner):
     if dist.get_rank() == 0:
         post(torch.ones(3))
@@ -139,6 +157,19 @@ def returns_at_once(post, partner):
 def test_the_other_rank_gets_through_when_this_one_has_returned_without_waiting(processes, post, partner, expected):
     pids = processes.pids(2)
     processes.run(returns_at_once, post, partner, world_size=2)
+    assert processes.run(sums, world_size=2) == [2.0, 2.0]
+    assert processes.pids(2) == pids
+
+
+def leaves_it(delays):
+    time.sleep(delays[dist.get_rank()])
+    dist.all_reduce(torch.ones(3), async_op=True)
+
+
+@pytest.mark.parametrize("delays", [(0.0, 0.02), (0.02, 0.0), (0.0, 0.0)], ids=["first", "last", "at once"])
+def test_what_no_rank_waits_for_is_no_half_of_an_operation_afterwards(processes, delays):
+    pids = processes.pids(2)
+    processes.run(leaves_it, delays, world_size=2)
     assert processes.run(sums, world_size=2) == [2.0, 2.0]
     assert processes.pids(2) == pids
 
@@ -174,12 +205,22 @@ def fails_with_operations_pending(posts_first: bool) -> None:
     del pending
 
 
+def fails_while_the_other_one_computes(posts_first: bool) -> None:
+    time.sleep(0.0 if posts_first == (dist.get_rank() == 0) else 0.01)
+    pending = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
+    if dist.get_rank() == 0:
+        raise LookupError("rank 0 found nothing")
+    time.sleep(0.05)
+    del pending
+
+
 @pytest.mark.parametrize("posts_first", [True, False])
-def test_a_failure_leaves_no_half_of_an_operation(processes, posts_first):
+@pytest.mark.parametrize("function", [fails_with_operations_pending, fails_while_the_other_one_computes])
+def test_a_failure_leaves_no_half_of_an_operation(processes, function, posts_first):
     pids = processes.pids(2)
     for _ in range(5):
         with pytest.raises(LookupError, match="rank 0 found nothing"):
-            processes.run(fails_with_operations_pending, posts_first, world_size=2)
+            processes.run(function, posts_first, world_size=2)
         assert processes.run(sums, world_size=2) == [2.0, 2.0]
     assert processes.pids(2) == pids
 

@@ -79,13 +79,13 @@ class Announcer:
                 self._refusal = None
 
     def end(self, *, failed: bool) -> None:
-        """The function of the call has ended; nobody will look for what it has not waited for."""
+        """The function of the call has ended. What this rank has launched goes on the others too, or all is torn."""
         self.advance()
-        for work in list(self._open.values()):
-            if failed:
+        for launched in self._launched:
+            self.tell_others(launched)
+        if failed:
+            for work in list(self._open.values()):
                 self._withdraw(work)
-            else:
-                self.ask(work)
 
     def post(self, operation: Operation, real: Any) -> AnnouncedWork:
         """Announce an operation for the process group ``real``."""
@@ -269,8 +269,6 @@ class Announcer:
                 return False
             self._launched.append(work)
         work.launch()
-        if work.nobody_waits:
-            self.tell_others(work)
         return True
 
     def _withdraw(self, work: AnnouncedWork) -> None:

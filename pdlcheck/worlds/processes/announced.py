@@ -35,7 +35,6 @@ class AnnouncedWork(WatchedWork):
         self.is_asked_for = False  # by another rank
         self.granted: int | None = None  # by the controller; global rank that a message comes from, else -1
         self.was_left = False  # when it was launched, some other rank was about something else
-        self.nobody_waits = False  # and yet something is to happen when it is complete
         self.is_decided = False  # it is under way, or never will be
         self._announcer = announcer
         self._group = real
@@ -141,9 +140,9 @@ class AnnouncedWork(WatchedWork):
 
     def _go_on(self) -> None:
         """See to it that the operation goes, here and on the other ranks, though nobody may ever wait for it."""
-        self.nobody_waits = True
         if not self.is_decided:
             self._announcer.advance()
+        if not self.is_decided:
             self._announcer.ask(self)
         elif not self.has_moved():
             self._announcer.tell_others(self)
