@@ -249,6 +249,22 @@ def test_messages_that_the_log_has_no_room_for_come_after_those_in_it(board):
     assert {grant.operation for grant in sent[0]} == {0, 1, 2}
 
 
+def test_a_sender_asks_at_once_where_anybody_may_be_received_from(board):
+    said = []
+    sender, receiver = Announcer(0, said.append, board), Announcer(1, lambda report: None, board)
+    for announcer in (sender, receiver):
+        announcer.begin(1)
+    first = sender.post(Operation(message("send", 0, 1), (), "send", ()), None)
+    assert said == []
+    receiver.post(Operation(message("recv", 1, -1), (), "recv_anysource", ([], 0)), None)
+    second = sender.post(Operation(message("send", 0, 1), (), "send", ()), None)
+    assert said == [Asks(1, first.number, waits=False), Asks(1, second.number, waits=False)]
+    receiver.begin(2)
+    sender.begin(2)
+    sender.post(Operation(message("send", 0, 1), (), "send", ()), None)
+    assert len(said) == 2, "that was an earlier call"
+
+
 class Launches:
     """In the place of a group: notes what it is asked to do."""
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pdlcheck.errors import PeerFailed
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.processes.announce import Announcer
 from pdlcheck.worlds.processes.board import ABSENT, ASKS, GOES, POSTED, WAITS
+from pdlcheck.worlds.processes.messages import Refuse
 from pdlcheck.worlds.watch import Operation, Signature
 
 from .needs_mpi import needs_mpi
@@ -275,18 +277,31 @@ def test_an_operation_does_not_go_by_itself_when_the_other_rank_is_not_there_or_
     assert announced(Seen(state))[1] == []
 
 
-def test_an_operation_does_not_go_when_the_other_rank_withdraws_at_that_moment():
+def fails(announcer):
+    announcer.end(failed=True)
+
+
+def is_told_of_a_failure(announcer):
+    announcer.handle(Refuse(1, PeerFailed("another rank failed")))
+
+
+withdraws = pytest.mark.parametrize("withdraws", [fails, is_told_of_a_failure], ids=lambda how: how.__name__)
+
+
+@withdraws
+def test_an_operation_does_not_go_when_the_other_rank_withdraws_at_that_moment(withdraws):
     board = Seen(POSTED, ABSENT)
     announcer, calls = announced(board)
     assert calls == [] and board.said == [POSTED, GOES]
-    announcer.end(failed=True)
+    withdraws(announcer)
     assert board.said[-1] == ABSENT and not announcer.is_torn
 
 
-def test_a_rank_that_withdraws_when_the_other_one_goes_does_not_serve_another_call():
+@withdraws
+def test_a_rank_that_withdraws_when_the_other_one_goes_does_not_serve_another_call(withdraws):
     board = Seen(ABSENT, ABSENT, GOES)
     announcer, calls = announced(board)
-    announcer.end(failed=True)
+    withdraws(announcer)
     assert calls == [] and board.said == [POSTED, ABSENT] and announcer.is_torn
     announcer.begin(2)
     assert not announcer.is_torn
