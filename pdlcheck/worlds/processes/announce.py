@@ -36,6 +36,7 @@ __all__ = ["Announcer", "GroupEngine"]
 
 _NAP_S = 0.00002  # between two looks; to give the core away by sched_yield takes more of it from gloo's threads
 _LONG_NAP_S = 0.0005
+_AT_ONCE = 16  # of the oldest operations, when another one is posted: the others are looked at when somebody waits
 
 
 class Announcer:
@@ -95,7 +96,6 @@ class Announcer:
         with self._lock:
             if self._refusal is not None:
                 raise own_error(self._refusal, operation)
-            behind = list(self._open.values())
             self._open[work.number] = work
             if self._launched:
                 self._launched = [launched for launched in self._launched if not launched.has_moved()]
@@ -116,24 +116,22 @@ class Announcer:
             self.send(HalfFull(self.call))
         if work.meeting is not None and work.meeting.digest and self._can_meet(operation.signature):
             self._say(work, POSTED if operation.is_async else WAITS)
-            self.advance()
+            self.advance(at_most=_AT_ONCE)
             return work
-        for older in behind:  # those of one way are granted in the order in which they are known
-            self.ask(older)
-        if work.asked:
+        self.ask(work)
+        if halves is None:
             self.send(Posted(self.call, work.number, operation.signature))
-        else:
-            self.ask(work)
         return work
 
     def meet(self, signature: Signature) -> None:
         """Wait until every member has announced this, without data."""
         self.post(Operation(signature, (), "", (), is_async=False), None).wait()
 
-    def advance(self, *, elsewhere: bool = False) -> None:
+    def advance(self, *, at_most: int | None = None, elsewhere: bool = False) -> None:
         """Launch what may go, the operations of one way in the order posted.
 
         Args:
+            at_most: so many of the oldest are looked at; None: all.
             elsewhere: what users have put behind an operation runs in a thread of its own.
         """
         if not self._open:
@@ -142,7 +140,7 @@ class Announcer:
         held: set[object] = set()
         with self._launching:
             with self._lock:
-                waiting = list(self._open.values())
+                waiting = list(itertools.islice(self._open.values(), at_most))
             for work in waiting:
                 if work.way in held or work.way_of_anybody in held or not self._may_go(work):
                     held.add(work.way)
@@ -161,7 +159,9 @@ class Announcer:
         """For so long, look whether an operation goes; False if that is the controller's to say."""
         if work.meeting is None or not work.meeting.digest or work.asked:
             return False
-        self._say(work, WAITS)
+        with self._launching:
+            if not work.is_decided:
+                self._say(work, WAITS)
         until, nap = time.perf_counter() + seconds, _NAP_S
         while True:
             self.advance()
@@ -179,17 +179,10 @@ class Announcer:
             work: the operation.
             waits: this rank does nothing else until then.
         """
-        with self._lock:
-            if work.number not in self._open or (work.asked and not waits):
-                return
-            work.asked = True
-            older = [other for other in self._open.values() if other.number < work.number and not other.asked]
-        for other in older:  # granted in the order in which they are known
-            self.ask(other)
-        self._say(work, ASKS)
-        if work.meeting is not None and self._board is not None:
-            self._board.say(self._rank, work.meeting.place, ASKS)
-        self.send(Asks(self.call, work.number, waits))
+        for older in list(self._open.values()):  # granted in the order in which they are known
+            if older.number < work.number:
+                self._ask(older, waits=False)
+        self._ask(work, waits)
 
     def await_others(self, work: AnnouncedWork, seconds: float) -> None:
         """Wait for ranks that are about something else to launch it too; they may be for long, then have them told."""
@@ -245,6 +238,16 @@ class Announcer:
         """Also those whose operation is another one."""
         assert work.meeting is not None and self._board is not None
         return ASKS in self._board.states(work.meeting.others, work.meeting.place)
+
+    def _ask(self, work: AnnouncedWork, waits: bool) -> None:
+        with self._launching, self._lock:
+            if work.number not in self._open or (work.asked and not waits):
+                return
+            work.asked = True
+            self._say(work, ASKS)
+            if work.meeting is not None and self._board is not None:
+                self._board.say(self._rank, work.meeting.place, ASKS)
+        self.send(Asks(self.call, work.number, waits))
 
     def _may_go(self, work: AnnouncedWork) -> bool:
         if work.granted is not None:
