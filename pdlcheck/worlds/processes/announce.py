@@ -59,6 +59,7 @@ class Announcer:
         self._halves = 0  # of the log, that the controller was told of
         self._open: dict[int, AnnouncedWork] = {}  # not under way yet, in the order posted
         self._launched: list[AnnouncedWork] = []  # kept alive until the data has moved, even if the user drops them
+        self._look_through = 0  # so many, and those that have moved are let go
         self._refusal: Exception | None = None
         self._refused_call = 0
         self._thread = 0
@@ -73,7 +74,7 @@ class Announcer:
             self._meetings = Meetings(call)
             self._open.clear()
             self._launched.clear()
-            self._thread = self._halves = 0
+            self._thread = self._halves = self._look_through = 0
             if self._board is not None:
                 self._board.clear(self._rank, call)
             if self._refused_call != call:  # else another rank failed before this one began
@@ -97,8 +98,9 @@ class Announcer:
             if self._refusal is not None:
                 raise own_error(self._refusal, operation)
             self._open[work.number] = work
-            if self._launched:
+            if len(self._launched) > self._look_through:
                 self._launched = [launched for launched in self._launched if not launched.has_moved()]
+                self._look_through = 2 * len(self._launched)
             meeting = self._meetings.of(operation.signature)  # it counts, also where it is of no use
             halves = self._log(work.number, operation.signature)
             if halves is None:
@@ -204,7 +206,7 @@ class Announcer:
         if isinstance(message, Grant):
             work = self._open.get(message.operation)
             if work is not None:
-                work.granted = message.source
+                work.grant(message.source)
                 self.advance(elsewhere=True)
         elif isinstance(message, Refuse):
             if message.call == self.call:

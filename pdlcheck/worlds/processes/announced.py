@@ -12,7 +12,7 @@ import torch
 
 from pdlcheck.errors import PeerFailed
 from pdlcheck.worlds.processes.meeting import Meeting
-from pdlcheck.worlds.watch import Operation, WatchedWork
+from pdlcheck.worlds.watch import Operation, Signature, WatchedWork
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.processes.announce import Announcer
@@ -33,7 +33,9 @@ class AnnouncedWork(WatchedWork):
         self.meeting: Meeting | None = None
         self.asked = False  # the controller decides
         self.is_asked_for = False  # by another rank
-        self.granted: int | None = None  # by the controller; global rank that a message comes from, else -1
+        self.granted: int | None = None  # by the controller; see `grant`
+        self.way = _way(operation.signature, -1)  # operations of one way are launched in the order posted
+        self.way_of_anybody = self.way if operation.signature.op != "recv" else (*self.way[:2], -1, *self.way[3:])
         self.was_left = False  # when it was launched, some other rank was about something else
         self.is_decided = False  # it is under way, or never will be
         self._announcer = announcer
@@ -46,18 +48,10 @@ class AnnouncedWork(WatchedWork):
 
     # -- for the announcer -------------------------------------------------------------------------
 
-    @property
-    def way(self) -> object:
-        """Operations of one way must be launched in the order posted."""
-        s = self.operation.signature
-        source = s.peer if self.granted is None or s.peer >= 0 else self.granted
-        return (s.group, s.op, source, s.tag) if s.is_p2p else s.group
-
-    @property
-    def way_of_anybody(self) -> object:
-        """That of a receive from anybody, which has to know its source before a later one may go."""
-        s = self.operation.signature
-        return (s.group, s.op, -1, s.tag) if s.is_p2p else s.group
+    def grant(self, source: int) -> None:
+        """The controller lets the operation go; ``source``: global rank that a message comes from, else -1."""
+        self.granted = source
+        self.way = _way(self.operation.signature, source)
 
     def launch(self) -> None:
         """Make the call on the real group."""
@@ -193,6 +187,11 @@ class AnnouncedWork(WatchedWork):
                 future.set_result(self.result())
             else:
                 future.set_exception(error if not isinstance(error, PeerFailed) else RuntimeError(str(error)))
+
+
+def _way(s: Signature, source: int) -> tuple[object, ...]:
+    """Of a receive from anybody it is known with its source; before that, no later receive may go."""
+    return (s.group, s.op, s.peer if s.peer >= 0 else source, s.tag) if s.is_p2p else (s.group,)
 
 
 def own_error(error: Exception, operation: Operation) -> Exception:

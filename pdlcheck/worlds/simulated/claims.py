@@ -40,6 +40,7 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._by_storage: dict[int, list[_Claim]] = {}
+        self._storages: dict[int, list[int]] = {}  # by the id of the owner, whom the claims keep alive
         self._handling = 0
         self._posts_in_hooks = False
 
@@ -53,8 +54,9 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = {id(tensor) for tensor in outputs}
         for tensor in [*outputs, *(tensor for tensor in inputs if id(tensor) not in written)]:
             if tensor.numel() and tensor.layout == torch.strided:
-                claim = _Claim(owner, signature, tensor, id(tensor) in written)
-                self._by_storage.setdefault(_storage(tensor), []).append(claim)
+                claim, storage = _Claim(owner, signature, tensor, id(tensor) in written), _storage(tensor)
+                self._by_storage.setdefault(storage, []).append(claim)
+                self._storages.setdefault(id(owner), []).append(storage)
         if self._by_storage:
             self._enter()
             if torch._C._current_graph_task_id() != -1:
@@ -67,18 +69,17 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def release(self, owner: object) -> None:
         """The operation has been waited for."""
-        for storage, claims in list(self._by_storage.items()):
-            rest = [claim for claim in claims if claim.owner is not owner]
+        for storage in self._storages.pop(id(owner), ()):
+            rest = [claim for claim in self._by_storage.pop(storage, ()) if claim.owner is not owner]
             if rest:
                 self._by_storage[storage] = rest
-            else:
-                del self._by_storage[storage]
         if not (self._by_storage or self._posts_in_hooks):
             self._leave()
 
     def clear(self) -> None:
         """The rank has ended."""
         self._by_storage.clear()
+        self._storages.clear()
         self._posts_in_hooks = False
         self._leave()
 
