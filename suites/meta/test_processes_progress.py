@@ -194,6 +194,20 @@ def test_ranks_that_never_wait_get_through(processes, partner):
     assert processes.run(never_waits, partner, world_size=2) == [2.0, 2.0]
 
 
+def has_many_pending(number: int) -> float:
+    me, found = dist.get_rank(), [torch.empty(1) for _ in range(number)]
+    works = []
+    for tag, tensor in enumerate(found):
+        works += [dist.isend(torch.ones(1), 1 - me, tag=tag), dist.irecv(tensor, 1 - me, tag=tag)]
+    for work in works:
+        work.wait()
+    return sum(tensor.item() for tensor in found)
+
+
+def test_more_pending_messages_than_are_looked_at_at_a_time(processes):
+    assert processes.run(has_many_pending, 1200, world_size=2) == [1200.0, 1200.0]
+
+
 def fails_with_operations_pending(posts_first: bool) -> None:
     """The first ones are on both ranks, the last one is on rank 1 alone."""
     pending = []

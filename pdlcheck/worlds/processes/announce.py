@@ -36,7 +36,8 @@ __all__ = ["Announcer", "GroupEngine"]
 
 _NAP_S = 0.00002  # between two looks; to give the core away by sched_yield takes more of it from gloo's threads
 _LONG_NAP_S = 0.0005
-_AT_ONCE = 16  # of the oldest operations, when another one is posted: the others are looked at when somebody waits
+_AT_ONCE = 16  # of the oldest operations are looked at when another one is posted
+_AT_MOST = 256  # at other times: with thousands pending, the controller is asked for some of them
 
 
 class Announcer:
@@ -82,7 +83,7 @@ class Announcer:
 
     def end(self, *, failed: bool) -> None:
         """The function of the call has ended. What this rank has launched goes on the others too, or all is torn."""
-        self.advance()
+        self.advance(at_most=len(self._open))
         for launched in self._launched:
             self.tell_others(launched)
         if failed:
@@ -129,11 +130,14 @@ class Announcer:
         """Wait until every member has announced this, without data."""
         self.post(Operation(signature, (), "", (), is_async=False), None).wait()
 
-    def advance(self, *, at_most: int | None = None, elsewhere: bool = False) -> None:
+    def advance(
+        self, around: AnnouncedWork | None = None, *, at_most: int = _AT_MOST, elsewhere: bool = False
+    ) -> None:
         """Launch what may go, the operations of one way in the order posted.
 
         Args:
-            at_most: so many of the oldest are looked at; None: all.
+            around: those that may have to go before this one are looked at in any case.
+            at_most: so many of the oldest are looked at.
             elsewhere: what users have put behind an operation runs in a thread of its own.
         """
         if not self._open:
@@ -143,6 +147,9 @@ class Announcer:
         with self._launching:
             with self._lock:
                 waiting = list(itertools.islice(self._open.values(), at_most))
+                if around is not None and len(self._open) > at_most:
+                    others = itertools.islice(self._open.values(), at_most, None)
+                    waiting += [work for work in others if work.way_of_anybody == around.way_of_anybody]
             for work in waiting:
                 if work.way in held or work.way_of_anybody in held or not self._may_go(work):
                     held.add(work.way)
@@ -154,8 +161,8 @@ class Announcer:
             else:
                 work.settle()
         for work in waiting:
-            if work.is_asked_for:
-                self.ask(work)
+            if work.is_asked_for and not work.asked:
+                self._ask(work, waits=False)
 
     def look(self, work: AnnouncedWork, seconds: float) -> bool:
         """For so long, look whether an operation goes; False if that is the controller's to say."""
@@ -166,7 +173,7 @@ class Announcer:
                 self._say(work, WAITS)
         until, nap = time.perf_counter() + seconds, _NAP_S
         while True:
-            self.advance()
+            self.advance(work)
             if work.is_decided:
                 return True
             if work.asked or time.perf_counter() > until:
@@ -181,8 +188,8 @@ class Announcer:
             work: the operation.
             waits: this rank does nothing else until then.
         """
-        for older in list(self._open.values()):  # granted in the order in which they are known
-            if older.number < work.number:
+        for older in list(self._open.values()):  # those of one way are granted in the order in which they are known
+            if older.number < work.number and not older.asked and older.way_of_anybody == work.way_of_anybody:
                 self._ask(older, waits=False)
         self._ask(work, waits)
 
@@ -207,10 +214,10 @@ class Announcer:
             work = self._open.get(message.operation)
             if work is not None:
                 work.grant(message.source)
-                self.advance(elsewhere=True)
+                self.advance(work, at_most=0, elsewhere=True)
         elif isinstance(message, Refuse):
             if message.call == self.call:
-                self.advance(elsewhere=True)
+                self.advance(at_most=len(self._open), elsewhere=True)
             with self._lock:
                 self._refusal, self._refused_call = message.error, message.call
                 refused = list(self._open.values()) if message.call == self.call else []

@@ -135,7 +135,7 @@ class AnnouncedWork(WatchedWork):
     def _go_on(self) -> None:
         """See to it that the operation goes, here and on the other ranks, though nobody may ever wait for it."""
         if not self.is_decided:
-            self._announcer.advance()
+            self._announcer.advance(self)
         if not self.is_decided:
             self._announcer.ask(self)
         elif not self.has_moved():
@@ -157,7 +157,7 @@ class AnnouncedWork(WatchedWork):
         announcer.ask(self, waits=True)
         pause = _SHORT_PATIENCE_S
         while not self._decided_within(min(pause, max(until - time.perf_counter(), 0.0))):
-            announcer.advance()
+            announcer.advance(self)
             if time.perf_counter() > until:
                 raise RuntimeError(f"timed out after {limit:g} s in {self.operation.signature}")
             pause = min(2 * pause, _LOOK_S)
