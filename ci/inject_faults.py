@@ -49,6 +49,8 @@ def main() -> int:
     faults = [draw(options.seed, number, sizes, options.world) for number in numbers]
     if options.kinds:
         faults = [fault for fault in faults if fault.kind in options.kinds.split(",")]
+    if not faults:
+        parser.error(f"--count {options.count} draws no fault of --kinds {options.kinds!r}: draw more, or other kinds")
     can_enter()  # it forks: before there are threads
     start = time.monotonic()
     verdicts = _campaign(faults, options) if options.only is None else [_alone(faults[0], options)]

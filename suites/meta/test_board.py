@@ -249,6 +249,34 @@ def test_messages_that_the_log_has_no_room_for_come_after_those_in_it(board):
     assert {grant.operation for grant in sent[0]} == {0, 1, 2}
 
 
+def test_the_controller_keeps_what_may_still_be_asked_about_and_nothing_else():
+    referee = Referee(2)
+    for number in range(100):
+        for rank in range(2):
+            referee.posted(rank, number, collective(rank, seq=number))
+    referee.forget(0, 90)
+    assert referee.asks(1, 5) == [(0, Grant(5)), (1, Grant(5))], "rank 1 may have been left with it"
+    referee.forget(1, 100)
+    assert len(referee._granted) == 10
+    assert referee.asks(0, 95) == [(0, Grant(95)), (1, Grant(95))]
+    assert referee.asks(0, 89) == []
+
+
+def test_a_rank_says_which_operations_it_may_still_ask_about(board):
+    said = []
+
+    def send(report):
+        said.append(report)
+        board.take(0, 1)
+
+    announcer = Announcer(0, send, board)
+    announcer.begin(1)
+    left = announcer.post(Operation(collective(0), (), "all_reduce", ()), None)
+    while not said:
+        announcer.meet(collective(0, group="alone", members=(0,)))
+    assert said == [HalfFull(1, left.number)]
+
+
 def test_a_sender_asks_at_once_where_anybody_may_be_received_from(board):
     said = []
     sender, receiver = Announcer(0, said.append, board), Announcer(1, lambda report: None, board)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +16,8 @@ from pdlcheck.worlds import get_world
 
 from .needs_mpi import needs_mpi
 
+PAUSES_S = (0.003, 0.03)  # shorter, and longer, than a rank waits before it asks the controller
+
 
 class Step(NamedTuple):
     """One step, which ranks take in one order: so whoever waits, waits for a rank that is no further."""
@@ -23,7 +26,7 @@ class Step(NamedTuple):
     rank: int  # the root, the sender, or the one that pauses or waits
     other: int  # the receiver
     pending: tuple[bool, ...]  # for each rank: it does not wait yet
-    tag: int
+    tag: int  # of a message; of a pause, which one
     otherwise: bool  # odd ranks call their tensor otherwise
 
 
@@ -35,20 +38,19 @@ def steps(world_size: int) -> st.SearchStrategy[Step]:
     return drawn.filter(lambda step: step.what != "message" or step.rank != step.other)
 
 
-def run_steps(program: list[Step], pause_s: float) -> list[list[float]]:
+def run_steps(program: list[Step], pauses_s: Sequence[float]) -> list[list[float]]:
     me, works, tensors = dist.get_rank(), [], []
 
     def keep(work, tensor, step):
         tensors.append(tensor)
-        if work is not None:  # isend to oneself has none
-            works.append(work)
-            if not step.pending[me]:
-                works.pop().wait()
+        works.append(work)
+        if not step.pending[me]:
+            works.pop().wait()
 
     for number, step in enumerate(program):
         tensor = torch.tensor([float(number), 1.0 + me])
         if step.what == "pause":
-            time.sleep(pause_s if me == step.rank else 0.0)
+            time.sleep(pauses_s[step.tag] if me == step.rank else 0.0)
         elif step.what == "wait":
             if me == step.rank and works:
                 works.pop(number % len(works)).wait()
@@ -84,5 +86,5 @@ def processes(request):
 @given(data=st.data())
 def test_right_programs_do_what_they_do_on_sim(processes, world_size, data):
     program = data.draw(st.lists(steps(world_size), min_size=3, max_size=30))
-    expected = get_world("sim").run(run_steps, program, 0.0, world_size=world_size)
-    assert processes.run(run_steps, program, 0.003, world_size=world_size) == expected
+    expected = get_world("sim").run(run_steps, program, (0.0, 0.0), world_size=world_size)
+    assert processes.run(run_steps, program, PAUSES_S, world_size=world_size) == expected

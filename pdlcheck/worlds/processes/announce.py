@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -116,7 +116,7 @@ class Announcer:
                 self.send(Unwatch(self.call))
             self._thread = thread
         if is_half_full:
-            self.send(HalfFull(self.call))
+            self.send(HalfFull(self.call, self._begun()))
         if work.meeting is not None and work.meeting.digest and self._can_meet(operation.signature):
             self._say(work, POSTED if operation.is_async else WAITS)
             self.advance(at_most=_AT_ONCE)
@@ -171,15 +171,11 @@ class Announcer:
         with self._launching:
             if not work.is_decided:
                 self._say(work, WAITS)
-        until, nap = time.perf_counter() + seconds, _NAP_S
-        while True:
+        for _ in _looks(seconds):
             self.advance(work)
-            if work.is_decided:
-                return True
-            if work.asked or time.perf_counter() > until:
-                return False
-            time.sleep(nap)
-            nap = min(1.1 * nap, _LONG_NAP_S)
+            if work.is_decided or work.asked:
+                break
+        return work.is_decided
 
     def ask(self, work: AnnouncedWork, *, waits: bool = False) -> None:
         """Have the controller say when an operation may go, unless that is known.
@@ -195,11 +191,10 @@ class Announcer:
 
     def await_others(self, work: AnnouncedWork, seconds: float) -> None:
         """Wait for ranks that are about something else to launch it too; they may be for long, then have them told."""
-        until, nap = time.perf_counter() + seconds, _NAP_S
-        while POSTED in self._states(work) and time.perf_counter() < until:
+        for _ in _looks(seconds):
+            if POSTED not in self._states(work):
+                break
             self.advance()
-            time.sleep(nap)
-            nap = min(1.1 * nap, _LONG_NAP_S)
         self.tell_others(work)
 
     def tell_others(self, work: AnnouncedWork) -> None:
@@ -230,6 +225,12 @@ class Announcer:
 
     def _log(self, number: int, signature: Signature) -> int | None:
         return self._board.log(self._rank, (number, signature)) if self._board is not None else None
+
+    def _begun(self) -> int:
+        """The first operation that may have to be asked about."""
+        with self._lock:
+            asking = [*self._open, *(work.number for work in self._launched if work.was_left)]
+        return min(asking, default=0)
 
     def _can_meet(self, signature: Signature) -> bool:
         """Whether the rank at the other end of a message looks at the board."""
@@ -291,6 +292,16 @@ class Announcer:
         self._say(work, ABSENT)
         if GOES in self._states(work):
             self.is_torn = True
+
+
+def _looks(seconds: float) -> Iterator[None]:
+    """Let the caller look at once, and again after each nap, for so long; the naps get longer."""
+    until, nap = time.perf_counter() + seconds, _NAP_S
+    yield
+    while time.perf_counter() < until:
+        time.sleep(nap)
+        yield
+        nap = min(1.1 * nap, _LONG_NAP_S)
 
 
 class GroupEngine:

@@ -145,8 +145,9 @@ class Collector:
                 self._catch_up([rank])  # messages meet in the order in which they were posted
                 self._posted(rank, operation, signature)
                 self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
-            case HalfFull():
+            case HalfFull(begun=begun):
                 self._catch_up(range(len(self._members)))
+                self._judge(lambda referee: referee.forget(rank, begun))
             case Asks(operation=operation, waits=waits):
                 self._catch_up(range(len(self._members)))  # others may be there, and never ask
                 self._judge(lambda referee: self._grant(referee.asks(rank, operation)))

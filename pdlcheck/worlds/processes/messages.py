@@ -259,9 +259,13 @@ class Posted(_Message):
 
 @dataclass(frozen=True, slots=True)
 class HalfFull(_Message):
-    """The rank has written half of its log since it said so last: read it, to make room."""
+    """The rank has written half of its log since it said so last: read it, to make room.
+
+    ``begun``: nothing more will be asked about its operations below this number.
+    """
 
     call: int
+    begun: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,11 @@ class Referee:
         pending.clear()
         return grants
 
+    def forget(self, rank: int, below: int) -> None:
+        """Nothing more will be asked about the operations of this rank below a number."""
+        self._granted = {key: grants for key, grants in self._granted.items() if key[0] != rank or key[1] >= below}
+        self._asked = {key for key in self._asked if key[0] != rank or key[1] >= below}
+
     def waits(self, rank: int, operation: int) -> None:
         """Note that a rank waits.
 
