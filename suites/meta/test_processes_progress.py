@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +16,7 @@ import torch.distributed as dist
 
 from pdlcheck.errors import PeerFailed
 from pdlcheck.worlds import get_world
+from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.announce import Announcer
 from pdlcheck.worlds.processes.board import ABSENT, ASKS, GOES, POSTED, WAITS
 from pdlcheck.worlds.processes.messages import Refuse
@@ -161,6 +167,30 @@ def test_the_other_rank_gets_through_when_this_one_has_returned_without_waiting(
     processes.run(returns_at_once, post, partner, world_size=2)
     assert processes.run(sums, world_size=2) == [2.0, 2.0]
     assert processes.pids(2) == pids
+
+
+def is_slow_to_read(seconds):
+    """Rank 0 has returned when the message comes: what reads it has to leave its core to another process."""
+    if dist.get_rank() == 0:
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cores)})
+        subprocess.Popen(["timeout", str(seconds), "sh", "-c", "while :; do :; done"])
+        os.sched_setaffinity(0, cores)
+        for thread in Path("/proc/self/task").iterdir():
+            if "gloo_tcp" in (thread / "comm").read_text():
+                os.sched_setaffinity(int(thread.name), {min(cores)})
+                os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
+        dist.irecv(torch.empty(3), 1)
+    else:
+        time.sleep(0.05)
+        dist.send(torch.ones(3), 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: it slows one thread of a process down")
+def test_a_message_that_nobody_awaits_arrives_before_the_next_call():
+    with contextlib.closing(ProcessWorld("gloo", timeout_s=20)) as world:
+        world.run(is_slow_to_read, 0.3, world_size=2)
+        assert world.run(sums, world_size=2) == [2.0, 2.0]
 
 
 def leaves_it(delays):

@@ -69,6 +69,8 @@ class Announcer:
 
     def begin(self, call: int) -> None:
         """A call starts; nothing of an earlier one is left."""
+        for launched in self._launched:  # on all ranks, or the processes would not be used again
+            launched.finish()
         with self._lock:
             self.call = call
             self.is_torn = False

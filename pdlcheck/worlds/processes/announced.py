@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from copy import copy
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ __all__ = ["AnnouncedWork", "own_error"]
 _PATIENCE_S = 0.02  # most ranks arrive sooner: then the controller need not hear of the wait
 _SHORT_PATIENCE_S = 0.001  # for a grant that is under way
 _LOOK_S = 0.05  # at most, once the controller was asked
+_UNDER_WAY = timedelta(seconds=30)  # data for which nobody has waited
 
 
 class AnnouncedWork(WatchedWork):
@@ -93,6 +95,12 @@ class AnnouncedWork(WatchedWork):
     def has_moved(self) -> bool:
         """True once the tensors are no longer used."""
         return self.is_decided and (self._real is None or self._real.is_completed())
+
+    def finish(self) -> None:
+        """Wait for data that is under way: gloo reads nothing more from a rank whose message finds its tensor gone."""
+        if not self.has_moved():
+            with suppress(RuntimeError):  # the next operation tells of a broken connection
+                self._real.wait(_UNDER_WAY)
 
     # -- what torch and users call -----------------------------------------------------------------
 
