@@ -179,13 +179,15 @@ def test_every_node_has_a_row_of_its_own(num_nodes):
     draw = np.random.default_rng(num_nodes)
     src, dst = draw.integers(0, 1 + num_nodes // 2, 2 * num_nodes), draw.integers(0, num_nodes, 2 * num_nodes)
     ours = Graph(src, dst, num_nodes)
-    made, in_degree = layout.lay_out(ours), np.bincount(dst, minlength=num_nodes)
+    made = layout.lay_out(ours)
     assert len(np.unique(made.row)) == num_nodes
-    sinks = made.row >= made.first_sink
+    sinks, upstream = (made.row >= made.first_sink) & (made.row < made.end_of_blocks), made.row >= made.end_of_blocks
     assert np.array_equal(sinks, ours.dangling) and made.num_sinks == sinks.sum()
-    for part in (~sinks, sinks):
+    in_degree = np.bincount(dst[~upstream[src]], minlength=num_nodes)
+    assert np.all(in_degree[upstream] == 0)
+    for part in (~(sinks | upstream), sinks, upstream):
         rows = np.sort(made.row[part])
-        assert np.array_equal(rows, rows[0] + np.arange(len(rows)))
+        assert np.array_equal(rows, rows[:1] + np.arange(len(rows)))
         assert np.all(np.diff(in_degree[part][np.argsort(made.row[part])]) <= 0)
 
 

@@ -62,6 +62,7 @@ def deal_to_blocks(
     dst: Any,
     edge_shares: Any,
     row: Any,
+    last_row: int,
     block_of: Any,
     bounds: Any,
     next_place: Any,
@@ -71,16 +72,20 @@ def deal_to_blocks(
 ) -> None:
     """Put the edges from ``first`` to ``last`` into the blocks of their rows, in order: as far as writes stay in cache.
 
+    Those that leave a row after ``last_row`` are left out.
     ``block_of`` is the block of each slice, ``next_place`` where the next edge of each block goes. There ``sources``
     gets the row of its source, ``rows`` its own row, counted from the first of the block, ``shares`` its share.
     """
     for e in range(first, last):
+        source = row[src[e]]
+        if source > last_row:
+            continue
         r = row[dst[e]]
         block = block_of[r // LANES]
         at = next_place[block]
         next_place[block] = at + 1
         rows[at] = r - bounds[block] * LANES
-        sources[at] = row[src[e]]
+        sources[at] = source
         if shares is not None:
             shares[at] = edge_shares[e]
 

@@ -7,6 +7,9 @@ Nodes of equal in-degree that follow each other by id are in slices that follow 
 Sinks, that is dangling nodes, have the last rows: nobody reads their scores one by one, so a round need not make them.
 What they hold together, which all read, follows from what each other node sends to them: ``leaving``. Where few nodes
 are sinks it costs more to know that than to make their scores, and they are rows like others.
+
+Nodes upstream of all cycles, where they have many edges, have rows after all others, and no slices: no round makes
+their scores. See :mod:`~pdlcheck.primitives.pagerank.upstream`.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pdlcheck.primitives.pagerank.gathering import LANES
 from pdlcheck.primitives.pagerank.graph import NARROW, Float64, Graph
 from pdlcheck.primitives.pagerank.kernels import count_degrees, deal_to_blocks, deal_to_rows, rows_by_degree
 from pdlcheck.primitives.pagerank.threads import ENOUGH, Team, ranges
+from pdlcheck.primitives.pagerank.upstream import Upstream, find_upstream, take_upstream
 
 __all__ = ["Layout", "lay_out", "layout_of"]
 
@@ -49,6 +53,7 @@ class Layout:
         bounds: blocks of slices with about equal work; they depend on the graph alone, and so does each rounding.
         sink_block: the first block of sinks. Dangling nodes with a long row are not among them.
         num_sinks: how many they are; 0 where there are few.
+        upstream: the rows after those of the blocks; None where they would be few.
     """
 
     row: NDArray[Any]
@@ -62,6 +67,7 @@ class Layout:
     bounds: NDArray[np.int64]
     sink_block: int
     num_sinks: int
+    upstream: Upstream | None
 
     @property
     def num_rows(self) -> int:
@@ -76,6 +82,11 @@ class Layout:
     def first_sink(self) -> int:
         """The first row of ``sink_block``."""
         return int(self.bounds[self.sink_block]) * LANES
+
+    @property
+    def end_of_blocks(self) -> int:
+        """The first row upstream, if there are any."""
+        return int(self.bounds[-1]) * LANES
 
     @property
     def longest(self) -> int:
@@ -96,7 +107,13 @@ class Layout:
     def uniform(self) -> Float64:
         """The same for 1 / (number of nodes) everywhere."""
         rows, n = np.zeros(self.num_rows), len(self.row)
-        for first, count in ((0, n - self.num_sinks), (self.first_sink, self.num_sinks)):
+        num_upstream = self.num_rows - self.end_of_blocks
+        num_others = n - self.num_sinks - num_upstream
+        for first, count in (
+            (0, num_others),
+            (self.first_sink, self.num_sinks),
+            (self.end_of_blocks, num_upstream),
+        ):
             rows[first : first + count] = 1 / n
         return rows
 
@@ -131,41 +148,69 @@ def lay_out(graph: Graph) -> Layout:
         out_degrees, in_degrees = np.zeros((2, team.size, n), degree_type)
         team.run(lambda k: count_degrees(*parts[k], graph.src, graph.dst, out_degrees[k], in_degrees[k]))
         out_degree, in_degree = (degrees.sum(axis=0, dtype=degree_type) for degrees in (out_degrees, in_degrees))
-        is_sink = (out_degree == 0 if alike else graph.dangling) & (in_degree <= LONG)
+        is_dangling = out_degree == 0 if alike else graph.dangling
+        degrees = out_degree, in_degree
+        levels, in_degree = find_upstream(team, parts, graph, degrees, is_dangling, in_degrees)
+        is_sink = is_dangling & (in_degree <= LONG)
         if (num_sinks := int(np.count_nonzero(is_sink))) < FEW * n:
             is_sink[:], num_sinks = False, 0
-        row, first_sink, num_rows = _numbered(in_degree, is_sink)
+        row, first_sink, end, num_rows = _numbered(in_degree, is_sink, levels)
         degree = np.zeros(num_rows, np.int64)
         degree[row] = in_degree
         long_rows = _whole_slices(int(np.count_nonzero(in_degree > LONG)))
-        taken = np.concatenate([-(-degree[:long_rows] // LANES), degree[long_rows::LANES]]) * LANES
+        taken = np.concatenate([-(-degree[:long_rows] // LANES), degree[long_rows:end:LANES]]) * LANES
         begins = np.concatenate([[0], np.cumsum(taken)])
         bounds, sink_block = _bounds(taken, long_rows, first_sink // LANES)
         counts = np.empty((team.size, len(bounds) - 1), np.int64)
         for k in range(team.size):
             degree[row] = in_degrees[k]
-            counts[k] = np.add.reduceat(degree, bounds[:-1] * LANES)
-        del degree, in_degree, is_sink
+            counts[k] = np.add.reduceat(degree[:end], bounds[:-1] * LANES)
         edge_shares = None if alike else graph.probabilities
-        sources, shares = _dealt(team, parts, graph, edge_shares, row, long_rows, begins, bounds, counts, num_rows - 1)
+        sources, shares = _dealt(team, parts, graph, edge_shares, row, long_rows, begins, bounds, counts, end - 1)
     out = np.ones(num_rows)
     if alike:
         out[row] = np.divide(1.0, out_degree, out=np.zeros(n), where=out_degree > 0)
     else:
         out[row] = ~graph.dangling
+    upstream = None
+    if levels:
+        degree[row] = degrees[1] - in_degree
+        upstream = take_upstream(graph, edge_shares, row, end, degree, out)
     share_error = 0.0 if alike else float(out_degree.max())
     leaving = out * _sent_to(begins[_unit(first_sink, long_rows)], sources, shares, num_rows) if num_sinks else None
-    return Layout(row, long_rows, begins, sources, shares, out, leaving, share_error, bounds, sink_block, num_sinks)
+    ends = bounds, sink_block, num_sinks
+    return Layout(row, long_rows, begins, sources, shares, out, leaving, share_error, *ends, upstream)
 
 
-def _numbered(in_degree: NDArray[Any], is_sink: NDArray[np.bool_]) -> tuple[NDArray[Any], int, int]:
-    """The row of each node, by falling in-degree, sinks after the others; the first one of a sink; their number."""
-    n, num_sinks = len(in_degree), int(np.count_nonzero(is_sink))
+def _numbered(
+    in_degree: NDArray[Any], is_sink: NDArray[np.bool_], levels: list[NDArray[np.intp]]
+) -> tuple[NDArray[Any], int, int, int]:
+    """The row of each node, by falling in-degree, sinks after the others; the first one of a sink; their number.
+
+    Nodes of ``levels`` are after all of them: the third number returned is the first row of these, the last that of all
+    rows.
+    """
+    n = len(in_degree)
     row = np.empty(n, np.int32 if n < NARROW else np.int64)
+    if not levels:
+        first_sink, end = _rows_of_blocks(in_degree, is_sink, row)
+        return row, first_sink, end, end
+    upstream = np.concatenate(levels)
+    is_other = np.ones(n, bool)
+    is_other[upstream] = False
+    others = np.empty(n - len(upstream), row.dtype)
+    first_sink, end = _rows_of_blocks(in_degree[is_other], is_sink[is_other], others)
+    row[is_other], row[upstream] = others, np.arange(end, end + len(upstream))
+    return row, first_sink, end, end + len(upstream)
+
+
+def _rows_of_blocks(in_degree: NDArray[Any], is_sink: NDArray[np.bool_], row: NDArray[Any]) -> tuple[int, int]:
+    """Fill ``row``; return the first one of a sink, and the number of rows with at least one of padding."""
+    n, num_sinks = len(in_degree), int(np.count_nonzero(is_sink))
     first_sink = _whole_slices(n - num_sinks)
     room = np.zeros((3, int(in_degree.max(initial=0)) + LONG + 2), np.int64)
     rows_by_degree(in_degree, is_sink, LONG, first_sink - (n - num_sinks), room, row)
-    return row, first_sink, first_sink + _whole_slices(num_sinks + 1)  # at least one row of padding
+    return first_sink, first_sink + _whole_slices(num_sinks + 1)
 
 
 def _dealt(
@@ -190,7 +235,7 @@ def _dealt(
     block_of = np.repeat(np.arange(len(bounds) - 1, dtype=np.int32), np.diff(bounds))
     team.run(
         lambda k: deal_to_blocks(
-            *(*parts[k], graph.src, graph.dst, edge_shares, row, block_of, bounds, next_places[k]),
+            *(*parts[k], graph.src, graph.dst, edge_shares, row, empty_row, block_of, bounds, next_places[k]),
             *(rows, sources, shares),
         )
     )

@@ -72,6 +72,9 @@ class Rounds:
     sinks)``, where "held" is the mass of those others. The scores of the sinks themselves, which nobody reads, are made
     when the bound is about to hold. It is measured with them.
 
+    **Upstream.** Rows that no cycle leads to have the scores ``base + d m landing`` exactly, once these two vectors
+    have taken in what such rows send. They are in no sweep, and in no residual but that of m.
+
     **Sum.** The exact scores sum to 1, so after each round in place those of the swept rows are scaled until they do,
     with what the sinks would then hold: for all sinks as one state the equation holds (aggregation).
 
@@ -92,7 +95,8 @@ class Rounds:
     ) -> None:
         self._progress = progress
         self._layout, self._damping = layout, damping
-        self._teleport, self._landing = teleport, landing
+        self._upstream = slice(layout.end_of_blocks, layout.num_rows)
+        self._teleport, self._landing, self._taken_in = self._with_upstream(teleport, landing)
         self._columns = teleport.shape[1:]  # none, or LANES vectors
         self._sweep_blocks = sweep_many if self._columns else sweep
         self._out = layout.out[:, None] if self._columns else layout.out
@@ -105,7 +109,9 @@ class Rounds:
         self._single = layout.sink_block > 1
         self._chunks = ranges(blocks, max(1, min(CHUNKS, blocks // BLOCKS_PER_CHUNK)) if in_place else 1)
         self._at_once = in_place and not self._single
-        self._landing_late = landing[self._late_row :].sum(axis=0)
+        self._late_rows = slice(self._late_row, layout.end_of_blocks)
+        self._landing_late = self._landing[self._late_rows].sum(axis=0)
+        self._landing_upstream = self._landing[self._upstream].sum(axis=0)
         self._chunk_rows = [(layout.bounds[first] * LANES, layout.bounds[last] * LANES) for first, last in self._chunks]
         self._parts = np.empty((layout.num_blocks, NUM_SUMS, *self._columns))
         self._spare: dict[type, list[NDArray[Any]]] = {np.float32: [], np.float64: []}
@@ -113,6 +119,8 @@ class Rounds:
         # how often a term of a sum over rows is rounded: the slices of a tile, lanes, tiles of a block, blocks
         in_a_tile = min(TILE, slices) * (LANES if self._columns else 1)
         self._chain = in_a_tile + LANES + slices / TILE + layout.num_blocks
+        if layout.upstream is not None:
+            self._chain += 32  # what numpy adds pairwise
         # and one of the longest sum of a row
         self._longest = PART + layout.longest * LANES // PART if self._columns else layout.longest + LANES
         self.iteration = 0
@@ -140,10 +148,12 @@ class Rounds:
         self.iteration += 1
         sent, mass = self._sent_by(scores, np.float64), scores[layout.dangling].sum(axis=0)
         missing, missing_sent = self._rows(np.float64), self._rows(np.float32)
+        self._make_upstream(scores, self._teleport, 1 - damping, mass)
+        missing[self._upstream] = missing_sent[self._upstream] = 0
         self._sweep(0, layout.num_blocks, self._teleport, 1 - damping, mass, sent, scores, missing, missing_sent, 0)
         self._spare[np.float64].append(sent)
         step, _, change, _, weighted = self._sums()
-        lost = UNIT * (weighted + layout.share_error + self._chain * mass + 4)
+        lost = UNIT * (weighted + layout.share_error + self._chain * mass + 4) + self._lost_upstream(1 - damping, mass)
         total = scores.sum(axis=0)
         bound = (damping * step * (1 + 1e-9) + lost) / (1 - damping) + self._off(total + change)
         self._progress(self.iteration, float(np.max(bound)))
@@ -163,7 +173,9 @@ class Rounds:
         largest = max(int(end - begin) for begin, end in self._chunk_rows)
         fresh = sent if self._at_once else np.empty((largest, *self._columns), sent.dtype)
         dangling, senders = self._dangling_of(system.start), slice(self._late_row)
-        fixed = system.to_base * system.base[self._late_row :].sum(axis=0) / (1 - damping * self._landing_late)
+        fixed = system.to_base * system.base[self._late_rows].sum(axis=0) / (1 - damping * self._landing_late)
+        base_upstream = system.to_base * system.base[self._upstream].sum(axis=0)
+        landing_upstream = damping * self._landing_upstream
         if whole is not None:
             whole_sent, whole_dangling = self._sent_by(whole, sent.dtype.type), self._dangling_of(whole)
             due = system.base.sum(axis=0) / (1 - damping)
@@ -178,23 +190,27 @@ class Rounds:
             step, dangling.held, dangling.leaving, swept, size, weighted = self._parts[:late].sum(axis=0)
             late_mass = fixed + self._late_mass(dangling)
             mass = dangling.held + late_mass
-            sums = step, mass, swept + late_mass, size + abs(late_mass), weighted
+            upstream = base_upstream + landing_upstream * met
+            sums = step, mass, swept + late_mass + upstream, size + abs(late_mass) + abs(upstream), weighted
             bound, enough = self._judged(system, met, sums, tol)
             if (enough or self.iteration >= max_iter) and late < layout.num_blocks:
                 self._sweep(late, layout.num_blocks, system.base, system.to_base, met, sent, None, found, sent, 0)
-                sums = self._sums()
+                step, mass, total, size, weighted = self._sums()
+                sums = step, mass, total + upstream, size + abs(upstream), weighted
                 bound, enough = self._judged(system, met, sums, tol)
             self._progress(self.iteration, float(np.max(bound)))
             total = sums[2]
             if enough or self.iteration >= max_iter:
+                self._make_upstream(found, system.base, system.to_base, met)
                 if whole is not None:
                     found += whole
                 found /= system.total + total
                 self._spare[sent.dtype.type] += [sent] if whole is None else [sent, whole_sent]
                 return found, bound
             if whole is None:
-                grows = swept + late_mass - fixed
-                factor = np.maximum(1 - fixed, 0) / np.where(grows == 0, 1, grows)
+                grows = swept + late_mass - fixed + landing_upstream * (mass - fixed)
+                stays = fixed + base_upstream + landing_upstream * fixed
+                factor = np.maximum(1 - stays, 0) / np.where(grows == 0, 1, grows)
                 sent[senders] *= factor
                 dangling = dangling.plus(factor - 1, dangling)
             else:
@@ -207,15 +223,16 @@ class Rounds:
         step, new_mass, total, size, weighted = sums
         if system.whole is None:
             lost = UNIT * (weighted + layout.share_error * size + self._chain * new_mass)
+            lost += self._lost_upstream(system.to_base, met)
         else:  # terms of either sign: no sum bounds them, so count the longest one for each
             each = 16 + self._longest + layout.share_error + self._chain
-            lost = UNIT * each * (size + step + system.size) + system.lost
+            lost = UNIT * each * (size + step + system.size) + system.lost + self._lost_upstream(0, met)
         sender_size = self._parts[: self._late, 4].sum(axis=0)
         lost += damping * (float(np.finfo(system.sent.dtype).eps) / 2 * sender_size + len(layout.sources) * TINY)
         residual = damping * (step + abs(new_mass - met)) * (1 + 1e-9)
         bound = (residual + lost) / (1 - damping) + self._off(system.total + total)
         refinable = self._single & (lost > tol * (1 - damping) / 2)
-        drowned = damping * step <= lost * np.where(refinable, 4, 1 / 16)  # the step is round-off
+        drowned = residual <= lost * np.where(refinable, 4, 1 / 16)  # it is round-off
         return bound, bool(np.all((bound <= tol) | drowned))
 
     def _sweep(
@@ -244,6 +261,25 @@ class Rounds:
             self._sweep_blocks(counter, last, *matrix, *factors, *vectors, *own)  # type: ignore[arg-type]
 
         self._team.run(work)
+
+    def _with_upstream(self, teleport: Float64, landing: Float64) -> tuple[Float64, Float64, tuple[Any, Any]]:
+        """Both vectors with what upstream rows send taken in, and what that loses to round-off."""
+        upstream, damping = self._layout.upstream, self._damping
+        if upstream is None:
+            return teleport, landing, (0.0, 0.0)
+        base, lost = upstream.taken_in(teleport, damping)
+        if landing is teleport:
+            return base, base, (lost, lost)
+        lands, lost_of_it = upstream.taken_in(landing, damping)
+        return base, lands, (lost, lost_of_it)
+
+    def _make_upstream(self, scores: Float64, base: Float64, to_base: float, met: Any) -> None:
+        """Scores of upstream rows where dangling nodes hold ``met``."""
+        rows = self._upstream
+        scores[rows] = to_base * base[rows] + self._damping * met * self._landing[rows]
+
+    def _lost_upstream(self, to_base: float, mass: Any) -> Any:
+        return to_base * self._taken_in[0] + self._damping * abs(mass) * self._taken_in[1]
 
     def _sums(self) -> tuple[Any, ...]:
         """Step, dangling mass, total, absolute total, additions; one number each, or one per vector."""

@@ -1,0 +1,137 @@
+"""Nodes upstream of all cycles, whose scores :func:`pagerank` knows without a round."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from pdlcheck.checks.pagerank import check_error_bound, check_pagerank
+from pdlcheck.primitives.pagerank import Graph, layout, pagerank, pagerank_many
+from pdlcheck.primitives.pagerank.datasets import debian_dependencies
+
+pytestmark = pytest.mark.verifies("pagerank")
+
+
+def path() -> Graph:
+    """Each node is upstream of the next one."""
+    return Graph(np.arange(5), np.arange(1, 6), 6)
+
+
+def star() -> Graph:
+    """Many edges from upstream nodes come to one row."""
+    return Graph(np.append(np.arange(1, 700), 0), np.append(np.zeros(699, np.int64), 1), 701)
+
+
+def layered(num_nodes: int, num_edges: int, *, weighted: bool, seed: int = 0) -> Graph:
+    """Edges of four layers, the upper half, lead to those below, and to the lower half, which has cycles and sinks."""
+    draw = np.random.default_rng(seed)
+    src = draw.integers(num_nodes // 20, num_nodes, num_edges)
+    below = np.maximum(src * 8 // num_nodes, 4) * num_nodes // 8
+    weights = draw.random(num_edges) * (draw.random(num_edges) < 0.9) if weighted else None
+    return Graph(src, (draw.random(num_edges) * below).astype(np.int64), num_nodes, weights)
+
+
+SMALL = {
+    "path": path(),
+    "star": star(),
+    "to sinks": Graph(np.arange(40), 40 + np.arange(40) % 7, 60),
+    "cycle below": Graph(np.array([0, 1, 2, 3, 4, 5]), np.array([1, 2, 3, 2, 3, 4]), 6),
+    "drawn": layered(900, 2500, weighted=False),
+    "weighted": layered(900, 2500, weighted=True),
+}
+METHODS = ["gauss-seidel", "power"]
+
+
+def vectors(graph: Graph) -> dict[str, dict[str, np.ndarray | None]]:
+    draw = np.random.default_rng(1)
+    one, other = draw.random(graph.num_nodes), draw.random(graph.num_nodes) * (draw.random(graph.num_nodes) < 0.5)
+    other[0] = 1
+    return {
+        "uniform": {},
+        "personalization": {"personalization": one},
+        "both": {"personalization": one, "dangling": other},
+        "upstream alone": {"personalization": _upstream(graph).astype(float)},
+    }
+
+
+def _upstream(graph: Graph) -> np.ndarray:
+    made = layout.layout_of(graph)
+    return made.row >= made.end_of_blocks
+
+
+@pytest.mark.parametrize("vector", ["uniform", "personalization", "both", "upstream alone"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", SMALL)
+def test_scores_are_those_of_the_dense_solution(name, method, vector):
+    graph = SMALL[name]
+    given = vectors(graph)[vector]
+    for tol in (1e-6, 1e-12):
+        subject = partial(pagerank, method=method, tol=tol, **given)
+        check_pagerank(subject, graph, tol=tol, **given)
+        check_error_bound(subject, graph, tol=tol, reachable=True, **given)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_in_many_blocks_and_two_precisions(weighted):
+    graph = layered(4000, 2_400_000, weighted=weighted)
+    assert layout.layout_of(graph).sink_block > 1 and _upstream(graph).any()
+    for given in vectors(graph).values():
+        check_error_bound(partial(pagerank, tol=1e-11, **given), graph, tol=1e-11, reachable=True, **given)
+
+
+@pytest.mark.parametrize("num_edges", [6000, 2_400_000], ids=["one block", "many"])
+def test_many_vectors_have_the_scores_of_each(num_edges):
+    graph = layered(3000, num_edges, weighted=False)
+    given = [vector["personalization"] for vector in vectors(graph).values() if vector]
+    lands = vectors(graph)["both"]["dangling"]
+    for found, one in zip(pagerank_many(graph, given, dangling=lands, tol=1e-10), given, strict=True):
+        alone = pagerank(graph, personalization=one, dangling=lands, tol=1e-10)
+        assert found.converged and np.abs(found.scores - alone.scores).sum() <= 2e-10
+
+
+def test_ranks_start_anywhere():
+    graph = SMALL["drawn"]
+    check_error_bound(partial(pagerank, start={7: 1}), graph, reachable=True)
+
+
+def test_the_levels_are_those_without_in_edges_from_elsewhere():
+    src, dst = np.array([0, 1, 2, 3, 4, 5, 6]), np.array([2, 2, 3, 4, 5, 3, 5])  # 3, 4 and 5 are a cycle
+    found = np.flatnonzero(_upstream(Graph(src, dst, 8))).tolist()
+    assert found == [0, 1, 2, 6]  # 7 has no edge: it is dangling
+
+
+def test_few_are_rows_like_others():
+    ring = np.arange(100)
+    assert _upstream(Graph(np.append(ring, [100]), np.append(np.roll(ring, 1), [0]), 101)).sum() == 0
+    ends = np.append(ring, np.arange(100, 110)), np.append(np.roll(ring, 1), np.zeros(10, np.int64))
+    assert _upstream(Graph(*ends, 110)).sum() == 10
+
+
+def test_a_graph_of_dependencies_has_few_edges_left_for_the_rounds():
+    graph = debian_dependencies()
+    made = layout.layout_of(graph)
+    assert len(made.sources) < graph.num_edges / 4
+    assert made.upstream is not None and len(made.upstream.sources) > graph.num_edges * 3 / 4
+
+
+def test_a_cycle_alone_takes_the_rounds_of_the_rest():
+    """Upstream rows are exact at once: the longest way through them takes no round more."""
+    levels = 15
+    chain = Graph(np.arange(levels), np.append(np.arange(1, levels), levels), levels + 1)
+    assert pagerank(chain, tol=1e-12, method="power").iterations <= 30
+
+
+def test_the_bound_tells_of_sums_that_upstream_rows_lose():
+    """One row takes in a million numbers of very different sizes."""
+    draw = np.random.default_rng(0)
+    size = 1_000_000
+    graph = Graph(np.append(np.arange(2, size), [0, 1]), np.append(np.zeros(size - 2, np.int64), [1, 0]), size)
+    weight = draw.random(size) ** 20
+    exact = np.longdouble(0.85) * (weight / weight.sum())[2:].astype(np.longdouble).sum() * np.longdouble(0.15)
+    result = pagerank(graph, personalization=weight, tol=1e-14)
+    # 0 and 1 send all they have to each other
+    shares = (weight / weight.sum()).astype(np.longdouble)[:2] * np.longdouble(0.15) + np.array([exact, 0])
+    both = (shares + np.longdouble(0.85) * shares[::-1]) / (1 - np.longdouble(0.85) ** 2)
+    assert np.abs(result.scores[:2] - both).sum() <= result.error_bound < 1e-11
