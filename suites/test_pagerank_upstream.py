@@ -75,7 +75,7 @@ def test_scores_are_those_of_the_dense_solution(name, method, vector):
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_in_many_blocks_and_two_precisions(weighted):
-    graph = layered(4000, 2_400_000, weighted=weighted)
+    graph = layered(3000, 2_400_000, weighted=weighted)
     assert layout.layout_of(graph).sink_block > 1 and _upstream(graph).any()
     for given in vectors(graph).values():
         check_error_bound(partial(pagerank, tol=1e-11, **given), graph, tol=1e-11, reachable=True, **given)
