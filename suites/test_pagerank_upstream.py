@@ -106,22 +106,22 @@ def test_the_levels_are_those_without_in_edges_from_elsewhere():
 def test_few_are_rows_like_others():
     ring = np.arange(100)
     assert _upstream(Graph(np.append(ring, [100]), np.append(np.roll(ring, 1), [0]), 101)).sum() == 0
-    ends = np.append(ring, np.arange(100, 110)), np.append(np.roll(ring, 1), np.zeros(10, np.int64))
-    assert _upstream(Graph(*ends, 110)).sum() == 10
+    ends = np.append(ring, np.arange(100, 120)), np.append(np.roll(ring, 1), np.zeros(20, np.int64))
+    assert _upstream(Graph(*ends, 120)).sum() == 20
 
 
 def test_a_graph_of_dependencies_has_few_edges_left_for_the_rounds():
     graph = debian_dependencies()
     made = layout.layout_of(graph)
-    assert len(made.sources) < graph.num_edges / 4
-    assert made.upstream is not None and len(made.upstream.sources) > graph.num_edges * 3 / 4
+    assert len(made.sources) < graph.num_edges / 3
+    assert made.upstream is not None and len(made.upstream.sources) > graph.num_edges * 2 / 3
 
 
 def test_a_cycle_alone_takes_the_rounds_of_the_rest():
     """Upstream rows are exact at once: the longest way through them takes no round more."""
-    levels = 15
+    levels = 9
     chain = Graph(np.arange(levels), np.append(np.arange(1, levels), levels), levels + 1)
-    assert pagerank(chain, tol=1e-12, method="power").iterations <= 30
+    assert pagerank(chain, tol=1e-12, method="power").iterations <= 10
 
 
 def test_what_long_sums_lose_is_bounded():

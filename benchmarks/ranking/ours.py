@@ -9,6 +9,7 @@ from typing import Any
 from pdlcheck.checks.graphs import Edges
 from pdlcheck.primitives import pagerank as ours
 from pdlcheck.primitives.pagerank import Graph, PageRankResult, pagerank
+from pdlcheck.primitives.pagerank.layout import layout_of
 from ranking.peer import Peer, Question, Setting
 
 __all__ = ["GUARANTEED", "METHODS", "PUBLISHED", "TUNED", "rounds"]
@@ -21,9 +22,9 @@ def _graph(edges: Edges) -> Graph:
 
 
 def _laid_out(edges: Edges) -> Graph:
-    """With the layout that a first call makes: one round of the solver is in this time."""
+    """With the layout that a first call makes."""
     graph = _graph(edges)
-    pagerank(graph, max_iter=1)
+    layout_of(graph)
     return graph
 
 

@@ -32,19 +32,22 @@ def rows_by_degree(in_degree: Any, is_sink: Any, longest_sink: int, gap: int, ro
     updated at the same time, so none of them reads what the others have just found. The rest of them, before the first
     whole slice and after the last one, are in order of id.
 
-    ``longest_sink`` is at least the in-degree of a sink; ``room`` holds three times as many zeros as the largest
-    in-degree plus that, plus 2.
+    Nodes of in-degree -1 are left out. ``longest_sink`` is at least the in-degree of a sink; ``room`` holds three times
+    as many zeros as the largest in-degree plus that, plus 2.
     """
     next_row, first_whole, last_whole = room
     largest = next_row.size - 1
     for i in range(in_degree.size):
-        next_row[largest - in_degree[i] - (0 if is_sink[i] else longest_sink + 1)] += 1
+        if in_degree[i] >= 0:
+            next_row[largest - in_degree[i] - (0 if is_sink[i] else longest_sink + 1)] += 1
     end = 0
     for k in range(next_row.size):
         begin = end + (gap if k == largest - longest_sink else 0)
         end = begin + next_row[k]
         next_row[k], first_whole[k], last_whole[k] = begin, -(-begin // LANES) * LANES, end // LANES * LANES
     for i in range(in_degree.size):
+        if in_degree[i] < 0:
+            continue
         k = largest - in_degree[i] - (0 if is_sink[i] else longest_sink + 1)
         row[i] = at = next_row[k]
         if first_whole[k] <= at < last_whole[k] - 1:

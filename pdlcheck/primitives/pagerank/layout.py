@@ -190,27 +190,18 @@ def _numbered(
     Nodes of ``levels`` are after all of them: the third number returned is the first row of these, the last that of all
     rows.
     """
-    n = len(in_degree)
-    row = np.empty(n, np.int32 if n < NARROW else np.int64)
-    if not levels:
-        first_sink, end = _rows_of_blocks(in_degree, is_sink, row)
-        return row, first_sink, end, end
-    upstream = np.concatenate(levels)
-    is_other = np.ones(n, bool)
-    is_other[upstream] = False
-    others = np.empty(n - len(upstream), row.dtype)
-    first_sink, end = _rows_of_blocks(in_degree[is_other], is_sink[is_other], others)
-    row[is_other], row[upstream] = others, np.arange(end, end + len(upstream))
-    return row, first_sink, end, end + len(upstream)
-
-
-def _rows_of_blocks(in_degree: NDArray[Any], is_sink: NDArray[np.bool_], row: NDArray[Any]) -> tuple[int, int]:
-    """Fill ``row``; return the first one of a sink, and the number of rows with at least one of padding."""
     n, num_sinks = len(in_degree), int(np.count_nonzero(is_sink))
-    first_sink = _whole_slices(n - num_sinks)
+    num_upstream = sum(len(level) for level in levels)
+    row = np.empty(n, np.int32 if n < NARROW else np.int64)
+    in_blocks = n - num_sinks - num_upstream
+    first_sink = _whole_slices(in_blocks)
+    end = first_sink + _whole_slices(num_sinks + 1)  # at least one row of padding
+    if levels:
+        upstream, in_degree = np.concatenate(levels), in_degree.copy()
+        row[upstream], in_degree[upstream] = np.arange(end, end + num_upstream), -1
     room = np.zeros((3, int(in_degree.max(initial=0)) + LONG + 2), np.int64)
-    rows_by_degree(in_degree, is_sink, LONG, first_sink - (n - num_sinks), room, row)
-    return first_sink, first_sink + _whole_slices(num_sinks + 1)
+    rows_by_degree(in_degree, is_sink, LONG, first_sink - in_blocks, room, row)
+    return row, first_sink, end, end + num_upstream
 
 
 def _dealt(

@@ -17,12 +17,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from pdlcheck.primitives.pagerank.graph import Float64, Graph
+from pdlcheck.primitives.pagerank.graph import NARROW, Float64, Graph
 from pdlcheck.primitives.pagerank.threads import Team
 
 __all__ = ["Upstream", "find_upstream", "take_upstream"]
 
-WORTH = 1 / 16  # of the edges, for a level: a pass over all of them costs as much as two rounds over so few
+WORTH = 1 / 10  # of the edges, for a level: to find it costs as much as thirty rounds over so few
 PART = 64  # terms that are added apart, so that a long sum rounds like two short ones
 
 
@@ -79,9 +79,10 @@ def find_upstream(
     is_known = dangling.copy()
     while True:
         is_next = (in_degree == 0) & ~is_known
-        if out_degree[is_next].sum() < max(1.0, WORTH * graph.num_edges):
+        level = np.flatnonzero(is_next)
+        if out_degree[level].sum() < max(1.0, WORTH * graph.num_edges):
             return levels, in_degree
-        levels.append(np.flatnonzero(is_next))
+        levels.append(level)
         is_known |= is_next
         team.run(lambda k: _take_away(*parts[k], graph.src, graph.dst, is_next, in_degrees[k]))  # noqa: B023
         in_degree = in_degrees.sum(axis=0, dtype=in_degree.dtype)
@@ -94,7 +95,8 @@ def take_upstream(
     begins = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     sources = np.empty(int(begins[-1]), row.dtype)
     shares = None if edge_shares is None else np.empty(len(sources))
-    _deal(graph.src, graph.dst, edge_shares, row, first, begins[:-1].copy(), sources, shares)
+    next_place = begins[:-1].astype(np.int32 if len(sources) < NARROW else np.int64)
+    _deal(graph.src, graph.dst, edge_shares, row, first, next_place, sources, shares)
     return Upstream(first, begins, sources, shares, out)
 
 
