@@ -7,8 +7,8 @@ tolerance of each peer, or its number of iterations, is searched: the loosest th
 search: its tol is the error wanted, as it guarantees it; "pdlcheck, tol tuned" is searched like a peer. Everybody
 starts from the same unsorted int64 edges. Each peer is a process of its own and all take their turn in every round; a
 figure is the median over rounds, its spread beside it, and a ratio is the median of the rounds' ratios to pdlcheck. A
-peer that never reaches the error is marked wrong, with the error it stops at. Build of pdlcheck includes its first
-round. Memory is the peak during build and solve above the loaded edges. The exit code is 1 if a target is not held.
+peer that never reaches the error is marked wrong, with the error it stops at. Build of pdlcheck is the layout of
+the edges. Memory is the peak during build and solve above the loaded edges. The exit code is 1 if a target is not held.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ def pagerank(
     ``P[j, i]`` is the share of i's out-weight that goes to j. Edges that occur twice add, self-loops are
     edges, a node whose out-weights are all 0 is dangling. A round reads 4 bytes and one random number per
     edge (12 with weights), sixteen at a time; from a million edges on ``torch.get_num_threads()`` threads share it.
-    The same graph gives the same bits with any number of them. The first call on a graph lays its edges out, others
+    Edges of nodes that no cycle leads to, where they are many, are read once, and in no round.
+    The same graph gives the same bits with any number of threads. The first call on a graph lays its edges out, others
     find them so.
 
     It stops when ``(d step + r) / (1 - d) <= tol``: ``step`` is the L1 length of the last update and ``r``
