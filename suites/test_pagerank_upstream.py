@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from pdlcheck.checks.pagerank import check_error_bound, check_pagerank
 from pdlcheck.primitives.pagerank import Graph, layout, pagerank, pagerank_many
 from pdlcheck.primitives.pagerank.datasets import debian_dependencies
+from pdlcheck.primitives.pagerank.memory import solver_nbytes
 
 pytestmark = pytest.mark.verifies("pagerank")
 
@@ -117,8 +119,8 @@ def test_a_graph_of_dependencies_has_few_edges_left_for_the_rounds():
     assert made.upstream is not None and len(made.upstream.sources) > graph.num_edges * 2 / 3
 
 
-def test_a_cycle_alone_takes_the_rounds_of_the_rest():
-    """Upstream rows are exact at once: the longest way through them takes no round more."""
+def test_a_long_way_upstream_takes_no_rounds():
+    """Its rows are exact at once."""
     levels = 9
     chain = Graph(np.arange(levels), np.append(np.arange(1, levels), levels), levels + 1)
     assert pagerank(chain, tol=1e-12, method="power").iterations <= 10
@@ -137,3 +139,17 @@ def test_what_long_sums_lose_is_bounded():
         exact = 0.85 * math.fsum(vector[made.row[node + 2 :: 2]])
         error += abs(found[made.row[node]] - exact)
     assert 0 < error <= lost < 1e-12 * found.sum()
+
+
+def test_the_solver_takes_no_more_memory_than_was_said():
+    """The vectors that took in what upstream nodes send are beside those given."""
+    graph, given = layered(300_000, 300_000, weighted=False), np.linspace(1, 2, 300_000)
+    pagerank(SMALL["drawn"], personalization={0: 1}, dangling={1: 1})  # what is compiled is no graph's
+    tracemalloc.start()
+    try:
+        pagerank(graph, personalization=given, dangling=given[::-1], tol=1e-10)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    said = solver_nbytes(graph.num_nodes, graph.num_edges)
+    assert said / 2 < peak < said

@@ -17,7 +17,7 @@ def graph_nbytes(num_edges: int, *, weighted: bool = False, id_nbytes: int = 8) 
 
 def solver_nbytes(num_nodes: int, num_edges: int, *, weighted: bool = False) -> int:
     """Bytes that :func:`pagerank` takes beside the graph, at its peak: the layout of the edges, vectors over nodes."""
-    return num_nodes * 110 + num_edges * (40 if weighted else 8)
+    return num_nodes * 120 + num_edges * (40 if weighted else 8)
 
 
 def require_free_memory(what: str, nbytes: int, cure: str, *, free: int | None = None) -> None:

@@ -39,22 +39,26 @@ class Upstream:
     """
 
     first: int
-    begins: NDArray[np.int64]
+    begins: NDArray[Any]
     sources: NDArray[Any]
     shares: Float64 | None
     out: Float64
 
     def taken_in(self, per_row: Float64, damping: float) -> tuple[Float64, Any]:
-        """The vector, or several as columns, with what these rows send added; a bound on the round-off in each."""
-        columns = per_row.reshape(len(per_row), -1).T.copy()
-        for column in columns:
-            args = self.begins, self.sources, self.shares, self.out, damping, column
-            _take_in(self.first, len(column), *args)  # in order of levels: what they get comes from earlier ones
+        """A vector without negative numbers, or several as columns, with what these rows send added.
+
+        Also a bound on the round-off in each, in the L1 norm.
+        """
+        taken_in = per_row.copy()
+        for column in taken_in.reshape(len(taken_in), -1).T:
+            values = np.ascontiguousarray(column)
+            args = self.begins, self.sources, self.shares, self.out, damping, values
+            _take_in(self.first, len(values), *args)  # in order of levels: what they get comes from earlier ones
             _take_in(0, self.first, *args)
+            column[:] = values
         terms = np.diff(self.begins)
         additions = 16 + np.minimum(terms, PART) + terms // PART
-        lost = (np.abs(columns) @ additions) * np.finfo(np.float64).eps / 2
-        return columns.T.reshape(per_row.shape).copy(), lost.reshape(per_row.shape[1:])
+        return taken_in, additions @ taken_in * np.finfo(np.float64).eps / 2
 
 
 def find_upstream(
@@ -92,11 +96,11 @@ def take_upstream(
     graph: Graph, edge_shares: Float64 | None, row: NDArray[Any], first: int, counts: NDArray[Any], out: Float64
 ) -> Upstream:
     """The edges that leave the rows from ``first`` on, of which ``counts`` come to each row."""
-    begins = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    begins = np.zeros(len(counts) + 1, np.int32 if graph.num_edges < NARROW else np.int64)
+    np.cumsum(counts, out=begins[1:])
     sources = np.empty(int(begins[-1]), row.dtype)
     shares = None if edge_shares is None else np.empty(len(sources))
-    next_place = begins[:-1].astype(np.int32 if len(sources) < NARROW else np.int64)
-    _deal(graph.src, graph.dst, edge_shares, row, first, next_place, sources, shares)
+    _deal(graph.src, graph.dst, edge_shares, row, first, begins[:-1].copy(), sources, shares)
     return Upstream(first, begins, sources, shares, out)
 
 
