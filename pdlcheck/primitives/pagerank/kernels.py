@@ -11,44 +11,38 @@ import numba
 
 from pdlcheck.primitives.pagerank.gathering import LANES, NUM_SUMS, add_gathered, take_next, update_rows
 
-__all__ = ["TILE", "count_degrees", "deal_to_blocks", "deal_to_rows", "rows_by_degree", "sweep"]
+__all__ = ["TILE", "count_degrees", "deal_rows", "deal_to_blocks", "deal_to_rows", "sweep"]
 
 TILE = 64  # slices whose sums are added apart, so that a long sum rounds like two short ones
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def count_degrees(first: int, last: int, src: Any, dst: Any, out_degree: Any, in_degree: Any) -> None:
-    """Add the edges from ``first`` to ``last`` to the counts of their ends."""
+def count_degrees(
+    first: int, last: int, src: Any, dst: Any, of: Any, step: int, out_degree: Any, in_degree: Any
+) -> None:
+    """Add ``step`` for each edge from ``first`` to ``last`` to the counts of its ends.
+
+    Where ``of``, one truth for each node, is not empty: of the edges that leave these nodes.
+    """
+    of_all = of.size == 0
     for e in range(first, last):
-        out_degree[src[e]] += 1
-        in_degree[dst[e]] += 1
+        if of_all or of[src[e]]:
+            out_degree[src[e]] += step
+            in_degree[dst[e]] += step
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def rows_by_degree(in_degree: Any, is_sink: Any, longest_sink: int, gap: int, room: Any, row: Any) -> None:
-    """Number nodes by falling in-degree, sinks after the others and ``gap`` rows; equals are dealt to whole slices.
+def deal_rows(place: Any, next_row: Any, first_whole: Any, last_whole: Any, row: Any) -> None:
+    """Number nodes by place, rising, those of a place from ``next_row[place]`` on, and deal them to whole slices.
 
     Equals that follow each other by id go to one slice after the other, as neighbours often do: rows of one slice are
     updated at the same time, so none of them reads what the others have just found. The rest of them, before the first
-    whole slice and after the last one, are in order of id.
-
-    Nodes of in-degree -1 are left out. ``longest_sink`` is at least the in-degree of a sink; ``room`` holds three times
-    as many zeros as the largest in-degree plus that, plus 2.
+    whole slice of their place and after the last one, are in order of id. Nodes of place -1 are left out.
     """
-    next_row, first_whole, last_whole = room
-    largest = next_row.size - 1
-    for i in range(in_degree.size):
-        if in_degree[i] >= 0:
-            next_row[largest - in_degree[i] - (0 if is_sink[i] else longest_sink + 1)] += 1
-    end = 0
-    for k in range(next_row.size):
-        begin = end + (gap if k == largest - longest_sink else 0)
-        end = begin + next_row[k]
-        next_row[k], first_whole[k], last_whole[k] = begin, -(-begin // LANES) * LANES, end // LANES * LANES
-    for i in range(in_degree.size):
-        if in_degree[i] < 0:
+    for i in range(place.size):
+        k = place[i]
+        if k < 0:
             continue
-        k = largest - in_degree[i] - (0 if is_sink[i] else longest_sink + 1)
         row[i] = at = next_row[k]
         if first_whole[k] <= at < last_whole[k] - 1:
             at += LANES

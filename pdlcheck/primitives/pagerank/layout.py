@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pdlcheck.primitives.pagerank.gathering import LANES
 from pdlcheck.primitives.pagerank.graph import NARROW, Float64, Graph
-from pdlcheck.primitives.pagerank.kernels import count_degrees, deal_to_blocks, deal_to_rows, rows_by_degree
+from pdlcheck.primitives.pagerank.kernels import count_degrees, deal_rows, deal_to_blocks, deal_to_rows
 from pdlcheck.primitives.pagerank.threads import ENOUGH, Team, ranges
 from pdlcheck.primitives.pagerank.upstream import Upstream, find_upstream, take_upstream
 
@@ -145,12 +145,11 @@ def lay_out(graph: Graph) -> Layout:
     with Team(MOST_BUILDERS if graph.num_edges >= LARGE else 1) as team:
         parts = ranges(graph.num_edges, team.size)
         degree_type = np.int32 if graph.num_edges < NARROW else np.int64
-        out_degrees, in_degrees = np.zeros((2, team.size, n), degree_type)
-        team.run(lambda k: count_degrees(*parts[k], graph.src, graph.dst, out_degrees[k], in_degrees[k]))
-        out_degree, in_degree = (degrees.sum(axis=0, dtype=degree_type) for degrees in (out_degrees, in_degrees))
+        counted, of_all = np.zeros((2, team.size, n), degree_type), np.zeros(0, np.bool_)
+        team.run(lambda k: count_degrees(*parts[k], graph.src, graph.dst, of_all, 1, *counted[:, k]))
+        out_degree, all_in_degree = counted.sum(axis=1, dtype=degree_type)
         is_dangling = out_degree == 0 if alike else graph.dangling
-        degrees = out_degree, in_degree
-        levels, in_degree = find_upstream(team, parts, graph, degrees, is_dangling, in_degrees)
+        levels, in_degree = find_upstream(team, parts, graph, counted, (out_degree, all_in_degree), is_dangling)
         is_sink = is_dangling & (in_degree <= LONG)
         if (num_sinks := int(np.count_nonzero(is_sink))) < FEW * n:
             is_sink[:], num_sinks = False, 0
@@ -163,7 +162,7 @@ def lay_out(graph: Graph) -> Layout:
         bounds, sink_block = _bounds(taken, long_rows, first_sink // LANES)
         counts = np.empty((team.size, len(bounds) - 1), np.int64)
         for k in range(team.size):
-            degree[row] = in_degrees[k]
+            degree[row] = counted[1, k]
             counts[k] = np.add.reduceat(degree[:end], bounds[:-1] * LANES)
         edge_shares = None if alike else graph.probabilities
         sources, shares = _dealt(team, parts, graph, edge_shares, row, long_rows, begins, bounds, counts, end - 1)
@@ -174,8 +173,9 @@ def lay_out(graph: Graph) -> Layout:
         out[row] = ~graph.dangling
     upstream = None
     if levels:
-        degree[row] = degrees[1] - in_degree
-        upstream = take_upstream(graph, edge_shares, row, end, degree, out)
+        degree[row] = all_in_degree - in_degree
+        firsts = end + np.cumsum([0, *(len(level) for level in levels)])
+        upstream = take_upstream(graph, edge_shares, row, firsts, degree, out)
     share_error = 0.0 if alike else float(out_degree.max())
     leaving = out * _sent_to(begins[_unit(first_sink, long_rows)], sources, shares, num_rows) if num_sinks else None
     ends = bounds, sink_block, num_sinks
@@ -196,11 +196,18 @@ def _numbered(
     in_blocks = n - num_sinks - num_upstream
     first_sink = _whole_slices(in_blocks)
     end = first_sink + _whole_slices(num_sinks + 1)  # at least one row of padding
+    first_place = int(in_degree.max(initial=0)) + 1  # of sinks
+    place = first_place - 1 - in_degree.astype(np.int64)
+    place[is_sink] += LONG + 1
     if levels:
-        upstream, in_degree = np.concatenate(levels), in_degree.copy()
-        row[upstream], in_degree[upstream] = np.arange(end, end + num_upstream), -1
-    room = np.zeros((3, int(in_degree.max(initial=0)) + LONG + 2), np.int64)
-    rows_by_degree(in_degree, is_sink, LONG, first_sink - in_blocks, room, row)
+        upstream = np.concatenate(levels)
+        row[upstream], place[upstream] = np.arange(end, end + num_upstream), -1
+    counts = np.bincount(place + 1, minlength=first_place + LONG + 2)[1:]
+    counts[first_place - 1] += first_sink - in_blocks
+    ends = np.cumsum(counts)
+    begins = ends - counts
+    ends[first_place - 1] = in_blocks
+    deal_rows(place, begins, _whole_slices(begins), ends // LANES * LANES, row)
     return row, first_sink, end, end + num_upstream
 
 
@@ -258,7 +265,7 @@ def _unit(row: Any, long_rows: int) -> Any:
     return np.where(row < long_rows, row, long_rows + (row - long_rows) // LANES)
 
 
-def _whole_slices(rows: int) -> int:
+def _whole_slices(rows: Any) -> Any:
     return -(-rows // LANES) * LANES
 
 
