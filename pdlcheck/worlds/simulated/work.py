@@ -44,6 +44,7 @@ class SimulatedWork(WatchedWork):
         self.visible = False
         self.finished = False
         self._waited = False
+        self._gave_future = False
         self.transfer: Transfer | None = None
         self.results: Sequence[Write] = ()
         self.owner: RankThread | None = current_rank()
@@ -100,7 +101,7 @@ class SimulatedWork(WatchedWork):
             self.owner.on_resume.append(self._settle_future)
 
     def wait(self, timeout: Any = None) -> bool:
-        again = self._waited and self._lost is None and self._future is None  # whose wait is one of ours, too
+        again = self._waited and self._lost is None and not self._gave_future  # whose wait is one of ours, too
         if again and self._may("second_wait") == "blocks":
             self._network.wait(lambda: False, f"a second wait, at {user_line()}, for {self.operation.signature}")
         if self._network.recorder is not None:
@@ -134,8 +135,9 @@ class SimulatedWork(WatchedWork):
         return self.finished or self._lost is not None
 
     def get_future(self) -> torch.futures.Future[Any]:
-        if self._network.recorder is not None and self._future is None:
+        if self._network.recorder is not None and not self._gave_future:
             self._network.recorder.future(self)
+        self._gave_future = True
         return super().get_future()
 
     def is_success(self) -> bool:
@@ -150,12 +152,13 @@ class SimulatedWork(WatchedWork):
         return self.finished or self._lost is not None
 
     def _settle_future(self) -> None:
-        if self._future is None or self._future.done():
+        future, self._future = self._future, None  # which knows this work: another circle
+        if future is None:
             return
         if self._lost is not None:
-            self._future.set_exception(RuntimeError(str(self._lost)))
+            future.set_exception(RuntimeError(str(self._lost)))
         else:
-            self._future.set_result(self.result())
+            future.set_result(self.result())
 
 
 class Transfer:
@@ -171,7 +174,7 @@ class Transfer:
         if self.moved:
             return
         self.moved = True
-        works = self._works
+        works, self._works = self._works, ()  # which know this one: circles are left to the garbage collector
         with _networks_own():
             results = moves([work.operation for work in works], [work.parts for work in works], self._order)
             for work, undamaged in zip(works, results, strict=True):

@@ -34,8 +34,9 @@ class WatchedWork(dist.Work):
         return self._source
 
     def get_future(self) -> torch.futures.Future[Any]:
-        if self._future is None:
-            self._future = WatchedFuture(self)
+        future = self._future
+        if future is None:
+            future = self._future = WatchedFuture(self)
             if self._is_settled():
                 self._settle_future()
             elif torch._C._current_graph_task_id() != -1:
@@ -44,7 +45,7 @@ class WatchedWork(dist.Work):
                     self.synchronize()
                 else:
                     torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
-        return self._future
+        return future
 
     def _is_settled(self) -> bool:
         """True once it is known that the operation goes, or that it never will."""
