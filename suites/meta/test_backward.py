@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +25,7 @@ def train(model):
 @pytest.mark.parametrize("seed", range(5))
 def test_a_model_that_ranks_share_is_refused_and_one_of_its_own_trains(seed):
     world, shared = get_world("sim", seed=seed), nn.Linear(2, 1)
-    with pytest.raises(Unsupported, match=r"of shape \(.*\) at .*test_backward.py:20, and so does rank \d: simulated"):
+    with pytest.raises(Unsupported, match=r"of shape \(.*\) at .*test_backward.py:21, and so does rank \d: simulated"):
         world.run(lambda: train(shared), world_size=2)
     assert backward._accumulating == {}
     assert world.run(lambda: train(nn.Linear(2, 1)), world_size=2) == [[[1.5, 1.5]]] * 2
@@ -87,3 +88,27 @@ def test_gradients_that_are_returned_are_no_parameters():
         return seen
 
     assert get_world("sim").run(program, world_size=2) == [[[2.0, 2.0]]] * 2
+
+
+def test_a_pass_may_begin_at_edges_and_twice_at_one_leaf():
+    def program():
+        x, leaf = torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)
+        end = (x * 3).sum()
+        torch.autograd.backward((get_gradient_edge(end), get_gradient_edge(x)), (torch.ones(()), torch.ones(2)))
+        torch.autograd.backward((leaf, leaf), (torch.ones(1), torch.ones(1)))
+        return x.grad.tolist(), leaf.grad.item()
+
+    assert get_world("sim").run(program, world_size=2) == [([4.0, 4.0], 2.0)] * 2
+    assert backward._accumulating == {}
+
+
+def test_a_shared_parameter_is_found_behind_an_edge():
+    shared = torch.ones(2, requires_grad=True)
+
+    def program():
+        x = shared * 2
+        x.register_hook(lambda gradient: dist.barrier())
+        torch.autograd.backward(get_gradient_edge(x.sum()))
+
+    with pytest.raises(Unsupported, match=r"of a tensor of shape \(2,\)"):
+        get_world("sim").run(program, world_size=2)

@@ -14,7 +14,7 @@ from pdlcheck.worlds.outcome import Stopped
 from pdlcheck.worlds.semantics import PROFILES
 from pdlcheck.worlds.simulated.scheduler import Scheduler
 from pdlcheck.worlds.simulated.schedules.protocol import usual
-from pdlcheck.worlds.watch.naming import names_of
+from pdlcheck.worlds.watch.naming import line_and_names
 
 SCHEDULES = ["first", *(f"random:{seed}" for seed in range(6))]
 
@@ -188,10 +188,10 @@ def test_a_callback_calls_a_tensor_as_its_own_function_does():
 
         def callback(_):
             inner = outer
-            told.append([name.text for name in names_of(inner)])
+            told.append([name.text for name in line_and_names(inner)[1]])
 
         reduced(outer).then(callback).wait()
-        told.append([name.text for name in names_of(outer)])
+        told.append([name.text for name in line_and_names(outer)[1]])
         return told
 
     for in_callback, outside in get_world("sim").run(program, world_size=2):

@@ -247,6 +247,23 @@ def test_every_rank_has_random_streams_of_its_own_that_do_not_touch_the_controll
     assert len({value for rank in first for value in rank}) == 12
 
 
+def test_a_seed_of_a_rank_is_not_for_the_devices_whose_streams_are_the_controllers(sim, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    torch.manual_seed(5)
+
+    def program():
+        generator = torch.manual_seed(7 + dist.get_rank())
+        return generator.initial_seed(), torch.rand(1).item()
+
+    found = sim.run(program, world_size=2)
+    torch.random.manual_seed(6)
+    assert seeds == [5, 6]
+    assert found == [(seed, torch.rand(1, generator=torch.Generator().manual_seed(seed)).item()) for seed in (7, 8)]
+    with pytest.raises(ValueError, match="invalid literal"):
+        sim.run(lambda: torch.manual_seed("x"), world_size=1)
+
+
 def test_the_second_of_two_normal_numbers_outlives_the_turn_in_which_it_was_drawn(sim):
     """Python and numpy draw two at a time and keep one for the next call."""
 

@@ -61,11 +61,8 @@ class MpiGroup(WatchedGroup):
         """Called by ``destroy_process_group``."""
         self._mpi.close()
 
-    def _where(self) -> str:
-        return ""  # nobody compares these signatures
-
-    def _names(self, compared: Sequence[Tensor]) -> tuple[()]:
-        return ()
+    def _line_and_names(self, tensor: Tensor | None) -> tuple[str, tuple[()]]:
+        return "", ()  # nobody compares these signatures
 
 
 def wrap_groups(wrap: Callable[[MpiGroup], dist.ProcessGroup]) -> None:

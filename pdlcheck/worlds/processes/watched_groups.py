@@ -58,4 +58,4 @@ def numbered(group: WatchedGroup) -> None:
 def begin_call() -> None:
     """A call starts."""
     for group in _groups:
-        group._calls.clear()
+        group.count_anew()

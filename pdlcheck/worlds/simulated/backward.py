@@ -6,12 +6,12 @@ turn there; another rank that came to the same parameter would wait in C++, wher
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.simulated.scheduler import current_rank
@@ -19,25 +19,33 @@ from pdlcheck.worlds.watch import user_line
 
 __all__ = ["Engine"]
 
+# the class of nodes that hold a leaf: C++ makes it when it first shows one to Python
+_AccumulateGrad: Any = type(torch.ones(1, requires_grad=True).expand_as(torch.ones(1)).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 _accumulating: dict[int, tuple[int, Tensor]] = {}  # id of a parameter -> the rank whose pass is under way, and it
 
 
 class Engine(torch._C._ImperativeEngine):
     """Autograd's engine, as torch's Python code calls it."""
 
-    def run_backward(self, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
+    def run_backward(self, tensors: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> Any:
         rank = current_rank()
         if rank is None:
             return super().run_backward(tensors, *args, **kwargs)
+        mine = _take(rank.rank, _parameters(tensors)) if kwargs.get("accumulate_grad") else []
         try:
-            with _alone(rank.rank, _parameters(tensors) if kwargs.get("accumulate_grad") else []):
-                return super().run_backward(tensors, *args, **kwargs)
+            return super().run_backward(tensors, *args, **kwargs)
         finally:
+            for parameter in mine:
+                del _accumulating[id(parameter)]
             rank.network.after_backward(rank.rank)
 
 
-@contextmanager
-def _alone(rank: int, parameters: Sequence[Tensor]) -> Iterator[None]:
+def _take(rank: int, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Hold parameters for a pass of this rank; return those that no pass of it holds yet, as a pass may start another.
+
+    Raises:
+        Unsupported: another rank holds one.
+    """
     for parameter in parameters:
         other, _ = _accumulating.get(id(parameter), (rank, None))
         if other != rank:
@@ -46,26 +54,32 @@ def _alone(rank: int, parameters: Sequence[Tensor]) -> Iterator[None]:
                 f"and so does rank {other}: simulated ranks share module globals, while a process would have its own; "
                 "make the model in the function that the ranks run"
             )
-    mine = [parameter for parameter in parameters if id(parameter) not in _accumulating]  # a pass may start another
-    _accumulating.update((id(parameter), (rank, parameter)) for parameter in mine)
-    try:
-        yield
-    finally:
-        for parameter in mine:
-            del _accumulating[id(parameter)]
+    mine = []
+    for parameter in parameters:
+        if id(parameter) not in _accumulating:
+            _accumulating[id(parameter)] = rank, parameter
+            mine.append(parameter)
+    return mine
 
 
-def _parameters(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The leaves that a pass from ``tensors`` reaches."""
-    found = [tensor for tensor in tensors if tensor.grad_fn is None]
-    nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen = set(nodes)
+def _parameters(roots: Sequence[Tensor | GradientEdge]) -> list[Tensor]:
+    """The leaves that a pass from ``roots`` reaches."""
+    found: list[Any] = []
+    nodes, seen = [], set()
+    for root in roots:
+        node: Any = root.node if isinstance(root, GradientEdge) else root.grad_fn
+        if node is None:
+            found.append(root)
+        elif isinstance(node, _AccumulateGrad):
+            found.append(node.variable)
+        else:
+            nodes.append(node)
     while nodes:
         for node, _ in nodes.pop().next_functions:
             if node is None or node in seen:
                 continue
             seen.add(node)
-            if hasattr(node, "variable"):
+            if isinstance(node, _AccumulateGrad):
                 found.append(node.variable)
             else:
                 nodes.append(node)

@@ -115,6 +115,19 @@ def _reads(name: str) -> Callable[..., Any]:
     return wraps(original)(read)
 
 
+def _of_this_rank(seed_all: Callable[[Any], torch.Generator]) -> Callable[[Any], torch.Generator]:
+    """Of ``torch.manual_seed``: a simulated rank computes on the CPU; the devices' streams stay the controller's.
+
+    torch keeps the seed for devices that come later together with a stack trace, which takes as long as a collective.
+    """
+
+    @wraps(seed_all)
+    def manual_seed(seed: Any) -> torch.Generator:
+        return seed_all(seed) if current_rank() is None else torch.default_generator.manual_seed(int(seed))
+
+    return manual_seed
+
+
 def _not_in_ranks(describe: Callable[..., Any]) -> Callable[..., Any]:
     """What a log entry would say; for a group that the rank is not in, it would raise another error."""
     return lambda *args, **kwargs: {} if current_rank() is not None else describe(*args, **kwargs)
@@ -129,6 +142,7 @@ def _install() -> None:
         torch.autograd.Variable._execution_engine = Engine()
         for name in ("numpy", "tolist"):
             setattr(torch.Tensor, name, _reads(name))
+        torch.manual_seed = torch.random.manual_seed = _of_this_rank(torch.manual_seed)  # type: ignore[assignment]
         # torch logs each exception that passes through it, once a rank; the verdict tells all of it
         c10d_logger._c10d_logger.addFilter(lambda record: current_rank() is None)
         c10d_logger._get_msg_dict = _not_in_ranks(c10d_logger._get_msg_dict)

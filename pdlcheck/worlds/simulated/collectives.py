@@ -37,11 +37,10 @@ def moves(operations: Sequence[Operation], parts: Sequence[Sequence[Part]], orde
     if signature.reduce_op == "PREMUL_SUM":
         parts = [_multiplied(own, operation) for own, operation in zip(parts, operations, strict=True)]
     writes: list[list[Write]] = [[] for _ in operations]
-    with torch.no_grad():
-        for column in zip(*parts, strict=True):
-            moved = _MOVES[signature.op](column, root, operations[0].reduce_op, order)
-            for mine, more in zip(writes, moved, strict=True):
-                mine += more
+    for column in zip(*parts, strict=True):
+        moved = _MOVES[signature.op](column, root, operations[0].reduce_op, order)
+        for mine, more in zip(writes, moved, strict=True):
+            mine += more
     return writes
 
 

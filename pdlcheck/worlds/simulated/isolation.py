@@ -96,7 +96,8 @@ class RankState:
         set_python_stream(self._python)
         _set_numpy(self._numpy)
         set_kept_normal(self._normal)
-        torch.set_default_dtype(self._dtype)
+        if torch.get_default_dtype() is not self._dtype:
+            torch.set_default_dtype(self._dtype)
         for name, value in self._environment.items():  # a third of what update takes
             os.environ[name] = value
         if observer is not None:

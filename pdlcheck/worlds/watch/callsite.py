@@ -7,16 +7,25 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from types import CodeType, FrameType
+from types import FrameType
 
 import torch
 import typing_extensions
 
 from pdlcheck import clock
 
-__all__ = ["WRAPPERS", "calls_tests", "end_at_user_line", "short", "user_call", "user_frames", "user_line"]
+__all__ = [
+    "KIND_OF_FILE",
+    "WRAPPERS",
+    "calls_tests",
+    "end_at_user_line",
+    "short",
+    "user_call",
+    "user_frames",
+    "user_line",
+]
 
 # files of libraries that stand between a user's line and torch: context managers, deprecated names
 WRAPPERS = (contextlib.__file__, typing_extensions.__file__, warnings.__file__)
@@ -29,8 +38,6 @@ _INTERNAL = (
     threading.__file__,  # below the first function of a thread
     *WRAPPERS,
 )
-_FUTURES = torch.futures.__file__  # calls the callbacks of futures, in the midst of whatever the thread is doing
-_is_internal: dict[CodeType, bool] = {}
 # and of those that call the user's tests
 _site = os.path.dirname(os.path.dirname(torch.__file__))  # where its neighbours are installed, most often
 _MACHINERY = (
@@ -39,22 +46,31 @@ _MACHINERY = (
 )
 
 
-def user_frames(*, of_callback: bool = False) -> Iterator[FrameType]:
-    """Yield the frames outside torch and the worlds, innermost first.
+class _Kinds(dict[str, str]):
+    """What a file is, by its name: ``user``, ``tests`` (it calls the user's), ``torch`` (or the worlds), ``futures``.
 
-    Args:
-        of_callback: in a callback of a future, only its own: which frames it interrupts is a matter of time.
+    The last calls the callbacks of futures, in the midst of whatever the thread is doing. A dict, as this is asked of
+    each frame of each operation.
     """
+
+    def __missing__(self, path: str) -> str:
+        if path.startswith(_INTERNAL):
+            kind = "futures" if path == torch.futures.__file__ else "torch"
+        else:
+            kind = "tests" if path.startswith(_MACHINERY) else "user"
+        self[path] = kind
+        return kind
+
+
+KIND_OF_FILE: Mapping[str, str] = _Kinds()
+
+
+def user_frames() -> Iterator[FrameType]:
+    """Yield the frames outside torch and the worlds, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        internal = _is_internal.get(code)
-        if internal is None:
-            internal = _is_internal[code] = code.co_filename.startswith(_INTERNAL)
-        if not internal:
+        if KIND_OF_FILE[frame.f_code.co_filename] in ("user", "tests"):
             yield frame
-        elif of_callback and code.co_filename == _FUTURES:
-            return
         frame = frame.f_back
 
 
@@ -74,7 +90,7 @@ def user_line() -> str:
 
 def calls_tests(path: str) -> bool:
     """Is this a file of pytest or of the harness?"""
-    return path.startswith(_MACHINERY)
+    return KIND_OF_FILE[path] == "tests"
 
 
 def short(path: str) -> str:

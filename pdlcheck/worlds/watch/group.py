@@ -10,7 +10,6 @@ the ranks announce and then makes the same call on the real group. torch renamed
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -19,8 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from pdlcheck.worlds.watch.callsite import user_line
-from pdlcheck.worlds.watch.naming import Name, names_of
+from pdlcheck.worlds.watch.naming import Name, line_and_names
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature
 
@@ -38,6 +36,15 @@ def _reduce_name(reduce_op: Any) -> str:
     return _reduce_names[reduce_op.__getstate__()[0]]
 
 
+class _DtypeNames(dict[torch.dtype, str]):
+    """``float32`` for ``torch.float32``."""
+
+    def __missing__(self, dtype: torch.dtype) -> str:
+        name = self[dtype] = str(dtype).removeprefix("torch.")
+        return name
+
+
+_dtype_names = _DtypeNames()
 _reduce_names = {kind: name for name, kind in c10d.ReduceOp.RedOpType.__members__.items()}
 
 
@@ -61,7 +68,7 @@ class WatchedGroup(dist.ProcessGroup):
         self._engine = engine
         self._watched_backend = backend_name
         self._watched_name = name
-        self._calls: Counter[str] = Counter()
+        self._collectives = 0  # so far
 
     # -- what torch asks a group -------------------------------------------------------------------
 
@@ -87,17 +94,13 @@ class WatchedGroup(dist.ProcessGroup):
 
     def count_anew(self) -> None:
         """The next collective is the first of this group; so it must be on all ranks."""
-        self._calls.clear()
+        self._collectives = 0
 
     # -- one operation -----------------------------------------------------------------------------
 
-    def _where(self) -> str:
-        """The user's line for the report; costs a walk over the frames."""
-        return user_line()
-
-    def _names(self, compared: Sequence[Tensor]) -> tuple[Name, ...]:
-        """What the tensor is called on this rank, for the order to be compared."""
-        return names_of(compared[0]) if compared else ()
+    def _line_and_names(self, tensor: Tensor | None) -> tuple[str, tuple[Name, ...]]:
+        """The user's line for the report, and what the tensor is called on this rank, for the order to be compared."""
+        return line_and_names(tensor)
 
     def _post(
         self,
@@ -111,21 +114,22 @@ class WatchedGroup(dist.ProcessGroup):
         root: int = -1,
         splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
     ) -> dist.Work:
-        seq = self._calls["collectives"]
-        self._calls["collectives"] += 1
+        seq = self._collectives
+        self._collectives += 1
+        where, names = self._line_and_names(compare[0] if compare else None)
         signature = Signature(
             rank=self._members[self._group_rank],
             op=op,
             group=self._watched_name,
             members=self._members,
             seq=seq,
-            shapes=tuple(tuple(t.shape) for t in compare),
-            dtypes=tuple(str(t.dtype).removeprefix("torch.") for t in compare),
+            shapes=tuple([tuple(t.shape) for t in compare]),
+            dtypes=tuple([_dtype_names[t.dtype] for t in compare]),
             reduce_op=_reduce_name(reduce_op) if reduce_op is not None else "",
             root=self._members[root] if root >= 0 else -1,
             splits=splits,
-            where=self._where(),
-            names=self._names(compare),
+            where=where,
+            names=names,
         )
         is_async = getattr(args[-1], "asyncOp", True)  # of the options; C++ callers do not say
         return self._engine.post(Operation(signature, parts, method, args, reduce_op, is_async))
@@ -139,10 +143,10 @@ class WatchedGroup(dist.ProcessGroup):
             group=self._watched_name,
             members=self._members,
             shapes=(tuple(tensor.shape),),
-            dtypes=(str(tensor.dtype).removeprefix("torch."),),
+            dtypes=(_dtype_names[tensor.dtype],),
             peer=self._members[peer] if peer >= 0 else -1,
             tag=tag,
-            where=self._where(),
+            where=self._line_and_names(None)[0],
         )
         part = Part([tensor], []) if op == "send" else Part([], [tensor])
         return self._engine.post(Operation(signature, [part], method, args))

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
+import sys
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
-from types import CodeType, FrameType
+from functools import cached_property
+from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from pdlcheck.worlds.watch.callsite import calls_tests, short, user_frames
+from pdlcheck.worlds.watch.callsite import KIND_OF_FILE, short
 
-__all__ = ["Name", "names_of"]
+__all__ = ["Name", "line_and_names"]
 
 _FRAMES = 4  # innermost user frames that are searched
 _ITEMS = 256  # longer lists and dicts are not searched
 _CONTAINERS = frozenset({dict, list, tuple})
 _DEPTH = 2  # lists in dicts are, as an optimizer keeps its parameters
+_CALLS = 4096  # remembered
 
 
 class Name(NamedTuple):
@@ -41,25 +44,29 @@ class Name(NamedTuple):
     where: str
 
 
-def names_of(tensor: Tensor) -> tuple[Name, ...]:
-    """Return every name that the innermost user functions have for ``tensor``; empty outside user code.
+def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...]]:
+    """Return the user's line, as :func:`~pdlcheck.worlds.watch.user_line` does, and every name of ``tensor``.
 
-    So it is in a callback that torch itself gave to a future, as its hooks for DDP do.
+    The names are those of the innermost user functions; in a callback of a future, its own alone, as it is a matter of
+    time which functions it interrupts. So a callback that torch itself gave to a future, as its hooks for DDP do, has
+    no names. Both come of one walk over the frames: it is a large part of what an operation costs.
     """
-    names = []
-    for frame, _ in zip(user_frames(of_callback=True), range(_FRAMES), strict=False):
-        code = frame.f_code
-        if calls_tests(code.co_filename):
-            break
-        for text in list(_in_scope(tensor, frame.f_locals)) or _from_text(frame):
-            names.append(Name(text, *_place(short(code.co_filename), code, frame.f_lineno)))
-    return tuple(names)
-
-
-@lru_cache(maxsize=4096)
-def _place(path: str, code: CodeType, line: int) -> tuple[str, str]:
-    """The function and the line, as a name tells them."""
-    return f"{path} {code.co_qualname}", f"{path}:{line}"
+    line, names, wanted = "", [], _FRAMES if tensor is not None else 0
+    directory = os.getcwd()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (wanted or not line):
+        kind = KIND_OF_FILE[frame.f_code.co_filename]
+        if kind == "futures" or kind == "tests":
+            wanted = 0
+        if kind == "user" or kind == "tests":
+            call = _call_of(frame, directory)
+            line = line or call.where
+            if wanted:
+                wanted -= 1
+                for text in list(_in_scope(tensor, frame.f_locals)) or _from_text(frame, call):
+                    names.append(Name(text, call.function, call.where))
+        frame = frame.f_back
+    return line, tuple(names)
 
 
 # -- by identity -----------------------------------------------------------------------------------
@@ -109,37 +116,60 @@ def _parameter(frame: FrameType, argument: str) -> Iterator[str]:
 # -- by text ---------------------------------------------------------------------------------------
 
 
-def _from_text(frame: FrameType) -> list[str]:
+def _from_text(frame: FrameType, call: _Call) -> list[str]:
     """No variable of the frame is the tensor: what the call under way says, read from the source only then."""
-    call = _call(frame.f_code, frame.f_lasti)
-    found = list(_parameter(frame, call.argument)) if call.argument else []
-    return found or ([call.text] if call.text else [])
+    text, argument = call.source
+    found = list(_parameter(frame, argument)) if argument else []
+    return found or ([text] if text else [])
 
 
-class _Call(NamedTuple):
-    text: str  # the call as written, in ast's spelling
-    argument: str  # its first argument, if that is a name or an attribute of one
+class _Call:
+    """One call of a function, the same each time that the function comes there."""
+
+    def __init__(self, frame: FrameType, directory: str) -> None:
+        path = short(frame.f_code.co_filename)
+        self.code, self.directory = frame.f_code, directory
+        self.function = f"{path} {frame.f_code.co_qualname}"
+        self.where = f"{path}:{frame.f_lineno}"
+        self._instruction = frame.f_lasti
+
+    @cached_property
+    def source(self) -> tuple[str, str]:
+        """The call as written, in ast's spelling, and its first argument, if that is a name or an attribute of one.
+
+        Both are empty where the source is not to be had.
+        """
+        nothing = "", ""
+        positions = list(self.code.co_positions())
+        first, last, left, right = positions[self._instruction // 2] if self._instruction >= 0 else (None,) * 4
+        if first is None or last is None or left is None or right is None:
+            return nothing
+        lines = [line.encode() for line in linecache.getlines(self.code.co_filename)[first - 1 : last]]
+        if len(lines) != last - first + 1:
+            return nothing
+        lines[-1] = lines[-1][:right]  # columns count bytes
+        lines[0] = lines[0][left:]
+        try:
+            call = ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
+        except SyntaxError:  # the file has changed since it was imported
+            return nothing
+        if not isinstance(call, ast.Call):
+            return nothing
+        return ast.unparse(call), _variable(call.args[0]) if call.args else ""
 
 
-@lru_cache(maxsize=4096)
-def _call(code: CodeType, instruction: int) -> _Call:
-    """The call that is under way in a frame; empty where the source is not to be had."""
-    positions = list(code.co_positions())
-    first, last, left, right = positions[instruction // 2] if instruction >= 0 else (None,) * 4
-    if first is None or last is None or left is None or right is None:
-        return _Call("", "")
-    lines = [line.encode() for line in linecache.getlines(code.co_filename)[first - 1 : last]]
-    if len(lines) != last - first + 1:
-        return _Call("", "")
-    lines[-1] = lines[-1][:right]  # columns count bytes
-    lines[0] = lines[0][left:]
-    try:
-        call = ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
-    except SyntaxError:  # the file has changed since it was imported
-        return _Call("", "")
-    if not isinstance(call, ast.Call):
-        return _Call("", "")
-    return _Call(ast.unparse(call), _variable(call.args[0]) if call.args else "")
+_calls: dict[tuple[int, int], _Call] = {}  # by the id of the code, which the call keeps alive: its hash takes longer
+
+
+def _call_of(frame: FrameType, directory: str) -> _Call:
+    """The call that is under way in a frame."""
+    place = id(frame.f_code), frame.f_lasti
+    call = _calls.get(place)
+    if call is None or call.directory != directory:
+        if len(_calls) >= _CALLS:
+            _calls.clear()
+        call = _calls[place] = _Call(frame, directory)
+    return call
 
 
 def _variable(argument: ast.expr) -> str:
