@@ -13,10 +13,20 @@ def poison(tensor: Tensor) -> None:
 
     Written through ``.data``, so the version counter does not move.
     """
-    if tensor.dtype == torch.bool:
-        tensor.data.fill_(True)
-    elif tensor.is_floating_point() or tensor.is_complex():
-        tensor.data.fill_(float("nan"))
-    else:
-        limits = torch.iinfo(tensor.dtype)
-        tensor.data.fill_(limits.min or limits.max)
+    dtype = tensor.dtype
+    value = _VALUES.get(dtype)
+    if value is None:
+        value = _VALUES[dtype] = _value(dtype)
+    tensor.data.fill_(value)
+
+
+def _value(dtype: torch.dtype) -> float | int | bool:
+    if dtype == torch.bool:
+        return True
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    limits = torch.iinfo(dtype)
+    return limits.min or limits.max
+
+
+_VALUES: dict[torch.dtype, float | int | bool] = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
-from pdlcheck.worlds.simulated.core import on_one_core
+from pdlcheck.worlds.simulated.core import never_preempt, on_one_core
 from pdlcheck.worlds.simulated.isolation import RankState, isolated_controller
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
 from pdlcheck.worlds.simulated.threads import rank_behind
@@ -206,6 +206,7 @@ class Scheduler:
 
     def _main(self, me: RankThread) -> None:
         _local.rank = me
+        never_preempt()
         while True:
             me.turn.acquire()
             if me.body is None:

@@ -57,10 +57,11 @@ class SimulatedWork(WatchedWork):
         if not poisoned or not outputs:
             return
         self.holds_back = True
-        storages = {tensor.untyped_storage()._cdata for tensor in outputs}
         own = {id(tensor) for tensor in read_by(self.operation)}
         with _networks_own():
-            self.parts = [Part([_apart(x, storages, own) for x in part.inputs], part.outputs) for part in self.parts]
+            if own:
+                storages = {tensor.untyped_storage()._cdata for tensor in outputs}
+                self.parts = [Part([_apart(x, storages, own) for x in p.inputs], p.outputs) for p in self.parts]
             for output in outputs:
                 poison(output)
 
@@ -190,4 +191,4 @@ class Transfer:
 def _apart(tensor: Any, storages: set[int], own: set[int]) -> Any:
     """A copy of an input that shares memory with an output; the poison would reach it."""
     shared = id(tensor) in own and tensor.untyped_storage()._cdata in storages
-    return tensor.detach().clone() if shared else tensor
+    return tensor.data.clone() if shared else tensor

@@ -30,9 +30,10 @@ __all__ = [
 # files of libraries that stand between a user's line and torch: context managers, deprecated names
 WRAPPERS = (contextlib.__file__, typing_extensions.__file__, warnings.__file__)
 # beginnings of the file names that are not the user's
+_WORLDS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _INTERNAL = (
     os.path.dirname(torch.__file__) + os.sep,
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,  # pdlcheck/worlds
+    _WORLDS,
     os.path.dirname(clock.__file__) + os.sep,
     "<frozen",
     threading.__file__,  # below the first function of a thread
@@ -42,20 +43,21 @@ _INTERNAL = (
 _site = os.path.dirname(os.path.dirname(torch.__file__))  # where its neighbours are installed, most often
 _MACHINERY = (
     *(os.path.join(_site, name) + os.sep for name in ("_pytest", "pluggy")),
-    os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "harness") + os.sep,
+    os.path.join(os.path.dirname(os.path.dirname(_WORLDS)), "harness") + os.sep,
 )
+_BOTTOM = os.path.join(_WORLDS, "simulated", "world.py")
 
 
 class _Kinds(dict[str, str]):
-    """What a file is, by its name: ``user``, ``tests`` (it calls the user's), ``torch`` (or the worlds), ``futures``.
+    """What a file is, by its name; a dict, as this is asked of each frame of each operation.
 
-    The last calls the callbacks of futures, in the midst of whatever the thread is doing. A dict, as this is asked of
-    each frame of each operation.
+    ``user``; ``tests``: it calls the user's; ``torch``, or the worlds; ``futures``: it calls the callbacks of futures,
+    in the midst of whatever the thread is doing; ``bottom``: it calls the user's code, and no user calls it.
     """
 
     def __missing__(self, path: str) -> str:
         if path.startswith(_INTERNAL):
-            kind = "futures" if path == torch.futures.__file__ else "torch"
+            kind = {torch.futures.__file__: "futures", _BOTTOM: "bottom"}.get(path, "torch")
         else:
             kind = "tests" if path.startswith(_MACHINERY) else "user"
         self[path] = kind
@@ -69,7 +71,10 @@ def user_frames() -> Iterator[FrameType]:
     """Yield the frames outside torch and the worlds, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if KIND_OF_FILE[frame.f_code.co_filename] in ("user", "tests"):
+        kind = KIND_OF_FILE[frame.f_code.co_filename]
+        if kind == "bottom":
+            return  # each frame that Python makes to be looked at costs as much as all else
+        if kind == "user" or kind == "tests":
             yield frame
         frame = frame.f_back
 

@@ -7,7 +7,7 @@ announcements that its ranks send, so both give the same verdicts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from pdlcheck.worlds.watch.mismatch import mismatch, p2p_mismatch
@@ -66,7 +66,7 @@ class Matcher:
     def _post_collective(self, posted: _Posted) -> Match | None:
         signature = posted.signature
         there = self._collectives[signature.group, signature.seq]
-        self._compare(signature, [other.signature for other in there.values()])
+        self._compare(signature, there)
         there[signature.rank] = posted
         if len(there) < len(signature.members):
             return None
@@ -76,11 +76,12 @@ class Matcher:
             raise error
         return Match(tuple(p.signature for p in ordered), tuple(p.key for p in ordered))
 
-    def _compare(self, arriving: Signature, there: Sequence[Signature]) -> None:
-        # those that are there agree with one another, so one of them speaks for all, but not about what they exchange
-        for other in there if arriving.op == "all_to_all" else there[:1]:
-            if error := mismatch(other, arriving, there):
+    def _compare(self, arriving: Signature, there: Mapping[int, _Posted]) -> None:
+        for other in there.values():
+            if error := mismatch(other.signature, arriving, (posted.signature for posted in there.values())):
                 raise error
+            if arriving.op != "all_to_all":
+                return  # they agree with one another, so one of them speaks for all, but not about what they exchange
 
     def _post_p2p(self, posted: _Posted) -> Match | None:
         signature = posted.signature

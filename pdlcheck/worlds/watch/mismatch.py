@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pdlcheck.errors import CollectiveMismatch
 from pdlcheck.worlds.watch.signature import Signature
@@ -20,7 +20,7 @@ _MUST_AGREE = (
 
 
 def mismatch(
-    there: Signature, arriving: Signature, all_there: Sequence[Signature]
+    there: Signature, arriving: Signature, all_there: Iterable[Signature]
 ) -> CollectiveMismatch | None:
     """Compare two members of one collective; ``all_there`` are the ones that the report lists."""
     if there.op != arriving.op and there.is_new_group and arriving.is_new_group:
