@@ -70,11 +70,32 @@ def test_the_stream_of_random_goes_on_where_it_was(drawn):
             random.getrandbits(32)
         random.gauss(0, 1)  # keeps a second value for the next call
         state, expected = streams.python_stream(), random.getstate()
+        assert streams.python_stream(state) is state
         following = [random.gauss(0, 1), random.random()]
         random.seed(8)
+        assert streams.python_stream(state) != state
         streams.set_python_stream(state)
         assert random.getstate() == expected
         assert [random.gauss(0, 1), random.random()] == following
+    finally:
+        random.setstate(own)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda: random.seed(8), lambda: random.getrandbits(32 * 624), lambda: random.gauss(0, 1)]
+)
+def test_a_stream_that_has_changed_is_told_from_the_last_one(change):
+    own = random.getstate()
+    try:
+        random.seed(7)
+        random.gauss(0, 1)
+        state = streams.python_stream()
+        change()
+        changed, expected = streams.python_stream(state), random.getstate()
+        assert changed != state
+        streams.set_python_stream(state)
+        streams.set_python_stream(changed)
+        assert random.getstate() == expected
     finally:
         random.setstate(own)
 

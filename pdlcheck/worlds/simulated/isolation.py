@@ -38,6 +38,7 @@ from pdlcheck.worlds.simulated.streams import python_stream, set_python_stream
 __all__ = ["Observer", "RankState", "isolated_controller"]
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_environment: Any = os.environb if os.supports_bytes_environ else os.environ  # which takes twice as long
 _set_numpy = getattr(np.random, "set_bit_generator")  # noqa: B009 - its type stub does not export it
 _get_numpy = getattr(np.random, "get_bit_generator")  # noqa: B009
 observer: Observer | None = None  # while a run is diagnosed
@@ -67,9 +68,9 @@ class RankState:
         self._rank = rank
         self._seed = seed * 10_007 + rank  # ranks start with different streams
         self._numpy = _generator_of(rank)
-        self._environment = dict(
-            zip(_RANK_VARIABLES, map(str, (rank, rank, world_size, world_size)), strict=True)
-        )
+        own = zip(_RANK_VARIABLES, map(str, (rank, rank, world_size, world_size)), strict=True)
+        encode = os.fsencode if _environment is not os.environ else str
+        self._environment = {encode(name): encode(value) for name, value in own}
 
     def enter(self) -> None:
         """The rank starts."""
@@ -79,14 +80,15 @@ class RankState:
         np.random.seed(self._seed % 2**32)
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(1)  # of this thread alone
-        os.environ.update(self._environment)
+        _environment.update(self._environment)
+        self._python = python_stream()
         if observer is not None:
             observer.arrive(self._rank)
 
     def save(self) -> None:
         """The rank gives up its turn."""
         self._torch = torch.default_generator.get_state()
-        self._python = python_stream()
+        self._python = python_stream(self._python)
         self._normal = kept_normal()
         self._dtype = torch.get_default_dtype()
 
@@ -99,7 +101,7 @@ class RankState:
         if torch.get_default_dtype() is not self._dtype:
             torch.set_default_dtype(self._dtype)
         for name, value in self._environment.items():  # a third of what update takes
-            os.environ[name] = value
+            _environment[name] = value
         if observer is not None:
             observer.arrive(self._rank)
 
