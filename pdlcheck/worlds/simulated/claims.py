@@ -116,7 +116,13 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _check_arguments(
         self, func: Any, known: Sequence[tuple[str, str]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
+        held = self._by_storage
         for value, (_, access) in zip(args, known, strict=False):
+            if type(value) in _PLAIN:
+                if value.layout is not torch.strided or value.untyped_storage()._cdata not in held:
+                    continue
+            elif type(value) in _SCALARS:
+                continue
             for tensor in _tensors(value):
                 self.check(tensor, access, func)
         if kwargs:
@@ -173,6 +179,7 @@ _WHY = {
 # -- what an operation does to its arguments -------------------------------------------------------
 
 _PLAIN = {Tensor, torch.nn.Parameter}
+_SCALARS = {bool, float, int, type(None)}
 _LOOK_AWAY = ("resize_", "set_", "record_stream")
 _COMMUNICATION = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional")  # checked when posted
 
