@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import sys
@@ -49,12 +51,18 @@ def recorder(told, about_to=lambda number: None):
     return do
 
 
-def _rank(rank, port, case, pipe, all_told):
+def _rank(rank, port, case, pipe, all_in, all_told):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE)}
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch logs each error
     if case.how != "absent":
-        dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+        store = dist.TCPStore("127.0.0.1", port, WORLD_SIZE, rank == 0, timedelta(seconds=LIMIT_S))
+        store.set_timeout(timedelta(seconds=TIMEOUT_S))
+        all_in.wait(LIMIT_S)  # thirty processes that begin at a time take longer than a program may
+        store = dist.PrefixStore("default_pg", store)  # as the rendezvous of torch makes it
+        timeout = timedelta(seconds=TIMEOUT_S)
+        dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=WORLD_SIZE)
+        all_in.wait(LIMIT_S)  # one that is lost at once would be lost to peers that connect yet
 
     def about_to(number):
         if rank == case.lost and number == case.at:
@@ -72,24 +80,31 @@ def _rank(rank, port, case, pipe, all_told):
     os._exit(0)
 
 
+def _unused_port():
+    """A port below those that the system hands out, so that nobody is given it before its rank listens there."""
+    while True:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", random.randrange(10_000, 32_768)))
+            return free.getsockname()[1]
+
+
 def start(case):
     """Start one program; return what waits for its end."""
     context = multiprocessing.get_context("fork")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    all_told, pipes, processes = context.Event(), {}, []
+    port, all_in, all_told = _unused_port(), context.Barrier(WORLD_SIZE), context.Event()
+    pipes, processes = {}, []
     for rank in range(WORLD_SIZE):
         if case.how == "absent" and rank == case.lost:
             continue
         pipes[rank], other = context.Pipe(duplex=False)
-        processes.append(context.Process(target=_rank, args=(rank, port, case, other, all_told), daemon=True))
+        processes.append(context.Process(target=_rank, args=(rank, port, case, other, all_in, all_told), daemon=True))
         processes[-1].start()
 
     def finish():
         survivors = [rank for rank in pipes if rank != case.lost]
         told = {rank: pipes[rank].recv() if pipes[rank].poll(LIMIT_S) else ["nothing"] for rank in survivors}
         all_told.set()
+        all_in.abort()  # of use to nobody now; forgotten before, its shared memory would serve the next program
         for process in processes:
             process.kill()
             process.join()

@@ -36,7 +36,7 @@ def test_ten_thousand_simulations_leave_no_thread_no_file_and_no_tensor():
     threads, files, tensors, pages = zip(*kept, strict=True)
     assert len(set(threads)) == 1
     assert len(set(files)) == 1
-    assert len(set(tensors)) == 1
+    assert len(set(tensors[1:])) == 1  # the first runs also end what earlier tests have left
     grown = (pages[-1] - pages[1]) * os.sysconf("SC_PAGE_SIZE")
     # a failing run has its groups made anew, which leaves about 1 KB; torch keeps a part of each
     assert grown / (RUNS - 2 * BATCH) < 512, f"{grown / 2**20:.1f} MiB more after {RUNS - 2 * BATCH} runs"
