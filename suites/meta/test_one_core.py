@@ -46,6 +46,21 @@ def test_a_process_that_a_rank_forks_has_all_cores():
     assert get_world("sim").run(forks, world_size=2) == [0, 0]
 
 
+@pytest.mark.skipif(
+    not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER,
+    reason="needs the usual scheduler of Linux",
+)
+def test_ranks_do_not_preempt_one_another_and_what_they_fork_is_as_the_controller():
+    def policies():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(os.sched_getscheduler(0))
+        return os.sched_getscheduler(0), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert get_world("sim").run(policies, world_size=2) == [(os.SCHED_BATCH, os.SCHED_OTHER)] * 2
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
 def test_every_rank_computes_with_one_thread_or_as_many_as_it_says():
     def threads():
         before = torch.get_num_threads()

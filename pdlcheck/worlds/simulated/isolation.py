@@ -2,7 +2,8 @@
 
 Swapped at every switch: the random streams of torch, numpy and Python, the default dtype, the launcher's
 environment variables. Grad mode, autocast, inference mode and the default device are per thread in torch
-already.
+already. The streams of devices stay the controller's, also where a rank calls ``torch.manual_seed``: it computes on
+the CPU.
 
 Not swapped: the module globals of the user's code, and what can be reached from them. A program that lets one rank see
 what another has put there ends otherwise on processes. :func:`pdlcheck.worlds.check_same_on_worlds`, and pytest in a
