@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 import traceback
-from types import FrameType
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -18,6 +21,8 @@ _DISTRIBUTED = os.path.join(_TORCH, "distributed") + os.sep
 _WORLDS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = os.path.join(_LIBRARY, "site-packages") + os.sep
+_ALONE_S, _SLACK_S = 0.1, 0.001  # until another thread may ask for the interpreter; for clocks
+_one_at_a_time = threading.Lock()
 
 
 class Place:
@@ -37,20 +42,50 @@ class Place:
         self.mark = mark
 
 
+class _Frame(NamedTuple):
+    path: str
+    line: int
+    function: str
+
+
 def place_of(thread_id: int) -> Place:
     """Where the Python thread ``thread_id`` is."""
-    innermost = sys._current_frames().get(thread_id)
-    call, frame, communicates = "", innermost, False
-    while frame is not None and _is_internal(frame):
-        if frame.f_code.co_filename.startswith(_DISTRIBUTED):
+    frames, mark = _frames_of(thread_id)
+    call, where, communicates = "", "", False
+    for frame in frames:
+        if not _is_internal(frame.path):
+            where = f"at {short(frame.path)}:{frame.line}"
+            break
+        if frame.path.startswith(_DISTRIBUTED):
             communicates = True
-            if frame.f_code.co_name != "wrapper":  # of torch's logging decorators
-                call = frame.f_code.co_name
-        frame = frame.f_back
-    where = f"at {short(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
-    mark = (id(innermost), innermost.f_lasti) if innermost is not None else None
+            if frame.function != "wrapper":  # of torch's logging decorators
+                call = frame.function
     words = f"in {call} {where}" if call and where else where
-    return Place(words, _stack(innermost), communicates, mark)
+    return Place(words, _stack(frames), communicates, mark)
+
+
+def _frames_of(thread_id: int) -> tuple[list[_Frame], object]:
+    """The frames of a thread, innermost first, and a mark of where it is.
+
+    Nobody else runs meanwhile: when a frame ends while another thread goes from it to its caller, the caller may be any
+    piece of memory, as CPython 3.11 does that.
+    """
+    frames: list[_Frame] = []
+    with _one_at_a_time:
+        usual = sys.getswitchinterval()
+        sys.setswitchinterval(_ALONE_S)
+        try:
+            until = time.perf_counter() + usual + _SLACK_S
+            while time.perf_counter() < until:
+                pass  # a thread that has asked for the interpreter before gets it yet
+            frame = sys._current_frames().get(thread_id)
+            mark = (id(frame), frame.f_lasti) if frame is not None else None
+            while frame is not None:
+                frames.append(_Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+                frame = frame.f_back
+        finally:
+            sys.setswitchinterval(usual)
+    return frames, mark
 
 
 def user_traceback(error: BaseException) -> str:
@@ -69,8 +104,7 @@ def user_traceback(error: BaseException) -> str:
     return "".join(formatted.format())
 
 
-def _is_internal(frame: FrameType) -> bool:
-    path = frame.f_code.co_filename
+def _is_internal(path: str) -> bool:
     if path.startswith((_TORCH, _WORLDS, "<frozen")):
         return True
     return path.startswith(_LIBRARY) and not path.startswith(_PACKAGES)  # threading, contextlib, ...
@@ -81,6 +115,6 @@ def is_machinery(path: str) -> bool:
     return path == "<string>" or path.startswith(_WORLDS) or calls_tests(path)
 
 
-def _stack(frame: FrameType | None) -> str:
-    frames = [f for f in traceback.extract_stack(frame) if not is_machinery(f.filename)] if frame else []
-    return "".join(traceback.StackSummary.from_list(frames).format())
+def _stack(frames: Sequence[_Frame]) -> str:
+    shown = [traceback.FrameSummary(*frame) for frame in reversed(frames) if not is_machinery(frame.path)]
+    return "".join(traceback.StackSummary.from_list(shown).format())
