@@ -31,8 +31,10 @@ class Engine(torch._C._ImperativeEngine):
         rank = current_rank()
         if rank is None:
             return super().run_backward(tensors, *args, **kwargs)
-        mine = _take(rank.rank, _parameters(tensors)) if kwargs.get("accumulate_grad") else []
+        mine: list[Tensor] = []
         try:
+            if kwargs.get("accumulate_grad"):
+                _take(rank.rank, _parameters(tensors), mine)
             return super().run_backward(tensors, *args, **kwargs)
         finally:
             for parameter in mine:
@@ -40,47 +42,46 @@ class Engine(torch._C._ImperativeEngine):
             rank.network.after_backward(rank.rank)
 
 
-def _take(rank: int, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Hold parameters for a pass of this rank; return those that no pass of it holds yet, as a pass may start another.
+def _take(rank: int, parameters: Sequence[Tensor], mine: list[Tensor]) -> None:
+    """Hold parameters for a pass of this rank; add to ``mine`` what no pass of it held, as a pass may start another.
 
     Raises:
         Unsupported: another rank holds one.
     """
     for parameter in parameters:
-        other, _ = _accumulating.get(id(parameter), (rank, None))
-        if other != rank:
-            raise Unsupported(
-                f"rank {rank} computes the gradient of a tensor of shape {tuple(parameter.shape)} at {user_line()}, "
-                f"and so does rank {other}: simulated ranks share module globals, while a process would have its own; "
-                "make the model in the function that the ranks run"
-            )
-    mine = []
-    for parameter in parameters:
-        if id(parameter) not in _accumulating:
+        held = _accumulating.get(id(parameter))
+        if held is None:
             _accumulating[id(parameter)] = rank, parameter
             mine.append(parameter)
-    return mine
+        elif held[0] != rank:
+            raise Unsupported(
+                f"rank {rank} computes the gradient of a tensor of shape {tuple(parameter.shape)} at {user_line()}, "
+                f"and so does rank {held[0]}: simulated ranks share module globals, while a process would have its "
+                "own; make the model in the function that the ranks run"
+            )
 
 
 def _parameters(roots: Sequence[Tensor | GradientEdge]) -> list[Tensor]:
     """The leaves that a pass from ``roots`` reaches."""
     found: list[Any] = []
-    nodes, seen = [], set()
+    nodes: list[Any] = []
     for root in roots:
-        node: Any = root.node if isinstance(root, GradientEdge) else root.grad_fn
+        node = root.node if isinstance(root, GradientEdge) else root.grad_fn
         if node is None:
             found.append(root)
-        elif isinstance(node, _AccumulateGrad):
+        elif type(node) is _AccumulateGrad:
             found.append(node.variable)
         else:
             nodes.append(node)
-    while nodes:
-        for node, _ in nodes.pop().next_functions:
-            if node is None or node in seen:
+    seen = set(nodes)
+    following: Any
+    for node in nodes:  # which grows
+        for following, _ in node.next_functions:
+            if following is None or following in seen:
                 continue
-            seen.add(node)
-            if isinstance(node, _AccumulateGrad):
-                found.append(node.variable)
+            seen.add(following)
+            if type(following) is _AccumulateGrad:
+                found.append(following.variable)
             else:
-                nodes.append(node)
+                nodes.append(following)
     return found

@@ -23,6 +23,7 @@ is unknown here. Sessions of pytest-xdist do not compare, as a worker sees the v
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import sys
@@ -40,6 +41,7 @@ __all__ = ["Observer", "RankState", "isolated_controller"]
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _environment: Any = os.environb if os.supports_bytes_environ else os.environ  # which takes twice as long
+_variables: Any = getattr(_environment, "_data", _environment)  # the same, where it can be read as a plain dict
 _set_numpy = getattr(np.random, "set_bit_generator")  # noqa: B009 - its type stub does not export it
 _get_numpy = getattr(np.random, "get_bit_generator")  # noqa: B009
 observer: Observer | None = None  # while a run is diagnosed
@@ -50,6 +52,13 @@ def _generator_of(rank: int) -> np.random.MT19937:
     while len(_generators) <= rank:
         _generators.append(np.random.MT19937())
     return _generators[rank]
+
+
+@functools.cache
+def _environment_of(rank: int, world_size: int) -> dict[Any, Any]:
+    own = zip(_RANK_VARIABLES, map(str, (rank, rank, world_size, world_size)), strict=True)
+    encode = os.fsencode if _environment is not os.environ else str
+    return {encode(name): encode(value) for name, value in own}
 
 
 class Observer(Protocol):
@@ -69,9 +78,7 @@ class RankState:
         self._rank = rank
         self._seed = seed * 10_007 + rank  # ranks start with different streams
         self._numpy = _generator_of(rank)
-        own = zip(_RANK_VARIABLES, map(str, (rank, rank, world_size, world_size)), strict=True)
-        encode = os.fsencode if _environment is not os.environ else str
-        self._environment = {encode(name): encode(value) for name, value in own}
+        self._environment = _environment_of(rank, world_size)
 
     def enter(self) -> None:
         """The rank starts."""
@@ -81,7 +88,7 @@ class RankState:
         np.random.seed(self._seed % 2**32)
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(1)  # of this thread alone
-        _environment.update(self._environment)
+        self._set_environment()
         self._python = python_stream()
         if observer is not None:
             observer.arrive(self._rank)
@@ -101,10 +108,14 @@ class RankState:
         set_kept_normal(self._normal)
         if torch.get_default_dtype() is not self._dtype:
             torch.set_default_dtype(self._dtype)
-        for name, value in self._environment.items():  # a third of what update takes
-            _environment[name] = value
+        self._set_environment()
         if observer is not None:
             observer.arrive(self._rank)
+
+    def _set_environment(self) -> None:
+        for name, value in self._environment.items():
+            if _variables.get(name) != value:  # half of them are the same on all ranks, and to set one takes long
+                _environment[name] = value
 
 
 @contextmanager

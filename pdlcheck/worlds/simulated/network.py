@@ -6,7 +6,7 @@ What is left open by the rules of ``torch.distributed`` is decided by :class:`pd
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from pdlcheck.worlds.simulated.claims import Claims
 from pdlcheck.worlds.simulated.collectives import read_by, written_by
 from pdlcheck.worlds.simulated.lanes import Lanes
 from pdlcheck.worlds.simulated.leaks import leaked
-from pdlcheck.worlds.simulated.origin import Origin, origin
+from pdlcheck.worlds.simulated.origin import origin
 from pdlcheck.worlds.simulated.refused import refuse
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
 from pdlcheck.worlds.simulated.schedules.access import Post, Question
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from pdlcheck.worlds.simulated.recorder import Recorder
 
 __all__ = ["Network"]
-
-
-_BLOCKING = Origin(blocking=True, torchs_own=False, batch=None)
 
 
 class Network:
@@ -125,19 +122,19 @@ class Network:
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
         refuse(operation)
-        post = Post(operation.signature)
-        if self.suffering.loses_ranks:
-            post.kills = self.suffering.kills_next(operation.signature.rank)
-        self.scheduler.post(post)
-        self.scheduler.progress()
-        self._let_things_happen()
         signature = operation.signature
-        damages = self._suffer(signature) if self.suffering.faults else []
+        post = Post(signature)
+        if self.suffering.loses_ranks:
+            post.kills = self.suffering.kills_next(signature.rank)
+        self.scheduler.post(post)
+        if self._unmoved or self._unseen:
+            self._let_things_happen()
+        damages = self._suffer(signature) if self.suffering.faults else ()
         self.last[signature.rank] = signature
-        work = SimulatedWork(self, operation, _origin(operation), post)
-        for fault in damages:
-            self.suffering.damage(fault, work)
+        work = SimulatedWork(self, operation, origin(operation), post)
         if self.suffering.faults:
+            for fault in damages:
+                self.suffering.damage(fault, work)
             self.suffering.remember(operation)
         self._posted[id(work)] = work
         if signature.op == "send" and self.semantics.buffers(nbytes_of(operation.parts[0].inputs[0])):
@@ -153,12 +150,12 @@ class Network:
             raise
         return work
 
-    def _matches(self, work: SimulatedWork) -> Iterator[Match]:
+    def _matches(self, work: SimulatedWork) -> Iterable[Match]:
         signature = work.operation.signature
         if signature.is_p2p and self.semantics.messages == "in_order":
-            yield from self._lanes.post(signature, id(work), work.origin.batch)
-        elif match := self._matcher.post(signature, id(work)):
-            yield match
+            return self._lanes.post(signature, id(work), work.origin.batch)
+        match = self._matcher.post(signature, id(work))
+        return () if match is None else (match,)
 
     def _complete(self, match: Match) -> None:
         works = [self._posted.pop(key) for key in match.keys]  # type: ignore[call-overload]
@@ -166,8 +163,11 @@ class Network:
         if self.recorder is not None:
             self.recorder.meet(works)
         transfer = Transfer(works, self._order)
-        for work, source in zip(works, reversed(match.signatures), strict=False):
-            work.match(transfer, source.members.index(source.rank))  # torch asks for the number in the group
+        for work in works:
+            work.match(transfer)
+        if match.signatures[0].is_p2p:
+            for work, source in zip(works, reversed(match.signatures), strict=True):
+                work.came_from(source.members.index(source.rank))  # torch asks for the number in the group
         if self.semantics.data == "at_once":
             transfer.move()
         elif self.semantics.data == "random":
@@ -228,8 +228,9 @@ class Network:
     def wait(self, ready: Callable[[], bool], waits_for: Any) -> None:
         """Block the running rank until ``ready()``."""
         __tracebackhide__ = True
-        self._let_things_happen()
-        self._show(of=current_rank())
+        if self._unmoved or self._unseen:
+            self._let_things_happen()
+            self._show(of=current_rank())
         self.scheduler.wait_until(ready, waits_for)
 
     def poll(self, waits_for: Signature) -> None:
@@ -266,9 +267,3 @@ class Network:
                 if isinstance(rank.waits_for, Signature)
             },
         )
-
-
-def _origin(operation: Operation) -> Origin:
-    """Blocking calls say so in their options, those of messages by the function that made them."""
-    options = operation.args[-1] if operation.args else None
-    return _BLOCKING if getattr(options, "asyncOp", True) is False else origin()

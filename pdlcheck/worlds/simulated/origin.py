@@ -11,14 +11,15 @@ import torch
 import torch.distributed.c10d_logger as c10d_logger
 import torch.distributed.distributed_c10d as c10d
 
+from pdlcheck.worlds.watch import Operation
 from pdlcheck.worlds.watch.callsite import WRAPPERS
 
 __all__ = ["Origin", "origin"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _WORLDS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_PASSED_THROUGH = {c10d.__file__, c10d_logger.__file__, *WRAPPERS}
-_BLOCKING = {"recv", "send"}  # functions of torch.distributed that wait for what they post
+_PASSED_THROUGH = (c10d.__file__, c10d_logger.__file__, *WRAPPERS)
+_THAT_WAIT = {"recv", "send"}  # functions of torch.distributed that wait for what they post
 
 
 class Origin(NamedTuple):
@@ -33,18 +34,43 @@ class Origin(NamedTuple):
     batch: FrameType | None
 
 
-def origin() -> Origin:
-    """Look at the frames of the call under way."""
+_BLOCKING = Origin(blocking=True, torchs_own=False, batch=None)
+
+
+class _Places(dict[str, str]):
+    """Whose a file is, by its name: ``user``, ``torch``, ``passed through``, or empty: the worlds'."""
+
+    def __missing__(self, path: str) -> str:
+        if path in _PASSED_THROUGH:
+            place = "passed through"
+        elif path.startswith(_WORLDS):
+            place = ""
+        else:
+            place = "torch" if path.startswith(_TORCH) else "user"
+        self[path] = place
+        return place
+
+
+_place_of = _Places()
+
+
+def origin(operation: Operation | None = None) -> Origin:
+    """Where the call under way comes from, or the ``operation`` that it posts.
+
+    Blocking collectives say so in their options; of all else it is told by the frames.
+    """
+    if operation is not None and operation.args and getattr(operation.args[-1], "asyncOp", True) is False:
+        return _BLOCKING
     blocking, batch = False, None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        path = code.co_filename
-        if path in _PASSED_THROUGH:
-            blocking = blocking or code.co_name in _BLOCKING
-            if code.co_name == "batch_isend_irecv":
+        place = _place_of[frame.f_code.co_filename]
+        if place == "passed through":
+            name = frame.f_code.co_name
+            blocking = blocking or name in _THAT_WAIT
+            if name == "batch_isend_irecv":
                 batch = frame
-        elif not path.startswith(_WORLDS):
-            return Origin(blocking, path.startswith(_TORCH), batch)
+        elif place:
+            return Origin(blocking, place == "torch", batch)
         frame = frame.f_back
     return Origin(blocking, True, batch)

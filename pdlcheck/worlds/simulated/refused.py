@@ -39,13 +39,11 @@ def _refuse_list(part: Part, op: str, size: int) -> None:
 
 
 def _refuse_dtypes(part: Part, op: str, reduce_op: str) -> None:
-    tensors = (*part.inputs, *part.outputs)
-    for tensor in tensors:
-        if tensor.dtype != tensors[0].dtype:
-            dtypes = {str(tensor.dtype) for tensor in tensors}
-            raise RuntimeError(f"{op} needs tensors of one dtype, got {', '.join(sorted(dtypes))}")
-    if reduce_op in _OF_SOME_DTYPES and tensors:
-        dtype = tensors[0].dtype
+    dtypes = {tensor.dtype for tensor in (*part.inputs, *part.outputs)}
+    if len(dtypes) > 1:
+        raise RuntimeError(f"{op} needs tensors of one dtype, got {', '.join(sorted(map(str, dtypes)))}")
+    if reduce_op in _OF_SOME_DTYPES and dtypes:
+        (dtype,) = dtypes
         whole = not (dtype.is_floating_point or dtype.is_complex)
         if reduce_op == "AVG" and whole:
             raise RuntimeError(f"ReduceOp.AVG needs a floating-point tensor, got {dtype}; use SUM")

@@ -158,6 +158,7 @@ class Scheduler:
         else:
             self._check(me)
         me.acted = True
+        self._polls = 0  # progress
 
     def wait_until(self, ready: Callable[[], bool], waits_for: Any, pending: Any = None) -> None:
         """Block the running rank until ``ready()``; ``waits_for`` is what a report says about it."""
@@ -168,8 +169,10 @@ class Scheduler:
             return
         me.ready, me.waits_for = ready, waits_for
         try:
-            while not ready():
+            while True:
                 self._yield(me, "wait", pending)
+                if ready():
+                    break
         finally:
             me.ready = None
         me.waits_for = None  # kept when the wait ends by an error: it is where the rank was stopped
@@ -322,7 +325,7 @@ def running_rank() -> RankThread:
     Raises:
         Unsupported: it is another thread. If a rank has started it, the run ends.
     """
-    me = current_rank()
+    me: RankThread | None = getattr(_local, "rank", None)
     if me is not None:
         return me
     rank = rank_behind()

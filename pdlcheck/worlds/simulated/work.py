@@ -30,38 +30,38 @@ class SimulatedWork(WatchedWork):
     Polls and futures do so once the operation is *visible*, which the semantics may delay.
     """
 
+    # what most operations never change
+    holds_back = False  # results stay out of the outputs until this rank has waited
+    matched = False
+    visible = False
+    finished = False
+    transfer: Transfer | None = None
+    results: Sequence[Write] = ()
+    act: Act | None = None  # what the recorder of times knows it by
+    deliver: Callable[[Sequence[Write]], Sequence[Write]] | None = None  # a fault damages what arrives
+    _waited = False
+    _gave_future = False
+    _lost: RuntimeError | None = None  # a rank is gone without which there is no end
+
     def __init__(self, network: Network, operation: Operation, origin: Origin, post: Post) -> None:
         super().__init__(operation)
         self._post = post
         self._call = user_call() if network.scheduler.every_post else None
-        self._lost: RuntimeError | None = None  # a rank is gone without which there is no end
-        self.deliver: Callable[[Sequence[Write]], Sequence[Write]] = lambda writes: writes  # a fault may damage them
-        self.operation = operation
         self.origin = origin
         self.parts = operation.parts
-        self.holds_back = False  # results stay out of the outputs until this rank has waited
-        self.matched = False
-        self.visible = False
-        self.finished = False
-        self._waited = False
-        self._gave_future = False
-        self.transfer: Transfer | None = None
-        self.results: Sequence[Write] = ()
         self.owner: RankThread | None = current_rank()
-        self.act: Act | None = None  # what the recorder of times knows it by
         self._network = network
 
     def protect(self, poisoned: bool) -> None:
         """Copy the inputs that lie in outputs, and poison the outputs, if wanted."""
-        outputs = written_by(self.operation)
-        if not poisoned or not outputs:
+        outputs = written_by(self.operation) if poisoned else ()
+        if not outputs:
             return
         self.holds_back = True
-        own = {id(tensor) for tensor in read_by(self.operation)}
         with _networks_own():
-            if own:
+            if read_by(self.operation):
                 storages = {tensor.untyped_storage()._cdata for tensor in outputs}
-                self.parts = [Part([_apart(x, storages, own) for x in p.inputs], p.outputs) for p in self.parts]
+                self.parts = [Part([_apart(x, storages) for x in p.inputs], p.outputs) for p in self.parts]
             for output in outputs:
                 poison(output)
 
@@ -71,9 +71,13 @@ class SimulatedWork(WatchedWork):
             self.parts = [Part([x.detach().clone() for x in part.inputs], part.outputs) for part in self.parts]
         self.matched = self.visible = True
 
-    def match(self, transfer: Transfer, source: int) -> None:
-        """All partners are there; called by the rank that came last. ``source`` is a place in the group."""
-        self.transfer, self._source, self.matched = transfer, source, True
+    def match(self, transfer: Transfer) -> None:
+        """All partners are there; called by the rank that came last."""
+        self.transfer, self.matched = transfer, True
+
+    def came_from(self, source: int) -> None:
+        """The message is from this place in the group."""
+        self._source = source
 
     def show(self) -> None:
         """Polls and futures learn that the operation is complete."""
@@ -93,7 +97,8 @@ class SimulatedWork(WatchedWork):
                 with _networks_own():
                     write(self.results)
                 self.results = ()
-        self._settle_future()
+        if self._future is not None:
+            self._settle_future()
 
     def lose(self, error: RuntimeError) -> None:
         """The operation will never be complete; ``error`` says why."""
@@ -179,7 +184,7 @@ class Transfer:
         with _networks_own():
             results = moves([work.operation for work in works], [work.parts for work in works], self._order)
             for work, undamaged in zip(works, results, strict=True):
-                writes = work.deliver(undamaged)
+                writes = undamaged if work.deliver is None else work.deliver(undamaged)
                 if not work.holds_back:
                     write(writes)
                 elif work.operation.signature.is_p2p:
@@ -188,7 +193,6 @@ class Transfer:
                     work.results = list(writes)
 
 
-def _apart(tensor: Any, storages: set[int], own: set[int]) -> Any:
+def _apart(tensor: Any, storages: set[int]) -> Any:
     """A copy of an input that shares memory with an output; the poison would reach it."""
-    shared = id(tensor) in own and tensor.untyped_storage()._cdata in storages
-    return tensor.data.clone() if shared else tensor
+    return tensor.data.clone() if tensor.untyped_storage()._cdata in storages else tensor

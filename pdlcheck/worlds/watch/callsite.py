@@ -51,13 +51,13 @@ _BOTTOM = os.path.join(_WORLDS, "simulated", "world.py")
 class _Kinds(dict[str, str]):
     """What a file is, by its name; a dict, as this is asked of each frame of each operation.
 
-    ``user``; ``tests``: it calls the user's; ``torch``, or the worlds; ``futures``: it calls the callbacks of futures,
-    in the midst of whatever the thread is doing; ``bottom``: it calls the user's code, and no user calls it.
+    ``user``; ``tests``: it calls the user's; empty: torch's, or the worlds'; ``futures``: it calls the callbacks of
+    futures, in the midst of whatever the thread is doing; ``bottom``: it calls the user's code, and no user calls it.
     """
 
     def __missing__(self, path: str) -> str:
         if path.startswith(_INTERNAL):
-            kind = {torch.futures.__file__: "futures", _BOTTOM: "bottom"}.get(path, "torch")
+            kind = {torch.futures.__file__: "futures", _BOTTOM: "bottom"}.get(path, "")
         else:
             kind = "tests" if path.startswith(_MACHINERY) else "user"
         self[path] = kind

@@ -117,19 +117,22 @@ class WatchedGroup(dist.ProcessGroup):
         seq = self._collectives
         self._collectives += 1
         where, names = self._line_and_names(compare[0] if compare else None)
-        signature = Signature(
-            rank=self._members[self._group_rank],
-            op=op,
-            group=self._watched_name,
-            members=self._members,
-            seq=seq,
-            shapes=tuple([tuple(t.shape) for t in compare]),
-            dtypes=tuple([_dtype_names[t.dtype] for t in compare]),
-            reduce_op=_reduce_name(reduce_op) if reduce_op is not None else "",
-            root=self._members[root] if root >= 0 else -1,
-            splits=splits,
-            where=where,
-            names=names,
+        members = self._members
+        signature = Signature(  # by position, as this is done for each operation
+            members[self._group_rank],
+            op,
+            self._watched_name,
+            members,
+            seq,
+            tuple([tuple(t.shape) for t in compare]),
+            tuple([_dtype_names[t.dtype] for t in compare]),
+            _reduce_name(reduce_op) if reduce_op is not None else "",
+            members[root] if root >= 0 else -1,
+            -1,  # no peer
+            0,  # no tag
+            splits,
+            where,
+            names,
         )
         is_async = getattr(args[-1], "asyncOp", True)  # of the options; C++ callers do not say
         return self._engine.post(Operation(signature, parts, method, args, reduce_op, is_async))

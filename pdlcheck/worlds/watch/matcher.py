@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from pdlcheck.worlds.watch.mismatch import mismatch, p2p_mismatch
 from pdlcheck.worlds.watch.order import Orders
@@ -17,16 +18,14 @@ from pdlcheck.worlds.watch.signature import Signature
 __all__ = ["Match", "Matcher"]
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """Operations that form one collective (in group order) or one message (send, recv); ``keys`` are the callers'."""
 
     signatures: tuple[Signature, ...]
     keys: tuple[Hashable, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Posted:
+class _Posted(NamedTuple):
     signature: Signature
     key: Hashable
 
@@ -74,11 +73,11 @@ class Matcher:
         ordered = [there[rank] for rank in signature.members]
         if error := self._orders.met([p.signature for p in ordered]):
             raise error
-        return Match(tuple(p.signature for p in ordered), tuple(p.key for p in ordered))
+        return Match(*zip(*ordered, strict=True))
 
     def _compare(self, arriving: Signature, there: Mapping[int, _Posted]) -> None:
         for other in there.values():
-            if error := mismatch(other.signature, arriving, (posted.signature for posted in there.values())):
+            if error := mismatch(other.signature, arriving, map(_signature_of, there.values())):
                 raise error
             if arriving.op != "all_to_all":
                 return  # they agree with one another, so one of them speaks for all, but not about what they exchange
@@ -98,6 +97,9 @@ class Matcher:
             self._recvs[place].append(posted)
             return None
         return _message(partner, posted)
+
+
+_signature_of = attrgetter("signature")
 
 
 def _take(queue: list[_Posted], fits: Callable[[Signature], bool]) -> _Posted | None:

@@ -56,17 +56,18 @@ def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...]]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (wanted or not line):
         kind = KIND_OF_FILE[frame.f_code.co_filename]
-        if kind == "bottom":
-            break
-        if kind == "futures" or kind == "tests":
-            wanted = 0
-        if kind == "user" or kind == "tests":
-            call = _call_of(frame, directory)
-            line = line or call.where
-            if wanted:
-                wanted -= 1
-                for text in list(_in_scope(tensor, frame.f_locals)) or _from_text(frame, call):
-                    names.append(Name(text, call.function, call.where))
+        if kind:  # most frames are torch's
+            if kind == "bottom":
+                break
+            if kind != "user":
+                wanted = 0
+            if kind != "futures":
+                call = _call_of(frame, directory)
+                line = line or call.where
+                if wanted:
+                    wanted -= 1
+                    for text in list(_in_scope(tensor, frame.f_locals)) or _from_text(frame, call):
+                        names.append(Name(text, call.function, call.where))
         frame = frame.f_back
     return line, tuple(names)
 

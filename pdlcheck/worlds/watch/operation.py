@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,8 +12,7 @@ from pdlcheck.worlds.watch.signature import Signature
 __all__ = ["Operation", "Part"]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Tensors of one collective; a coalesced call has several parts.
 
     ``inputs`` and ``outputs`` hold one tensor, or one for each member in group order, or none:
@@ -26,8 +24,7 @@ class Part:
     outputs: Sequence[Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(NamedTuple):
     """``method`` and ``args`` are the call as torch made it, so that a real process group can be given the same.
 
     ``is_async``: whoever makes the call may do something else before it waits.

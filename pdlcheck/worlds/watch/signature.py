@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from pdlcheck.worlds.watch.naming import Name
 
@@ -14,9 +13,8 @@ NEW_GROUP = "new_group"
 _DEFAULT_GROUP = "0"  # torch's name for the first group of a process
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """One c10d operation of one rank, without its data; small and picklable.
+class Signature(NamedTuple):
+    """One c10d operation of one rank, without its data; small and picklable, and soon made.
 
     Args:
         rank: global rank that posts it.
@@ -48,9 +46,6 @@ class Signature:
     splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     where: str = ""
     names: tuple[Name, ...] = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Signature, tuple([getattr(self, name) for name in self.__slots__])
 
     @property
     def is_p2p(self) -> bool:
