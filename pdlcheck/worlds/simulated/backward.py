@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.simulated.scheduler import current_rank
@@ -20,8 +20,8 @@ from pdlcheck.worlds.watch import user_line
 __all__ = ["Engine"]
 
 # the class of nodes that hold a leaf: C++ makes it when it first shows one to Python
-_AccumulateGrad: Any = type(torch.ones(1, requires_grad=True).expand_as(torch.ones(1)).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
-_accumulating: dict[int, tuple[int, Tensor]] = {}  # id of a parameter -> the rank whose pass is under way, and it
+_AccumulateGrad: Any = type(get_gradient_edge(torch.ones(1, requires_grad=True)).node)
+_accumulating: dict[Any, int] = {}  # the node of a parameter -> the rank whose pass is under way
 
 
 class Engine(torch._C._ImperativeEngine):
@@ -31,57 +31,46 @@ class Engine(torch._C._ImperativeEngine):
         rank = current_rank()
         if rank is None:
             return super().run_backward(tensors, *args, **kwargs)
-        mine: list[Tensor] = []
+        taken = _take(rank.rank, _leaves(tensors)) if kwargs.get("accumulate_grad") else ()
         try:
-            if kwargs.get("accumulate_grad"):
-                _take(rank.rank, _parameters(tensors), mine)
             return super().run_backward(tensors, *args, **kwargs)
         finally:
-            for parameter in mine:
-                del _accumulating[id(parameter)]
+            for node in taken:
+                del _accumulating[node]
             rank.network.after_backward(rank.rank)
 
 
-def _take(rank: int, parameters: Sequence[Tensor], mine: list[Tensor]) -> None:
-    """Hold parameters for a pass of this rank; add to ``mine`` what no pass of it held, as a pass may start another.
+def _take(rank: int, leaves: set[Any]) -> set[Any]:
+    """Hold parameters for a pass of this rank; return those that no pass of it holds yet, as a pass may start another.
 
     Raises:
         Unsupported: another rank holds one.
     """
-    for parameter in parameters:
-        held = _accumulating.get(id(parameter))
-        if held is None:
-            _accumulating[id(parameter)] = rank, parameter
-            mine.append(parameter)
-        elif held[0] != rank:
-            raise Unsupported(
-                f"rank {rank} computes the gradient of a tensor of shape {tuple(parameter.shape)} at {user_line()}, "
-                f"and so does rank {held[0]}: simulated ranks share module globals, while a process would have its "
-                "own; make the model in the function that the ranks run"
-            )
+    free = leaves - _accumulating.keys()
+    if len(free) < len(leaves):
+        for node in leaves - free:
+            if (other := _accumulating[node]) != rank:
+                raise Unsupported(
+                    f"rank {rank} computes the gradient of a tensor of shape {tuple(node.variable.shape)} at "
+                    f"{user_line()}, and so does rank {other}: simulated ranks share module globals, while a process "
+                    "would have its own; make the model in the function that the ranks run"
+                )
+    _accumulating.update(dict.fromkeys(free, rank))
+    return free
 
 
-def _parameters(roots: Sequence[Tensor | GradientEdge]) -> list[Tensor]:
-    """The leaves that a pass from ``roots`` reaches."""
-    found: list[Any] = []
+def _leaves(roots: Sequence[Tensor | GradientEdge]) -> set[Any]:
+    """The nodes at which a pass from ``roots`` accumulates gradients, one for each leaf that it reaches."""
     nodes: list[Any] = []
     for root in roots:
-        node = root.node if isinstance(root, GradientEdge) else root.grad_fn
-        if node is None:
-            found.append(root)
-        elif type(node) is _AccumulateGrad:
-            found.append(node.variable)
-        else:
-            nodes.append(node)
+        if isinstance(root, GradientEdge):
+            nodes.append(root.node)
+        elif root.requires_grad:  # else torch says so
+            nodes.append(root.grad_fn or get_gradient_edge(root).node)
     seen = set(nodes)
-    following: Any
     for node in nodes:  # which grows
         for following, _ in node.next_functions:
-            if following is None or following in seen:
-                continue
-            seen.add(following)
-            if type(following) is _AccumulateGrad:
-                found.append(following.variable)
-            else:
+            if following is not None and following not in seen:
+                seen.add(following)
                 nodes.append(following)
-    return found
+    return {node for node in seen if type(node) is _AccumulateGrad}

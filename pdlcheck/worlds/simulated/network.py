@@ -44,6 +44,8 @@ class Network:
         self.store = SimulatedStore(self.scheduler)
         self.worn = False  # a rank has left something behind that the next world's ranks would find
         self._claims = [Claims() for _ in range(world_size)]
+        self._seed = 0
+        self._forget()
 
     def serve(self, seed: int, semantics: Semantics) -> None:
         """Belong to a world, which may have other ranks than the first one's only in what it says here."""
@@ -55,7 +57,6 @@ class Network:
             if rank.c10d:
                 rank.c10d["adopted"] = False
                 rank.c10d["default_pg"].count_anew()
-        self._forget()
 
     def reset(self) -> None:
         """Forget all, after ranks failed in the middle of something; each makes its default group anew."""
