@@ -6,8 +6,11 @@ import gc
 import os
 import threading
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.errors import Deadlock
 from pdlcheck.worlds import get_world
@@ -24,6 +27,44 @@ def well():
 
 def badly():
     dist.recv(torch.ones(1), 1 - dist.get_rank())
+
+
+def asks_for_the_future():
+    done = []
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    work.get_future().then(lambda future: done.append(future.value()))
+    work.wait()
+    assert done
+
+
+def sends():
+    work = dist.isend(torch.ones(1), 1) if dist.get_rank() == 0 else dist.irecv(torch.ones(1), 0)
+    while not work.is_completed():
+        pass
+
+
+def trains():
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+@pytest.mark.parametrize("program", [well, asks_for_the_future, sends, trains])
+def test_a_run_leaves_nothing_to_the_garbage_collector(program):
+    """A circle of objects keeps its tensors until the collector comes, which takes longer than the run."""
+    world = get_world("sim")
+    world.run(program, world_size=2)
+    gc.collect()
+    gc.disable()
+    try:
+        world.run(program, world_size=2)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert [type(thing).__name__ for thing in gc.garbage] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 def test_ten_thousand_simulations_leave_no_thread_no_file_and_no_tensor():
