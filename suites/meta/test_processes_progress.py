@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -18,8 +19,9 @@ from pdlcheck.errors import PeerFailed
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.announce import Announcer
-from pdlcheck.worlds.processes.board import ABSENT, ASKS, GOES, POSTED, WAITS
-from pdlcheck.worlds.processes.messages import Refuse
+from pdlcheck.worlds.processes.board import ABSENT, ASKS, GOES, POSTED, WAITS, place_of
+from pdlcheck.worlds.processes.meeting import Meetings
+from pdlcheck.worlds.processes.messages import Asks, Refuse
 from pdlcheck.worlds.watch import Operation, Signature
 
 from .needs_mpi import needs_mpi
@@ -238,6 +240,41 @@ def test_more_pending_messages_than_are_looked_at_at_a_time(processes):
     assert processes.run(has_many_pending, 1200, world_size=2) == [1200.0, 1200.0]
 
 
+def place(op: str, rank: int, tag: int) -> int:
+    """The word of a message between ranks 0 and 1 in the present call."""
+    group = dist.group.WORLD
+    signature = Signature(
+        rank, op, group.group_name, (0, 1), shapes=((1,),), dtypes=("float32",), peer=1 - rank, tag=tag
+    )
+    return place_of(Meetings(group._engine._announcer.call).of(signature).digest)
+
+
+def has_two_messages_in_one_word(start: float) -> list[float]:
+    """Rank 1 is seen to be there with the first one, and covers its word when rank 0 has covered its own."""
+    first, second, third = tensors = [torch.full((1,), 3.0 * dist.get_rank() + number) for number in range(3)]
+    taken = place("send", 1, 1)
+    tag = next(tag for tag in itertools.count(2) if place("send", 0, tag) == taken)
+    if dist.get_rank() == 1:
+        sent = dist.isend(first, 0, tag=1)
+        until(lambda: time.monotonic() > start + 0.005)
+        works = [sent, dist.irecv(second, 0, tag=tag)]
+        dist.recv(third, 0)
+    else:
+        until(lambda: time.monotonic() > start)
+        received, *works = dist.irecv(first, 1, tag=1), dist.isend(second, 1, tag=tag)
+        received.wait()
+        dist.send(third, 1)
+    for work in works:
+        work.wait()
+    return [tensor.item() for tensor in tensors]
+
+
+def test_messages_that_share_a_word_of_the_board_arrive(processes):
+    for _ in range(3):
+        expected = [3.0, 1.0, 2.0]
+        assert processes.run(has_two_messages_in_one_word, time.monotonic() + 0.5, world_size=2) == [expected] * 2
+
+
 def fails_with_operations_pending(posts_first: bool) -> None:
     """The first ones are on both ranks, the last one is on rank 1 alone."""
     pending = []
@@ -291,6 +328,7 @@ class Seen:
         self._digest = self._digest or digest
         if digest == self._digest:
             self.said.append(state)
+        return 0
 
     def log(self, rank, entry):
         return 0
@@ -299,10 +337,10 @@ class Seen:
         """Nothing is kept."""
 
 
-def announced(board):
+def announced(board, send=lambda report: None):
     """An operation of rank 0 and its announcer; the list is of the calls that reach the group."""
     signature = Signature(rank=0, op="barrier", group="0", members=(0, 1), seq=0)
-    announcer, calls = Announcer(0, lambda report: None, board), []
+    announcer, calls = Announcer(0, send, board), []
     announcer.begin(1)
     group = SimpleNamespace(barrier=lambda: calls.append("barrier"))
     announcer.post(Operation(signature, (), "barrier", ()), group)
@@ -336,9 +374,16 @@ withdraws = pytest.mark.parametrize("withdraws", [fails, is_told_of_a_failure], 
 def test_an_operation_does_not_go_when_the_other_rank_withdraws_at_that_moment(withdraws):
     board = Seen(POSTED, ABSENT)
     announcer, calls = announced(board)
-    assert calls == [] and board.said == [POSTED, GOES]
+    assert calls == [] and board.said[:2] == [POSTED, GOES]
     withdraws(announcer)
     assert board.said[-1] == ABSENT and not announcer.is_torn
+
+
+def test_an_operation_of_which_the_other_rank_is_no_longer_seen_is_asked_for():
+    """Another one may have taken its word, and the other rank believe that this one is under way."""
+    sent = []
+    assert announced(Seen(POSTED, ABSENT), sent.append)[1] == []
+    assert sent == [Asks(1, 1, waits=False)]
 
 
 @withdraws

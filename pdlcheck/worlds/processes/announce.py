@@ -9,9 +9,11 @@ board; then the controller lets the operation go on every rank, also on one that
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,6 +61,8 @@ class Announcer:
         self._numbers = itertools.count(1)
         self._halves = 0  # of the log, that the controller was told of
         self._open: dict[int, AnnouncedWork] = {}  # not under way yet, in the order posted
+        self._shown: dict[int, AnnouncedWork] = {}  # those that meet on the board, by their digests
+        self._hidden: deque[AnnouncedWork] = deque()  # those whose words another operation has taken
         self._launched: list[AnnouncedWork] = []  # kept alive until the data has moved, even if the user drops them
         self._look_through = 0  # so many, and those that have moved are let go
         self._refusal: Exception | None = None
@@ -76,6 +80,8 @@ class Announcer:
             self.is_torn = False
             self._meetings = Meetings(call)
             self._open.clear()
+            self._shown.clear()
+            self._hidden.clear()
             self._launched.clear()
             self._thread = self._halves = self._look_through = 0
             if self._board is not None:
@@ -110,6 +116,8 @@ class Announcer:
                 work.asked = True
             else:
                 work.meeting = meeting
+                if meeting is not None and meeting.digest:
+                    self._shown[meeting.digest] = work
                 is_half_full, self._halves = halves > self._halves, halves
             if meeting is None and operation.signature.is_p2p and self._board is not None:
                 self._board.open_to_all(self._rank)
@@ -165,6 +173,7 @@ class Announcer:
         for work in waiting:
             if work.is_asked_for and not work.asked:
                 self._ask(work, waits=False)
+        self._ask_for_hidden()
 
     def look(self, work: AnnouncedWork, seconds: float) -> bool:
         """For so long, look whether an operation goes; False if that is the controller's to say."""
@@ -239,8 +248,20 @@ class Announcer:
         return signature.peer < 0 or self._board is None or not self._board.is_open_to_all(signature.peer)
 
     def _say(self, work: AnnouncedWork, state: int) -> None:
-        if work.meeting is not None and work.meeting.digest and self._board is not None:
-            self._board.say(self._rank, work.meeting.digest, state)
+        if work.meeting is not None and work.meeting.digest:
+            self._write(work.meeting.digest, state)
+
+    def _write(self, digest: int, state: int) -> None:
+        if self._board is not None:
+            hidden = self._shown.get(self._board.say(self._rank, digest, state))
+            if hidden is not None:
+                self._hidden.append(hidden)
+
+    def _ask_for_hidden(self) -> None:
+        """The other ranks do not see them, but may have before: one may wait, and take this rank to be under way."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._ask(self._hidden.popleft(), waits=False)
 
     def _states(self, work: AnnouncedWork) -> list[int]:
         assert work.meeting is not None and self._board is not None
@@ -257,9 +278,10 @@ class Announcer:
                 return
             work.asked = True
             self._say(work, ASKS)
-            if work.meeting is not None and self._board is not None:
-                self._board.say(self._rank, work.meeting.place, ASKS)
+            if work.meeting is not None:
+                self._write(work.meeting.place, ASKS)
         self.send(Asks(self.call, work.number, waits))
+        self._ask_for_hidden()
 
     def _may_go(self, work: AnnouncedWork) -> bool:
         if work.granted is not None:
@@ -276,21 +298,29 @@ class Announcer:
         self._say(work, GOES)
         again = self._states(work)
         work.was_left = POSTED in again
-        return ABSENT not in again  # else withdrawn meanwhile, by a rank that will see what this one has said
+        # withdrawn meanwhile, by a rank that will see what this one has said; or hidden, and this one is believed to go
+        work.is_asked_for = ABSENT in again
+        return not work.is_asked_for
 
     def _launch(self, work: AnnouncedWork) -> bool:
         with self._lock:
             if self._open.pop(work.number, None) is None:
                 return False
+            self._forget(work)
             self._launched.append(work)
         work.launch()
         return True
+
+    def _forget(self, work: AnnouncedWork) -> None:
+        if work.meeting is not None:
+            self._shown.pop(work.meeting.digest, None)
 
     def _withdraw(self, work: AnnouncedWork) -> None:
         """This rank will never launch an operation."""
         with self._launching, self._lock:
             if self._open.pop(work.number, None) is None or work.meeting is None or not work.meeting.digest:
                 return
+            self._forget(work)
         self._say(work, ABSENT)
         if GOES in self._states(work):
             self.is_torn = True

@@ -19,7 +19,7 @@ from typing import Any
 
 from pdlcheck.worlds.processes.nameless import nameless_file
 
-__all__ = ["ABSENT", "ASKS", "GOES", "POSTED", "WAITS", "Board", "digest_of", "shared_file"]
+__all__ = ["ABSENT", "ASKS", "GOES", "POSTED", "WAITS", "Board", "digest_of", "place_of", "shared_file"]
 
 ABSENT = 0  # not there yet, or no longer
 POSTED = 1  # there, and about something else
@@ -56,13 +56,19 @@ class Board:
 
     # -- the row of a rank -------------------------------------------------------------------------
 
-    def say(self, rank: int, digest: int, state: int) -> None:
-        """Write how far ``rank`` has got with the operation of this digest."""
-        self._rows[rank][(digest >> 3) % _WORDS] = digest | state
+    def say(self, rank: int, digest: int, state: int) -> int:
+        """Write how far ``rank`` has got with the operation of this digest.
+
+        Return the digest of the operation that gives way, of which nobody sees any more how far it has got; 0 if none.
+        """
+        row, place = self._rows[rank], place_of(digest)
+        before = row[place] & ~_STATE
+        row[place] = digest | state
+        return before if before != digest else 0
 
     def states(self, ranks: Sequence[int], digest: int) -> list[int]:
         """How far each of these ranks has got with it; ``ABSENT`` also for one that posted something else."""
-        place, rows = (digest >> 3) % _WORDS, self._rows
+        place, rows = place_of(digest), self._rows
         words = [rows[rank][place] for rank in ranks]
         return [word & _STATE if word & ~_STATE == digest else ABSENT for word in words]
 
@@ -125,6 +131,11 @@ class Board:
 def digest_of(call: int, what: object) -> int:
     """A number for an operation that is equal on ranks that mean the same; they come from one fork server."""
     return hash((call, what)) & 0xFFFF_FFFF_FFFF_FFF8
+
+
+def place_of(digest: int) -> int:
+    """Which word of a row tells of it."""
+    return (digest >> 3) % _WORDS
 
 
 def shared_file(world_size: int) -> int:
