@@ -62,7 +62,7 @@ class Announcer:
         self._halves = 0  # of the log, that the controller was told of
         self._open: dict[int, AnnouncedWork] = {}  # not under way yet, in the order posted
         self._shown: dict[int, AnnouncedWork] = {}  # those that meet on the board, by their digests
-        self._hidden: deque[AnnouncedWork] = deque()  # those whose words another operation has taken
+        self._in_doubt: deque[AnnouncedWork] = deque()  # to ask the controller about
         self._launched: list[AnnouncedWork] = []  # kept alive until the data has moved, even if the user drops them
         self._look_through = 0  # so many, and those that have moved are let go
         self._refusal: Exception | None = None
@@ -81,7 +81,7 @@ class Announcer:
             self._meetings = Meetings(call)
             self._open.clear()
             self._shown.clear()
-            self._hidden.clear()
+            self._in_doubt.clear()
             self._launched.clear()
             self._thread = self._halves = self._look_through = 0
             if self._board is not None:
@@ -148,7 +148,8 @@ class Announcer:
         Args:
             around: those that may have to go before this one are looked at in any case.
             at_most: so many of the oldest are looked at.
-            elsewhere: what users have put behind an operation runs in a thread of its own.
+            elsewhere: what users have put behind an operation runs in a thread of its own, and so does what may have to
+                wait for the controller to read.
         """
         if not self._open:
             return
@@ -170,10 +171,10 @@ class Announcer:
                 work.settle_elsewhere()
             else:
                 work.settle()
-        for work in waiting:
-            if work.is_asked_for and not work.asked:
-                self._ask(work, waits=False)
-        self._ask_for_hidden()
+        if elsewhere and self._in_doubt:
+            threading.Thread(target=self._resolve_doubts, name="pdlcheck doubts", daemon=True).start()
+        else:
+            self._resolve_doubts()
 
     def look(self, work: AnnouncedWork, seconds: float) -> bool:
         """For so long, look whether an operation goes; False if that is the controller's to say."""
@@ -254,14 +255,13 @@ class Announcer:
     def _write(self, digest: int, state: int) -> None:
         if self._board is not None:
             hidden = self._shown.get(self._board.say(self._rank, digest, state))
-            if hidden is not None:
-                self._hidden.append(hidden)
+            if hidden is not None:  # a rank that has seen it before may wait, and take this one to be under way
+                self._in_doubt.append(hidden)
 
-    def _ask_for_hidden(self) -> None:
-        """The other ranks do not see them, but may have before: one may wait, and take this rank to be under way."""
+    def _resolve_doubts(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
-                self._ask(self._hidden.popleft(), waits=False)
+                self._ask(self._in_doubt.popleft(), waits=False)
 
     def _states(self, work: AnnouncedWork) -> list[int]:
         assert work.meeting is not None and self._board is not None
@@ -281,7 +281,7 @@ class Announcer:
             if work.meeting is not None:
                 self._write(work.meeting.place, ASKS)
         self.send(Asks(self.call, work.number, waits))
-        self._ask_for_hidden()
+        self._resolve_doubts()
 
     def _may_go(self, work: AnnouncedWork) -> bool:
         if work.granted is not None:
@@ -293,14 +293,17 @@ class Announcer:
             if GOES not in states:  # another rank has seen this one there, a moment before it asked
                 return False
         elif ABSENT in states or ASKS in states:
-            work.is_asked_for = self._others_ask(work)
+            if self._others_ask(work):
+                self._in_doubt.append(work)
             return False
         self._say(work, GOES)
         again = self._states(work)
         work.was_left = POSTED in again
+        if ABSENT not in again:
+            return True
         # withdrawn meanwhile, by a rank that will see what this one has said; or hidden, and this one is believed to go
-        work.is_asked_for = ABSENT in again
-        return not work.is_asked_for
+        self._in_doubt.append(work)
+        return False
 
     def _launch(self, work: AnnouncedWork) -> bool:
         with self._lock:

@@ -34,7 +34,6 @@ class AnnouncedWork(WatchedWork):
         self.number = number
         self.meeting: Meeting | None = None
         self.asked = False  # the controller decides
-        self.is_asked_for = False  # by another rank
         self.granted: int | None = None  # by the controller; see `grant`
         self.way = _way(operation.signature, -1)  # operations of one way are launched in the order posted
         self.way_of_anybody = self.way if operation.signature.op != "recv" else (*self.way[:2], -1, *self.way[3:])
