@@ -171,10 +171,10 @@ class Announcer:
                 work.settle_elsewhere()
             else:
                 work.settle()
-        if elsewhere and self._in_doubt:
-            threading.Thread(target=self._resolve_doubts, name="pdlcheck doubts", daemon=True).start()
-        else:
+        if not elsewhere:
             self._resolve_doubts()
+        elif self._in_doubt:
+            threading.Thread(target=self._resolve_doubts, name="pdlcheck doubts", daemon=True).start()
 
     def look(self, work: AnnouncedWork, seconds: float) -> bool:
         """For so long, look whether an operation goes; False if that is the controller's to say."""
