@@ -19,7 +19,7 @@ from pdlcheck.errors import CollectiveMismatch, Deadlock
 from pdlcheck.worlds.outcome import Returned
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.announce import Announcer
-from pdlcheck.worlds.processes.board import ABSENT, ASKS, GOES, POSTED, Board, shared_file
+from pdlcheck.worlds.processes.board import ABSENT, ASKS, GOES, POSTED, Board, digest_of, place_of, shared_file
 from pdlcheck.worlds.processes.collect import Collector
 from pdlcheck.worlds.processes.meeting import Meetings
 from pdlcheck.worlds.processes.messages import Aftermath, Asks, Done, Grant, HalfFull, Posted
@@ -58,6 +58,19 @@ def test_a_word_is_seen_by_all_views(board):
     assert board.states([1], 4096 + (1 << 40)) == [0], "another operation in the same place"
     board.say(1, 4096 + (1 << 40), GOES)
     assert board.states([1], 4096) == [0], "an older one gives way"
+
+
+def test_an_operation_whose_word_another_one_of_the_call_has_taken_may_have_gone(board):
+    one, other, earlier = digest_of(3, "one"), digest_of(3, "other"), digest_of(2, "one")
+    place = one & ~0x7F8 & 2**27 - 1  # the bits that choose the word
+    other, earlier = (digest & ~(2**27 - 1 & ~0x7F8) | place for digest in (other, earlier))
+    assert place_of(one) == place_of(other) == place_of(earlier)
+    said = [(earlier, GOES), (one, POSTED), (other, POSTED), (one, GOES), (other, POSTED)]
+    for (digest, state), may in zip(said, [False, False, False, True, True], strict=True):
+        board.say(1, digest, state)
+        assert board.may_have_gone([1], one) == may
+    board.clear(1, 4)
+    assert not board.may_have_gone([1], one)
 
 
 def test_a_log_is_read_in_pieces_and_refuses_what_does_not_fit(board):

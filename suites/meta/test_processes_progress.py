@@ -324,6 +324,9 @@ class Seen:
             return [ASKS if ASKS in self._states else ABSENT]
         return [self._states.pop(0) if len(self._states) > 1 else self._states[0]]
 
+    def may_have_gone(self, ranks, digest):
+        return GOES in self.states(ranks, digest)
+
     def say(self, rank, digest, state):
         self._digest = self._digest or digest
         if digest == self._digest:

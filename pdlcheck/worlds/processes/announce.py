@@ -103,13 +103,12 @@ class Announcer:
         work = AnnouncedWork(self, next(self._numbers), operation, real)
         thread = threading.get_ident()
         is_half_full = False
+        if len(self._launched) > self._look_through:
+            self._let_go()
         with self._lock:
             if self._refusal is not None:
                 raise own_error(self._refusal, operation)
             self._open[work.number] = work
-            if len(self._launched) > self._look_through:
-                self._launched = [launched for launched in self._launched if not launched.has_moved()]
-                self._look_through = 2 * len(self._launched)
             meeting = self._meetings.of(operation.signature)  # it counts, also where it is of no use
             halves = self._log(work.number, operation.signature)
             if halves is None:
@@ -235,6 +234,13 @@ class Announcer:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _let_go(self) -> None:
+        """Of what has moved; to ask MPI may run callbacks of users, so nothing is locked meanwhile."""
+        moved = {launched.number for launched in list(self._launched) if launched.has_moved()}
+        with self._lock:
+            self._launched = [launched for launched in self._launched if launched.number not in moved]
+            self._look_through = 2 * len(self._launched)
+
     def _log(self, number: int, signature: Signature) -> int | None:
         return self._board.log(self._rank, (number, signature)) if self._board is not None else None
 
@@ -325,7 +331,8 @@ class Announcer:
                 return
             self._forget(work)
         self._say(work, ABSENT)
-        if GOES in self._states(work):
+        assert self._board is not None
+        if self._board.may_have_gone(work.meeting.others, work.meeting.digest):
             self.is_torn = True
 
 

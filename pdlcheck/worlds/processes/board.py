@@ -27,11 +27,14 @@ WAITS = 2  # there, and looks for the others
 ASKS = 3  # has turned to the controller
 GOES = 4  # has seen that all others are there
 _STATE = 7
+_CALLS = 0xFF << 3  # the bits of a digest that tell its call
 _WORD = 8
-_WORDS = 1024  # in a row; an older operation gives way to a newer one in its place
+_WORDS = 1 << 16  # in a row; an older operation gives way to a newer one in its place, which is rare
 _LOG = 1 << 18  # bytes of a log, its head included
-_HEAD = 4 * _WORD  # of a log: how many bytes were written and read, the call that they are about; see `open_to_all`
-_WRITTEN, _READ, _CALL, _OPEN = 0, 1, 2, 3
+# of a log: how many bytes were written and read, the call that they are about, see `open_to_all`; whether an operation
+# of the call that goes has had its word taken by another one
+_HEAD = 5 * _WORD
+_WRITTEN, _READ, _CALL, _OPEN, _COVERED = range(5)
 _ROOM = _LOG - _HEAD
 
 
@@ -62,15 +65,30 @@ class Board:
         Return the digest of the operation that gives way, of which nobody sees any more how far it has got; 0 if none.
         """
         row, place = self._rows[rank], place_of(digest)
-        before = row[place] & ~_STATE
+        word = row[place]
         row[place] = digest | state
-        return before if before != digest else 0
+        if word & ~_STATE == digest:
+            return 0
+        if word & _STATE == GOES and word & _CALLS == digest & _CALLS:
+            self._heads[rank][_COVERED] = 1
+        return word & ~_STATE
 
     def states(self, ranks: Sequence[int], digest: int) -> list[int]:
         """How far each of these ranks has got with it; ``ABSENT`` also for one that posted something else."""
         place, rows = place_of(digest), self._rows
         words = [rows[rank][place] for rank in ranks]
         return [word & _STATE if word & ~_STATE == digest else ABSENT for word in words]
+
+    def may_have_gone(self, ranks: Sequence[int], digest: int) -> bool:
+        """Whether one of these ranks goes with it, or may have said so before another operation took the word."""
+        for rank in ranks:
+            word = self._rows[rank][place_of(digest)]
+            if word & ~_STATE == digest:
+                if word & _STATE == GOES:
+                    return True
+            elif word & _CALLS == digest & _CALLS and self._heads[rank][_COVERED]:
+                return True
+        return False
 
     def open_to_all(self, rank: int) -> None:
         """``rank`` has a receive from anybody: only the controller can tell which message is whose."""
@@ -85,7 +103,7 @@ class Board:
     def clear(self, rank: int, call: int) -> None:
         """Forget what the rank has logged; what comes is about this call."""
         head = self._heads[rank]
-        head[_WRITTEN] = head[_READ] = head[_OPEN] = 0
+        head[_WRITTEN] = head[_READ] = head[_OPEN] = head[_COVERED] = 0
         head[_CALL] = call
 
     def log(self, rank: int, entry: Any) -> int | None:
@@ -130,12 +148,12 @@ class Board:
 
 def digest_of(call: int, what: object) -> int:
     """A number for an operation that is equal on ranks that mean the same; they come from one fork server."""
-    return hash((call, what)) & 0xFFFF_FFFF_FFFF_FFF8
+    return (hash((call, what)) << 11 | call << 3 & _CALLS) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def place_of(digest: int) -> int:
     """Which word of a row tells of it."""
-    return (digest >> 3) % _WORDS
+    return (digest >> 11) % _WORDS
 
 
 def shared_file(world_size: int) -> int:
