@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -387,6 +388,16 @@ def test_an_operation_of_which_the_other_rank_is_no_longer_seen_is_asked_for():
     sent = []
     assert announced(Seen(POSTED, ABSENT), sent.append)[1] == []
     assert sent == [Asks(1, 1, waits=False)]
+
+
+def test_a_thread_that_reads_what_the_controller_sends_does_not_wait_for_it_to_read():
+    """Each would wait for the other, where both have much to say."""
+    senders = []
+    announcer, _ = announced(Seen(ABSENT), lambda report: senders.append(threading.get_ident()))
+    announcer._in_doubt.extend(announcer._open.values())
+    announcer.advance(elsewhere=True)
+    until(lambda: senders)
+    assert senders != [threading.get_ident()]
 
 
 @withdraws

@@ -9,7 +9,6 @@ board; then the controller lets the operation go on every rank, also on one that
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
@@ -265,9 +264,12 @@ class Announcer:
                 self._in_doubt.append(hidden)
 
     def _resolve_doubts(self) -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                self._ask(self._in_doubt.popleft(), waits=False)
+        while True:
+            try:
+                work = self._in_doubt.popleft()
+            except IndexError:  # by chance of two threads, the other one has taken the last
+                return
+            self._ask(work, waits=False)
 
     def _states(self, work: AnnouncedWork) -> list[int]:
         assert work.meeting is not None and self._board is not None
