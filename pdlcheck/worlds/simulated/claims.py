@@ -42,7 +42,6 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._by_storage: dict[int, list[_Claim]] = {}
         self._storages: dict[int, list[int]] = {}  # by the id of the owner, whom the claims keep alive
         self._handling = 0
-        self._entered = False  # and has not left since
         self._posts_in_hooks = False
 
     @property
@@ -67,12 +66,13 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A backward pass has ended, and torch has put back the modes that were there before it."""
         if self._by_storage:
             self._enter()
-        elif not self._posts_in_hooks:
-            self._leave()
 
     def release(self, owner: object) -> None:
         """The operation has been waited for."""
-        for storage in self._storages.pop(id(owner), ()):
+        storages = self._storages.pop(id(owner), None)
+        if storages is None:  # most operations of torch's own are not watched
+            return
+        for storage in storages:
             rest = [claim for claim in self._by_storage.pop(storage, ()) if claim.owner is not owner]
             if rest:
                 self._by_storage[storage] = rest
@@ -142,11 +142,8 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
             dispatch._pop_mode()
         for mode in [self, *above]:
             dispatch._push_mode(mode)
-        self._entered = True
 
     def _leave(self) -> None:
-        if not self._entered:
-            return
         stack = dispatch._get_current_dispatch_mode_stack()
         if self._handling or self not in stack:
             return  # in the middle of a backward pass torch has put its own stack in place
@@ -156,7 +153,6 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for mode in ours:
             if mode is not self:
                 dispatch._push_mode(mode)
-        self._entered = False
 
 
 def _hazard(claim: _Claim, access: str, by: str) -> BufferHazard:
