@@ -386,3 +386,19 @@ def test_value(rank): ...
     result = pytester.runpytest_inprocess("--world", "sim", "-p", "no:cacheprovider")
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines(["*semantics must be one of*got 'fast'*", "*semantics has no 'speed'*"])
+
+
+def test_the_watch_ends_though_a_hook_has_waited():
+    """After a backward pass torch puts the modes back that were there when it began."""
+
+    def waits_in_a_hook():
+        x, y = torch.ones(1, requires_grad=True), torch.ones(1)
+        work = dist.all_reduce(y, async_op=True)
+        x.register_hook(lambda gradient: None if work.wait() else gradient)
+        (2 * x).sum().backward()
+        dist.all_reduce(y, async_op=True).wait()
+        return torch._C._len_torch_dispatch_stack()
+
+    world = get_world("sim")
+    assert world.run(waits_in_a_hook, world_size=2) == [0, 0]
+    assert world.run(torch._C._len_torch_dispatch_stack, world_size=2) == [0, 0]

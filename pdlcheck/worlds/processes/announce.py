@@ -267,7 +267,7 @@ class Announcer:
         while True:
             try:
                 work = self._in_doubt.popleft()
-            except IndexError:  # by chance of two threads, the other one has taken the last
+            except IndexError:  # that was all, or another thread has taken the last
                 return
             self._ask(work, waits=False)
 
