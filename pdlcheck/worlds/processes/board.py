@@ -66,12 +66,11 @@ class Board:
         """
         row, place = self._rows[rank], place_of(digest)
         word = row[place]
+        before = word & ~_STATE
+        if before != digest and word & _STATE == GOES and word & _CALLS == digest & _CALLS:
+            self._heads[rank][_COVERED] = 1  # first, for whoever looks at this moment
         row[place] = digest | state
-        if word & ~_STATE == digest:
-            return 0
-        if word & _STATE == GOES and word & _CALLS == digest & _CALLS:
-            self._heads[rank][_COVERED] = 1
-        return word & ~_STATE
+        return before if before != digest else 0
 
     def states(self, ranks: Sequence[int], digest: int) -> list[int]:
         """How far each of these ranks has got with it; ``ABSENT`` also for one that posted something else."""
