@@ -312,6 +312,55 @@ def test_a_failure_leaves_no_half_of_an_operation(processes, function, posts_fir
     assert processes.pids(2) == pids
 
 
+def fails_as_its_operation_is_let_go() -> None:
+    """Rank 1 has asked the controller, which lets the operation go when it hears of it from rank 0."""
+    if dist.get_rank() == 0:
+        time.sleep(0.05)
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    if dist.get_rank() == 0:
+        raise LookupError("rank 0 found nothing")
+    work.is_completed()
+    time.sleep(0.2)
+
+
+def test_an_operation_that_only_the_other_rank_was_let_go_with_is_not_waited_for_afterwards(processes):
+    for _ in range(8):
+        with pytest.raises(LookupError, match="rank 0 found nothing"):
+            processes.run(fails_as_its_operation_is_let_go, world_size=2)
+        assert processes.run(sums, world_size=2) == [2.0, 2.0]
+
+
+def returns_before_the_others_come_to_its_operation(one_fails: bool) -> None:
+    pair = dist.new_group([0, 1])
+    rank, token = dist.get_rank(), torch.ones(1)
+    if rank == 2:
+        dist.recv(token, 1)
+        if one_fails:
+            raise LookupError("rank 2 found nothing")
+        dist.send(token, 1)
+        return
+    if rank == 1:
+        dist.recv(token, 0)
+        time.sleep(0.3)  # rank 0 has returned, and no longer looks who else is there
+    pending = dist.all_reduce(torch.ones(3), group=pair, async_op=True)
+    if rank == 0:
+        dist.send(token, 1)
+        return
+    dist.send(token, 2)
+    dist.recv(token, 2)
+    del pending
+
+
+def test_a_rank_that_had_returned_when_another_one_failed_may_have_left_half_of_an_operation(processes):
+    before = processes.pids(3)
+    processes.run(returns_before_the_others_come_to_its_operation, False, world_size=3)
+    assert processes.pids(3) == before
+    with pytest.raises(LookupError, match="rank 2 found nothing"):
+        processes.run(returns_before_the_others_come_to_its_operation, True, world_size=3)
+    assert processes.run(sums, world_size=3) == [3.0] * 3
+    assert set(processes.pids(3)).isdisjoint(before)
+
+
 # -- the moment in which one rank goes and another one withdraws -------------------------------------
 
 

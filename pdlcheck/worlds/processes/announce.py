@@ -54,6 +54,7 @@ class Announcer:
         self.send = send
         self.call = 0
         self.is_torn = False  # an operation has failed under way, or may go on some ranks and never on others
+        self.withdrawn: list[int] = []  # which the controller may have granted
         self._rank = rank
         self._board = board
         self._meetings = Meetings(0)
@@ -77,6 +78,7 @@ class Announcer:
         with self._lock:
             self.call = call
             self.is_torn = False
+            self.withdrawn.clear()
             self._meetings = Meetings(call)
             self._open.clear()
             self._shown.clear()
@@ -96,6 +98,11 @@ class Announcer:
         if failed:
             for work in list(self._open.values()):
                 self._withdraw(work)
+
+    @property
+    def has_open(self) -> bool:
+        """Whether there are operations that are not under way, and may still come to be."""
+        return bool(self._open)
 
     def post(self, operation: Operation, real: Any) -> AnnouncedWork:
         """Announce an operation for the process group ``real``."""
@@ -329,7 +336,10 @@ class Announcer:
     def _withdraw(self, work: AnnouncedWork) -> None:
         """This rank will never launch an operation."""
         with self._launching, self._lock:
-            if self._open.pop(work.number, None) is None or work.meeting is None or not work.meeting.digest:
+            if self._open.pop(work.number, None) is None:
+                return
+            self.withdrawn.append(work.number)
+            if work.meeting is None or not work.meeting.digest:
                 return
             self._forget(work)
         self._say(work, ABSENT)

@@ -78,6 +78,8 @@ class Collector:
         self._stopping = False
         self._until = time.monotonic() + timeout_s
         self._after: dict[int, Aftermath] = {}
+        self._granted: set[tuple[int, int]] = set()  # (rank, operation)
+        self._withdrawn: set[tuple[int, int]] = set()  # by ranks that have ended
 
     def outcomes(self) -> list[Outcome]:
         """Wait until every rank has ended the call, in one way or another."""
@@ -101,12 +103,15 @@ class Collector:
     def can_go_on(self) -> bool:
         """True if, after :meth:`outcomes`, another call can run on the same processes.
 
-        Plain groups may hold half of an operation after a failure; in watched ones every operation that began
-        on one rank began on all. A rank that ran out of memory may do so again.
+        Plain groups may hold half of an operation after a failure. In watched ones every operation that began on one
+        rank began on all, unless a rank failed as it was let go, or had returned and could no longer be told of it. A
+        rank that ran out of memory may do so again.
         """
         after = list(self._after.values())
         return (
             len(after) == len(self._members)
+            and self._granted.isdisjoint(self._withdrawn)
+            and not (self._stopping and any(left.left_open for left in after))
             and all(left.default_group for left in after)
             and len({left.groups_made for left in after}) == 1
             and (self._referee is not None or not self._stopping)
@@ -124,22 +129,22 @@ class Collector:
         rank = member.rank
         if rank not in self._pending or getattr(report, "call", self._call) != self._call:
             return
+        after = getattr(report, "after", None)
+        if after is not None:
+            self._after[rank] = after
+            self._withdrawn.update((rank, operation) for operation in after.withdrawn)
         if isinstance(report, Failed | Died):
             self._catch_up([rank])
         match report:
-            case Done(payload=payload, after=after):
-                self._after[rank] = after
+            case Done(payload=payload):
                 self._returned(rank, payload)
             case Failed():
-                self._after[rank] = report.after
                 self._failed(rank, report)
             case Died(exitcode=exitcode, orphaned=orphaned):
                 out, err = member.output()
                 last = self._referee.last_operation(rank) if self._referee is not None else ""
                 self._raised(rank, rank_died(rank, exitcode, last, err, orphaned=orphaned), output=out)
-            case Halted(where=where, after=after):
-                if after is not None:
-                    self._after[rank] = after
+            case Halted(where=where):
                 self._end(rank, Stopped(rank, self._waits_in(rank) or where))
             case Posted(operation=operation, signature=signature):
                 self._catch_up([rank])  # messages meet in the order in which they were posted
@@ -172,9 +177,13 @@ class Collector:
             self._referee.saw(rank, signature)
             self._judge(lambda referee: self._grant(referee.posted(rank, operation, signature)))
 
-    def _grant(self, grants: Iterable[tuple[int, Grant]]) -> None:
-        for rank, grant in grants:
-            self._members[rank].send(grant)
+    def _grant(self, grants: Sequence[tuple[int, Grant]]) -> None:
+        """Let an operation go on all its ranks, or on none."""
+        keys = {(rank, grant.operation) for rank, grant in grants}
+        if self._withdrawn.isdisjoint(keys):
+            self._granted |= keys
+            for rank, grant in grants:
+                self._members[rank].send(grant)
 
     def _returned(self, rank: int, payload: bytes) -> None:
         try:

@@ -189,11 +189,15 @@ class Aftermath(_Message):
         default_group: it is still the one that the rank started with, and no operation has failed under way.
         groups_made: number of groups made so far; it must agree between ranks, as torch names groups by it.
         groups: number of groups that exist.
+        withdrawn: operations that it posted and that this rank will never launch.
+        left_open: it posted others that this rank launches only if the controller says so.
     """
 
     default_group: bool
     groups_made: int
     groups: int
+    withdrawn: tuple[int, ...] = ()
+    left_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,13 @@ def adopt(changes: Changes, own: Mapping[str, str]) -> None:
 
 def _aftermath(default_group: dist.ProcessGroup | None, announcer: Announcer) -> Aftermath:
     same = dist.is_initialized() and dist.group.WORLD is default_group
-    return Aftermath(same and not announcer.is_torn, c10d._world.group_count, len(c10d._world.pg_map))
+    return Aftermath(
+        same and not announcer.is_torn,
+        c10d._world.group_count,
+        len(c10d._world.pg_map),
+        tuple(announcer.withdrawn),
+        announcer.has_open,
+    )
 
 
 def fresh_state(seed: int, start: Start) -> None:
