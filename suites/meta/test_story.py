@@ -9,6 +9,7 @@ import pluggy
 import pytest
 
 from pdlcheck.worlds.processes import rank
+from pdlcheck.worlds.processes.member import Died
 from pdlcheck.worlds.processes.story import rank_died, take_stack
 
 PLUGGY, PYTEST = os.path.dirname(pluggy.__file__), os.path.dirname(_pytest.__file__)
@@ -30,7 +31,7 @@ after
 
 
 def test_a_death_is_told_with_the_frames_that_are_not_of_the_harness():
-    error = rank_died(1, -11, "", DUMP)
+    error = rank_died(1, Died(-11), "", DUMP)
     said = [line.strip() for line in str(error).partition("stderr")[2].splitlines()]
     assert said == [
         "before",
@@ -55,13 +56,13 @@ def test_a_stack_is_taken_out_innermost_last():
 
 @pytest.mark.parametrize("kept", [f'  File "{PLUGGY}/_callers.py", line 147 in _multicall\n', "  <no Python frame>\n"])
 def test_where_there_is_nothing_of_the_user_all_frames_are_told(kept):
-    text = str(rank_died(0, -11, "", f"Stack (most recent call first):\n{kept}"))
+    text = str(rank_died(0, Died(-11), "", f"Stack (most recent call first):\n{kept}"))
     assert kept.strip() in text
 
 
 def test_words_that_look_like_no_dump_stay_as_they_are():
     written = f'Extension modules: none\n  File "{PYTEST}/python.py", line 1 in f\n'
-    assert [line.strip() for line in str(rank_died(0, 1, "", written)).splitlines()[1:]] == [
+    assert [line.strip() for line in str(rank_died(0, Died(1), "", written)).splitlines()[1:]] == [
         "stderr          Extension modules: none",
         f'File "{PYTEST}/python.py", line 1 in f',
     ]

@@ -165,7 +165,7 @@ class AgentProcess:
         self._about = about
         self._pid = 0
         self.exitcode: int | None = None
-        self.orphaned = False
+        self.went_with = ""
 
     @property
     def status(self) -> int:
@@ -233,7 +233,7 @@ class AgentProcess:
             message = self._about.recv() if self._about.poll(timeout_s) else None
         except (EOFError, OSError):  # the agent has gone, and its ranks with it
             if self.exitcode is None:
-                self.exitcode, self.orphaned = -signal.SIGKILL, True
+                self.exitcode, self.went_with = -signal.SIGKILL, "the process that had forked it"
             return None
         if isinstance(message, Ended):
             self.exitcode = message.exitcode

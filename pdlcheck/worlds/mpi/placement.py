@@ -112,8 +112,8 @@ class MpiProcess:
         return self._process.exitcode
 
     @property
-    def orphaned(self) -> bool:
-        return self._process.orphaned
+    def went_with(self) -> str:
+        return self._process.went_with
 
     def started(self) -> int:
         return self._process.started()

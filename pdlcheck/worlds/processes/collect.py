@@ -140,10 +140,10 @@ class Collector:
                 self._returned(rank, payload)
             case Failed():
                 self._failed(rank, report)
-            case Died(exitcode=exitcode, orphaned=orphaned):
+            case Died():
                 out, err = member.output()
                 last = self._referee.last_operation(rank) if self._referee is not None else ""
-                self._raised(rank, rank_died(rank, exitcode, last, err, orphaned=orphaned), output=out)
+                self._raised(rank, rank_died(rank, report, last, err), output=out)
             case Halted(where=where):
                 self._end(rank, Stopped(rank, self._waits_in(rank) or where))
             case Posted(operation=operation, signature=signature):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.processes.exits import how_it_ended
 from pdlcheck.worlds.processes.server import FORK, HEADER, IMPORT, RANK, SIGNAL, STATUS
 from pdlcheck.worlds.processes.surroundings import import_path
 
@@ -83,7 +85,7 @@ class Child:
     forker: Forker
     pid: int = 0
     exitcode: int | None = field(default=None)
-    orphaned: bool = False  # it ended because the server had
+    went_with: str = ""  # see `RankProcess`
 
     def started(self) -> int:
         """Wait until the process exists; return its pid."""
@@ -105,7 +107,8 @@ class Child:
         """Wait for the end of a process that has started; ``exitcode`` is then its code, or minus the signal."""
         if self.exitcode is None and select.select([self.status], [], [], timeout_s)[0]:
             data = os.read(self.status, STATUS.size)
-            self.orphaned = self.forker.ended = not data
+            self.forker.ended = not data
+            self.went_with = "" if data else self.forker.last_words()
             self.exitcode = STATUS.unpack(data)[0] if data else -signal.SIGKILL
         return self.exitcode is not None
 
@@ -155,6 +158,10 @@ class Forker:
             self._send(SIGNAL, pid, signo)
         except OSError:  # the server has gone, and has taken the ranks along
             return
+
+    def last_words(self) -> str:
+        """That it has ended and, if that is known, how."""
+        return "the process that had forked it"
 
     def close(self) -> None:
         """Close this end: the process ends, and with it all that it forked, unless another one holds the end too."""
@@ -208,6 +215,13 @@ class ForkServer(Forker):
             self._preloaded.update(new)
             data = json.dumps(new).encode()
             self._send(IMPORT, len(data), 0, data)
+
+    def last_words(self) -> str:
+        words = super().last_words()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            exitcode = self._process.wait(timeout=_STOP_S)
+            words += f", which {how_it_ended(exitcode) if exitcode < 0 else f'ended with exit code {exitcode}'}"
+        return words
 
     def stop(self) -> None:
         """End the server and all of its ranks; wait for the server."""

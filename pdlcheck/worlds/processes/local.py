@@ -105,8 +105,8 @@ class LocalProcess:
         return self._child.exitcode
 
     @property
-    def orphaned(self) -> bool:
-        return self._child.orphaned
+    def went_with(self) -> str:
+        return self._child.went_with
 
     def started(self) -> int:
         return self._child.started()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.processes.exits import how_it_ended
 from pdlcheck.worlds.processes.messages import Command, Report, packed
 from pdlcheck.worlds.processes.placement import RankProcess
 
@@ -19,11 +20,16 @@ _DRAIN_S = 2.0
 class Died:
     """The rank's process has ended; ``exitcode`` is minus the signal if one ended it.
 
-    ``orphaned``: it was ended because the fork server had been.
+    ``went_with``: the process whose end was the rank's, in words.
     """
 
     exitcode: int
-    orphaned: bool = False
+    went_with: str = ""
+
+    @property
+    def how(self) -> str:
+        """In words: what the rank did, or suffered."""
+        return f"went down with {self.went_with}" if self.went_with else how_it_ended(self.exitcode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,7 @@ class Member:
             self.signal(signal.SIGKILL)
             self._process.ended(_DRAIN_S)
         exitcode = self._process.exitcode if self._process.exitcode is not None else -signal.SIGKILL
-        words.append(Died(exitcode, self._process.orphaned))
+        words.append(Died(exitcode, self._process.went_with))
         return words
 
     def is_well(self) -> bool:

@@ -25,8 +25,8 @@ class RankProcess(Protocol):
         """Minus the signal where one ended it; None as long as :meth:`ended` has not seen the end."""
 
     @property
-    def orphaned(self) -> bool:
-        """True if it ended because the fork server had."""
+    def went_with(self) -> str:
+        """The process because of whose end it has ended, in words; empty if it ended by itself."""
 
     def started(self) -> int:
         """Wait until the process exists; return its pid."""

@@ -22,7 +22,6 @@ from pdlcheck.worlds.processes.messages import AreYouThere, Call, Here, Ready, R
 from pdlcheck.worlds.processes.placement import Placement
 from pdlcheck.worlds.processes.referee import Referee
 from pdlcheck.worlds.processes.setup import Setup, start_of
-from pdlcheck.worlds.processes.story import how_it_ended
 from pdlcheck.worlds.processes.surroundings import Surroundings
 from pdlcheck.worlds.processes.templates import Templates
 
@@ -144,9 +143,7 @@ class Pool:
             events = self._wait(max(until - time.monotonic(), 0.0))
             for member, report in events:
                 if isinstance(report, Died):
-                    ended = how_it_ended(report.exitcode)
-                    how = "went down with the process that had forked it" if report.orphaned else ended
-                    self._replace(f"rank {member.rank} {how}")
+                    self._replace(f"rank {member.rank} {report.how}")
                     return
                 if isinstance(report, Here):
                     silent.pop(member.rank, None)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Mapping, Sequence
 
 from pdlcheck.errors import RankDied, RankTimeout
+from pdlcheck.worlds.processes.member import Died
 from pdlcheck.worlds.processes.position import is_machinery
 
-__all__ = ["how_it_ended", "rank_died", "rank_timeout", "take_stack"]
+__all__ = ["rank_died", "rank_timeout", "take_stack"]
 
 _LINES = 40
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -17,23 +17,17 @@ _DUMP = re.compile(r"^.*\(most recent call first\):\n(?P<frames>(?:  .*\n?)+)", 
 _LIBRARIES = re.compile(r"\n*^Extension modules: .*\(total: \d+\)$", re.MULTILINE)  # the end of a dump at a crash
 
 
-def rank_died(rank: int, exitcode: int, last_operation: str, stderr: str, *, orphaned: bool = False) -> RankDied:
-    """Make the error for a process that ended without a result, maybe only because the fork server had ended."""
-    before = "" if exitcode < 0 else " before its function returned"
-    how = "went down with the process that had forked it" if orphaned else how_it_ended(exitcode) + before
-    lines = [f"rank {rank} {how}"]
+def rank_died(rank: int, died: Died, last_operation: str, stderr: str) -> RankDied:
+    """Make the error for a process that ended without a result."""
+    exitcode = died.exitcode
+    lines = [f"rank {rank} {died.how}"]
+    if exitcode >= 0:
+        lines[0] += " before its function returned"
     if last_operation:
         lines.append(f"  last operation  {last_operation}")
     if stderr.strip():
         lines.append("  stderr          " + "\n                  ".join(_tail(_without_machinery(stderr))))
     return RankDied("\n".join(lines), rank=rank, exitcode=exitcode, stderr=stderr)
-
-
-def how_it_ended(exitcode: int) -> str:
-    """The end of a process in words."""
-    if exitcode < 0:
-        return f"was killed by {_signal_name(-exitcode)}"
-    return f"ended its process with exit code {exitcode}"
 
 
 def rank_timeout(timeout_s: float, states: Mapping[int, str], stacks: Mapping[int, str]) -> RankTimeout:
@@ -81,13 +75,6 @@ def _stack_of(rank: int, stack: str) -> str:
     if not stack:
         return f"stack of rank {rank}: it cannot be asked"
     return f"stack of rank {rank}, innermost call last:\n{stack}"
-
-
-def _signal_name(signo: int) -> str:
-    try:
-        return signal.Signals(signo).name
-    except ValueError:  # a real-time signal has no name
-        return f"signal {signo}"
 
 
 def _tail(text: str) -> Sequence[str]:

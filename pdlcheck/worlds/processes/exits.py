@@ -1,0 +1,21 @@
+"""How a process ended, in words."""
+
+from __future__ import annotations
+
+import signal
+
+__all__ = ["how_it_ended"]
+
+
+def how_it_ended(exitcode: int) -> str:
+    """The end of a process; ``exitcode`` is minus the signal if one ended it."""
+    if exitcode < 0:
+        return f"was killed by {_signal_name(-exitcode)}"
+    return f"ended its process with exit code {exitcode}"
+
+
+def _signal_name(signo: int) -> str:
+    try:
+        return signal.Signals(signo).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {signo}"
