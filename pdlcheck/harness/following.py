@@ -8,7 +8,7 @@ import pytest
 
 from pdlcheck.harness import cases
 
-__all__ = ["Following", "next_on_the_same_ranks", "remember_next"]
+__all__ = ["Following", "next_of", "next_on_the_same_ranks", "remember_next"]
 
 _next = pytest.StashKey[pytest.Item | None]()
 _chain = pytest.StashKey[dict[pytest.Item, pytest.Item]]()
@@ -21,9 +21,14 @@ def remember_next(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     item.stash[_next] = nextitem
 
 
+def next_of(item: pytest.Item) -> pytest.Item | None:
+    """The item that pytest runs after ``item``, on whatever ranks."""
+    return item.stash.get(_next, None)
+
+
 def next_on_the_same_ranks(item: pytest.Item) -> Following:
     """Path and node id of that item; None if there is none; "keep" where a scheduler decides later."""
-    found = item.stash.get(_next, None)
+    found = next_of(item)
     case = cases.case_of(item)
     if found is not None and cases.case_of(found) != case:
         if hasattr(item.config, "workerinput"):  # pytest-xdist tells a worker only one item ahead

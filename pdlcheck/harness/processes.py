@@ -11,6 +11,7 @@ import pytest
 from pdlcheck.harness import rank_session
 from pdlcheck.harness.at_once import needs_one_message
 from pdlcheck.harness.cases import Case
+from pdlcheck.harness.early import begins_early
 from pdlcheck.harness.folders import has_failed, shared_path
 from pdlcheck.harness.following import Following, next_on_the_same_ranks
 from pdlcheck.harness.loggers import attach_quickly
@@ -39,6 +40,8 @@ class ProcessItem:
         self._ranks: ProcessRanks | None = None
         self._output = RankOutput(item, case.world_size)
         self._at_once = needs_one_message(item)
+        self._where = _where(item)
+        self._early = self._where if self._at_once else None  # the key of a call that may have begun already
         self._begun = False  # the ranks may hold something of the item
         read_marker(item)
         attach_quickly(item.config)
@@ -48,7 +51,8 @@ class ProcessItem:
         item = self._item
         with not_counted(item):  # what several tests have in common is no test's fault
             assert isinstance(self._world, ProcessWorld)
-            opened = self._world.open(self._case.world_size, beginning=_beginning(item, self._case.world))
+            beginning = _beginning(item, self._case.world)
+            opened = self._world.open(self._case.world_size, beginning=beginning, begun=self._early)
             ranks = self._stack.enter_context(opened)
             ranks.read_with(self._output.read, live=self._output.live)
             self._stack.callback(ranks.read_with, None)
@@ -57,7 +61,7 @@ class ProcessItem:
         self._ranks = ranks
         if not self._at_once:
             self._begun = True
-            self._phase("setup", rank_session.setup, str(item.path), item.nodeid, str(shared_path(item)))
+            self._phase("setup", rank_session.setup, *self._where)
 
     def call(self, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
@@ -69,9 +73,19 @@ class ProcessItem:
         if not self._at_once:
             self._phase("call", rank_session.call, self._item.nodeid, drawn)
             return
-        item = self._item
-        where = str(item.path), item.nodeid, str(shared_path(item))
-        self._begun = not all(self._phase("call", rank_session.run, *where, self._following()))
+        self._begun = not all(self._phase("call", rank_session.run, *self._where, self._following()))
+        if not self._begun:
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        """The ranks run the next item while this process reports the present one."""
+        following = begins_early(self._item)
+        if following is None or self._world.isolation != "pool" or self._output.live:
+            return
+        assert self._ranks is not None
+        if (*self._ranks.pids, following.path) in self._item.config.stash[_collected]:
+            where = _where(following)
+            self._ranks.begin(where, rank_session.run, *where, next_on_the_same_ranks(following))
 
     def teardown(self) -> None:
         __tracebackhide__ = True
@@ -105,7 +119,7 @@ class ProcessItem:
         if limit is not None and self._item.config.getoption("--rank-pdb") is None:  # a person takes time
             self._ranks.timeout_s = limit
         try:
-            outcomes = self._ranks.outcomes(fn, *args)
+            outcomes = self._ranks.end(self._early) or self._ranks.outcomes(fn, *args)
         finally:
             self._output.tell(when)
         return verdict(outcomes)
@@ -118,6 +132,10 @@ def finish(world: World, exitstatus: int) -> None:
     with ExitStack() as every_pool:
         for world_size in world.running():
             every_pool.callback(world.run, rank_session.finish, exitstatus, world_size=world_size)
+
+
+def _where(item: pytest.Function) -> tuple[str, str, str]:
+    return str(item.path), item.nodeid, str(shared_path(item))
 
 
 def _beginning(item: pytest.Function, world: str) -> Beginning | None:

@@ -58,6 +58,7 @@ class Pool:
         self._board: Board | None = None
         self.is_usable = True
         self.is_worn = False  # of groups that nobody destroyed: replace it when nothing runs on it
+        self.begun: object = None  # the key of a call that runs, see `begin`
         try:
             with ExitStack() as stack:
                 fd = self._share(stack) if placement.shares_memory and setup.watch else None
@@ -107,14 +108,33 @@ class Pool:
 
         The rank ``debugged`` is never hurried: after another one's failure it is waited for, for ``timeout_s``.
         """
+        self._send(payload, module, seed=seed, rejoin=rejoin)
+        return self._collect(timeout_s, debugged)
+
+    def begin(self, key: object, payload: bytes, module: tuple[str, str] | None, *, seed: int) -> None:
+        """Send a call that is known before its time; until :meth:`end`, with the same key, nothing else may be sent."""
+        self._send(payload, module, seed=seed, rejoin=False)
+        self.begun = key
+
+    def end(self, timeout_s: float) -> list[Outcome]:
+        """Return how the ranks ended the call that was begun."""
+        self.begun = None
+        return self._collect(timeout_s)
+
+    def _send(self, payload: bytes, module: tuple[str, str] | None, *, seed: int | None, rejoin: bool) -> None:
         self._calls += 1
         changes, self._surroundings = self._surroundings.changes()
-        message = Call(self._calls, payload, module, seed, rejoin, changes)
-        referee = Referee(self._setup.world_size) if self._setup.watch else None
         try:
-            data = packed(message)
+            data = packed(Call(self._calls, payload, module, seed, rejoin, changes))
             for member in self._members:
                 member.send_packed(data)
+        except BaseException:  # Ctrl-C, between one rank and the next
+            self.kill()
+            raise
+
+    def _collect(self, timeout_s: float, debugged: int | None = None) -> list[Outcome]:
+        referee = Referee(self._setup.world_size) if self._setup.watch else None
+        try:
             collector = Collector(
                 self._members, self._calls, self._wait, referee, self._board, timeout_s, debugged
             )
@@ -133,7 +153,7 @@ class Pool:
         Word of a death takes a moment to arrive, and the next call must not be blamed for it: ranks of which the
         system does not say that they are well are asked.
         """
-        if not self.is_usable or all(member.is_well() for member in self._members):
+        if not self.is_usable or self.begun is not None or all(member.is_well() for member in self._members):
             return
         for member in self._members:
             member.send(AreYouThere())
@@ -166,7 +186,7 @@ class Pool:
 
     def kill(self) -> None:
         """End every process at once and give back all descriptors."""
-        self.is_usable = False
+        self.is_usable, self.begun = False, None
         members, self._members = self._members, []
         self._selector.close()
         for member in members:

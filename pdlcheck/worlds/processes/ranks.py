@@ -28,6 +28,7 @@ class ProcessRanks:
         self, pool: Pool, seed: int, timeout_s: float, *, rejoin: bool = False, debugged: int | None = None
     ) -> None:
         self._pool = pool
+        self._first_seed = seed
         self._seed: int | None = seed
         self.timeout_s = timeout_s
         self._rejoin = rejoin
@@ -69,3 +70,15 @@ class ProcessRanks:
         return self._pool.call(
             payload, module_of(fn), seed=seed, rejoin=rejoin, timeout_s=self.timeout_s, debugged=self._debugged
         )
+
+    def begin(self, key: object, fn: Callable[..., Any], /, *args: Any) -> None:
+        """Have ``fn(*args)`` run for whoever opens the world next with this key, and asks :meth:`end` for it."""
+        if self.intact and not self._pool.is_worn:
+            self._pool.begin(key, dump_call(fn, args, {}), module_of(fn), seed=self._first_seed)
+
+    def end(self, key: object) -> list[Outcome] | None:
+        """The outcomes of the call that was begun with this key; None if none was."""
+        if key is None or self._pool.begun != key:
+            return None
+        self._seed = None
+        return self._pool.end(self.timeout_s)

@@ -116,17 +116,20 @@ class ProcessWorld:
             return ranks.run(fn, *args, **kwargs)
 
     @contextmanager
-    def open(self, world_size: int, *, beginning: Beginning | None = None) -> Iterator[ProcessRanks]:
+    def open(
+        self, world_size: int, *, beginning: Beginning | None = None, begun: object = None
+    ) -> Iterator[ProcessRanks]:
         """See :class:`pdlcheck.worlds.protocol.World`; processes that are there already are used again.
 
         Fresh ranks of which the ``beginning`` is known are forks of processes that have done it, where that can be:
-        the ranks' ``have_begun`` is then True.
+        the ranks' ``have_begun`` is then True. A call that was begun on kept ranks with another key than ``begun`` is
+        waited for, and its outcomes are dropped.
         """
         check_world_size(world_size)
         with self._one_at_a_time:
             fresh, rejoin = self.isolation == "fresh", self.isolation == "reinit"
             forked = self._forked_pool(world_size, beginning) if fresh and beginning is not None else None
-            pool = forked or (self._new_pool(world_size) if fresh else self._kept_pool(world_size))
+            pool = forked or (self._new_pool(world_size) if fresh else self._kept_pool(world_size, begun))
             from pdlcheck.worlds.processes.ranks import ProcessRanks  # it imports torch: see check
 
             ranks = ProcessRanks(pool, self.seed, self.timeout_s, rejoin=rejoin, debugged=self._debugged)
@@ -172,9 +175,11 @@ class ProcessWorld:
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a world cannot be sent to its ranks; inside the function use torch.distributed")
 
-    def _kept_pool(self, world_size: int) -> Pool:
+    def _kept_pool(self, world_size: int, begun: object) -> Pool:
         pool = self._pools.get(world_size)
         if pool is not None:
+            if pool.begun not in (None, begun):
+                pool.end(self.timeout_s)
             if pool.is_worn:
                 pool.close()
             pool.drop_if_lost()
