@@ -1,7 +1,7 @@
 """Items that begin on their ranks while the controller still reports the item before.
 
 A trivial test takes the controller about as long as the ranks, and neither needs the other meanwhile. What runs early
-must be certain to run, and nothing that runs between two items may make a difference to it: there are no hooks then but
+must be certain to run, and nothing that runs between two items may make a difference to it: the hooks around items are
 those of pytest and of plugins that are known, and the item asks for nothing but ranks.
 """
 
@@ -15,10 +15,9 @@ from pdlcheck.harness.following import next_of, remember_next
 
 __all__ = ["begins_early"]
 
-_HOOKS = (
-    *("pytest_runtestloop", "pytest_runtest_protocol", "pytest_runtest_logstart", "pytest_runtest_logfinish"),
-    *("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown", "pytest_pyfunc_call"),
-    *("pytest_runtest_makereport", "pytest_runtest_logreport", "pytest_exception_interact"),
+_HOOKS = (  # those that report, such as pytest_runtest_logreport, may be anybody's
+    *("pytest_runtestloop", "pytest_runtest_protocol", "pytest_runtest_setup", "pytest_runtest_call"),
+    *("pytest_pyfunc_call", "pytest_runtest_teardown", "pytest_runtest_makereport"),
 )
 # what their hooks do between two items is about the controller, or about items that fail
 _KNOWN = (
@@ -46,7 +45,7 @@ def begins_early(item: pytest.Function) -> pytest.Function | None:
 
 
 def _knows_plugins(config: pytest.Config) -> bool:
-    number = len(config.pluginmanager.get_plugins())
+    number = len(config.pluginmanager._name2plugin)
     if config.stash.get(_looked_at, (0, False))[0] != number:
         impls = [impl for hook in _HOOKS for impl in getattr(config.hook, hook).get_hookimpls()]
         known = all(f"{impl.function.__module__}.".startswith(_KNOWN) for impl in impls)

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import filterfalse, repeat
+from operator import attrgetter, delitem
 
 import pytest
 from _pytest.logging import LoggingPlugin, caplog_handler_key, caplog_records_key
 
 from pdlcheck.harness import cases
 
-__all__ = ["Destinations", "attach_quickly"]
+__all__ = ["Destinations", "all_have", "attach_quickly"]
+
+_propagates, _handlers_of = attrgetter("propagate"), attrgetter("handlers")
 
 _is_quick = pytest.StashKey[bool]()
 _found = pytest.StashKey[list[logging.Logger]]()
 
 
 class Destinations:
-    """The root, and the loggers that do not propagate to it."""
+    """The root, and the loggers that do not propagate to it.
+
+    There are many, and several looks at them in each test, so here and below loops over them run in C.
+    """
 
     def __init__(self) -> None:
         self._known: Sequence[object] = ()
@@ -32,7 +40,12 @@ class Destinations:
         if known != self._known:  # they are compared by identity, in C
             self._known = known
             self._loggers = [logger for logger in known if isinstance(logger, logging.Logger) and logger is not root]
-        return [root, *[logger for logger in self._loggers if not logger.propagate]]
+        return [root, *filterfalse(_propagates, self._loggers)]
+
+
+def all_have(handler: logging.Handler, loggers: Iterable[logging.Logger]) -> bool:
+    """Whether the handler is attached to each of them."""
+    return all(map(list.__contains__, map(_handlers_of, loggers), repeat(handler)))
 
 
 def attach_quickly(config: pytest.Config) -> None:
@@ -80,11 +93,8 @@ class _Quick:
 def _attached(handlers: list[logging.Handler], loggers: list[logging.Logger], level: int | None) -> Iterator[None]:
     root = loggers[0]
     before = root.level
-    for logger in loggers:
-        attached = logger.handlers
-        for handler in handlers:
-            if handler not in attached:
-                attached.append(handler)
+    attached = list(map(_handlers_of, loggers))
+    _exhaust(map(list.extend, attached, repeat(handlers)))
     if level is not None:
         for handler in handlers:
             handler.setLevel(level)
@@ -94,8 +104,14 @@ def _attached(handlers: list[logging.Handler], loggers: list[logging.Logger], le
     finally:
         if level is not None:
             root.setLevel(before)
-        for logger in loggers:
-            attached = logger.handlers
-            for handler in handlers:
-                if handler in attached:
-                    attached.remove(handler)
+        tail = slice(-len(handlers), None)
+        if all(map(handlers.__eq__, map(list.__getitem__, attached, repeat(tail)))):
+            _exhaust(map(delitem, attached, repeat(tail)))
+        else:  # somebody has attached or removed some
+            for logger in loggers:
+                for handler in handlers:
+                    logger.removeHandler(handler)
+
+
+def _exhaust(calls: Iterable[object]) -> None:
+    deque(calls, maxlen=0)

@@ -51,7 +51,7 @@ class ProcessItem:
         item = self._item
         with not_counted(item):  # what several tests have in common is no test's fault
             assert isinstance(self._world, ProcessWorld)
-            beginning = _beginning(item, self._case.world)
+            beginning = _beginning(item, self._case.world) if self._world.isolation == "fresh" else None
             opened = self._world.open(self._case.world_size, beginning=beginning, begun=self._early)
             ranks = self._stack.enter_context(opened)
             ranks.read_with(self._output.read, live=self._output.live)

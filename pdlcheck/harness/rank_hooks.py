@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from _pytest.logging import LogCaptureHandler, LoggingPlugin, caplog_handler_key, caplog_records_key
 
-from pdlcheck.harness.loggers import Destinations
+from pdlcheck.harness.loggers import Destinations, all_have
 from pdlcheck.worlds.processes.journal import note
 
 __all__ = ["RankHooks", "StandingHandlers", "journal_log", "note_properties"]
@@ -119,10 +119,10 @@ class StandingHandlers:
                     for handler in self._handlers:
                         logger.removeHandler(handler)
             self._attached = loggers
-        for logger in loggers:
-            for handler in self._handlers:
-                if handler not in logger.handlers:
-                    logger.addHandler(handler)
+        for handler in self._handlers:
+            if not all_have(handler, loggers):
+                for logger in loggers:
+                    logger.addHandler(handler)  # unless it is there
 
 
 class _Journal(LogCaptureHandler):

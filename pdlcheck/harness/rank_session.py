@@ -270,12 +270,18 @@ class _Next:
     def __init__(self, item: pytest.Item, following: tuple[str, str] | str) -> None:
         chain = item.listchain()[:-1]
         if not isinstance(following, str):
-            path, self.nodeid = Path(following[0]), following[1]
-            chain = [node for node in chain if _holds(node, path, self.nodeid)]
+            self.nodeid = following[1]
+            if _parent(self.nodeid) != _parent(item.nodeid):
+                path = Path(following[0])
+                chain = [node for node in chain if _holds(node, path, self.nodeid)]
         self._chain = chain
 
     def listchain(self) -> list[Any]:
         return self._chain
+
+
+def _parent(nodeid: str) -> str:
+    return nodeid.partition("[")[0].rpartition("::")[0]
 
 
 def _holds(node: Any, path: Path, nodeid: str) -> bool:

@@ -16,7 +16,13 @@ from .conftest import HEAD
 
 BEFORE = "@W\ndef test_before(): pass\n"
 AFTER = "@W\ndef test_after(rank): pass\n"
-LOOKS = "def pytest_runtest_logstart(nodeid, location): pass\n"
+REPORTS = "def pytest_runtest_logreport(report): pass\n"
+LOOKS = """
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item): return (yield)
+"""
 
 
 @pytest.fixture
@@ -32,9 +38,10 @@ def begun(monkeypatch):
     return names
 
 
-def test_an_item_that_asks_for_nothing_but_ranks_begins_early(run, begun):
+@pytest.mark.parametrize("conftest", ["", REPORTS])
+def test_an_item_that_asks_for_nothing_but_ranks_begins_early(run, begun, conftest):
     middle = '@pytest.mark.parametrize("x", [1, 2])\n@W\ndef test_middle(rank, x): dist.barrier()\n'
-    run(BEFORE + middle + AFTER).assert_outcomes(passed=4)
+    run(BEFORE + middle + AFTER, conftest=conftest).assert_outcomes(passed=4)
     assert begun == ["test_middle[gloo-2-1]", "test_middle[gloo-2-2]", "test_after[gloo-2]"]
 
 
