@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +103,25 @@ def test_ddp_keeps_replicas_equal(watch):
     finally:
         world.close()
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def notes_of_seeding():
+    """For how many devices that were not used yet seeding is noted; what is drawn after it."""
+    traces = []
+    honest, traceback.format_stack = traceback.format_stack, lambda *_: traces.append(1)
+    try:
+        torch.manual_seed(5)
+        torch.cuda.manual_seed_all(5)
+    finally:
+        traceback.format_stack = honest
+    return len(traces), torch.rand(2).tolist()
+
+
+@pytest.mark.skipif(torch.cuda._is_compiled(), reason="this torch may have to seed CUDA")
+def test_seeding_notes_no_stack_traces_for_devices_that_torch_was_built_without(processes):
+    noted, drawn = notes_of_seeding()
+    assert noted, "torch no longer notes them: pdlcheck need not see to it"
+    assert processes.run(notes_of_seeding, world_size=2) == [(0, drawn)] * 2
 
 
 def test_ranks_have_different_random_streams_and_the_same_ones_in_each_call(processes):

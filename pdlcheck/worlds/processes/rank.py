@@ -23,6 +23,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from pdlcheck.errors import PeerFailed, RankFailed
+from pdlcheck.worlds.processes.absent_devices import leave_absent_devices_alone
 from pdlcheck.worlds.processes.announce import Announcer
 from pdlcheck.worlds.processes.at_end import end
 from pdlcheck.worlds.processes.board import Board
@@ -95,6 +96,7 @@ def take_place(start: Start) -> None:
     take_rank(start.rank, start.world_size)
     torch.set_num_threads(start.threads)
     take_device(start.device, start.backend, int(os.environ["LOCAL_RANK"]))
+    leave_absent_devices_alone()
 
 
 def _die_with(server_pid: int) -> None:
