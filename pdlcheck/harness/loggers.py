@@ -49,10 +49,10 @@ def all_have(handler: logging.Handler, loggers: Iterable[logging.Logger]) -> boo
 
 
 def attach_quickly(config: pytest.Config) -> None:
-    """In the controller, from its next phase on: pytest's handlers are attached in one pass where processes run a test.
+    """In the controller, from its next phase on: pytest's handlers are attached in one pass where a test has ranks.
 
-    pytest looks through all loggers twice in each phase, a sixth of what a small test costs in the controller. No code
-    of the user's runs there between the phases of such an item, so one look at its set-up is enough.
+    pytest looks through all loggers twice in each phase, half of what a small test on simulated ranks costs. Where
+    processes run it, no code of the user's runs here between its phases, so one look at its set-up is enough.
     """
     plugin: LoggingPlugin | None = config.pluginmanager.getplugin("logging-plugin")
     if plugin is None or _is_quick in config.stash or inspect.isgeneratorfunction(type(plugin)._runtest_for):
@@ -71,12 +71,12 @@ class _Quick:
     def runtest_for(self, item: pytest.Item, when: str) -> Iterator[None]:
         """In the place of pytest's ``LoggingPlugin._runtest_for``."""
         case = cases.case_of(item)
-        if case is None or case.world == "sim":  # its own code runs here
+        if case is None:
             with self._pytests(item, when):
                 yield
             return
         captured, reported, level = self._plugin.caplog_handler, self._plugin.report_handler, self._plugin.log_level
-        if when == "setup" or _found not in item.stash:
+        if when == "setup" or case.world == "sim" or _found not in item.stash:
             item.stash[_found] = self._destinations.now()
         with _attached([captured, reported], item.stash[_found], level):
             captured.reset()

@@ -2,7 +2,8 @@
 
 pytest keeps one value of a fixture at a time. After a rank's fixtures are set up, their values and finalizers are put
 aside and the definitions look unused to the next rank; the finalizers run at the item's teardown, last rank first.
-Fixtures of wider scope are set up once for all ranks.
+Fixtures of wider scope are set up once for all ranks. Where there is nothing of the user's to set up or tear down, one
+run sets up all ranks.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck.faults import DrawnFaults
+from pdlcheck.harness.at_once import needs_one_message
 from pdlcheck.harness.cases import CASE, Case, RankContext, set_rank_context
 from pdlcheck.harness.examples import draw_schedule, is_property, note_schedule
+from pdlcheck.harness.loggers import attach_quickly
 from pdlcheck.harness.schedules import runs_under_schedules, search_schedules
 from pdlcheck.worlds.outcome import results
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
@@ -36,7 +39,7 @@ _OF_THE_PROCESS = frozenset({"capfd", "capfdbinary", "capsys", "capsysbinary", "
 class _RankFixtures:
     """One rank's share of the item: the body to call, its arguments, and the fixtures that were put aside."""
 
-    body: Callable[..., Any]
+    body: Callable[..., Any] = field(default=lambda: None)
     arguments: dict[str, Any] = field(default_factory=dict)
     aside: list[tuple[Any, Any, list[Callable[[], object]], Any]] = field(default_factory=list)
 
@@ -50,11 +53,18 @@ class SimulatedItem:
         self._world = world
         self._ranks: list[_RankFixtures] = []
         self._stack = ExitStack()
+        self._at_once = needs_one_message(item)
+        attach_quickly(item.config)
 
     def setup(self) -> None:
         self._cluster: SimulatedRanks = self._stack.enter_context(self._world.open(self._case.world_size))
         for rank in range(self._case.world_size):
-            self._on_rank(rank, partial(self._fill, rank))
+            self._ranks.append(_RankFixtures())
+            if not self._at_once:
+                self._on_rank(rank, partial(self._fill, self._ranks[rank]))
+        if self._at_once:
+            fill = [partial(self._as_rank, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
+            results(self._cluster.run_bodies(fill, faults=()))
 
     def call(self, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
@@ -97,6 +107,10 @@ class SimulatedItem:
     def teardown(self) -> None:
         ranks, self._ranks = self._ranks, []
         with self._stack:
+            if self._at_once:
+                for fixtures in ranks:
+                    self._finish(fixtures)
+                return
             notes = dict(self._item.stash._storage)  # tmp_path takes its own away at the first rank's teardown
             for rank, fixtures in reversed(list(enumerate(ranks))):
                 self._item.stash._storage.update(notes)
@@ -104,19 +118,19 @@ class SimulatedItem:
 
     def _on_rank(self, rank: int, work: Callable[[], None]) -> None:
         """Run ``work`` as one rank while the others stand still."""
-
-        def as_rank() -> None:
-            set_rank_context(
-                RankContext(rank, self._case.world_size, torch.device("cpu"), dist.group.WORLD)  # type: ignore[arg-type]
-            )
-            try:
-                work()
-            finally:
-                set_rank_context(None)
-
-        bodies: list[Callable[[], None]] = [_stand_still] * self._case.world_size
-        bodies[rank] = as_rank
+        bodies: list[Callable[[], Any]] = [_stand_still] * self._case.world_size
+        bodies[rank] = partial(self._as_rank, rank, work)
         results(self._cluster.run_bodies(bodies, faults=()))
+
+    def _as_rank(self, rank: int, work: Callable[[], Any]) -> Any:
+        """On the rank: what fixtures of ranks return is its own meanwhile."""
+        set_rank_context(
+            RankContext(rank, self._case.world_size, torch.device("cpu"), dist.group.WORLD)  # type: ignore[arg-type]
+        )
+        try:
+            return work()
+        finally:
+            set_rank_context(None)
 
     def _body(self, rank: _RankFixtures, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
@@ -129,14 +143,13 @@ class SimulatedItem:
         if result is not None:
             raise TypeError(f"a test must return None, {self._item.nodeid} returned {result!r}")
 
-    def _fill(self, rank: int) -> None:
+    def _fill(self, mine: _RankFixtures) -> None:
         item = self._item
         item._initrequest()
         if item.cls is not None:
             item._instance = item.parent.newinstance()  # type: ignore[union-attr]  # a Class
             item._obj = getattr(item._instance, item.originalname)
-        mine = _RankFixtures(item.obj)
-        self._ranks.append(mine)
+        mine.body = item.obj
         item.funcargs[CASE] = self._case
         try:
             item._request._fillfixtures()

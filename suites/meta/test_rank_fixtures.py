@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pdlcheck.worlds.simulated import SimulatedRanks
+
 from .conftest import HEAD
 
 
@@ -142,3 +144,21 @@ def test_two(broken): pass
     )
     result.assert_outcomes(passed=3, errors=1)
     result.stdout.fnmatch_lines(["*ERROR at teardown of test_two?gloo-2?*", "*OSError: cannot give it back*"])
+
+
+@pytest.mark.parametrize(
+    ("source", "runs"),
+    [
+        ("@W\ndef test_it(rank, world_size, request): assert rank < world_size == 2", 2),
+        ("@W\n@pytest.mark.parametrize('x', [3])\ndef test_it(x, device, group): assert group.size() == 2 < x", 2),
+        ("@W\ndef test_it(rank, tmp_path): assert tmp_path.is_dir()", 5),
+        ("@pytest.fixture\ndef own(rank): yield rank\n\n@W\ndef test_it(own): assert own == dist.get_rank()", 5),
+        ("class TestIt:\n    @W\n    def test_it(self, rank): assert rank == dist.get_rank()", 2),
+    ],
+    ids=["nothing", "parameter", "folder", "fixture", "class"],
+)
+def test_simulated_ranks_whose_fixtures_are_ours_are_set_up_in_one_run(run, monkeypatch, source, runs):
+    seen, honest = [], SimulatedRanks.run_bodies
+    monkeypatch.setattr(SimulatedRanks, "run_bodies", lambda *all, **more: seen.append(1) or honest(*all, **more))
+    run(source, world="sim").assert_outcomes(passed=1)
+    assert len(seen) == runs

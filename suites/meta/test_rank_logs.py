@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 # what keeps state must be there before pytester notes which modules are
 import pdlcheck.harness.processes
-import pdlcheck.harness.simulated  # noqa: F401
+import pdlcheck.harness.simulated
 
 SOURCE = """
 import logging, logging.config
+
+import logging
 
 import pytest
 
@@ -130,6 +134,8 @@ def test_the_controller_hears_the_hooks_that_run_in_it_and_leaves_no_handler_beh
 BETWEEN_PHASES = """
 import logging
 
+import logging
+
 import pytest
 
 
@@ -153,3 +159,18 @@ def test_a_logger_that_a_fixture_sets_apart_is_heard_in_the_body_on_every_world(
     quiet = ("-p", "no:randomly", "-p", "no:cacheprovider")
     result = pytester.runpytest_subprocess("--world", "gloo,sim", *quiet)
     result.assert_outcomes(passed=2)
+
+
+def test_on_simulated_ranks_logs_are_those_of_pytests_own_handlers(pytester, monkeypatch):
+    def reports() -> list[tuple[object, ...]]:
+        result = pytester.runpytest_inprocess("--world", "sim", "-p", "no:cacheprovider", "--log-format", "%(message)s")
+        reported = result.reprec.getreports("pytest_runtest_logreport")  # type: ignore[attr-defined]
+        monkeypatch.setattr(logging.getLogger("mine"), "propagate", True)
+        return [(report.nodeid, report.when, report.outcome, report.sections) for report in reported]
+
+    pytester.makepyfile(SOURCE)
+    quick = reports()
+    monkeypatch.setattr(pdlcheck.harness.simulated, "attach_quickly", lambda config: None)
+    assert quick == reports()
+    logs = "".join(text for *_, sections in quick for name, text in sections if name == "Captured log call")
+    assert "error of 0" in logs and "error of 1" in logs
