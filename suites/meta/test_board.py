@@ -22,7 +22,7 @@ from pdlcheck.worlds.processes.announce import Announcer
 from pdlcheck.worlds.processes.board import ABSENT, ASKS, GOES, POSTED, Board, digest_of, place_of, shared_file
 from pdlcheck.worlds.processes.collect import Collector
 from pdlcheck.worlds.processes.meeting import Meetings
-from pdlcheck.worlds.processes.messages import Aftermath, Asks, Done, Grant, HalfFull, Posted
+from pdlcheck.worlds.processes.messages import Aftermath, Asks, Done, Failed, Grant, HalfFull, Halted, Posted
 from pdlcheck.worlds.processes.referee import Referee
 from pdlcheck.worlds.watch import Operation, Signature
 from pdlcheck.worlds.watch.naming import Name
@@ -260,6 +260,27 @@ def test_messages_that_the_log_has_no_room_for_come_after_those_in_it(board):
     assert all(isinstance(outcome, Returned) for outcome in found), "messages of another size were taken for one"
     assert sent[0] == sent[1]
     assert {grant.operation for grant in sent[0]} == {0, 1, 2}
+
+
+def test_an_operation_that_a_failing_rank_has_withdrawn_is_granted_to_nobody(board):
+    """The controller reads of it only as the rank ends; the others, let go, would wait for the rank for ever."""
+    sent = {0: [], 1: []}
+    members = [SimpleNamespace(rank=rank, send=sent[rank].append) for rank in range(2)]
+    for rank in range(2):
+        board.clear(rank, 1)
+        board.log(rank, (0, collective(rank)))
+    left = {"default_group": True, "groups_made": 1, "groups": 1}
+    failed = Failed(1, None, "LookupError", "nothing", {}, "", "", False, Aftermath(**left, withdrawn=(0,)))
+    stopped = Halted(1, "in all_reduce", Aftermath(**left, withdrawn=(0,)))
+    events = [[(members[0], failed)], [(members[1], stopped)]]
+    referee = Referee(2)
+    referee.posted(1, 0, collective(1))
+    referee.asks(1, 0)
+    board.take(1, 1)
+    collector = Collector(members, 1, lambda _: events.pop(0), referee, board, timeout_s=60)
+    collector.outcomes()
+    assert not any(isinstance(message, Grant) for message in [*sent[0], *sent[1]])
+    assert collector.can_go_on()
 
 
 def test_the_controller_keeps_what_may_still_be_asked_about_and_nothing_else():

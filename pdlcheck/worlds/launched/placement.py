@@ -29,6 +29,7 @@ from pdlcheck.worlds.launched.messages import (
     Written,
 )
 from pdlcheck.worlds.processes import forkserver
+from pdlcheck.worlds.processes.exits import FORKER
 from pdlcheck.worlds.processes.local import LocalPlacement, cores
 from pdlcheck.worlds.processes.placement import RankProcess
 
@@ -233,7 +234,7 @@ class AgentProcess:
             message = self._about.recv() if self._about.poll(timeout_s) else None
         except (EOFError, OSError):  # the agent has gone, and its ranks with it
             if self.exitcode is None:
-                self.exitcode, self.went_with = -signal.SIGKILL, "the process that had forked it"
+                self.exitcode, self.went_with = -signal.SIGKILL, FORKER
             return None
         if isinstance(message, Ended):
             self.exitcode = message.exitcode

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["how_it_ended"]
+__all__ = ["FORKER", "how_it_ended"]
+
+FORKER = "the process that had forked it"  # the fork server, a template, or a launched agent
 
 
 def how_it_ended(exitcode: int) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.processes.exits import how_it_ended
+from pdlcheck.worlds.processes.exits import FORKER, how_it_ended
 from pdlcheck.worlds.processes.server import FORK, HEADER, IMPORT, RANK, SIGNAL, STATUS
 from pdlcheck.worlds.processes.surroundings import import_path
 
@@ -161,7 +161,7 @@ class Forker:
 
     def last_words(self) -> str:
         """That it has ended and, if that is known, how."""
-        return "the process that had forked it"
+        return FORKER
 
     def close(self) -> None:
         """Close this end: the process ends, and with it all that it forked, unless another one holds the end too."""

@@ -112,7 +112,10 @@ class Pool:
         return self._collect(timeout_s, debugged)
 
     def begin(self, key: object, payload: bytes, module: tuple[str, str] | None, *, seed: int) -> None:
-        """Send a call that is known before its time; until :meth:`end`, with the same key, nothing else may be sent."""
+        """Send a call that is known before its time; until :meth:`end`, nothing else may be sent.
+
+        ``key``: by which whoever comes for the outcomes knows that they are theirs.
+        """
         self._send(payload, module, seed=seed, rejoin=False)
         self.begun = key
 
