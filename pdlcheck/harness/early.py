@@ -15,7 +15,9 @@ from pdlcheck.harness.following import next_of, remember_next
 
 __all__ = ["begins_early"]
 
-_HOOKS = (  # those that report, such as pytest_runtest_logreport, may be anybody's
+# those that report, such as pytest_runtest_logreport, may be anybody's; a worker of pytest-xdist has a loop of its own,
+# which knows one item ahead only
+_HOOKS = (
     *("pytest_runtestloop", "pytest_runtest_protocol", "pytest_runtest_setup", "pytest_runtest_call"),
     *("pytest_pyfunc_call", "pytest_runtest_teardown", "pytest_runtest_makereport"),
 )
@@ -35,9 +37,9 @@ def begins_early(item: pytest.Function) -> pytest.Function | None:
     config, session, following = item.config, item.session, next_of(item)
     if not isinstance(following, pytest.Function) or cases.case_of(following) != cases.case_of(item):
         return None
-    if session.shouldfail or session.shouldstop or hasattr(config, "workerinput"):  # who knows one item ahead only
+    if session.shouldfail or session.shouldstop or config.getoption("rank_pdb") is not None:
         return None
-    if config.getoption("rank_pdb") is not None or not _knows_plugins(config):
+    if not _knows_plugins(config):
         return None
     if any(mark.name not in _MARKS for one in (item, following) for mark in one.iter_markers()):
         return None

@@ -84,6 +84,43 @@ def test_no_item_begins_that_will_not_run(run, begun, first):
     assert begun == []
 
 
+ENOUGH = """
+sessions = []
+
+def pytest_sessionstart(session):
+    sessions.append(session)
+
+def pytest_runtest_logreport():
+    sessions[0].shouldstop = "enough"
+"""
+
+
+def test_no_item_begins_after_a_plugin_has_seen_enough(run, begun):
+    run(BEFORE + AFTER, conftest=ENOUGH).assert_outcomes(passed=1)
+    assert begun == []
+
+
+NOTES = """
+from pdlcheck.worlds.processes.pool import Pool
+
+honest = Pool.begin
+
+def begin(self, *all, **more):
+    open("begun", "w").close()
+    honest(self, *all, **more)
+
+Pool.begin = begin
+"""
+
+
+@pytest.mark.parametrize(("options", "early"), [((), True), (("-n", "1"), False)], ids=["alone", "worker"])
+def test_workers_of_xdist_that_know_one_item_ahead_begin_none_early(pytester, options, early):
+    pytester.makepyfile(HEAD + BEFORE + AFTER.replace("after", "one") + AFTER)
+    pytester.makeconftest(NOTES)
+    pytester.runpytest_subprocess("--world", "gloo", *options).assert_outcomes(passed=3)
+    assert (pytester.path / "begun").exists() == early
+
+
 VERDICTS = """
 def note(text):
     with open("order", "a") as file:
