@@ -61,7 +61,7 @@ def test_an_item_that_asks_for_nothing_but_ranks_begins_early(run, begun, confte
         (AFTER, (), LOOKS, {"passed": 2}),
         ("def test_on_no_rank(): pass\n", (), "", {"passed": 2}),
     ],
-    ids=["fixture", "skip", "xfail", "size", "isolation", "mark", "fresh", "reinit", "live", "debug", "hook", "no rank"],
+    ids=["fixture", "skip", "xfail", "size", "isolation", "mark", "fresh", "reinit", "live", "debug", "hook", "plain"],
 )
 def test_what_could_tell_the_difference_does_not(run, begun, after, options, conftest, outcomes):
     quiet = ("-W", "ignore::pytest.PytestUnknownMarkWarning")
