@@ -28,6 +28,8 @@ from fault_campaign.verdict import Verdict, judge
 from rich.console import Console
 from rich.table import Table
 
+from pdlcheck.cores import usable_cores
+
 _FAULTS_A_RUN = 20
 
 
@@ -40,7 +42,7 @@ def main() -> int:
     parser.add_argument("--world-sizes", default="2,3,4", metavar="N,N", help="default: %(default)s")
     parser.add_argument("--only", type=int, metavar="N", help="inject this one alone, and show the test and its report")
     parser.add_argument("--kinds", default="", metavar="KIND,KIND", help=f"only these of {', '.join(KINDS)}")
-    parser.add_argument("--jobs", type=int, default=_cores(), help="pytest runs at a time; default: the cores")
+    parser.add_argument("--jobs", type=int, default=usable_cores(), help="pytest runs at a time; default: the cores")
     parser.add_argument("--slow", type=float, default=1.0, metavar="X", help="allow X times the time (busy machine)")
     parser.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="pytest plugin for every run")
     options = parser.parse_args()
@@ -57,7 +59,7 @@ def main() -> int:
     print(_table(verdicts))
     failed = [verdict for verdict in verdicts if not verdict.held]
     held, seconds = len(verdicts) - len(failed), time.monotonic() - start
-    load = f"load {os.getloadavg()[0]:.0f} on {_cores()} cores"
+    load = f"load {os.getloadavg()[0]:.0f} on {usable_cores()} cores"
     what = f"{held} of {len(verdicts)} faults held on {options.world}"
     print(f"{what}, {seconds:.0f} s, {load}, times allowed x {options.slow:g}")
     return 1 if failed else 0
@@ -135,10 +137,6 @@ def _table(verdicts: Sequence[Verdict]) -> str:
     with console.capture() as capture:
         console.print(table)
     return capture.get()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _printing = threading.Lock()

@@ -25,6 +25,7 @@ from training_faults.files import DAMAGES, Torn, tear
 from training_faults.jobs import Job, Verdict, judge, run_job
 from training_faults.kills import KINDS, Kill, draw
 
+from pdlcheck.cores import usable_cores
 from pdlcheck.worlds import get_world
 
 
@@ -39,7 +40,7 @@ def main() -> int:
         "--kills-a-job", type=int, default=9, metavar="N", help="restarts of a job; default: %(default)s"
     )
     parser.add_argument("--steps", type=int, default=30, help="of a training; default: %(default)s")
-    parser.add_argument("--jobs", type=int, default=_cores(), help="trainings at a time; default: the cores")
+    parser.add_argument("--jobs", type=int, default=usable_cores(), help="trainings at a time; default: the cores")
     parser.add_argument("--world", default="sim", help="where damaged checkpoints are loaded; default: %(default)s")
     options = parser.parse_args()
     sizes = [int(word) for word in options.world_sizes.split(",")]
@@ -52,7 +53,7 @@ def main() -> int:
     if verdicts:
         console.print(_kills_table(verdicts))
     held = sum(one.held for one in torn), sum(one.held for one in verdicts)
-    load = f"load {os.getloadavg()[0]:.0f} on {_cores()} cores"
+    load = f"load {os.getloadavg()[0]:.0f} on {usable_cores()} cores"
     print(f"{held[0]} of {len(torn)} damaged checkpoints refused, none loaded, the previous one intact")
     print(f"{held[1]} of {len(verdicts)} kills: training went on and ended with the same bits, {load}")
     print(f"{time.monotonic() - start:.0f} s")
@@ -137,10 +138,6 @@ def _torn_table(torn: Sequence[Torn]) -> Table:
         ]
         table.add_row(words, *map(str, counts), end_section=kind == list(DAMAGES)[-1])
     return table
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _printing = threading.Lock()

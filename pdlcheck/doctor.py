@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck import __version__
+from pdlcheck.cores import usable_cores
 from pdlcheck.report.records import Part
 from pdlcheck.verification.worlds import try_world
 from pdlcheck.worlds import WORLDS
@@ -44,7 +45,7 @@ def examine() -> list[Part]:
 
 def _cores() -> str:
     there = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
+    usable = usable_cores()
     return str(there) if usable == there else f"{usable} of {there}"
 
 

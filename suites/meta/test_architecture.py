@@ -15,10 +15,11 @@ import pdlcheck
 PACKAGE = Path(pdlcheck.__file__).parent
 MAY_IMPORT = {
     "clock": {"errors"},
+    "cores": set(),
     "errors": set(),
     "faults": set(),
-    "primitives": {"errors"},
-    "worlds": {"clock", "errors", "faults"},
+    "primitives": {"cores", "errors"},
+    "worlds": {"clock", "cores", "errors", "faults"},
     "checks": {"errors"},
     "bench": {"errors"},
     "report": {"errors"},

@@ -21,6 +21,7 @@ from importlib.metadata import version
 from multiprocessing.connection import Connection
 from typing import Any
 
+from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.launched.environment import INSIDE, Launch
 from pdlcheck.worlds.launched.meeting import reach
@@ -39,7 +40,7 @@ from pdlcheck.worlds.launched.messages import (
     Written,
 )
 from pdlcheck.worlds.processes import forkserver
-from pdlcheck.worlds.processes.local import LocalProcess, cores
+from pdlcheck.worlds.processes.local import LocalProcess
 
 __all__ = ["serve", "software", "variables"]
 
@@ -57,7 +58,7 @@ def serve(launch: Launch) -> int:
     try:
         address = _own_address(control)
         control.send(
-            Hello(launch.rank, software(), variables(launch, address), cores(), platform.node()),
+            Hello(launch.rank, software(), variables(launch, address), usable_cores(), platform.node()),
         )
         while True:
             match control.recv():

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
 from pdlcheck.worlds.launched.agent import software, variables
 from pdlcheck.worlds.launched.environment import INSIDE, Launch
@@ -30,7 +31,7 @@ from pdlcheck.worlds.launched.messages import (
 )
 from pdlcheck.worlds.processes import forkserver
 from pdlcheck.worlds.processes.exits import FORKER
-from pdlcheck.worlds.processes.local import LocalPlacement, cores
+from pdlcheck.worlds.processes.local import LocalPlacement
 from pdlcheck.worlds.processes.placement import RankProcess
 
 __all__ = ["AgentProcess", "LaunchedPlacement"]
@@ -92,7 +93,7 @@ class LaunchedPlacement:
         return self._agents[rank][1].variables if rank else variables(self.launch, self.host)
 
     def threads(self, rank: int, world_size: int) -> int:
-        available = self._agents[rank][1].cores if rank else cores()
+        available = self._agents[rank][1].cores if rank else usable_cores()
         return max(1, available // min(world_size, self.launch.local_world_size))
 
     def close(self, exitcode: int) -> None:

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.forkserver import Child, Forker, ForkServer
 from pdlcheck.worlds.processes.nameless import nameless_file
 from pdlcheck.worlds.processes.server import RANK, TEMPLATE
 
-__all__ = ["LocalPlacement", "LocalProcess", "cores", "fork"]
+__all__ = ["LocalPlacement", "LocalProcess", "fork"]
 
 _NO_SIGNAL = b"\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n"  # pending, in /proc
 _KEPT_BYTES = 1 << 20  # of what was read already
@@ -55,7 +56,7 @@ class LocalPlacement:
         }
 
     def threads(self, rank: int, world_size: int) -> int:
-        return max(1, cores() // world_size)
+        return max(1, usable_cores() // world_size)
 
 
 def fork(server: Forker, more: Sequence[int], kind: int = RANK) -> LocalProcess:
@@ -151,11 +152,6 @@ class LocalProcess:
         self.connection.close()
         for fd in (*(file.fd for file in self._files), self._child.status):
             os.close(fd)
-
-
-def cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _File:
