@@ -18,6 +18,7 @@ from pdlcheck.clock import Link, Topology, compute
 from pdlcheck.errors import Inconclusive
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.pagerank import Graph, debian_dependencies, gather_scores, pagerank
+from pdlcheck.primitives.pagerank.datasets import rmat
 from pdlcheck.primitives.pagerank.ranks.part import Part, make_part
 from pdlcheck.primitives.pagerank.ranks.partition import balanced_cuts
 from pdlcheck.primitives.pagerank.ranks.rows import Rows, csr
@@ -72,7 +73,7 @@ def test_the_scores_do_not_depend_on_the_schedule(subject, world, semantics):
         world = get_world("sim", seed=world.seed, schedule=world.schedule, semantics=semantics)
     elif semantics != "rendezvous":
         pytest.skip("semantics are of the simulated network: --world sim")
-    check_pagerank_rounds(partial(subject, tol=TINY), dealt(power_law(12, 40), 3), world)
+    check_pagerank_rounds(partial(subject, tol=TINY, start=np.ones(12)), dealt(power_law(12, 40), 3), world)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -322,11 +323,24 @@ def test_the_error_bound_holds_when_max_iter_stops_it(subject, world, parts, rou
 @few
 @given(parts=drawn_parts(), damping=DAMPING, rounds=st.integers(1, 4))
 def test_rounds_over_ranks_are_serial_rounds(subject, world, parts, damping, rounds):
-    subject = partial(subject, tol=TINY, damping=damping)
+    n = parts[0].num_nodes
+    subject = partial(subject, tol=TINY, damping=damping, start=np.ones(n) if n else None)
     try:
         check_pagerank_rounds(subject, parts, world, rounds=rounds, damping=damping)
     except Inconclusive:  # the fixed point was reached to the last bit
         check_pagerank_rounds(subject, parts, world, rounds=1, damping=damping)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_it_begins_nearer_to_the_ranks_than_the_teleport_vector(subject, world, world_size):
+    graph = rmat(10, 15_000)
+    start = np.ones(graph.num_nodes)
+    default, from_v = world.run(
+        lambda: [gather_scores(subject(graph, replicated=True, tol=1e-6, start=v)) for v in (None, start)],
+        world_size=world_size,
+    )[0]
+    assert default.converged and default.iterations + 2 <= from_v.iterations
+    assert np.abs(default.scores - from_v.scores).sum() < 2e-6
 
 
 @few

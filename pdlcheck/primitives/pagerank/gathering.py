@@ -11,6 +11,7 @@ GPU architectures", HiPEAC 2010.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from llvmlite import binding, ir
@@ -18,13 +19,27 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["LANES", "NUM_SUMS", "add_gathered", "add_rows", "take_next", "update_rows"]
+__all__ = [
+    "FIRST_COUNTER",
+    "GIVEN_UP",
+    "LANES",
+    "NUM_SUMS",
+    "add_gathered",
+    "add_rows",
+    "meet",
+    "move",
+    "take_next",
+    "update_rows",
+]
 
 LANES = 16
+GIVEN_UP, FIRST_COUNTER = 1, 2  # of the counters: meet has those before the second
 NUM_SUMS = 6  # of update_rows
 
 _FLOAT, _DOUBLE = ir.FloatType(), ir.DoubleType()
 _BIT, _INT32, _INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
+
+_GIVE_WAY = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 
 
 def _add_gathered(
@@ -167,20 +182,61 @@ def _update_rows(
     return signature, generate
 
 
-def _take_next(typing_context: Any, counter: Any) -> tuple[Any, Any]:
-    """``counter[0]``, an int64, and one more for whoever comes next, in whatever thread."""
+def _move(typing_context: Any, source: Any, first: Any, target: Any, at: Any) -> tuple[Any, Any]:
+    """``target[at : at + LANES] = source[first : first + LANES]``."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.atomic_rmw("add", data, ir.Constant(_INT64, 1), "seq_cst")
+        source, target = (_Array(context, builder, signature.args[i], args[i]) for i in (0, 2))
+        target.store(args[3], source.load(args[1]))
+        return context.get_dummy_value()
 
-    return types.int64(counter), generate
+    return types.void(source, types.intp, target, types.intp), generate
+
+
+def _take_next(typing_context: Any, counters: Any, which: Any) -> tuple[Any, Any]:
+    """``counters[which]``, an int64, and one more for whoever comes next, in whatever thread."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        counters = _Array(context, builder, signature.args[0], args[0])
+        return builder.atomic_rmw("add", counters.place(args[1]), ir.Constant(_INT64, 1), "seq_cst")
+
+    return types.int64(counters, types.intp), generate
+
+
+def _meet(typing_context: Any, counters: Any, size: Any) -> tuple[Any, Any]:
+    """Wait until ``size`` threads, this one among them, are here, or ``counters[GIVEN_UP]`` is not 0.
+
+    ``counters[0]``, 0 at first, counts who has come, so threads may meet as often as they like.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        counts = _Array(context, builder, signature.args[0], args[0])
+        arrived, given_up = (counts.place(ir.Constant(_INT64, i)) for i in (0, GIVEN_UP))
+        none, one = ir.Constant(_INT64, 0), ir.Constant(_INT64, 1)
+        before = builder.atomic_rmw("add", arrived, one, "seq_cst")
+        everyone = builder.mul(builder.add(builder.sdiv(before, args[1]), one), args[1])
+        look, wait, met = (builder.append_basic_block(f"meet.{name}") for name in ("look", "wait", "met"))
+        builder.branch(look)
+        builder.position_at_end(look)
+        here = builder.icmp_signed(">=", builder.atomic_rmw("add", arrived, none, "seq_cst"), everyone)
+        end = builder.icmp_signed("!=", builder.atomic_rmw("add", given_up, none, "seq_cst"), none)
+        builder.cbranch(builder.or_(here, end), met, wait)
+        builder.position_at_end(wait)
+        # another thread may need this one's core
+        builder.call(_function(builder.module, _GIVE_WAY, _INT32, []), [])
+        builder.branch(look)
+        builder.position_at_end(met)
+        return context.get_dummy_value()
+
+    return types.void(counters, types.intp), generate
 
 
 add_gathered: Any = intrinsic(_add_gathered)
 add_rows: Any = intrinsic(_add_rows)
 update_rows: Any = intrinsic(_update_rows)
 take_next: Any = intrinsic(_take_next)
+meet: Any = intrinsic(_meet)
+move: Any = intrinsic(_move)
 
 
 class _Array:
@@ -198,7 +254,7 @@ class _Array:
         return _widened(self._builder, found)
 
     def load_one(self, at: Any) -> Any:
-        found = self._builder.load(self._builder.gep(self.data, [at], source_etype=self.kind), typ=self.kind)
+        found = self._builder.load(self.place(at), typ=self.kind)
         return self._builder.sext(found, _INT64) if self.kind is _INT32 else found
 
     def store(self, at: Any, values: Any) -> None:
@@ -206,9 +262,11 @@ class _Array:
             values = self._builder.fptrunc(values, _vector(_FLOAT))
         self._builder.store(values, self._pointer(at), align=self.nbytes)
 
+    def place(self, at: Any) -> Any:
+        return self._builder.gep(self.data, [at], source_etype=self.kind)
+
     def _pointer(self, at: Any) -> Any:
-        there = self._builder.gep(self.data, [at], source_etype=self.kind)
-        return self._builder.bitcast(there, _vector(self.kind).as_pointer())
+        return self._builder.bitcast(self.place(at), _vector(self.kind).as_pointer())
 
 
 def _vector(kind: Any) -> Any:

@@ -9,7 +9,16 @@ from typing import Any
 
 import numba
 
-from pdlcheck.primitives.pagerank.gathering import LANES, NUM_SUMS, add_gathered, take_next, update_rows
+from pdlcheck.primitives.pagerank.gathering import (
+    FIRST_COUNTER,
+    LANES,
+    NUM_SUMS,
+    add_gathered,
+    meet,
+    move,
+    take_next,
+    update_rows,
+)
 
 __all__ = ["TILE", "count_degrees", "deal_rows", "deal_to_blocks", "deal_to_rows", "sweep"]
 
@@ -107,7 +116,7 @@ def deal_to_rows(
     Entries of a long row lie side by side, those of the other rows LANES apart; places without an edge get
     ``empty_row`` and no share. ``next_place``, ``held`` and ``held_shares`` are for this thread alone.
     """
-    block = take_next(counter)
+    block = take_next(counter, 0)
     while block < bounds.size - 1:
         base, last = bounds[block] * LANES, bounds[block + 1] * LANES
         at_first = begins[base if base < long_rows else long_rows + (base - long_rows) // LANES]
@@ -135,13 +144,15 @@ def deal_to_rows(
                 sources[at] = empty_row
                 if shares is not None:
                     shares[at] = 0.0
-        block = take_next(counter)
+        block = take_next(counter, 0)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def sweep(
-    counter: Any,
-    last_block: int,
+    counters: Any,
+    member: int,
+    size: int,
+    chunks: Any,
     bounds: Any,
     long_rows: int,
     begins: Any,
@@ -158,65 +169,77 @@ def sweep(
     before: Any,
     scores: Any,
     fresh: Any,
-    first_fresh: int,
+    moves: bool,
     room: Any,
     parts: Any,
 ) -> None:
-    """One round for the blocks from ``counter[0]`` to ``last_block``, shared with the threads that call it too.
+    """One round for the blocks from ``chunks[0]`` to ``chunks[-1]``, shared with the other threads that call it.
 
     Block b is the slices ``bounds[b]`` to ``bounds[b + 1]``, of ``LANES`` rows each: sum what arrives, then
     :func:`update_rows`. The entries of a row among the first ``long_rows`` lie from ``begins[row]`` to the next; those
-    of a slice after them follow likewise, one of each row in turn. What row r will send goes to ``fresh[r -
-    first_fresh]``; in place where that is ``sent``. ``room`` is for this thread alone; ``parts[b]`` gets the sums of
-    block b, the same whichever thread makes them.
+    of a slice after them follow likewise, one of each row in turn.
+
+    What rows will send goes to ``fresh``: where it ``moves``, from the first row of their chunk on, and then to
+    ``sent``, when all ``size`` threads have done with the chunk; else in place. So later chunks read what earlier ones
+    found. ``counters``, of all threads, are two for :func:`meet` and the next block of each chunk; ``room`` is for this
+    thread alone; ``parts[b]`` gets the sums of block b, the same whichever thread makes them.
     """
     arrived, one_row, sums = room[:LANES], room[LANES : 2 * LANES], room[2 * LANES :]
-    block = take_next(counter)
-    while block < last_block:
-        for number in range(NUM_SUMS):
-            parts[block, number] = 0.0
-        for tile in range(bounds[block], bounds[block + 1], TILE):
-            for lane in range(NUM_SUMS * LANES):
-                sums[lane] = 0.0
-            for slice_ in range(tile, min(tile + TILE, bounds[block + 1])):
-                row = slice_ * LANES
-                if row < long_rows:
-                    longest = 0
-                    for lane in range(LANES):
-                        begin, end = begins[row + lane], begins[row + lane + 1]
-                        add_gathered(sent, sources, shares, begin, end, one_row)
-                        total = 0.0
-                        for k in range(LANES):
-                            total += one_row[k]
-                        arrived[lane] = total
-                        longest = max(longest, end - begin)
-                    additions = longest // LANES + LANES
-                else:
-                    unit = long_rows + (row - long_rows) // LANES
-                    begin, end = begins[unit], begins[unit + 1]
-                    add_gathered(sent, sources, shares, begin, end, arrived)
-                    additions = (end - begin) // LANES
-                update_rows(
-                    arrived,
-                    additions + 16.0,
-                    keep,
-                    to_base,
-                    to_landing,
-                    base,
-                    landing,
-                    out,
-                    leaving,
-                    sent,
-                    before,
-                    scores,
-                    row,
-                    fresh,
-                    row - first_fresh,
-                    sums,
-                )
+    for chunk in range(chunks.size - 1):
+        last_block = chunks[chunk + 1]
+        first_row = bounds[chunks[chunk]] * LANES if moves else 0
+        block = take_next(counters, FIRST_COUNTER + chunk)
+        while block < last_block:
             for number in range(NUM_SUMS):
-                total = 0.0
-                for lane in range(LANES):
-                    total += sums[number * LANES + lane]
-                parts[block, number] += total
-        block = take_next(counter)
+                parts[block, number] = 0.0
+            for tile in range(bounds[block], bounds[block + 1], TILE):
+                for lane in range(NUM_SUMS * LANES):
+                    sums[lane] = 0.0
+                for slice_ in range(tile, min(tile + TILE, bounds[block + 1])):
+                    row = slice_ * LANES
+                    if row < long_rows:
+                        longest = 0
+                        for lane in range(LANES):
+                            begin, end = begins[row + lane], begins[row + lane + 1]
+                            add_gathered(sent, sources, shares, begin, end, one_row)
+                            total = 0.0
+                            for k in range(LANES):
+                                total += one_row[k]
+                            arrived[lane] = total
+                            longest = max(longest, end - begin)
+                        additions = longest // LANES + LANES
+                    else:
+                        unit = long_rows + (row - long_rows) // LANES
+                        begin, end = begins[unit], begins[unit + 1]
+                        add_gathered(sent, sources, shares, begin, end, arrived)
+                        additions = (end - begin) // LANES
+                    update_rows(
+                        arrived,
+                        additions + 16.0,
+                        keep,
+                        to_base,
+                        to_landing,
+                        base,
+                        landing,
+                        out,
+                        leaving,
+                        sent,
+                        before,
+                        scores,
+                        row,
+                        fresh,
+                        row - first_row,
+                        sums,
+                    )
+                for number in range(NUM_SUMS):
+                    total = 0.0
+                    for lane in range(LANES):
+                        total += sums[number * LANES + lane]
+                    parts[block, number] += total
+            block = take_next(counters, FIRST_COUNTER + chunk)
+        if moves:
+            meet(counters, size)
+            slices = bounds[last_block] - bounds[chunks[chunk]]
+            for slice_ in range(slices * member // size, slices * (member + 1) // size):
+                move(fresh, slice_ * LANES, sent, first_row + slice_ * LANES)
+            meet(counters, size)

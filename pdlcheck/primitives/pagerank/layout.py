@@ -106,16 +106,28 @@ class Layout:
 
     def uniform(self) -> Float64:
         """The same for 1 / (number of nodes) everywhere."""
-        rows, n = np.zeros(self.num_rows), len(self.row)
-        num_upstream = self.num_rows - self.end_of_blocks
-        num_others = n - self.num_sinks - num_upstream
-        for first, count in (
-            (0, num_others),
-            (self.first_sink, self.num_sinks),
-            (self.end_of_blocks, num_upstream),
-        ):
-            rows[first : first + count] = 1 / n
+        rows = np.full(self.num_rows, 1 / len(self.row))
+        for empty in self.padding:
+            rows[empty] = 0
         return rows
+
+    @property
+    def padding(self) -> tuple[slice, slice]:
+        """The rows of no node: before the sinks, and at the end of the blocks."""
+        num_upstream = self.num_rows - self.end_of_blocks
+        num_others = len(self.row) - self.num_sinks - num_upstream
+        if self.num_sinks == 0:
+            return slice(0, 0), slice(num_others, self.end_of_blocks)
+        return slice(num_others, self.first_sink), slice(self.first_sink + self.num_sinks, self.end_of_blocks)
+
+    def in_degrees(self) -> Float64:
+        """Of each row of the blocks, 0 for others. Rows of a slice have that of the largest, which is seldom larger."""
+        degrees, alone, entries = np.zeros(self.num_rows), self.long_rows, np.diff(self.begins)
+        degrees[:alone] = entries[:alone]
+        degrees[alone : self.end_of_blocks].reshape(-1, LANES)[:] = entries[alone:, None] / LANES
+        for empty in self.padding:
+            degrees[empty] = 0
+        return degrees
 
     def nodes_of(self, per_row: Float64) -> Float64:
         """The way back."""

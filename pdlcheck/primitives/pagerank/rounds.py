@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdlcheck.primitives.pagerank.gathering import LANES, NUM_SUMS
+from pdlcheck.primitives.pagerank.even_flow import Sums, even_flow
+from pdlcheck.primitives.pagerank.gathering import FIRST_COUNTER, GIVEN_UP, LANES, NUM_SUMS
 from pdlcheck.primitives.pagerank.graph import Float64
 from pdlcheck.primitives.pagerank.kernels import TILE, sweep
 from pdlcheck.primitives.pagerank.layout import Layout
@@ -22,25 +23,8 @@ __all__ = ["Rounds"]
 UNIT = float(np.finfo(np.float64).eps) / 2
 TINY = 2.0**-150  # what a float32 may be off below its range of normal numbers
 CHUNKS = 16  # of a large graph: blocks swept at the same time; later ones read what earlier ones have found
+AT_A_TIME = 1 << 14  # rows, so that what is read and written stays in cache
 BLOCKS_PER_CHUNK = 4  # at least, so that threads find work
-
-
-@dataclass
-class _System:
-    """``y = to_base base + d (P y + m w)``, and where to begin: ``start``, and what nodes send then.
-
-    ``lost``: the round-off in ``base``, whose L1 norm is ``size``. ``whole``, of sum ``total``: what y is added to.
-    Numbers are one, or one for each of LANES vectors.
-    """
-
-    base: Float64
-    to_base: float
-    start: Float64
-    sent: NDArray[Any]
-    lost: Any = 0.0
-    size: Any = 1.0
-    whole: Float64 | None = None
-    total: Any = 0.0
 
 
 @dataclass
@@ -52,6 +36,24 @@ class _Dangling:
 
     def plus(self, factor: Any, other: _Dangling) -> _Dangling:
         return _Dangling(self.held + factor * other.held, self.leaving + factor * other.leaving)
+
+
+@dataclass
+class _System:
+    """``y = to_base base + d (P y + m w)``, and where to begin: what nodes send, and what dangling ones hold.
+
+    ``lost``: the round-off in ``base``, whose L1 norm is ``size``. ``whole``, of sum ``total``: what y is added to.
+    Numbers are one, or one for each of LANES vectors.
+    """
+
+    base: Float64
+    to_base: float
+    dangling: _Dangling
+    sent: NDArray[Any]
+    lost: Any = 0.0
+    size: Any = 1.0
+    whole: Float64 | None = None
+    total: Any = 0.0
 
 
 class Rounds:
@@ -107,12 +109,12 @@ class Rounds:
         self._late_row = int(layout.bounds[blocks]) * LANES
         self._early_dangling = layout.dangling[layout.dangling < self._late_row]
         self._single = layout.sink_block > 1
-        self._chunks = ranges(blocks, max(1, min(CHUNKS, blocks // BLOCKS_PER_CHUNK)) if in_place else 1)
+        count = max(1, min(CHUNKS, blocks // BLOCKS_PER_CHUNK)) if in_place else 1
+        self._chunks = blocks * np.arange(count + 1) // count
         self._at_once = in_place and not self._single
         self._late_rows = slice(self._late_row, layout.end_of_blocks)
         self._landing_late = self._landing[self._late_rows].sum(axis=0)
         self._landing_upstream = self._landing[self._upstream].sum(axis=0)
-        self._chunk_rows = [(layout.bounds[first] * LANES, layout.bounds[last] * LANES) for first, last in self._chunks]
         self._parts = np.empty((layout.num_blocks, NUM_SUMS, *self._columns))
         self._spare: dict[type, list[NDArray[Any]]] = {np.float32: [], np.float64: []}
         slices = int(np.diff(layout.bounds).max())
@@ -125,15 +127,18 @@ class Rounds:
         self._longest = PART + layout.longest * LANES // PART if self._columns else layout.longest + LANES
         self.iteration = 0
 
-    def run(self, first: Float64, tol: float, max_iter: int, *, warm: bool) -> tuple[Float64, Any]:
+    def run(self, first: Float64 | None, tol: float, max_iter: int, *, warm: bool) -> tuple[Float64, Any]:
         """Sweep from ``first`` until each bound is at most ``tol``, if it can be; the scores, and the bound of each."""
         sinks = self._layout.sink_block
         with Team(max(sinks, self._layout.num_blocks - sinks)) as self._team:
             self._rooms = [np.empty((2 + NUM_SUMS) * LANES) for _ in range(self._team.size)]
             scores, bound = first, np.full(self._columns, math.inf)
-            if not (self._single and warm):
-                sent = self._sent_by(first, np.float32 if self._single else np.float64)
-                system = _System(self._teleport, 1 - self._damping, first, sent)
+            if scores is None or not (self._single and warm):
+                start = self._even_flow() if scores is None else scores
+                sent = self._sent_by(start, np.float32 if self._single else np.float64)
+                system = _System(self._teleport, 1 - self._damping, self._dangling_of(start), sent)
+                if first is None:
+                    self._spare[np.float64].append(start)
                 scores, bound = self._solve(system, tol, max_iter)
             while self._single and not np.all(bound <= tol) and self.iteration < max_iter:
                 reached = bound
@@ -141,6 +146,26 @@ class Rounds:
                 if not np.any(bound < reached / 2):
                     break
         return scores, bound
+
+    def _even_flow(self) -> Float64:
+        """Where to begin when nothing is known: see :func:`even_flow`."""
+        base, landing, scores = self._teleport, self._landing, self._layout.in_degrees()
+        carried, landed = even_flow(self._damping, *map(self._held, (base, landing, scores)))
+        pieces = ranges(len(scores), -(-len(scores) // AT_A_TIME))
+
+        def work(member: int) -> None:
+            for first, last in pieces[member :: self._team.size]:
+                rows = slice(first, last)
+                scores[rows] *= carried
+                scores[rows] += (1 - self._damping) * base[rows]
+                scores[rows] += landed * landing[rows]
+
+        self._team.run(work)
+        return scores
+
+    def _held(self, vector: Float64) -> Sums:
+        """By all rows, and by the dangling ones."""
+        return Sums(vector.sum(), vector[self._early_dangling].sum() + vector[self._late_rows].sum())
 
     def _refine(self, scores: Float64, tol: float, max_iter: int) -> tuple[Float64, Any]:
         """One round in float64, then sweeps for what is still missing."""
@@ -150,7 +175,8 @@ class Rounds:
         missing, missing_sent = self._rows(np.float64), self._rows(np.float32)
         self._make_upstream(scores, self._teleport, 1 - damping, mass)
         missing[self._upstream] = missing_sent[self._upstream] = 0
-        self._sweep(0, layout.num_blocks, self._teleport, 1 - damping, mass, sent, scores, missing, missing_sent, 0)
+        whole = np.array([0, layout.num_blocks])
+        self._sweep(whole, self._teleport, 1 - damping, mass, sent, scores, missing, missing_sent, moves=False)
         self._spare[np.float64].append(sent)
         step, _, change, _, weighted = self._sums()
         lost = UNIT * (weighted + layout.share_error + self._chain * mass + 4) + self._lost_upstream(1 - damping, mass)
@@ -161,7 +187,8 @@ class Rounds:
             scores += missing
             scores /= total + change
             return scores, bound
-        system = _System(missing, 1.0, missing, missing_sent, lost, step, scores, total)
+        begun = self._dangling_of(missing), missing_sent
+        system = _System(missing, 1.0, *begun, lost, step, scores, total)
         found = self._solve(system, tol, max_iter)
         self._spare[np.float64] += [scores, missing]
         return found
@@ -170,9 +197,9 @@ class Rounds:
         layout, damping, late = self._layout, self._damping, self._late
         sent, whole = system.sent, system.whole
         found = self._rows(np.float64)
-        largest = max(int(end - begin) for begin, end in self._chunk_rows)
+        largest = int(np.diff(layout.bounds[self._chunks]).max()) * LANES
         fresh = sent if self._at_once else np.empty((largest, *self._columns), sent.dtype)
-        dangling, senders = self._dangling_of(system.start), slice(self._late_row)
+        dangling, senders = system.dangling, slice(self._late_row)
         fixed = system.to_base * system.base[self._late_rows].sum(axis=0) / (1 - damping * self._landing_late)
         base_upstream = system.to_base * system.base[self._upstream].sum(axis=0)
         landing_upstream = damping * self._landing_upstream
@@ -182,11 +209,8 @@ class Rounds:
         while True:
             self.iteration += 1
             met = dangling.held + fixed + self._late_mass(dangling)
-            for (first, last), (begin, end) in zip(self._chunks, self._chunk_rows, strict=True):
-                place = 0 if self._at_once else begin
-                self._sweep(first, last, system.base, system.to_base, met, sent, None, found, fresh, place)
-                if not self._at_once:
-                    sent[begin:end] = fresh[: end - begin]
+            vectors = met, sent, None, found, fresh
+            self._sweep(self._chunks, system.base, system.to_base, *vectors, moves=not self._at_once)
             step, dangling.held, dangling.leaving, swept, size, weighted = self._parts[:late].sum(axis=0)
             late_mass = fixed + self._late_mass(dangling)
             mass = dangling.held + late_mass
@@ -194,7 +218,8 @@ class Rounds:
             sums = step, mass, swept + late_mass + upstream, size + abs(late_mass) + abs(upstream), weighted
             bound, enough = self._judged(system, met, sums, tol)
             if (enough or self.iteration >= max_iter) and late < layout.num_blocks:
-                self._sweep(late, layout.num_blocks, system.base, system.to_base, met, sent, None, found, sent, 0)
+                blocks, vectors = np.array([late, layout.num_blocks]), (met, sent, None, found, sent)
+                self._sweep(blocks, system.base, system.to_base, *vectors, moves=False)
                 step, mass, total, size, weighted = self._sums()
                 sums = step, mass, total + upstream, size + abs(upstream), weighted
                 bound, enough = self._judged(system, met, sums, tol)
@@ -211,7 +236,7 @@ class Rounds:
                 grows = swept + late_mass - fixed + landing_upstream * (mass - fixed)
                 stays = fixed + base_upstream + landing_upstream * fixed
                 factor = np.maximum(1 - stays, 0) / np.where(grows == 0, 1, grows)
-                sent[senders] *= factor
+                sent[senders] *= np.asarray(factor, sent.dtype)  # a float64 would make numpy work in float64
                 dangling = dangling.plus(factor - 1, dangling)
             else:
                 sent[senders] += np.asarray(due - total, sent.dtype) * whole_sent[senders]
@@ -237,8 +262,7 @@ class Rounds:
 
     def _sweep(
         self,
-        first: int,
-        last: int,
+        chunks: NDArray[np.int64],
         base: Float64,
         to_base: float,
         mass: Any,
@@ -246,21 +270,25 @@ class Rounds:
         before: Float64 | None,
         scores: Float64,
         fresh: NDArray[Any],
-        first_fresh: int,
+        *,
+        moves: bool,
     ) -> None:
-        layout, damping, counter = self._layout, self._damping, np.array([first])
-
+        layout, damping, counters = self._layout, self._damping, np.array([*[0] * FIRST_COUNTER, *chunks[:-1]])
         matrix = layout.bounds, layout.long_rows, layout.begins, layout.sources, layout.shares
         factors = damping, to_base, damping * mass
         earlier = None if before is None else before.reshape(-1)
         per_row = base.reshape(-1), self._landing.reshape(-1), layout.out, self._sent_late
-        vectors = *per_row, sent.reshape(-1), earlier, scores.reshape(-1)
+        vectors = *per_row, sent.reshape(-1), earlier, scores.reshape(-1), fresh.reshape(-1)
 
         def work(member: int) -> None:
-            own = fresh.reshape(-1), first_fresh, self._rooms[member], self._parts
-            self._sweep_blocks(counter, last, *matrix, *factors, *vectors, *own)  # type: ignore[arg-type]
+            blocks = counters, member, self._team.size, chunks
+            own = moves, self._rooms[member], self._parts
+            self._sweep_blocks(*blocks, *matrix, *factors, *vectors, *own)  # type: ignore[arg-type]
 
-        self._team.run(work)
+        def give_up() -> None:
+            counters[GIVEN_UP] = 1
+
+        self._team.run(work, give_up)
 
     def _with_upstream(self, teleport: Float64, landing: Float64) -> tuple[Float64, Float64, tuple[Any, Any]]:
         """Both vectors with what upstream rows send taken in, and what that loses to round-off."""

@@ -68,7 +68,8 @@ def pagerank(
 
     ``P[j, i]`` is the share of i's out-weight that goes to j. Edges that occur twice add, self-loops are
     edges, a node whose out-weights are all 0 is dangling. A round reads 4 bytes and one random number per
-    edge (12 with weights), sixteen at a time; from a million edges on ``torch.get_num_threads()`` threads share it.
+    edge (12 with weights), sixteen at a time; from a million edges on ``torch.get_num_threads()`` threads,
+    one a core at most, share it.
     Edges of nodes that no cycle leads to, where they are many, are read once, and in no round.
     The same graph gives the same bits with any number of threads. The first call on a graph lays its edges out, others
     find them so.
@@ -86,7 +87,8 @@ def pagerank(
         personalization: v, one number per node or a dict from node to number (0 for nodes left out), scaled
             to sum 1; nodes are the names of a networkx graph, else ids. ``None`` is uniform.
         dangling: w, likewise; ``None`` is ``personalization``.
-        start: what to begin with, likewise: the ranks before a few edges were changed, for example; ``None`` is v.
+        start: what to begin with, likewise: the ranks before a few edges were changed, for example; ``None`` is v, and
+            where v is uniform, what nodes would hold if every edge carried the same (on a device, v).
         device: of the iteration; scores come back as an array. On ``"cuda"`` rounds are by ``"power"``, eight at a
             time, and the edges stay in its memory as long as ``graph`` is kept.
         kernel: what sums the rows on a device: ``"triton"``, on CUDA; ``"csr"``, torch's sparse product, on any;
@@ -154,7 +156,7 @@ def pagerank(
         progress=progress,
     )
     progress(0, math.inf)
-    begin = by_row if first is teleport else layout.rows_of(first)
+    begin = layout.rows_of(first) if start is not None else None if personalization is None else by_row
     scores, bound = rounds.run(begin, tol, max_iter, warm=start is not None)
     scores, seconds = layout.nodes_of(scores), time.perf_counter() - began
     return PageRankResult(scores, rounds.iteration, float(bound), bool(bound <= tol), seconds, graph.names)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
+
+from pdlcheck.cores import usable_cores
 
 __all__ = ["ENOUGH", "Team", "ranges"]
 
@@ -13,7 +15,7 @@ ENOUGH = 1 << 16  # numbers that are worth a thread
 
 
 class Team:
-    """``torch.get_num_threads()`` threads at most, the calling one among them; ``with`` ends the others.
+    """``torch.get_num_threads()`` threads at most, one a core, the calling one among them; ``with`` ends the others.
 
     Example:
         >>> done = [0] * 10
@@ -27,7 +29,7 @@ class Team:
     """
 
     def __init__(self, most: int) -> None:
-        self.size = max(1, min(most, torch.get_num_threads()))
+        self.size = max(1, min(most, torch.get_num_threads(), usable_cores()))
         self._others = ThreadPoolExecutor(self.size - 1) if self.size > 1 else None
 
     def __enter__(self) -> Team:
@@ -37,11 +39,28 @@ class Team:
         if self._others is not None:
             self._others.shutdown()
 
-    def run(self, function: Callable[[int], object]) -> None:
-        """Call ``function`` with 0, 1, ... up to ``size``, exclusive, all at the same time; raise what one raises."""
-        calls = [] if self._others is None else [self._others.submit(function, k) for k in range(1, self.size)]
+    def run(self, function: Callable[[int], object], give_up: Callable[[], None] = lambda: None) -> None:
+        """Call ``function`` with 0, 1, ... up to ``size``, exclusive, all at the same time; raise what one raises.
+
+        ``give_up`` is called as soon as one raises or is not begun with, so that no other waits for that one.
+        """
+
+        def run_one(member: int) -> None:
+            try:
+                function(member)
+            except BaseException:
+                give_up()
+                raise
+
+        calls: list[Future[None]] = []
         try:
+            if self._others is not None:
+                for member in range(1, self.size):
+                    calls.append(self._others.submit(run_one, member))
             function(0)
+        except BaseException:
+            give_up()
+            raise
         finally:
             for call in calls:
                 call.result()

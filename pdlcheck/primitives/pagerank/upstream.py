@@ -57,7 +57,9 @@ class Upstream:
             self._take_in(column, damping)
         terms = np.diff(self.begins)
         additions = 16 + np.minimum(terms, PART) + terms // PART
-        return taken_in, additions @ taken_in * np.finfo(np.float64).eps / 2
+        # not a product of BLAS, whose threads go on to spin on cores that the rounds need
+        terms_lost = np.einsum("i,i...->...", additions, taken_in)
+        return taken_in, terms_lost * np.finfo(np.float64).eps / 2
 
     def _take_in(self, per_row: Float64, damping: float) -> None:
         """Level by level, as what comes to one of them comes from earlier ones; then the rows of the blocks.

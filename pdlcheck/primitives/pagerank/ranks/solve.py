@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pdlcheck.primitives.arguments import members
+from pdlcheck.primitives.pagerank.even_flow import Sums, even_flow
 from pdlcheck.primitives.pagerank.graph import Float64
 from pdlcheck.primitives.pagerank.ranks.arguments import agree_on_edges, agree_on_numbers, agree_on_vectors
 from pdlcheck.primitives.pagerank.ranks.part import Part, make_part
@@ -70,7 +71,8 @@ def pagerank_over_ranks(
     of their source, so no rank ever holds the whole graph. A round is an all_to_all, which brings each rank the score
     of every distinct node of another rank that has an edge to its own, 8 bytes each and nothing else, and an all_gather
     of 3 numbers; both go on while the rank sums what its own nodes send one another. That a round was the last one is
-    known during the next, so one exchange more is made than there are iterations.
+    known during the next, so one exchange more is made than there are iterations. An all_gather of 6 numbers is before
+    the first, where :func:`pagerank` would begin with what nodes would hold if every edge carried the same.
 
     Scores are on the CPU, or on the GPU where the group's messages are. One thread a rank.
 
@@ -126,7 +128,12 @@ def iterate(
         return part.out, 0, 0.0
     teleport = _own(vectors["personalization"], part)
     landing = teleport if vectors["dangling"] is None else _own(vectors["dangling"], part)
-    scores = teleport if vectors["start"] is None else _own(vectors["start"], part)
+    if vectors["start"] is not None:
+        scores = _own(vectors["start"], part)
+    elif vectors["personalization"] is not None:
+        scores = teleport
+    else:
+        scores = _even_flow(part, teleport, landing, damping)
     room = torch.zeros(part.halo.num_nodes, dtype=torch.float64, device=device)
     numbers = torch.stack([part.mass(scores)] * 3)  # of the first round, the mass alone is read
     tally = Tally(part.who)
@@ -154,6 +161,16 @@ def iterate(
         rounded = 16 + part.out_terms + chain * mass_now
         scores = arrived
         iteration += 1
+
+
+def _even_flow(part: Part, teleport: Tensor, landing: Tensor, damping: float) -> Tensor:
+    """Where to begin when nothing is known: see :func:`even_flow`. An all_gather of 6 numbers."""
+    tally = Tally(part.who)
+    vectors = teleport, landing, part.in_degree
+    tally.start(torch.stack([number for vector in vectors for number in (vector.sum(), part.mass(vector))]))
+    sums = tally.finish()
+    carried, landed = even_flow(damping, *(Sums(*sums[at : at + 2]) for at in (0, 2, 4)))
+    return (1 - damping) * teleport + carried * part.in_degree + landed * landing
 
 
 def _own(vector: Float64 | None, part: Part) -> Tensor:
