@@ -31,6 +31,19 @@ def run(pytester):
 
 
 @pytest.fixture
+def system(tmp_path):
+    """Writes files of a Linux system, by their path from the root, and returns the root."""
+
+    def write(files):
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture
 def only_this_file(request, monkeypatch):
     """The other files of these tests, thousands of globals, are not there: they would count as the user's modules."""
     needed = [request.module, *vars(request.module).values()]

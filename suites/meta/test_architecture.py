@@ -15,10 +15,11 @@ import pdlcheck
 PACKAGE = Path(pdlcheck.__file__).parent
 MAY_IMPORT = {
     "clock": {"errors"},
-    "cores": set(),
+    "control_groups": set(),
+    "cores": {"control_groups"},
     "errors": set(),
     "faults": set(),
-    "primitives": {"cores", "errors"},
+    "primitives": {"control_groups", "cores", "errors"},
     "worlds": {"clock", "cores", "errors", "faults"},
     "checks": {"errors"},
     "bench": {"errors"},

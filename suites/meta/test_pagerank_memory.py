@@ -16,19 +16,6 @@ from pdlcheck.primitives.pagerank.memory import free_memory, graph_nbytes, requi
 GIB = 2**30
 
 
-@pytest.fixture
-def system(tmp_path):
-    """Writes files of a Linux system, by their path from the root, and returns the root."""
-
-    def write(files):
-        for name, text in files.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
-        return tmp_path
-
-    return write
-
-
 MEMINFO = {"proc/meminfo": f"MemTotal:  {64 * GIB // 1024} kB\nMemAvailable:  {40 * GIB // 1024} kB\n"}
 
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes import ProcessWorld, forkserver
 
@@ -141,7 +142,7 @@ def test_what_the_fork_server_imported_is_no_garbage_to_look_for_in_a_rank(proce
 
 
 def test_cores_are_shared_out_and_threads_can_be_given(processes):
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     assert processes.run(torch.get_num_threads, world_size=2) == [max(1, cores // 2)] * 2
     world = ProcessWorld(threads_per_rank=3)
     try:

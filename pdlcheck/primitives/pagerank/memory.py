@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pdlcheck.control_groups import control_groups
+
 __all__ = ["free_memory", "graph_nbytes", "require_free_memory", "solver_nbytes"]
 
 SMALL = 1 << 26
 UNLIMITED = 1 << 60  # what cgroup v1 shows where no limit is set is beyond it
+
+_LIMITS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def graph_nbytes(num_edges: int, *, weighted: bool = False, id_nbytes: int = 8) -> int:
@@ -39,7 +46,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
     Page cache counts as free. ``None`` where the system does not say: it has no ``/proc``. ``root`` is where ``proc``
     and ``sys`` are mounted.
     """
-    found = [_available(root / "proc/meminfo"), *_left_in_groups(root)]
+    found = [_available(root / "proc/meminfo"), *map(_left, control_groups("memory", root))]
     known = [nbytes for nbytes in found if nbytes is not None]
     return max(0, min(known)) if known else None
 
@@ -49,35 +56,13 @@ def _available(meminfo: Path) -> int | None:
     return sizes["MemAvailable:"] * 1024 if "MemAvailable:" in sizes else None
 
 
-def _left_in_groups(root: Path) -> list[int | None]:
-    """What is left in each control group that this process is in, version 1 or 2, and in the groups around it."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    left = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, limit, usage, cache = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            top, cache = root / "sys/fs/cgroup/memory", "total_inactive_file"
-            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        group = top / path.strip("/")
-        for folder in (group, *group.parents):
-            left.append(_left(folder / limit, folder / usage, folder / "memory.stat", cache))
-            if folder == top:
-                break
-    return left
-
-
-def _left(limit: Path, usage: Path, stat: Path, cache: str) -> int | None:
-    most, used = _number(limit), _number(usage)
-    if most is None or used is None or most >= UNLIMITED:
-        return None
-    return most - used + _fields(stat).get(cache, 0)
+def _left(group: Path) -> int | None:
+    """What is left in a control group, whose files are those of version 2 or 1."""
+    for limit, usage, cache in _LIMITS:
+        most, used = _number(group / limit), _number(group / usage)
+        if most is not None and used is not None and most < UNLIMITED:
+            return most - used + _fields(group / "memory.stat").get(cache, 0)
+    return None
 
 
 def _number(path: Path) -> int | None:
