@@ -78,6 +78,22 @@ def test_where_its_own_rounds_are_fewer_they_are_taken():
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+_EVEN = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 1), (2, 2)]  # with these vectors ranks are all 1 / 3
+
+
+@pytest.mark.parametrize(
+    ("edges", "personalization"),
+    [([(0, 0), (1, 1), (2, 0)], None), (_EVEN, {0: 52, 1: 1, 2: 1})],
+)
+def test_where_its_own_beginning_is_the_better_one_it_is_taken(edges, personalization):
+    """Two rounds from the uniform vector are enough; from in-degrees or the teleport vector they are not."""
+    there = nx.DiGraph(edges)
+    arguments = {"personalization": personalization, "tol": 1e-3, "max_iter": 2}
+    assert converges(there, **arguments)
+    found, expected = networkx_backend.pagerank(converted(there), **arguments), nx.pagerank(there, **arguments)
+    assert found == pytest.approx(expected, abs=0.02)
+
+
 @given(graph=graphs(Graph.from_edges).filter(lambda g: g.num_nodes > 0), data=st.data())
 def test_vectors_are_read_as_networkx_reads_them(graph, data):
     """Nodes may be left out, keys that are no nodes do not count."""

@@ -11,7 +11,7 @@ vectors raise ValueError, networkx computes with them; a vector that is 0 everyw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -53,8 +53,11 @@ def pagerank(
         raise nx.PowerIterationFailedConvergence(max_iter)
     graph = G if weight is not None or G.weights is None else Graph(G.src, G.dst, G.num_nodes, names=G.names)
     enough = max(1.0, alpha / (1 - alpha)) * graph.num_nodes * tol
-    methods: tuple[Literal["auto", "power"], ...] = ("auto", "power")  # networkx's own rounds; few need them
-    for method in methods:
+    start = _per_node(graph, "nstart", nstart)
+    # networkx's own rounds, over all edges and from where it begins, need less on few graphs
+    uniform = np.full(graph.num_nodes, 1 / graph.num_nodes)
+    own_rounds = {"kernel": "csr", "start": uniform if start is None else start}
+    for way in ({"start": start}, own_rounds):
         result = solve(
             graph,
             damping=alpha,
@@ -62,8 +65,7 @@ def pagerank(
             max_iter=max_iter,
             personalization=_per_node(graph, "personalization", personalization),
             dangling=_per_node(graph, "dangling", dangling),
-            start=_per_node(graph, "nstart", nstart),
-            method=method,
+            **way,
         )
         if result.error_bound <= enough:
             break
