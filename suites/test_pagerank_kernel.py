@@ -227,6 +227,12 @@ def test_a_warm_start_in_float32_reaches_its_bound_in_fewer_rounds(method):
     check_error_bound(partial(pagerank, start=before, method=method), changed)
 
 
+@pytest.mark.parametrize("tol", [1e-5, 1e-9])
+def test_scores_that_were_made_in_float32_sum_to_one_in_float64(tol):
+    src, dst = edges(2000, 1_200_000)
+    assert abs(pagerank(Graph(src, dst, 2000), tol=tol).scores.sum() - 1) <= 1e-13
+
+
 def test_a_second_process_finds_the_kernels_compiled_also_where_the_package_cannot_be_written(tmp_path):
     """numba writes beside the source, else to the user's cache folder; NUMBA_CACHE_DIR names another."""
     program = (

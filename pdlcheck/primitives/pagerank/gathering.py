@@ -121,10 +121,11 @@ def _update_rows(
     place: Any,
     sums: Any,
 ) -> tuple[Any, Any]:
-    """New scores of the LANES rows that begin at ``row``, and what they will send.
+    """New scores of the LANES rows that begin at ``row``, as what they will send.
 
-    ``value = keep * arrived + to_base * base + to_landing * landing``, less ``before`` where that is not None, goes to
-    ``scores``; ``value * out`` to ``fresh``, from ``place``. Adds to the NUM_SUMS lanes of ``sums``: the L1 step, value
+    ``value = keep * arrived + to_base * base + to_landing * landing``. Where ``before`` is not None it is taken off,
+    and value goes to ``scores``, which is not read else. ``value * out`` goes to ``fresh``, from ``place``; of dangling
+    rows, which nobody reads, value itself. Adds to the NUM_SUMS lanes of ``sums``: the L1 step, value
     of dangling rows (those with ``out`` 0), ``value * leaving`` where that is not None, value, absolute value, and
     ``weight`` times the absolute value before ``before`` was taken off. The step is measured against what was really
     sent, rounded as it was, and only where something is sent: ``abs(value * out - sent) / out``; with ``before`` it is
@@ -139,8 +140,8 @@ def _update_rows(
     signature = types.void(arrived, *factors, *vectors, types.intp, fresh, types.intp, sums)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        arrived, base, landing, sent, scores, fresh, sums = (
-            _Array(context, builder, signature.args[i], args[i]) for i in (0, 5, 6, 9, 11, 13, 15)
+        arrived, base, landing, sent, fresh, sums = (
+            _Array(context, builder, signature.args[i], args[i]) for i in (0, 5, 6, 9, 13, 15)
         )
         first = ir.Constant(_INT64, 0)
 
@@ -158,11 +159,12 @@ def _update_rows(
         value = builder.fadd(value, builder.fmul(to_landing, landing.load(row)))
         weighted = builder.fmul(weight, builder.call(absolute, [value]))
         if is_change:
-            before = _Array(context, builder, signature.args[10], args[10])
+            before, scores = (_Array(context, builder, signature.args[i], args[i]) for i in (10, 11))
             value = builder.fsub(value, before.load(row))
+            scores.store(row, value)
         shared = each(7, row)
         dangling = builder.fcmp_ordered("==", shared, zero)
-        sending = builder.fmul(value, shared)
+        sending = builder.select(dangling, value, builder.fmul(value, shared))
         size = builder.call(absolute, [value])
         step = size
         if not is_change:
@@ -175,7 +177,6 @@ def _update_rows(
                 continue
             at = ir.Constant(_INT64, number * LANES)
             sums.store(at, builder.fadd(sums.load(at), term))
-        scores.store(row, value)
         fresh.store(place, sending)
         return context.get_dummy_value()
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pdlcheck.primitives.pagerank.gathering import LANES
 from pdlcheck.primitives.pagerank.graph import NARROW, Float64, Graph
 from pdlcheck.primitives.pagerank.kernels import count_degrees, deal_rows, deal_to_blocks, deal_to_rows
-from pdlcheck.primitives.pagerank.threads import ENOUGH, Team, ranges
+from pdlcheck.primitives.pagerank.threads import Team, ranges
 from pdlcheck.primitives.pagerank.upstream import Upstream, find_upstream, take_upstream
 
 __all__ = ["Layout", "lay_out", "layout_of"]
@@ -48,6 +48,7 @@ class Layout:
         sources: rows, one per place.
         shares: of each place; None where every node shares alike.
         out: 1 / out-degree, or 1 with shares; 0 for a dangling node, 1 for padding.
+        divisors: of each node, 1 / out; 1 for a dangling node. None with shares, where all are 1.
         leaving: the part of its score that each row sends to sinks; None where no sinks are apart.
         share_error: how often a share was rounded.
         bounds: blocks of slices with about equal work; they depend on the graph alone, and so does each rounding.
@@ -62,6 +63,7 @@ class Layout:
     sources: NDArray[Any]
     shares: Float64 | None
     out: Float64
+    divisors: NDArray[Any] | None
     leaving: Float64 | None
     share_error: float
     bounds: NDArray[np.int64]
@@ -104,11 +106,13 @@ class Layout:
         rows[self.row] = per_node
         return rows
 
+    @cached_property
     def uniform(self) -> Float64:
-        """The same for 1 / (number of nodes) everywhere."""
+        """The same for 1 / (number of nodes) everywhere; not to be written to."""
         rows = np.full(self.num_rows, 1 / len(self.row))
         for empty in self.padding:
             rows[empty] = 0
+        rows.flags.writeable = False
         return rows
 
     @property
@@ -120,21 +124,31 @@ class Layout:
             return slice(0, 0), slice(num_others, self.end_of_blocks)
         return slice(num_others, self.first_sink), slice(self.first_sink + self.num_sinks, self.end_of_blocks)
 
-    def in_degrees(self) -> Float64:
+    def in_degrees(self, kind: type) -> NDArray[Any]:
         """Of each row of the blocks, 0 for others. Rows of a slice have that of the largest, which is seldom larger."""
-        degrees, alone, entries = np.zeros(self.num_rows), self.long_rows, np.diff(self.begins)
+        degrees: NDArray[Any] = np.zeros(self.num_rows, kind)
+        alone, entries = self.long_rows, np.diff(self.begins)
         degrees[:alone] = entries[:alone]
         degrees[alone : self.end_of_blocks].reshape(-1, LANES)[:] = entries[alone:, None] / LANES
         for empty in self.padding:
             degrees[empty] = 0
         return degrees
 
-    def nodes_of(self, per_row: Float64) -> Float64:
-        """The way back."""
-        nodes, n = np.empty((len(self.row), *per_row.shape[1:])), len(self.row)
-        with Team(n // (4 * ENOUGH)) as team:  # cheap ones: a thread costs a tenth of a millisecond
-            parts = [slice(*part) for part in ranges(n, team.size)]
-            team.run(lambda k: np.take(per_row, self.row[parts[k]], axis=0, out=nodes[parts[k]], mode="clip"))
+    def nodes_of(self, per_row: NDArray[Any], factors: NDArray[Any] | None, team: Team) -> Float64:
+        """The way back, times ``factors`` of each node; then it is scaled to sum 1."""
+        n, columns = len(self.row), per_row.shape[1:]
+        nodes = np.empty((n, *columns))
+
+        def take(part: slice) -> Any:
+            found = np.take(per_row, self.row[part], axis=0, mode="clip")
+            if factors is None:
+                nodes[part] = found
+            else:
+                np.multiply(found, factors[part].reshape(-1, *(1 for _ in columns)), out=nodes[part])
+            return nodes[part].sum(axis=0)
+
+        totals = np.sum(team.map(take, n), axis=0)
+        team.map(lambda part: np.divide(nodes[part], totals, out=nodes[part]), n)
         return nodes
 
 
@@ -191,7 +205,8 @@ def lay_out(graph: Graph) -> Layout:
     share_error = 0.0 if alike else float(out_degree.max())
     leaving = out * _sent_to(begins[_unit(first_sink, long_rows)], sources, shares, num_rows) if num_sinks else None
     ends = bounds, sink_block, num_sinks
-    return Layout(row, long_rows, begins, sources, shares, out, leaving, share_error, *ends, upstream)
+    divisors = np.maximum(out_degree, 1) if alike else None
+    return Layout(row, long_rows, begins, sources, shares, out, divisors, leaving, share_error, *ends, upstream)
 
 
 def _numbered(

@@ -78,4 +78,4 @@ def _solve(
     lands = teleport if landing is None else layout.rows_of(np.repeat(landing[:, None], LANES, axis=1))
     rounds = Rounds(layout, damping, teleport, lands, in_place=True)
     scores, bounds = rounds.run(teleport, tol, max_iter, warm=False)
-    return layout.nodes_of(scores), bounds, rounds.iteration
+    return scores, bounds, rounds.iteration

@@ -16,14 +16,13 @@ from pdlcheck.primitives.pagerank.kernels import TILE, sweep
 from pdlcheck.primitives.pagerank.layout import Layout
 from pdlcheck.primitives.pagerank.many_kernels import PART, sweep_many
 from pdlcheck.primitives.pagerank.progress import RoundProgress, unheard
-from pdlcheck.primitives.pagerank.threads import Team, ranges
+from pdlcheck.primitives.pagerank.threads import Team
 
 __all__ = ["Rounds"]
 
 UNIT = float(np.finfo(np.float64).eps) / 2
 TINY = 2.0**-150  # what a float32 may be off below its range of normal numbers
 CHUNKS = 16  # of a large graph: blocks swept at the same time; later ones read what earlier ones have found
-AT_A_TIME = 1 << 14  # rows, so that what is read and written stays in cache
 BLOCKS_PER_CHUNK = 4  # at least, so that threads find work
 
 
@@ -128,47 +127,64 @@ class Rounds:
         self.iteration = 0
 
     def run(self, first: Float64 | None, tol: float, max_iter: int, *, warm: bool) -> tuple[Float64, Any]:
-        """Sweep from ``first`` until each bound is at most ``tol``, if it can be; the scores, and the bound of each."""
-        sinks = self._layout.sink_block
-        with Team(max(sinks, self._layout.num_blocks - sinks)) as self._team:
+        """Sweep from ``first`` until each bound is at most ``tol``, if it can be; the scores, and the bound of each.
+
+        ``first`` has a number for each row, the scores for each node.
+        """
+        layout, sinks = self._layout, self._layout.sink_block
+        with Team(max(sinks, layout.num_blocks - sinks)) as self._team:
             self._rooms = [np.empty((2 + NUM_SUMS) * LANES) for _ in range(self._team.size)]
-            scores, bound = first, np.full(self._columns, math.inf)
-            if scores is None or not (self._single and warm):
-                start = self._even_flow() if scores is None else scores
-                sent = self._sent_by(start, np.float32 if self._single else np.float64)
-                system = _System(self._teleport, 1 - self._damping, self._dangling_of(start), sent)
-                if first is None:
-                    self._spare[np.float64].append(start)
-                scores, bound = self._solve(system, tol, max_iter)
-            while self._single and not np.all(bound <= tol) and self.iteration < max_iter:
+            if first is not None and self._single and warm:
+                scores, bound = first, np.full(self._columns, math.inf)
+            else:
+                kind = np.float32 if self._single else np.float64
+                sent, dangling = self._even_flow(kind) if first is None else self._begun(first, kind)
+                system = _System(self._teleport, 1 - self._damping, dangling, sent)
+                bound = self._solve(system, tol, max_iter)
+                if not self._single or np.all(bound <= tol) or self.iteration >= max_iter:
+                    return layout.nodes_of(sent, layout.divisors, self._team), bound
+                scores = self._rows(np.float64)
+                self._take_scores(sent, scores)
+                self._spare[np.float32].append(sent)
+            while not np.all(bound <= tol) and self.iteration < max_iter:
                 reached = bound
-                scores, bound = self._refine(scores, tol, max_iter)
+                bound = self._refine(scores, tol, max_iter)
                 if not np.any(bound < reached / 2):
                     break
-        return scores, bound
+            return layout.nodes_of(scores, None, self._team), bound
 
-    def _even_flow(self) -> Float64:
-        """Where to begin when nothing is known: see :func:`even_flow`."""
-        base, landing, scores = self._teleport, self._landing, self._layout.in_degrees()
-        carried, landed = even_flow(self._damping, *map(self._held, (base, landing, scores)))
-        pieces = ranges(len(scores), -(-len(scores) // AT_A_TIME))
+    def _even_flow(self, kind: type) -> tuple[NDArray[Any], _Dangling]:
+        """What nodes send where nothing is known, see :func:`even_flow`, and what the dangling ones hold."""
+        sent, leaving = self._layout.in_degrees(kind), self._leaving
+        base, landing, keep = self._teleport, self._landing, 1 - self._damping
+        carried, landed = even_flow(self._damping, *map(self._held, (base, landing, sent)))
 
-        def work(member: int) -> None:
-            for first, last in pieces[member :: self._team.size]:
-                rows = slice(first, last)
-                scores[rows] *= carried
-                scores[rows] += (1 - self._damping) * base[rows]
-                scores[rows] += landed * landing[rows]
+        def scores(rows: Any) -> Float64:
+            found: Float64 = np.multiply(sent[rows], carried, dtype=np.float64)
+            found += base[rows] * keep
+            found += landing[rows] * landed
+            return found
 
-        self._team.run(work)
-        return scores
+        def send(rows: slice) -> float:  # in place of the in-degrees
+            found = scores(rows)
+            np.multiply(found, self._out[rows], out=sent[rows], casting="same_kind")
+            return 0.0 if leaving is None else float(np.einsum("i,i", leaving[rows], found))
 
-    def _held(self, vector: Float64) -> Sums:
+        held = scores(self._early_dangling).sum()
+        return sent, _Dangling(held, sum(self._team.map(send, len(sent))))
+
+    def _held(self, vector: NDArray[Any]) -> Sums:
         """By all rows, and by the dangling ones."""
-        return Sums(vector.sum(), vector[self._early_dangling].sum() + vector[self._late_rows].sum())
+        number = np.float64
+        dangling = vector[self._early_dangling].sum(dtype=number) + vector[self._late_rows].sum(dtype=number)
+        return Sums(vector.sum(dtype=number), dangling)
 
-    def _refine(self, scores: Float64, tol: float, max_iter: int) -> tuple[Float64, Any]:
-        """One round in float64, then sweeps for what is still missing."""
+    def _begun(self, scores: Float64, kind: type) -> tuple[NDArray[Any], _Dangling]:
+        """What nodes of these scores send, and what the dangling ones hold."""
+        return self._sent_by(scores, kind), self._dangling_of(scores)
+
+    def _refine(self, scores: Float64, tol: float, max_iter: int) -> Any:
+        """One round in float64, then sweeps for what is still missing, which is added; the bound."""
         layout, damping = self._layout, self._damping
         self.iteration += 1
         sent, mass = self._sent_by(scores, np.float64), scores[layout.dangling].sum(axis=0)
@@ -185,18 +201,22 @@ class Rounds:
         self._progress(self.iteration, float(np.max(bound)))
         if np.all((bound <= tol) | (damping * step <= lost / 16)) or self.iteration == max_iter:
             scores += missing
-            scores /= total + change
-            return scores, bound
+            return bound
         begun = self._dangling_of(missing), missing_sent
         system = _System(missing, 1.0, *begun, lost, step, scores, total)
-        found = self._solve(system, tol, max_iter)
-        self._spare[np.float64] += [scores, missing]
-        return found
+        bound = self._solve(system, tol, max_iter)
+        self._take_scores(missing_sent, scores, adds=True)
+        self._spare[np.float64].append(missing)
+        self._spare[np.float32].append(missing_sent)
+        return bound
 
-    def _solve(self, system: _System, tol: float, max_iter: int) -> tuple[Float64, Any]:
+    def _solve(self, system: _System, tol: float, max_iter: int) -> Any:
+        """Rounds until the bound is at most ``tol``, if it can be; the bound, of scores that are scaled to sum 1.
+
+        ``system.sent`` is then what rows send, of dangling rows the scores.
+        """
         layout, damping, late = self._layout, self._damping, self._late
         sent, whole = system.sent, system.whole
-        found = self._rows(np.float64)
         largest = int(np.diff(layout.bounds[self._chunks]).max()) * LANES
         fresh = sent if self._at_once else np.empty((largest, *self._columns), sent.dtype)
         dangling, senders = system.dangling, slice(self._late_row)
@@ -209,7 +229,7 @@ class Rounds:
         while True:
             self.iteration += 1
             met = dangling.held + fixed + self._late_mass(dangling)
-            vectors = met, sent, None, found, fresh
+            vectors = met, sent, None, None, fresh
             self._sweep(self._chunks, system.base, system.to_base, *vectors, moves=not self._at_once)
             step, dangling.held, dangling.leaving, swept, size, weighted = self._parts[:late].sum(axis=0)
             late_mass = fixed + self._late_mass(dangling)
@@ -218,7 +238,7 @@ class Rounds:
             sums = step, mass, swept + late_mass + upstream, size + abs(late_mass) + abs(upstream), weighted
             bound, enough = self._judged(system, met, sums, tol)
             if (enough or self.iteration >= max_iter) and late < layout.num_blocks:
-                blocks, vectors = np.array([late, layout.num_blocks]), (met, sent, None, found, sent)
+                blocks, vectors = np.array([late, layout.num_blocks]), (met, sent, None, None, sent)
                 self._sweep(blocks, system.base, system.to_base, *vectors, moves=False)
                 step, mass, total, size, weighted = self._sums()
                 sums = step, mass, total + upstream, size + abs(upstream), weighted
@@ -226,12 +246,11 @@ class Rounds:
             self._progress(self.iteration, float(np.max(bound)))
             total = sums[2]
             if enough or self.iteration >= max_iter:
-                self._make_upstream(found, system.base, system.to_base, met)
+                self._make_upstream(sent, system.base, system.to_base, met)
+                sent[self._upstream] *= _divisors(self._out[self._upstream])
                 if whole is not None:
-                    found += whole
-                found /= system.total + total
-                self._spare[sent.dtype.type] += [sent] if whole is None else [sent, whole_sent]
-                return found, bound
+                    self._spare[sent.dtype.type].append(whole_sent)
+                return bound
             if whole is None:
                 grows = swept + late_mass - fixed + landing_upstream * (mass - fixed)
                 stays = fixed + base_upstream + landing_upstream * fixed
@@ -253,7 +272,9 @@ class Rounds:
             each = 16 + self._longest + layout.share_error + self._chain
             lost = UNIT * each * (size + step + system.size) + system.lost + self._lost_upstream(0, met)
         sender_size = self._parts[: self._late, 4].sum(axis=0)
-        lost += damping * (float(np.finfo(system.sent.dtype).eps) / 2 * sender_size + len(layout.sources) * TINY)
+        # what is sent is rounded, and so are scores that are made of it, and the sum that they are scaled by
+        lost += float(np.finfo(system.sent.dtype).eps) / 2 * (damping * sender_size + 2 * (1 - damping) * size)
+        lost += 2 * len(layout.sources) * TINY
         residual = damping * (step + abs(new_mass - met)) * (1 + 1e-9)
         bound = (residual + lost) / (1 - damping) + self._off(system.total + total)
         refinable = self._single & (lost > tol * (1 - damping) / 2)
@@ -268,7 +289,7 @@ class Rounds:
         mass: Any,
         sent: NDArray[Any],
         before: Float64 | None,
-        scores: Float64,
+        scores: Float64 | None,
         fresh: NDArray[Any],
         *,
         moves: bool,
@@ -276,9 +297,9 @@ class Rounds:
         layout, damping, counters = self._layout, self._damping, np.array([*[0] * FIRST_COUNTER, *chunks[:-1]])
         matrix = layout.bounds, layout.long_rows, layout.begins, layout.sources, layout.shares
         factors = damping, to_base, damping * mass
-        earlier = None if before is None else before.reshape(-1)
+        earlier, found = (None if vector is None else vector.reshape(-1) for vector in (before, scores))
         per_row = base.reshape(-1), self._landing.reshape(-1), layout.out, self._sent_late
-        vectors = *per_row, sent.reshape(-1), earlier, scores.reshape(-1), fresh.reshape(-1)
+        vectors = *per_row, sent.reshape(-1), earlier, found, fresh.reshape(-1)
 
         def work(member: int) -> None:
             blocks = counters, member, self._team.size, chunks
@@ -301,7 +322,7 @@ class Rounds:
         lands, lost_of_it = upstream.taken_in(landing, damping)
         return base, lands, (lost, lost_of_it)
 
-    def _make_upstream(self, scores: Float64, base: Float64, to_base: float, met: Any) -> None:
+    def _make_upstream(self, scores: NDArray[Any], base: Float64, to_base: float, met: Any) -> None:
         """Scores of upstream rows where dangling nodes hold ``met``."""
         rows = self._upstream
         scores[rows] = to_base * base[rows] + self._damping * met * self._landing[rows]
@@ -326,8 +347,24 @@ class Rounds:
 
     def _sent_by(self, scores: Float64, kind: type) -> NDArray[Any]:
         sent = self._rows(kind)
-        np.multiply(scores, self._out, out=sent, casting="unsafe")
+
+        def send(rows: slice) -> None:
+            np.multiply(scores[rows], self._out[rows], out=sent[rows], casting="same_kind")
+
+        self._team.map(send, len(sent))
         return sent
+
+    def _take_scores(self, sent: NDArray[Any], scores: Float64, *, adds: bool = False) -> None:
+        """Put the scores of rows that send this in ``scores``, or add them."""
+
+        def take(rows: slice) -> None:
+            found = sent[rows] / _divisors(self._out[rows])
+            if adds:
+                scores[rows] += found
+            else:
+                scores[rows] = found
+
+        self._team.map(take, len(scores))
 
     def _rows(self, kind: type) -> NDArray[Any]:
         """Room for a number per row, or several: what is spare, because fresh memory costs half a round to touch."""
@@ -337,3 +374,8 @@ class Rounds:
     def _off(self, total: Any) -> Any:
         """What it costs at most to divide by ``total``, which would be 1 for the exact scores."""
         return abs(1 - total) + self._chain * UNIT
+
+
+def _divisors(out: Float64) -> Float64:
+    """What is sent is the score times this: dangling rows hold their score instead of sending it."""
+    return np.where(out == 0, 1, out)

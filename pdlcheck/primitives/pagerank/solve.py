@@ -149,7 +149,7 @@ def pagerank(
         found = solve_on_device(graph, where, kernel, damping, tol, max_iter, *vectors, progress=progress)
         return PageRankResult(*found, time.perf_counter() - began, graph.names)
     layout = layout_of(graph)
-    by_row = layout.uniform() if personalization is None else layout.rows_of(teleport)
+    by_row = layout.uniform if personalization is None else layout.rows_of(teleport)
     rounds = Rounds(
         *(layout, damping, by_row, by_row if landing is teleport else layout.rows_of(landing)),
         in_place=method != "power",
@@ -158,7 +158,7 @@ def pagerank(
     progress(0, math.inf)
     begin = layout.rows_of(first) if start is not None else None if personalization is None else by_row
     scores, bound = rounds.run(begin, tol, max_iter, warm=start is not None)
-    scores, seconds = layout.nodes_of(scores), time.perf_counter() - began
+    seconds = time.perf_counter() - began
     return PageRankResult(scores, rounds.iteration, float(bound), bool(bound <= tol), seconds, graph.names)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
@@ -12,6 +13,9 @@ from pdlcheck.cores import usable_cores
 __all__ = ["ENOUGH", "Team", "ranges"]
 
 ENOUGH = 1 << 16  # numbers that are worth a thread
+AT_A_TIME = 1 << 16  # numbers: numpy's calls are long enough then that threads seldom wait for the interpreter
+
+T = TypeVar("T")
 
 
 class Team:
@@ -64,6 +68,22 @@ class Team:
         finally:
             for call in calls:
                 call.result()
+
+    def map(self, function: Callable[[slice], T], length: int) -> list[T]:
+        """What ``function`` returns for slices that cover ``range(length)``, in order; they depend on it alone."""
+        pieces = [slice(*piece) for piece in ranges(length, -(-length // AT_A_TIME))]
+        size = self.size if length >= ENOUGH else 1
+        found: list[T | None] = [None] * len(pieces)
+
+        def work(member: int) -> None:
+            for number in range(member, len(pieces), size):
+                found[number] = function(pieces[number])
+
+        if size > 1:
+            self.run(work)
+        else:
+            work(0)
+        return found  # type: ignore[return-value]  # every one is there
 
 
 def ranges(length: int, count: int) -> list[tuple[int, int]]:
