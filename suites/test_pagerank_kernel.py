@@ -172,6 +172,9 @@ def test_scores_that_sinks_hold_alone_are_found():
     ours = Graph(np.array([0, 1, 1]), np.array([2, 2, 3]), 4)
     result = pagerank(ours, personalization=on_sinks, start={0: 1})
     assert result.converged and result.scores == pytest.approx([0, 0, 1 / 3, 2 / 3])
+    path = Graph(np.arange(19), np.arange(1, 20), 25)  # too long for its nodes to be upstream of the rest
+    result = pagerank(path, personalization={24: 1}, start={18: 1})
+    assert result.converged and result.scores[24] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("num_nodes", [15, 16, 17, 100, 1000, 5000])

@@ -10,8 +10,14 @@ import zipfile
 import numpy as np
 import pytest
 
-from pdlcheck.primitives.pagerank import Graph, pagerank, read_edges
-from pdlcheck.primitives.pagerank.memory import free_memory, graph_nbytes, require_free_memory, solver_nbytes
+from pdlcheck.primitives.pagerank import Graph, memory, pagerank, read_edges
+from pdlcheck.primitives.pagerank.memory import (
+    free_memory,
+    graph_nbytes,
+    require_free_memory,
+    solver_nbytes,
+    vectors_nbytes,
+)
 
 GIB = 2**30
 
@@ -127,6 +133,38 @@ def test_the_solver_takes_no_more_than_was_said_and_not_much_less(num_nodes, num
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     said = solver_nbytes(num_nodes, num_edges, weighted=bool(weighted))
     assert said / 2 <= int(done.stdout) <= said
+
+
+@pytest.mark.parametrize("given", [(), ("personalization",), ("dangling", "personalization", "start")])
+def test_on_a_graph_that_is_laid_out_it_takes_no_more_than_was_said_and_not_much_less(given):
+    rng = np.random.default_rng(0)
+    graph = Graph(*rng.integers(0, 1 << 17, (2, 1 << 20)), 1 << 17)
+    vectors = {name: rng.random(1 << 17) for name in given}
+    pagerank(graph)
+    tracemalloc.start()
+    try:
+        pagerank(graph, tol=1e-12, **vectors)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    said = vectors_nbytes(graph.num_nodes, len(given))
+    assert said / 2 <= peak <= said
+
+
+def test_a_graph_that_is_laid_out_needs_no_room_for_that_again(monkeypatch):
+    graph = Graph(*np.random.default_rng(0).integers(0, 1 << 17, (2, 1 << 21)), 1 << 17)
+    free = vectors_nbytes(graph.num_nodes, 3)
+    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(memory, "free_memory", lambda: free)
+    with pytest.raises(MemoryError, match=r"ranking Graph.* GiB are free"):
+        pagerank(graph)
+    with monkeypatch.context() as more:
+        more.setattr(memory, "free_memory", lambda: 2**40)
+        pagerank(graph)
+    assert pagerank(graph).converged
+    monkeypatch.setattr(memory, "free_memory", lambda: free // 2)
+    with pytest.raises(MemoryError, match=r"ranking Graph.* GiB are free"):
+        pagerank(graph)
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64])

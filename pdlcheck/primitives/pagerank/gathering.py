@@ -132,10 +132,10 @@ def _update_rows(
     the absolute value.
 
     For one row of LANES vectors, ``row`` and ``place`` are LANES times its own, ``out`` and ``leaving`` are its
-    numbers, and ``to_landing`` an array of one for each vector.
+    numbers, and ``to_base`` and ``to_landing`` arrays of one for each vector.
     """
     number = types.float64
-    factors = number, number, number, to_landing
+    factors = number, number, to_base, to_landing
     vectors = base, landing, out, leaving, sent, before, scores
     signature = types.void(arrived, *factors, *vectors, types.intp, fresh, types.intp, sums)
 

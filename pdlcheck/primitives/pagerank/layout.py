@@ -27,7 +27,7 @@ from pdlcheck.primitives.pagerank.kernels import count_degrees, deal_rows, deal_
 from pdlcheck.primitives.pagerank.threads import Team, ranges
 from pdlcheck.primitives.pagerank.upstream import Upstream, find_upstream, take_upstream
 
-__all__ = ["Layout", "lay_out", "layout_of"]
+__all__ = ["Layout", "is_laid_out", "lay_out", "layout_of"]
 
 LONG = 512  # a row with more entries is summed alone
 EDGES_PER_BLOCK = 1 << 17  # a megabyte or so while they are dealt to rows, a tenth of a millisecond in a sweep
@@ -150,6 +150,11 @@ class Layout:
         totals = np.sum(team.map(take, n), axis=0)
         team.map(lambda part: np.divide(nodes[part], totals, out=nodes[part]), n)
         return nodes
+
+
+def is_laid_out(graph: Graph) -> bool:
+    """Does :func:`layout_of` find it made?"""
+    return "_layout" in vars(graph)
 
 
 def layout_of(graph: Graph) -> Layout:

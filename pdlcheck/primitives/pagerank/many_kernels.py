@@ -35,7 +35,7 @@ def sweep_many(
     sources: Any,
     shares: Any,
     keep: float,
-    to_base: float,
+    to_base: Any,
     to_landing: Any,
     base: Any,
     landing: Any,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pdlcheck.control_groups import control_groups
 
-__all__ = ["free_memory", "graph_nbytes", "require_free_memory", "solver_nbytes"]
+__all__ = ["free_memory", "graph_nbytes", "require_free_memory", "solver_nbytes", "vectors_nbytes"]
 
 SMALL = 1 << 26
 UNLIMITED = 1 << 60  # what cgroup v1 shows where no limit is set is beyond it
@@ -25,6 +25,11 @@ def graph_nbytes(num_edges: int, *, weighted: bool = False, id_nbytes: int = 8) 
 def solver_nbytes(num_nodes: int, num_edges: int, *, weighted: bool = False) -> int:
     """Bytes that :func:`pagerank` takes beside the graph, at its peak: the layout of the edges, vectors over nodes."""
     return num_nodes * 120 + num_edges * (40 if weighted else 8)
+
+
+def vectors_nbytes(num_nodes: int, given: int) -> int:
+    """Bytes that :func:`pagerank` takes on a graph whose edges it has laid out, where ``given`` vectors are given."""
+    return num_nodes * (61 + 11 * given)
 
 
 def require_free_memory(what: str, nbytes: int, cure: str, *, free: int | None = None) -> None:

@@ -77,7 +77,8 @@ class Rounds:
     have taken in what such rows send. They are in no sweep, and in no residual but that of m.
 
     **Sum.** The exact scores sum to 1, so after each round in place those of the swept rows are scaled until they do,
-    with what the sinks would then hold: for all sinks as one state the equation holds (aggregation).
+    with what the sinks would then hold: for all sinks as one state the equation holds (aggregation). No row is touched
+    for it: the equation is linear, so what changes is the unit of all numbers, and with it what comes from the base.
 
     Source: Wilkinson, "Rounding errors in algebraic processes" (1963), for refinement; Ipsen and Selee, "PageRank
         computation, with special attention to dangling nodes" (2007), for one state in place of them; Koury, McAllister
@@ -140,11 +141,11 @@ class Rounds:
                 kind = np.float32 if self._single else np.float64
                 sent, dangling = self._even_flow(kind) if first is None else self._begun(first, kind)
                 system = _System(self._teleport, 1 - self._damping, dangling, sent)
-                bound = self._solve(system, tol, max_iter)
+                unit, bound = self._solve(system, tol, max_iter)
                 if not self._single or np.all(bound <= tol) or self.iteration >= max_iter:
                     return layout.nodes_of(sent, layout.divisors, self._team), bound
                 scores = self._rows(np.float64)
-                self._take_scores(sent, scores)
+                self._take_scores(sent, unit, scores)
                 self._spare[np.float32].append(sent)
             while not np.all(bound <= tol) and self.iteration < max_iter:
                 reached = bound
@@ -204,16 +205,16 @@ class Rounds:
             return bound
         begun = self._dangling_of(missing), missing_sent
         system = _System(missing, 1.0, *begun, lost, step, scores, total)
-        bound = self._solve(system, tol, max_iter)
-        self._take_scores(missing_sent, scores, adds=True)
+        unit, bound = self._solve(system, tol, max_iter)
+        self._take_scores(missing_sent, unit, scores, adds=True)
         self._spare[np.float64].append(missing)
         self._spare[np.float32].append(missing_sent)
         return bound
 
-    def _solve(self, system: _System, tol: float, max_iter: int) -> Any:
-        """Rounds until the bound is at most ``tol``, if it can be; the bound, of scores that are scaled to sum 1.
+    def _solve(self, system: _System, tol: float, max_iter: int) -> tuple[Any, Any]:
+        """Rounds until the bound is at most ``tol``, if it can be; the bound is that of scores scaled to sum 1.
 
-        ``system.sent`` is then what rows send, of dangling rows the scores.
+        ``system.sent`` is then what rows send, of dangling rows the scores, in the unit that is returned beside it.
         """
         layout, damping, late = self._layout, self._damping, self._late
         sent, whole = system.sent, system.whole
@@ -226,55 +227,58 @@ class Rounds:
         if whole is not None:
             whole_sent, whole_dangling = self._sent_by(whole, sent.dtype.type), self._dangling_of(whole)
             due = system.base.sum(axis=0) / (1 - damping)
+        unit: Any = 1.0
         while True:
             self.iteration += 1
-            met = dangling.held + fixed + self._late_mass(dangling)
+            to_base, late_base = system.to_base / unit, fixed / unit
+            met = dangling.held + late_base + self._late_mass(dangling)
             vectors = met, sent, None, None, fresh
-            self._sweep(self._chunks, system.base, system.to_base, *vectors, moves=not self._at_once)
+            self._sweep(self._chunks, system.base, to_base, *vectors, moves=not self._at_once)
             step, dangling.held, dangling.leaving, swept, size, weighted = self._parts[:late].sum(axis=0)
-            late_mass = fixed + self._late_mass(dangling)
+            late_mass = late_base + self._late_mass(dangling)
             mass = dangling.held + late_mass
-            upstream = base_upstream + landing_upstream * met
+            upstream = base_upstream / unit + landing_upstream * met
             sums = step, mass, swept + late_mass + upstream, size + abs(late_mass) + abs(upstream), weighted
-            bound, enough = self._judged(system, met, sums, tol)
+            bound, enough = self._judged(system, unit, (met, *sums), tol)
             if (enough or self.iteration >= max_iter) and late < layout.num_blocks:
                 blocks, vectors = np.array([late, layout.num_blocks]), (met, sent, None, None, sent)
-                self._sweep(blocks, system.base, system.to_base, *vectors, moves=False)
+                self._sweep(blocks, system.base, to_base, *vectors, moves=False)
                 step, mass, total, size, weighted = self._sums()
                 sums = step, mass, total + upstream, size + abs(upstream), weighted
-                bound, enough = self._judged(system, met, sums, tol)
+                bound, enough = self._judged(system, unit, (met, *sums), tol)
             self._progress(self.iteration, float(np.max(bound)))
-            total = sums[2]
             if enough or self.iteration >= max_iter:
-                self._make_upstream(sent, system.base, system.to_base, met)
+                self._make_upstream(sent, system.base, to_base, met)
                 sent[self._upstream] *= _divisors(self._out[self._upstream])
                 if whole is not None:
                     self._spare[sent.dtype.type].append(whole_sent)
-                return bound
+                return unit, bound
             if whole is None:
-                grows = swept + late_mass - fixed + landing_upstream * (mass - fixed)
+                grows = swept + late_mass - late_base + landing_upstream * (mass - late_base)
                 stays = fixed + base_upstream + landing_upstream * fixed
-                factor = np.maximum(1 - stays, 0) / np.where(grows == 0, 1, grows)
-                sent[senders] *= np.asarray(factor, sent.dtype)  # a float64 would make numpy work in float64
-                dangling = dangling.plus(factor - 1, dangling)
+                unit = np.where((grows > 0) & (stays < 1), (1 - stays) / np.where(grows > 0, grows, 1), unit)
             else:
+                total = sums[2]
                 sent[senders] += np.asarray(due - total, sent.dtype) * whole_sent[senders]
                 dangling = dangling.plus(due - total, whole_dangling)
 
-    def _judged(self, system: _System, met: Any, sums: tuple[Any, ...], tol: float) -> tuple[Any, bool]:
-        """The bound on the error after a round whose rows met this mass; whether it is reached, or cannot be."""
+    def _judged(self, system: _System, unit: Any, sums: tuple[Any, ...], tol: float) -> tuple[Any, bool]:
+        """The bound on the error after a round; whether it is reached, or cannot be.
+
+        ``sums``, in units of ``unit``, are the mass that rows met, then those of :meth:`_sums`.
+        """
         damping, layout = self._damping, self._layout
-        step, new_mass, total, size, weighted = sums
+        met, step, new_mass, total, size, weighted = (unit * number for number in sums)
         if system.whole is None:
             lost = UNIT * (weighted + layout.share_error * size + self._chain * new_mass)
             lost += self._lost_upstream(system.to_base, met)
         else:  # terms of either sign: no sum bounds them, so count the longest one for each
             each = 16 + self._longest + layout.share_error + self._chain
             lost = UNIT * each * (size + step + system.size) + system.lost + self._lost_upstream(0, met)
-        sender_size = self._parts[: self._late, 4].sum(axis=0)
+        sender_size = unit * self._parts[: self._late, 4].sum(axis=0)
         # what is sent is rounded, and so are scores that are made of it, and the sum that they are scaled by
         lost += float(np.finfo(system.sent.dtype).eps) / 2 * (damping * sender_size + 2 * (1 - damping) * size)
-        lost += 2 * len(layout.sources) * TINY
+        lost += unit * 2 * len(layout.sources) * TINY
         residual = damping * (step + abs(new_mass - met)) * (1 + 1e-9)
         bound = (residual + lost) / (1 - damping) + self._off(system.total + total)
         refinable = self._single & (lost > tol * (1 - damping) / 2)
@@ -285,7 +289,7 @@ class Rounds:
         self,
         chunks: NDArray[np.int64],
         base: Float64,
-        to_base: float,
+        to_base: Any,
         mass: Any,
         sent: NDArray[Any],
         before: Float64 | None,
@@ -296,7 +300,8 @@ class Rounds:
     ) -> None:
         layout, damping, counters = self._layout, self._damping, np.array([*[0] * FIRST_COUNTER, *chunks[:-1]])
         matrix = layout.bounds, layout.long_rows, layout.begins, layout.sources, layout.shares
-        factors = damping, to_base, damping * mass
+        per_vector = np.broadcast_to(to_base, self._columns).copy() if self._columns else float(to_base)
+        factors = damping, per_vector, damping * mass
         earlier, found = (None if vector is None else vector.reshape(-1) for vector in (before, scores))
         per_row = base.reshape(-1), self._landing.reshape(-1), layout.out, self._sent_late
         vectors = *per_row, sent.reshape(-1), earlier, found, fresh.reshape(-1)
@@ -322,7 +327,7 @@ class Rounds:
         lands, lost_of_it = upstream.taken_in(landing, damping)
         return base, lands, (lost, lost_of_it)
 
-    def _make_upstream(self, scores: NDArray[Any], base: Float64, to_base: float, met: Any) -> None:
+    def _make_upstream(self, scores: NDArray[Any], base: Float64, to_base: Any, met: Any) -> None:
         """Scores of upstream rows where dangling nodes hold ``met``."""
         rows = self._upstream
         scores[rows] = to_base * base[rows] + self._damping * met * self._landing[rows]
@@ -354,11 +359,11 @@ class Rounds:
         self._team.map(send, len(sent))
         return sent
 
-    def _take_scores(self, sent: NDArray[Any], scores: Float64, *, adds: bool = False) -> None:
-        """Put the scores of rows that send this in ``scores``, or add them."""
+    def _take_scores(self, sent: NDArray[Any], unit: Any, scores: Float64, *, adds: bool = False) -> None:
+        """Put the scores of rows that send this, in this unit, in ``scores``, or add them."""
 
         def take(rows: slice) -> None:
-            found = sent[rows] / _divisors(self._out[rows])
+            found = unit * sent[rows] / _divisors(self._out[rows])
             if adds:
                 scores[rows] += found
             else:

@@ -20,8 +20,8 @@ from pdlcheck.primitives.pagerank.arguments import (
 from pdlcheck.primitives.pagerank.device import solve_on_device
 from pdlcheck.primitives.pagerank.formats import as_graph
 from pdlcheck.primitives.pagerank.graph import Float64, borrowed_graph
-from pdlcheck.primitives.pagerank.layout import layout_of
-from pdlcheck.primitives.pagerank.memory import require_free_memory, solver_nbytes
+from pdlcheck.primitives.pagerank.layout import is_laid_out, layout_of
+from pdlcheck.primitives.pagerank.memory import require_free_memory, solver_nbytes, vectors_nbytes
 from pdlcheck.primitives.pagerank.progress import RoundProgress, unheard
 from pdlcheck.primitives.pagerank.rounds import Rounds
 
@@ -130,7 +130,11 @@ def pagerank(
     where = require_device(device, torch.float64)
     elsewhere = where.type != "cpu" or kernel != "auto"
     if not elsewhere:
-        nbytes = solver_nbytes(graph.num_nodes, graph.num_edges, weighted=graph.weights is not None)
+        if is_laid_out(graph):
+            given = sum(vector is not None for vector in (personalization, dangling, start))
+            nbytes = vectors_nbytes(graph.num_nodes, given)
+        else:
+            nbytes = solver_nbytes(graph.num_nodes, graph.num_edges, weighted=graph.weights is not None)
         require_free_memory(f"ranking {graph}", nbytes, "use a machine with more memory, or number nodes without gaps")
     teleport = distribution("personalization", personalization, graph)
     landing = teleport if dangling is None else distribution("dangling", dangling, graph)
