@@ -138,8 +138,8 @@ def test_the_solver_takes_no_more_than_was_said_and_not_much_less(num_nodes, num
 @pytest.mark.parametrize("given", [(), ("personalization",), ("dangling", "personalization", "start")])
 def test_on_a_graph_that_is_laid_out_it_takes_no_more_than_was_said_and_not_much_less(given):
     rng = np.random.default_rng(0)
-    graph = Graph(*rng.integers(0, 1 << 17, (2, 1 << 20)), 1 << 17)
-    vectors = {name: rng.random(1 << 17) for name in given}
+    graph = Graph(*rng.integers(0, 1 << 19, (2, 1 << 20)), 1 << 19)
+    vectors = {name: rng.random(1 << 19) for name in given}
     pagerank(graph)
     tracemalloc.start()
     try:
