@@ -116,6 +116,7 @@ def _update_rows(
     sent: Any,
     before: Any,
     scores: Any,
+    stores: Any,
     row: Any,
     fresh: Any,
     place: Any,
@@ -123,13 +124,12 @@ def _update_rows(
 ) -> tuple[Any, Any]:
     """New scores of the LANES rows that begin at ``row``, as what they will send.
 
-    ``value = keep * arrived + to_base * base + to_landing * landing``. Where ``before`` is not None it is taken off,
-    and value goes to ``scores``, which is not read else. ``value * out`` goes to ``fresh``, from ``place``; of dangling
-    rows, which nobody reads, value itself. Adds to the NUM_SUMS lanes of ``sums``: the L1 step, value
-    of dangling rows (those with ``out`` 0), ``value * leaving`` where that is not None, value, absolute value, and
-    ``weight`` times the absolute value before ``before`` was taken off. The step is measured against what was really
-    sent, rounded as it was, and only where something is sent: ``abs(value * out - sent) / out``; with ``before`` it is
-    the absolute value.
+    ``value = keep * arrived + to_base * base + to_landing * landing``, less ``before`` where that is not None, goes to
+    ``scores`` where it ``stores`` them; ``value * out`` goes to ``fresh``, from ``place``, of dangling rows, which
+    nobody reads, value itself. Adds to the NUM_SUMS lanes of ``sums``: the L1 step, value of dangling rows (those with
+    ``out`` 0), ``value * leaving`` where that is not None, value, absolute value, and ``weight`` times the absolute
+    value before ``before`` was taken off. The step is measured against what was really sent, rounded as it was, and
+    only where something is sent: ``abs(value * out - sent) / out``; with ``before`` it is the absolute value.
 
     For one row of LANES vectors, ``row`` and ``place`` are LANES times its own, ``out`` and ``leaving`` are its
     numbers, and ``to_base`` and ``to_landing`` arrays of one for each vector.
@@ -137,11 +137,11 @@ def _update_rows(
     number = types.float64
     factors = number, number, to_base, to_landing
     vectors = base, landing, out, leaving, sent, before, scores
-    signature = types.void(arrived, *factors, *vectors, types.intp, fresh, types.intp, sums)
+    signature = types.void(arrived, *factors, *vectors, types.boolean, types.intp, fresh, types.intp, sums)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        arrived, base, landing, sent, fresh, sums = (
-            _Array(context, builder, signature.args[i], args[i]) for i in (0, 5, 6, 9, 13, 15)
+        arrived, base, landing, sent, scores, fresh, sums = (
+            _Array(context, builder, signature.args[i], args[i]) for i in (0, 5, 6, 9, 11, 14, 16)
         )
         first = ir.Constant(_INT64, 0)
 
@@ -152,16 +152,15 @@ def _update_rows(
 
         is_change = signature.args[10] is not types.none
         weight, keep, to_base, to_landing = (each(i, first) for i in range(1, 5))
-        row, place, zero = args[12], args[14], _constant(_DOUBLE, 0.0)
+        row, place, zero = args[13], args[15], _constant(_DOUBLE, 0.0)
         absolute = _function(builder.module, f"llvm.fabs.v{LANES}f64", _vector(_DOUBLE), [_vector(_DOUBLE)])
         value = builder.fmul(keep, arrived.load(first))
         value = builder.fadd(value, builder.fmul(to_base, base.load(row)))
         value = builder.fadd(value, builder.fmul(to_landing, landing.load(row)))
         weighted = builder.fmul(weight, builder.call(absolute, [value]))
         if is_change:
-            before, scores = (_Array(context, builder, signature.args[i], args[i]) for i in (10, 11))
+            before = _Array(context, builder, signature.args[10], args[10])
             value = builder.fsub(value, before.load(row))
-            scores.store(row, value)
         shared = each(7, row)
         dangling = builder.fcmp_ordered("==", shared, zero)
         sending = builder.select(dangling, value, builder.fmul(value, shared))
@@ -177,6 +176,8 @@ def _update_rows(
                 continue
             at = ir.Constant(_INT64, number * LANES)
             sums.store(at, builder.fadd(sums.load(at), term))
+        with builder.if_then(args[12]):
+            scores.store(row, value)
         fresh.store(place, sending)
         return context.get_dummy_value()
 

@@ -181,8 +181,9 @@ def sweep(
 
     What rows will send goes to ``fresh``: where it ``moves``, from the first row of their chunk on, and then to
     ``sent``, when all ``size`` threads have done with the chunk; else in place. So later chunks read what earlier ones
-    found. ``counters``, of all threads, are two for :func:`meet` and the next block of each chunk; ``room`` is for this
-    thread alone; ``parts[b]`` gets the sums of block b, the same whichever thread makes them.
+    found. Scores go to ``scores``, unless that is empty. ``counters``, of all threads, are two for :func:`meet` and the
+    next block of each chunk; ``room`` is for this thread alone; ``parts[b]`` gets the sums of block b, the same
+    whichever thread makes them.
     """
     arrived, one_row, sums = room[:LANES], room[LANES : 2 * LANES], room[2 * LANES :]
     for chunk in range(chunks.size - 1):
@@ -226,6 +227,7 @@ def sweep(
                         sent,
                         before,
                         scores,
+                        scores.size > 0,
                         row,
                         fresh,
                         row - first_row,

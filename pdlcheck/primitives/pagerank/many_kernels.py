@@ -90,6 +90,7 @@ def sweep_many(
                         sent,
                         before,
                         scores,
+                        scores.size > 0,
                         row * LANES,
                         fresh,
                         (row - first_row) * LANES,

@@ -24,6 +24,9 @@ UNIT = float(np.finfo(np.float64).eps) / 2
 TINY = 2.0**-150  # what a float32 may be off below its range of normal numbers
 CHUNKS = 16  # of a large graph: blocks swept at the same time; later ones read what earlier ones have found
 BLOCKS_PER_CHUNK = 4  # at least, so that threads find work
+NEAR = 128  # times the bound that float32 can promise: the next round may be the last one before a residual
+
+_NOTHING: Float64 = np.empty(0)
 
 
 @dataclass
@@ -42,7 +45,7 @@ class _System:
     """``y = to_base base + d (P y + m w)``, and where to begin: what nodes send, and what dangling ones hold.
 
     ``lost``: the round-off in ``base``, whose L1 norm is ``size``. ``whole``, of sum ``total``: what y is added to.
-    Numbers are one, or one for each of LANES vectors.
+    Numbers are one, or one for each of LANES vectors. ``found``: where y goes, if it is wanted in float64.
     """
 
     base: Float64
@@ -53,6 +56,7 @@ class _System:
     size: Any = 1.0
     whole: Float64 | None = None
     total: Any = 0.0
+    found: Float64 | None = None
 
 
 class Rounds:
@@ -66,7 +70,7 @@ class Rounds:
     **Two precisions.** Large graphs are swept with what nodes send in float32: half the memory to read from at random.
     Where its rounding shows, one round in float64 finds the residual r of the scores so far, and the next sweeps solve
     ``y = r + d (P y + m w)`` for what is still missing, again in float32: its rounding is now relative to y. This is
-    iterative refinement.
+    iterative refinement. Scores are what nodes send times their out-degree, so none are stored but for a residual.
 
     **Sinks.** A round in place leaves them out. What they hold, m less what other dangling nodes hold, follows from
     what leaves the swept rows for them: ``(base of sinks + d (leaving + landing on sinks held)) / (1 - d landing on
@@ -112,6 +116,7 @@ class Rounds:
         count = max(1, min(CHUNKS, blocks // BLOCKS_PER_CHUNK)) if in_place else 1
         self._chunks = blocks * np.arange(count + 1) // count
         self._at_once = in_place and not self._single
+        self._reach = float(np.finfo(np.float32).eps) / (1 - damping)  # what float32 can promise, about
         self._late_rows = slice(self._late_row, layout.end_of_blocks)
         self._landing_late = self._landing[self._late_rows].sum(axis=0)
         self._landing_upstream = self._landing[self._upstream].sum(axis=0)
@@ -141,11 +146,16 @@ class Rounds:
                 kind = np.float32 if self._single else np.float64
                 sent, dangling = self._even_flow(kind) if first is None else self._begun(first, kind)
                 system = _System(self._teleport, 1 - self._damping, dangling, sent)
-                unit, bound = self._solve(system, tol, max_iter)
+                if self._single and tol < self._reach:
+                    system.found = self._rows(np.float64)
+                bound = self._solve(system, tol, max_iter)
                 if not self._single or np.all(bound <= tol) or self.iteration >= max_iter:
                     return layout.nodes_of(sent, layout.divisors, self._team), bound
-                scores = self._rows(np.float64)
-                self._take_scores(sent, unit, scores)
+                if system.found is None:
+                    scores = self._rows(np.float64)
+                    self._take_scores(sent, scores)
+                else:
+                    scores = system.found
                 self._spare[np.float32].append(sent)
             while not np.all(bound <= tol) and self.iteration < max_iter:
                 reached = bound
@@ -185,9 +195,14 @@ class Rounds:
         return self._sent_by(scores, kind), self._dangling_of(scores)
 
     def _refine(self, scores: Float64, tol: float, max_iter: int) -> Any:
-        """One round in float64, then sweeps for what is still missing, which is added; the bound."""
+        """One round in float64, then sweeps for what is still missing, which is added; the bound.
+
+        ``scores`` are scaled to sum 1 before that, and not after it.
+        """
         layout, damping = self._layout, self._damping
         self.iteration += 1
+        total = scores.sum(axis=0)
+        self._team.map(lambda rows: np.divide(scores[rows], total, out=scores[rows]), len(scores))
         sent, mass = self._sent_by(scores, np.float64), scores[layout.dangling].sum(axis=0)
         missing, missing_sent = self._rows(np.float64), self._rows(np.float32)
         self._make_upstream(scores, self._teleport, 1 - damping, mass)
@@ -205,16 +220,17 @@ class Rounds:
             return bound
         begun = self._dangling_of(missing), missing_sent
         system = _System(missing, 1.0, *begun, lost, step, scores, total)
-        unit, bound = self._solve(system, tol, max_iter)
-        self._take_scores(missing_sent, unit, scores, adds=True)
+        bound = self._solve(system, tol, max_iter)
+        self._take_scores(missing_sent, scores, adds=True)
         self._spare[np.float64].append(missing)
         self._spare[np.float32].append(missing_sent)
         return bound
 
-    def _solve(self, system: _System, tol: float, max_iter: int) -> tuple[Any, Any]:
+    def _solve(self, system: _System, tol: float, max_iter: int) -> Any:
         """Rounds until the bound is at most ``tol``, if it can be; the bound is that of scores scaled to sum 1.
 
-        ``system.sent`` is then what rows send, of dangling rows the scores, in the unit that is returned beside it.
+        ``system.sent`` is then what rows send, of dangling rows the scores, and where ``system.found`` is not None,
+        that is the scores.
         """
         layout, damping, late = self._layout, self._damping, self._late
         sent, whole = system.sent, system.whole
@@ -228,11 +244,14 @@ class Rounds:
             whole_sent, whole_dangling = self._sent_by(whole, sent.dtype.type), self._dangling_of(whole)
             due = system.base.sum(axis=0) / (1 - damping)
         unit: Any = 1.0
+        bound, found = math.inf, _NOTHING
         while True:
             self.iteration += 1
+            if system.found is not None and np.all(bound <= NEAR * self._reach):
+                found = system.found
             to_base, late_base = system.to_base / unit, fixed / unit
             met = dangling.held + late_base + self._late_mass(dangling)
-            vectors = met, sent, None, None, fresh
+            vectors = met, sent, None, found, fresh
             self._sweep(self._chunks, system.base, to_base, *vectors, moves=not self._at_once)
             step, dangling.held, dangling.leaving, swept, size, weighted = self._parts[:late].sum(axis=0)
             late_mass = late_base + self._late_mass(dangling)
@@ -241,7 +260,7 @@ class Rounds:
             sums = step, mass, swept + late_mass + upstream, size + abs(late_mass) + abs(upstream), weighted
             bound, enough = self._judged(system, unit, (met, *sums), tol)
             if (enough or self.iteration >= max_iter) and late < layout.num_blocks:
-                blocks, vectors = np.array([late, layout.num_blocks]), (met, sent, None, None, sent)
+                blocks, vectors = np.array([late, layout.num_blocks]), (met, sent, None, found, sent)
                 self._sweep(blocks, system.base, to_base, *vectors, moves=False)
                 step, mass, total, size, weighted = self._sums()
                 sums = step, mass, total + upstream, size + abs(upstream), weighted
@@ -250,9 +269,13 @@ class Rounds:
             if enough or self.iteration >= max_iter:
                 self._make_upstream(sent, system.base, to_base, met)
                 sent[self._upstream] *= _divisors(self._out[self._upstream])
+                if found is _NOTHING:
+                    system.found = None
+                else:
+                    self._make_upstream(found, system.base, to_base, met)
                 if whole is not None:
                     self._spare[sent.dtype.type].append(whole_sent)
-                return unit, bound
+                return bound
             if whole is None:
                 grows = swept + late_mass - late_base + landing_upstream * (mass - late_base)
                 stays = fixed + base_upstream + landing_upstream * fixed
@@ -275,12 +298,12 @@ class Rounds:
         else:  # terms of either sign: no sum bounds them, so count the longest one for each
             each = 16 + self._longest + layout.share_error + self._chain
             lost = UNIT * each * (size + step + system.size) + system.lost + self._lost_upstream(0, met)
-        sender_size = unit * self._parts[: self._late, 4].sum(axis=0)
-        # what is sent is rounded, and so are scores that are made of it, and the sum that they are scaled by
-        lost += float(np.finfo(system.sent.dtype).eps) / 2 * (damping * sender_size + 2 * (1 - damping) * size)
-        lost += unit * 2 * len(layout.sources) * TINY
+        sender_size, eps = unit * self._parts[: self._late, 4].sum(axis=0), float(np.finfo(system.sent.dtype).eps)
+        lost += damping * (eps / 2 * sender_size + unit * len(layout.sources) * TINY)
+        # scores that are made of what is sent are off by its rounding, and so is the sum that they are scaled by
+        rounding = eps * size + unit * 2 * len(layout.sources) * TINY
         residual = damping * (step + abs(new_mass - met)) * (1 + 1e-9)
-        bound = (residual + lost) / (1 - damping) + self._off(system.total + total)
+        bound = (residual + lost) / (1 - damping) + rounding + self._off(system.total + total)
         refinable = self._single & (lost > tol * (1 - damping) / 2)
         drowned = residual <= lost * np.where(refinable, 4, 1 / 16)  # it is round-off
         return bound, bool(np.all((bound <= tol) | drowned))
@@ -293,7 +316,7 @@ class Rounds:
         mass: Any,
         sent: NDArray[Any],
         before: Float64 | None,
-        scores: Float64 | None,
+        scores: Float64,
         fresh: NDArray[Any],
         *,
         moves: bool,
@@ -302,9 +325,9 @@ class Rounds:
         matrix = layout.bounds, layout.long_rows, layout.begins, layout.sources, layout.shares
         per_vector = np.broadcast_to(to_base, self._columns).copy() if self._columns else float(to_base)
         factors = damping, per_vector, damping * mass
-        earlier, found = (None if vector is None else vector.reshape(-1) for vector in (before, scores))
+        earlier = None if before is None else before.reshape(-1)
         per_row = base.reshape(-1), self._landing.reshape(-1), layout.out, self._sent_late
-        vectors = *per_row, sent.reshape(-1), earlier, found, fresh.reshape(-1)
+        vectors = *per_row, sent.reshape(-1), earlier, scores.reshape(-1), fresh.reshape(-1)
 
         def work(member: int) -> None:
             blocks = counters, member, self._team.size, chunks
@@ -359,11 +382,11 @@ class Rounds:
         self._team.map(send, len(sent))
         return sent
 
-    def _take_scores(self, sent: NDArray[Any], unit: Any, scores: Float64, *, adds: bool = False) -> None:
-        """Put the scores of rows that send this, in this unit, in ``scores``, or add them."""
+    def _take_scores(self, sent: NDArray[Any], scores: Float64, *, adds: bool = False) -> None:
+        """Put the scores of rows that send this in ``scores``, or add them."""
 
         def take(rows: slice) -> None:
-            found = unit * sent[rows] / _divisors(self._out[rows])
+            found = sent[rows] / _divisors(self._out[rows])
             if adds:
                 scores[rows] += found
             else:
