@@ -205,6 +205,13 @@ def test_the_largest_id_of_either_end_says_how_many_nodes_there_are(subject, tmp
 
 
 @pytest.mark.verifies("read_edges")
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_ids_in_npz_may_be_unsigned(subject, kind, tmp_path):
+    np.savez(tmp_path / "e.npz", src=np.array([0, 1], kind), dst=np.array([1, 2], kind))
+    assert subject(tmp_path / "e.npz").dst.tolist() == [1, 2]
+
+
+@pytest.mark.verifies("read_edges")
 @given(graph=graphs_of_files())
 def test_arrays_in_npz_are_read_as_they_were_written(subject, graph):
     with TemporaryDirectory() as folder:
@@ -326,6 +333,12 @@ def test_a_wrong_line_is_named_with_file_number_and_cure(subject, tmp_path, case
 BAD_ARRAYS = {
     "no dst": ({"src": [0]}, ValueError, "e.npz: it must hold arrays src and dst, it holds src"),
     "fractions": ({"src": [0.5], "dst": [1.0]}, TypeError, "e.npz: src must hold integers"),
+    "names": ({"src": ["a"], "dst": ["b"]}, TypeError, "e.npz: src must hold integers"),
+    "infinite": ({"src": [np.inf], "dst": [1.0]}, TypeError, "e.npz: src must hold integers"),
+    "one number": ({"src": 0, "dst": [1]}, ValueError, r"e.npz: src must be one-dimensional.* got shape \(\)"),
+    "num_nodes": ({"src": [0], "dst": [1], "num_nodes": "3"}, TypeError, "e.npz: num_nodes must be one whole number"),
+    "complex": ({"src": [0], "dst": [1], "weights": [1j]}, TypeError, "e.npz: weights must hold real numbers"),
+    "half a matrix": ({"format": "csr", "shape": [3, 3]}, ValueError, "e.npz: it cannot be unpacked"),
     "negative": ({"src": [0], "dst": [-1]}, ValueError, "e.npz: dst holds -1 at 0"),
     "above num_nodes": ({"src": [0, 5], "dst": [1, 1], "num_nodes": 3}, ValueError, "e.npz: src holds 5 at 1"),
     "lengths": ({"src": [0, 1], "dst": [1]}, ValueError, "e.npz: src and dst must have one id per edge"),

@@ -230,6 +230,48 @@ def test_a_warm_start_in_float32_reaches_its_bound_in_fewer_rounds(method):
     check_error_bound(partial(pagerank, start=before, method=method), changed)
 
 
+@pytest.mark.parametrize("damping", [0.85, 0.95])
+@pytest.mark.parametrize("first", ["uniform", "senders", "one sender"])
+def test_a_start_that_is_far_from_the_ranks_costs_rounds_and_no_more(damping, first):
+    """The senders have no rank here; what is missing may not be made up for along the start."""
+    rng, n = np.random.default_rng(0), 200_000
+    ours = Graph(rng.integers(0, n // 2, 1_500_000), rng.integers(0, n, 1_500_000), n)
+    start = {"uniform": np.ones(n), "senders": np.arange(n) < n // 2, "one sender": np.arange(n) == 3}[first]
+    found = pagerank(ours, personalization={n - 1: 1}, start=start.astype(float), damping=damping)
+    assert found.converged and found.iterations < 60
+    assert found.scores[-1] == pytest.approx(1)
+
+
+def test_a_start_that_is_near_costs_few_rounds_where_sinks_hold_most():
+    """25 rounds; 90, where the sum is mended as if sinks did not follow."""
+    rng, n = np.random.default_rng(0), 200_000
+    ours = Graph(rng.integers(0, n * 9 // 10, 1_500_000), rng.integers(0, n, 1_500_000), n)
+    on_a_sink = {"personalization": {n - 1: 1}, "damping": 0.95}
+    before = pagerank(ours, **on_a_sink).scores
+    found = pagerank(ours, **on_a_sink, tol=1e-11, start=before + 1e-3 * rng.random(n) / n)
+    assert found.converged and found.iterations < 40
+
+
+@pytest.mark.parametrize("tol", [1e-6, 1e-8])
+def test_rounding_that_keeps_itself_up_is_refined_away(tol):
+    """An error that rotates: in float32 it ends in a cycle of length two, whose step looks like progress."""
+    leaves = np.arange(1, 800_000)
+    back = leaves[: len(leaves) // 2]
+    star = Graph.from_edges(np.append(leaves, 0 * back), np.append(0 * leaves, back))
+    found = pagerank(star, personalization={5: 1}, tol=tol, method="power")
+    assert found.converged
+
+
+def test_no_score_is_negative():
+    """What is missing is below 0 where the start was above the rank, and rounded."""
+    rng, n = np.random.default_rng(0), 100_000
+    ours = Graph(*rng.integers(0, n // 2, (2, 1_200_000)), n)
+    on_half = (np.arange(n) < n // 2).astype(float)
+    before = pagerank(ours, personalization=on_half).scores
+    found = pagerank(ours, personalization=on_half, start=before + 1e-3 * rng.random(n) / n, tol=1e-6)
+    assert found.converged and found.scores.min() == 0
+
+
 @pytest.mark.parametrize("tol", [1e-5, 1e-9])
 def test_scores_that_were_made_in_float32_sum_to_one_in_float64(tol):
     src, dst = edges(2000, 1_200_000)

@@ -69,6 +69,13 @@ def test_as_few_rounds_as_networkx_takes_on_a_larger_graph_are_enough():
     assert 1e-6 < sum(abs(found[i] - exact[i]) for i in found) <= 2000 * 1e-6 * 0.85 / 0.15
 
 
+@pytest.mark.parametrize("tol", [1e-16, 1e-300])
+def test_a_fixed_point_is_one_however_small_tol_is(tol):
+    there = nx.cycle_graph(4, create_using=nx.DiGraph)
+    assert converges(there, tol=tol, max_iter=100)
+    assert networkx_backend.pagerank(converted(there), tol=tol) == pytest.approx(dict.fromkeys(range(4), 0.25))
+
+
 def test_where_its_own_rounds_are_fewer_they_are_taken():
     """A path whose end keeps its rank: each rescaling moves all of it, and powers are through after five rounds."""
     there = nx.DiGraph([(0, 3), (3, 4), (4, 2), (2, 1)])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pdlcheck.primitives.pagerank.threads import ENOUGH, Team, ranges
 
-__all__ = ["Float64", "Graph", "Ids", "Int64", "borrowed_graph"]
+__all__ = ["Float64", "Graph", "Ids", "Int64", "borrowed_graph", "ids_of", "largest_id"]
 
 Ids = NDArray[np.integer[Any]]
 Int64 = NDArray[np.int64]
@@ -26,8 +26,8 @@ def borrowed_graph(src: Any, dst: Any, weights: Any = None) -> Graph:
 
     For one call: it is right as long as nobody changes those arrays. Errors as in :class:`Graph`.
     """
-    src, dst = _ids("src", src), _ids("dst", dst)
-    num_nodes = _largest_id(src, dst) + 1
+    src, dst = ids_of("src", src), ids_of("dst", dst)
+    num_nodes = largest_id(src, dst) + 1
     graph = Graph((), (), num_nodes)  # type: ignore[arg-type]
     for name, ids in (("src", src), ("dst", dst)):
         object.__setattr__(graph, name, _checked_ids(name, ids, num_nodes, copied=False))
@@ -92,9 +92,9 @@ class Graph:
     @classmethod
     def from_edges(cls, src: Any, dst: Any, num_nodes: int | None = None, weights: Any = None) -> Graph:
         """From two lists, arrays or tensors of ids; ``num_nodes`` is the largest id + 1 by default."""
-        src, dst = _ids("src", src), _ids("dst", dst)
+        src, dst = ids_of("src", src), ids_of("dst", dst)
         if num_nodes is None:
-            num_nodes = 1 + _largest_id(src, dst)
+            num_nodes = 1 + largest_id(src, dst)
         return cls(src, dst, num_nodes, weights)
 
     @classmethod
@@ -129,12 +129,11 @@ class Graph:
 
         Duplicate entries add. (The adjacency of :func:`pagerank_v1` is the transpose: row = destination.)
         """
-        rows, columns = matrix.shape
-        if rows != columns:
+        if len(set(matrix.shape)) != 1 or matrix.ndim != 2:
             raise ValueError(f"graph: an adjacency matrix must be square, got shape {matrix.shape}")
         coo = matrix.tocoo()
         weights = np.asarray(coo.data)
-        return cls(coo.row, coo.col, rows, None if (weights == 1).all() else weights)
+        return cls(coo.row, coo.col, matrix.shape[0], None if (weights == 1).all() else weights)
 
     @classmethod
     def from_dgl(cls, graph: Any, *, weight: str | None = None) -> Graph:
@@ -175,7 +174,7 @@ class Graph:
 
     def relabelled(self, permutation: Sequence[int] | Ids) -> Graph:
         """The same graph in which node ``i`` is called ``permutation[i]``; names move along."""
-        new = _ids("permutation", permutation)
+        new = ids_of("permutation", permutation)
         if not np.array_equal(np.sort(new), np.arange(self.num_nodes)):
             raise ValueError(
                 f"permutation must hold each id below {self.num_nodes} once, got {new.tolist()[:20]}"
@@ -199,7 +198,7 @@ class Graph:
             for node, value in values.items():
                 vector[index[node]] = value
             return vector
-        vector = np.array(_on_host(values), dtype=np.float64)
+        vector = _numbers(name, values)
         if vector.shape != (self.num_nodes,):
             raise ValueError(
                 f"{name} must be one number per node, shape ({self.num_nodes},), got shape {vector.shape}; "
@@ -220,7 +219,7 @@ def _on_host(values: Any) -> Any:
     return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
 
 
-def _ids(name: str, values: Any) -> Ids:
+def ids_of(name: str, values: Any) -> Ids:
     """``values`` as an array of integers, not copied where it is one."""
     array = np.asarray(_on_host(values))
     if array.ndim != 1:
@@ -234,7 +233,7 @@ def _ids(name: str, values: Any) -> Ids:
     return array
 
 
-def _largest_id(src: Ids, dst: Ids) -> int:
+def largest_id(src: Ids, dst: Ids) -> int:
     return max(-1, *(int(ids.max()) if ids.size else -1 for ids in (src, dst)))
 
 
@@ -250,7 +249,7 @@ def _checked_ids(name: str, values: Any, num_nodes: int, *, copied: bool = True)
 
     With ``copied=False`` a contiguous int32 or int64 array is not copied.
     """
-    given = _ids(name, values)
+    given = ids_of(name, values)
     copied = copied or given.dtype not in (np.int32, np.int64) or not given.flags.c_contiguous
     ids: Ids = np.empty(len(given), np.int32 if num_nodes < NARROW else np.int64) if copied else given.view()
     outside: list[int] = []
@@ -275,8 +274,16 @@ def _checked_ids(name: str, values: Any, num_nodes: int, *, copied: bool = True)
     return ids
 
 
+def _numbers(name: str, values: Any) -> Float64:
+    """A copy in float64."""
+    given = np.asarray(_on_host(values))
+    if given.dtype.kind == "c":
+        raise TypeError(f"{name} must hold real numbers, got dtype {given.dtype}; pass their absolute values, perhaps")
+    return np.array(given, dtype=np.float64)
+
+
 def _checked_weights(values: Any, num_edges: int) -> Float64:
-    weights = np.array(_on_host(values), dtype=np.float64)
+    weights = _numbers("weights", values)
     if weights.shape != (num_edges,):
         raise ValueError(
             f"weights must be one number per edge, shape ({num_edges},), got shape {weights.shape}"

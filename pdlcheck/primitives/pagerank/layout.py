@@ -135,7 +135,7 @@ class Layout:
         return degrees
 
     def nodes_of(self, per_row: NDArray[Any], factors: NDArray[Any] | None, team: Team) -> Float64:
-        """The way back, times ``factors`` of each node; then it is scaled to sum 1."""
+        """The way back, times ``factors`` of each node; 0 where rounding has made less of it; scaled to sum 1."""
         n, columns = len(self.row), per_row.shape[1:]
         nodes = np.empty((n, *columns))
 
@@ -145,6 +145,7 @@ class Layout:
                 nodes[part] = found
             else:
                 np.multiply(found, factors[part].reshape(-1, *(1 for _ in columns)), out=nodes[part])
+            np.maximum(nodes[part], 0, out=nodes[part])
             return nodes[part].sum(axis=0)
 
         totals = np.sum(team.map(take, n), axis=0)

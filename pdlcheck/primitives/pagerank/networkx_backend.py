@@ -23,6 +23,7 @@ from pdlcheck.primitives.pagerank.solve import pagerank as solve
 __all__ = ["can_run", "convert_from_nx", "convert_to_nx", "google_matrix", "pagerank"]
 
 Vector = Mapping[Any, Any] | None
+FINEST = 1e-13  # networkx takes a step of exactly 0 for the end, a bound on the error is never below its rounding
 
 
 def pagerank(
@@ -52,7 +53,7 @@ def pagerank(
     if max_iter < 1 or not tol > 0:
         raise nx.PowerIterationFailedConvergence(max_iter)
     graph = G if weight is not None or G.weights is None else Graph(G.src, G.dst, G.num_nodes, names=G.names)
-    enough = max(1.0, alpha / (1 - alpha)) * graph.num_nodes * tol
+    enough = max(max(1.0, alpha / (1 - alpha)) * graph.num_nodes * tol, FINEST)
     start = _per_node(graph, "nstart", nstart)
     # networkx's own rounds, over all edges and from where it begins, need less on few graphs
     uniform = np.full(graph.num_nodes, 1 / graph.num_nodes)

@@ -25,6 +25,7 @@ TINY = 2.0**-150  # what a float32 may be off below its range of normal numbers
 CHUNKS = 16  # of a large graph: blocks swept at the same time; later ones read what earlier ones have found
 BLOCKS_PER_CHUNK = 4  # at least, so that threads find work
 NEAR = 128  # times the bound that float32 can promise: the next round may be the last one before a residual
+CLOSE = 1 / 16  # scores that are further from the truth are not refined but begun with
 
 _NOTHING: Float64 = np.empty(0)
 
@@ -116,6 +117,8 @@ class Rounds:
         count = max(1, min(CHUNKS, blocks // BLOCKS_PER_CHUNK)) if in_place else 1
         self._chunks = blocks * np.arange(count + 1) // count
         self._at_once = in_place and not self._single
+        # in so many rounds the residual is halved, and halved again, unless rounding keeps it up
+        self._patience = 8 + (math.ceil(2 * math.log(2) / -math.log(damping)) if damping else 0)
         self._reach = float(np.finfo(np.float32).eps) / (1 - damping)  # what float32 can promise, about
         self._late_rows = slice(self._late_row, layout.end_of_blocks)
         self._landing_late = self._landing[self._late_rows].sum(axis=0)
@@ -140,9 +143,10 @@ class Rounds:
         layout, sinks = self._layout, self._layout.sink_block
         with Team(max(sinks, layout.num_blocks - sinks)) as self._team:
             self._rooms = [np.empty((2 + NUM_SUMS) * LANES) for _ in range(self._team.size)]
+            bound = np.full(self._columns, math.inf)
             if first is not None and self._single and warm:
-                scores, bound = first, np.full(self._columns, math.inf)
-            else:
+                scores, bound = first, self._refine(first, tol, max_iter, at_most=CLOSE)
+            if not np.all(bound <= CLOSE) and self.iteration < max_iter:
                 kind = np.float32 if self._single else np.float64
                 sent, dangling = self._even_flow(kind) if first is None else self._begun(first, kind)
                 system = _System(self._teleport, 1 - self._damping, dangling, sent)
@@ -157,7 +161,7 @@ class Rounds:
                 else:
                     scores = system.found
                 self._spare[np.float32].append(sent)
-            while not np.all(bound <= tol) and self.iteration < max_iter:
+            while self._single and not np.all(bound <= tol) and self.iteration < max_iter:
                 reached = bound
                 bound = self._refine(scores, tol, max_iter)
                 if not np.any(bound < reached / 2):
@@ -194,10 +198,11 @@ class Rounds:
         """What nodes of these scores send, and what the dangling ones hold."""
         return self._sent_by(scores, kind), self._dangling_of(scores)
 
-    def _refine(self, scores: Float64, tol: float, max_iter: int) -> Any:
+    def _refine(self, scores: Float64, tol: float, max_iter: int, *, at_most: float = math.inf) -> Any:
         """One round in float64, then sweeps for what is still missing, which is added; the bound.
 
-        ``scores`` are scaled to sum 1 before that, and not after it.
+        ``scores`` are scaled to sum 1 before that, and not after it. Where the bound is above ``at_most`` after the
+        round in float64, that is all.
         """
         layout, damping = self._layout, self._damping
         self.iteration += 1
@@ -215,8 +220,11 @@ class Rounds:
         total = scores.sum(axis=0)
         bound = (damping * step * (1 + 1e-9) + lost) / (1 - damping) + self._off(total + change)
         self._progress(self.iteration, float(np.max(bound)))
-        if np.all((bound <= tol) | (damping * step <= lost / 16)) or self.iteration == max_iter:
+        ends = np.all((bound <= tol) | (damping * step <= lost / 16)) or self.iteration == max_iter
+        if ends or not np.all(bound <= at_most):
             scores += missing
+            self._spare[np.float64].append(missing)
+            self._spare[np.float32].append(missing_sent)
             return bound
         begun = self._dangling_of(missing), missing_sent
         system = _System(missing, 1.0, *begun, lost, step, scores, total)
@@ -243,8 +251,11 @@ class Rounds:
         if whole is not None:
             whole_sent, whole_dangling = self._sent_by(whole, sent.dtype.type), self._dangling_of(whole)
             due = system.base.sum(axis=0) / (1 - damping)
+            # what one more of it adds to the sum of all scores, with what sinks and upstream rows will hold
+            whole_late = self._late_mass(whole_dangling)
+            adds = whole[senders].sum(axis=0) + whole_late + landing_upstream * (whole_dangling.held + whole_late)
         unit: Any = 1.0
-        bound, found = math.inf, _NOTHING
+        bound, found, looked_at, before = math.inf, _NOTHING, self.iteration, math.inf
         while True:
             self.iteration += 1
             if system.found is not None and np.all(bound <= NEAR * self._reach):
@@ -265,6 +276,9 @@ class Rounds:
                 step, mass, total, size, weighted = self._sums()
                 sums = step, mass, total + upstream, size + abs(upstream), weighted
                 bound, enough = self._judged(system, unit, (met, *sums), tol)
+            if self._single and self.iteration - looked_at >= self._patience:
+                enough = enough or bool(np.all((bound <= tol) | (bound > 3 / 4 * before)))
+                looked_at, before = self.iteration, bound
             self._progress(self.iteration, float(np.max(bound)))
             if enough or self.iteration >= max_iter:
                 self._make_upstream(sent, system.base, to_base, met)
@@ -281,9 +295,9 @@ class Rounds:
                 stays = fixed + base_upstream + landing_upstream * fixed
                 unit = np.where((grows > 0) & (stays < 1), (1 - stays) / np.where(grows > 0, grows, 1), unit)
             else:
-                total = sums[2]
-                sent[senders] += np.asarray(due - total, sent.dtype) * whole_sent[senders]
-                dangling = dangling.plus(due - total, whole_dangling)
+                more = np.where(adds > 0, (due - sums[2]) / np.where(adds > 0, adds, 1), 0)
+                sent[senders] += np.asarray(more, sent.dtype) * whole_sent[senders]
+                dangling = dangling.plus(more, whole_dangling)
 
     def _judged(self, system: _System, unit: Any, sums: tuple[Any, ...], tol: float) -> tuple[Any, bool]:
         """The bound on the error after a round; whether it is reached, or cannot be.

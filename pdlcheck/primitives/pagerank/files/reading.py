@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from pdlcheck.primitives.pagerank.files.columns import Progress
 from pdlcheck.primitives.pagerank.files.text import read_text
-from pdlcheck.primitives.pagerank.graph import Graph
+from pdlcheck.primitives.pagerank.graph import Graph, ids_of, largest_id
 from pdlcheck.primitives.pagerank.memory import require_free_memory, solver_nbytes
 
 __all__ = ["read_edges"]
@@ -78,7 +78,8 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{path}: {error}") from error
+        kind = TypeError if isinstance(error, TypeError) else ValueError  # some of numpy's take other arguments
+        raise kind(f"{path}: {error}") from error
 
 
 def _read_npz(path: Path, num_nodes: int | None, progress: Progress | None) -> Graph:
@@ -98,13 +99,20 @@ def _read_npz(path: Path, num_nodes: int | None, progress: Progress | None) -> G
                 found[name] = arrays[name]
                 if progress is not None:
                     progress(total * len(found) // len(names), total)
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError) as error:
         raise ValueError(f"it cannot be unpacked: {error}; it may be truncated, get it again") from error
     if num_nodes is None and "num_nodes" in found:
-        num_nodes = found["num_nodes"].item()
+        num_nodes = _whole_number("num_nodes", found["num_nodes"])
+    src, dst = (ids_of(name, found[name]) for name in ("src", "dst"))
     if num_nodes is None:
-        num_nodes = 1 + max(int(found[name].max(initial=-1)) for name in ("src", "dst"))
-    what = f"{path}: ranking {len(found['src'])} edges between {num_nodes} nodes"
-    nbytes = solver_nbytes(num_nodes, len(found["src"]), weighted="weights" in found)
+        num_nodes = 1 + largest_id(src, dst)
+    what = f"{path}: ranking {len(src)} edges between {num_nodes} nodes"
+    nbytes = solver_nbytes(num_nodes, len(src), weighted="weights" in found)
     require_free_memory(what, nbytes, "number the nodes from 0 without large gaps")
-    return Graph(found["src"], found["dst"], num_nodes, found.get("weights"))
+    return Graph(src, dst, num_nodes, found.get("weights"))
+
+
+def _whole_number(name: str, array: Any) -> int:
+    if not isinstance(array, np.ndarray) or array.size != 1 or array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be one whole number, got {array!r}; leave it out, or write it as such")
+    return int(array.item())
