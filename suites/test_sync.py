@@ -338,6 +338,28 @@ def test_a_mean_of_integers_is_exact_or_an_error_on_every_rank(subject, rank):
 
 
 @pytest.mark.verifies("average_parameters")
+@pytest.mark.world_size(3)
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (torch.int64, [2**62, 2**62, 2**62]),
+        (torch.int64, [-(2**63), -(2**63), -(2**63)]),
+        (torch.int64, [2**63 - 1, -(2**63), 1]),
+        (torch.int64, [2**63 - 1, 2**63 - 2, 2**63 - 3]),
+        (torch.int8, [127, 127, 124]),
+    ],
+)
+def test_a_mean_of_large_integers_does_not_overflow(subject, rank, dtype, values):
+    model = nn.BatchNorm1d(1)
+    model.num_batches_tracked = torch.tensor(values[rank], dtype=dtype)
+    subject(model)
+    assert model.num_batches_tracked.item() == sum(values) // 3
+    model.num_batches_tracked = torch.tensor(2**63 - 1 - (rank == 0))
+    with pytest.raises(ValueError, match=f"the sum over 3 ranks is {3 * (2**63 - 1) - 1}, its mean is not an integer"):
+        subject(model)
+
+
+@pytest.mark.verifies("average_parameters")
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(("buffers", "expected"), [("broadcast", [2, 2]), ("keep", [2, 3])])
 def test_buffers_are_broadcast_or_kept_on_demand(subject, rank, buffers, expected):

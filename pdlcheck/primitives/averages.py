@@ -24,7 +24,7 @@ def averages(
     """The mean of each tensor, and the sum of each number of ``tail``; the tensors themselves are left as they are.
 
     One all_reduce for each dtype; the tail travels in the first of them, so it costs no message. A mean of integers
-    is exact or an error.
+    is exact or an error: each rank sends quotients and remainders by the number of ranks, whose sums do not overflow.
 
     Args:
         caller: whom an error names.
@@ -47,16 +47,21 @@ def averages(
         chosen = [values[position] for position in bucket]
         dtype = sum_dtype(chosen[0].dtype)
         extra = [torch.tensor(tail, dtype=dtype, device=chosen[0].device)] if tail and not number else []
-        flat = flatten([*chosen, *extra], dtype)
+        exact = dtype == torch.int64
+        parts = _divided(chosen, world_size) if exact else chosen
+        flat = flatten([*parts, *extra], dtype)
         dist.all_reduce(flat, group=group)
         if extra:
             flat, summed = flat[: -len(tail)], flat[-len(tail) :]
             sums = [float(value) for value in (summed.real if dtype.is_complex else summed).tolist()]
-        exact = dtype == torch.int64
-        for position, total in zip(bucket, unflatten(flat, chosen), strict=True):
-            if exact and bool((total % world_size).any()):
-                wrong.append((position, int(total[total % world_size != 0][0])))
-            found[names[position]] = total // world_size if exact else total / world_size
+        totals = unflatten(flat, parts)
+        for place, position in enumerate(bucket):
+            if not exact:
+                found[names[position]] = totals[place] / world_size
+                continue
+            found[names[position]], inexact = _whole_mean(totals[place], totals[len(bucket) + place], world_size)
+            if inexact is not None:
+                wrong.append((position, inexact))
     if wrong:
         position, total_found = wrong[0]
         raise ValueError(
@@ -65,3 +70,17 @@ def averages(
             "pass buffers='broadcast' or buffers='keep'"
         )
     return found, sums
+
+
+def _divided(values: Sequence[Tensor], divisor: int) -> list[Tensor]:
+    """The quotients of all tensors, then their remainders."""
+    wide = [value.detach().to(torch.int64) for value in values]
+    return [value // divisor for value in wide] + [value % divisor for value in wide]
+
+
+def _whole_mean(quotients: Tensor, remainders: Tensor, world_size: int) -> tuple[Tensor, int | None]:
+    """The mean of integers from the sums of what they were divided into, and the first sum that has none, if any."""
+    mean, left = quotients + remainders // world_size, remainders % world_size
+    if not bool(left.any()):
+        return mean, None
+    return mean, int(mean[left != 0][0]) * world_size + int(left[left != 0][0])
