@@ -178,6 +178,44 @@ def test_training_refuses(name, subject):
         subject(nn.ReLU(), MSE, DATA, **keywords)
 
 
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize(
+    ("argument", "values"), [("seed", (0, 1)), ("epochs", (1, 2)), ("global_batch", (4, 6)), ("shuffle", (True, False))]
+)
+def test_ranks_with_other_arguments_are_refused_on_all(name, subject, rank, argument, values):
+    keywords = {"sync_every": 1} if name == "train_local_sgd" else {}
+    keywords = {"optimizer": SGD, "epochs": 1, "global_batch": 4, **keywords, argument: values[rank]}
+    found = f"needs the same {argument} on every rank, got {values[0]} on rank 0 and {values[1]} on rank 1"
+    with pytest.raises(ValueError, match=f"{name} {found}"):
+        subject(tanh_net().double(), MSE, DATA, **keywords)
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.world_size(2)
+def test_what_is_wrong_with_the_training_of_one_rank_is_refused_on_all(name, subject, rank):
+    keywords = {"sync_every": 1} if name == "train_local_sgd" else {}
+    keywords = {"optimizer": SGD, "epochs": 1, "global_batch": 4, **keywords}
+    with pytest.raises(ValueError, match=rf"{name} needs epochs of at least 0, got epochs=-1 \(on rank 1\)"):
+        subject(tanh_net().double(), MSE, DATA, **{**keywords, "epochs": -rank})
+    with pytest.raises(ValueError, match=f"{name} needs the same number of samples on every rank, got 12 .* and 11 on"):
+        subject(tanh_net().double(), MSE, (DATA[0][rank:], DATA[1][rank:]), **keywords)
+    with pytest.raises(ValueError, match=rf"{name} got an empty model: ReLU .*\(on rank 1\)"):
+        subject(nn.ReLU() if rank else tanh_net().double(), MSE, DATA, **keywords)
+    if name == "train_local_sgd":
+        with pytest.raises(ValueError, match=rf"{name} needs sync_every of at least 1, got sync_every=0 \(on rank 0\)"):
+            subject(tanh_net().double(), MSE, DATA, **{**keywords, "sync_every": rank})
+
+
+@pytest.mark.verifies("train_synchronous")
+@pytest.mark.world_size(2)
+def test_a_sparse_gradient_of_one_rank_is_refused_on_all(subject):
+    model = nn.Embedding(3, 1, sparse=True)
+    data = torch.tensor([0, 1, 2]), torch.zeros(3, 1)
+    with pytest.raises(ValueError, match=r"needs dense gradients, parameter '0' has layout .* \(on rank 0\)"):
+        subject(model, MSE, data, optimizer=SGD, epochs=1, global_batch=1)  # rank 1 has no samples
+
+
 @pytest.mark.verifies("FunctionNet")
 def test_the_function_network_has_the_documented_layers(subject):
     shapes = [tuple(p.shape) for p in subject().parameters() if p.dim() == 2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -10,13 +10,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pdlcheck.primitives.arguments import Members, members, require_at_least
+from pdlcheck.primitives.agreement import require_agreement
+from pdlcheck.primitives.arguments import Members, members, named_state, require_at_least, require_state
 from pdlcheck.primitives.data import shard_indices
 from pdlcheck.primitives.local_sgd import LocalSGD
 from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients, sync_shares
 
 __all__ = ["train_local_sgd", "train_synchronous"]
 
+LEAST = {"epochs": 0, "global_batch": 1, "sync_every": 1}
 Seen = list[tuple[Tensor, int]]  # the mean loss of a batch, and the samples in it
 
 
@@ -54,8 +56,9 @@ def train_synchronous(
         The mean loss in every epoch, before each step, over all samples; the same list on every rank.
 
     Raises:
-        ValueError: no samples, or inputs and targets of different length; ``global_batch`` below 1 or
-            ``epochs`` below 0; an empty model.
+        ValueError: on every rank alike: no samples, or inputs and targets of different length; ``global_batch`` below
+            1 or ``epochs`` below 0; an empty model; arguments or numbers of samples that differ between ranks; a
+            sparse gradient.
 
     Example:
         >>> import functools
@@ -70,8 +73,9 @@ def train_synchronous(
 
     Source: "Distributed training with PyTorch and MPI" (2018); D. Gannon (2020).
     """
-    who = _start("train_synchronous", model, data, epochs, global_batch, group)
-    parameters = list(model.parameters())
+    settings = {"epochs": epochs, "global_batch": global_batch, "shuffle": shuffle, "seed": seed}
+    who = _start("train_synchronous", model, data, settings, group)
+    parameters: list[Tensor] = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     steps, is_checked = optimizer(parameters), False
     losses = []
@@ -84,6 +88,7 @@ def train_synchronous(
             if is_checked:  # what is right in the first step is right in all
                 sync_shares(trained, float(len(mine)), group=group)
             else:
+                _require_gradients(parameters, who)
                 is_checked = sync_gradients(parameters, weight=len(mine), group=group)
             steps.step()
         losses.append(_mean_loss(seen, data, group))
@@ -137,8 +142,8 @@ def train_local_sgd(
     Source: models averaged every 200 epochs in D. Gannon (2020); S. Stich, "Local SGD converges fast and
     communicates little", ICLR (2019).
     """
-    require_at_least("train_local_sgd", "sync_every", sync_every, 1)
-    who = _start("train_local_sgd", model, data, epochs, global_batch, group)
+    settings = {"epochs": epochs, "global_batch": global_batch, "shuffle": shuffle, "seed": seed}
+    who = _start("train_local_sgd", model, data, settings | {"sync_every": sync_every}, group)
     local = LocalSGD(
         optimizer(model.parameters()), model, sync_every=sync_every, momentum=momentum, buffers=buffers, group=group
     )
@@ -159,20 +164,37 @@ def _start(
     caller: str,
     model: nn.Module,
     data: tuple[Tensor, Tensor],
-    epochs: int,
-    global_batch: int,
+    settings: Mapping[str, int],
     group: dist.ProcessGroup | None,
 ) -> Members:
-    require_at_least(caller, "epochs", epochs, 0)
-    require_at_least(caller, "global_batch", global_batch, 1)
-    inputs, targets = data
-    if len(inputs) != len(targets) or not len(inputs):
-        raise ValueError(
-            f"{caller} needs a target for every input, got {len(inputs)} inputs and {len(targets)} targets"
-        )
     who = members(caller, group)
+
+    def facts() -> dict[str, object]:
+        for name, least in LEAST.items():
+            if name in settings:
+                require_at_least(caller, name, settings[name], least)
+        inputs, targets = data
+        if len(inputs) != len(targets) or not len(inputs):
+            raise ValueError(
+                f"{caller} needs a target for every input, got {len(inputs)} inputs and {len(targets)} targets"
+            )
+        parameters, buffers = named_state(caller, model)
+        require_state(caller, {**parameters, **buffers}, group)
+        return {**settings, "number of samples": len(inputs)}
+
+    require_agreement(caller, who, facts)
     broadcast_parameters(model, src=who.at(0), group=group)
     return who
+
+
+def _require_gradients(parameters: list[Tensor], who: Members) -> None:
+    """What one rank's gradients have wrong is raised on every rank, also on one without samples."""
+
+    def facts() -> dict[str, object]:
+        sync_gradients(parameters, sync_every=None, group=who.group)  # looks, and sends nothing
+        return {}
+
+    require_agreement("train_synchronous", who, facts)
 
 
 def _batches(num_samples: int, global_batch: int, epoch: int, shuffle: bool, seed: int) -> Iterator[Tensor]:
