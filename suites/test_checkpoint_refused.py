@@ -251,6 +251,19 @@ def test_a_load_state_dict_that_forgets_is_found_out(tmp_path):
     assert model.weight.item() == before
 
 
+@pytest.mark.verifies("load_checkpoint")
+def test_wrong_arguments_of_one_rank_are_told_to_all(subject, world, tmp_path):
+    def read():
+        model = nn.Linear(1, 1)
+        with pytest.raises(ValueError, match=r"load_checkpoint was given nothing to save or load.* \(on rank 1 of 2\)"):
+            subject(path, **({} if dist.get_rank() else {"model": model}))
+        with pytest.raises(TypeError, match=r"load_checkpoint: .* \(on rank 0 of 2\)"):
+            subject(path if dist.get_rank() else None, model=model)
+
+    path = save_checkpoint(tmp_path, 1, model=nn.Linear(1, 1))
+    world.run(read, world_size=2)
+
+
 def test_names_must_be_those_that_were_saved_or_be_ignored(tmp_path):
     model = net()
     path = save_checkpoint(tmp_path, 1, model=model, optimizer=SGD(model.parameters()))

@@ -159,6 +159,23 @@ def test_wrong_arguments_are_named(subject, tmp_path, arguments, kind, message):
     assert not os.listdir(tmp_path)
 
 
+WRONG = [({"step": -1}, "needs step of at least 0, got step=-1"), ({"keep": 0}, "keep=0"), ({"model": 3}, "type int")]
+
+
+@pytest.mark.verifies("save_checkpoint")
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[message[-8:] for _, message in WRONG])
+def test_wrong_arguments_of_one_rank_are_told_to_all(subject, world, tmp_path, arguments, message):
+    def save():
+        mine = arguments if dist.get_rank() == 1 else {}
+        with pytest.raises((TypeError, ValueError), match=rf"^save_checkpoint.*{message}.*on rank 1 of 2") as caught:
+            subject(**{"folder": tmp_path, "step": 1, "model": nn.Linear(1, 1), **mine})
+        return str(caught.value)
+
+    first, second = world.run(save, world_size=2)
+    assert first == second and first.count("save_checkpoint") == 1
+    assert not os.listdir(tmp_path)
+
+
 def test_nothing_to_save_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"nothing to save or load; pass model="):
         save_checkpoint(tmp_path, 1)

@@ -95,7 +95,7 @@ def load_checkpoint(
             newest earlier one that is intact.
         ValueError: the file is of another model, optimizer or kind of object, or holds other names; ranks differ in it
             and their number is another one; an object does not hold after ``load_state_dict`` what the file holds.
-        TypeError: an object without ``load_state_dict``.
+        TypeError: an object without ``load_state_dict``. The same on every rank, as are all that one rank alone meets.
 
     Example:
         >>> import tempfile
@@ -114,8 +114,13 @@ def load_checkpoint(
 
     Source: as :func:`save_checkpoint`.
     """
-    require_stateful("load_checkpoint", objects)
-    who, file = ranks_of("load_checkpoint", group), Path(path)
+    who = ranks_of("load_checkpoint", group)
+
+    def located() -> Path:
+        require_stateful("load_checkpoint", objects)
+        return Path(path)
+
+    file = who.together(located)[who.rank]
     payload = _read(who, file)
     states: dict[str, tuple[Node, Tensors]] = {}
     streams: list[Any] = []

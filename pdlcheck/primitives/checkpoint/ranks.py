@@ -63,7 +63,8 @@ class Ranks:
         if len(errors) < self.world_size or len(set(map(str, errors.values()))) > 1:
             text = f"{text} (on rank {', '.join(map(str, errors))} of {self.world_size}"
             text += ", here in the words of the first)" if len(errors) > 1 else ")"
-        text = f"{self.caller}: {text}"
+        if not text.startswith(self.caller):
+            text = f"{self.caller}: {text}"
         if isinstance(first, TypeError | ValueError):
             raise type(first)(text)
         fields = first.fields if isinstance(first, CheckpointError) else {}

@@ -70,14 +70,14 @@ def save_checkpoint(
     PyTorch; write, flush, rename as in T. Pillai et al., "All file systems are not created equal", OSDI 2014.
     """
     caller = "save_checkpoint"
-    require_at_least(caller, "step", step, 0)
-    require_at_least(caller, "keep", keep, 1)
-    require_stateful(caller, objects)
     who = ranks_of(caller, group)
     tensors: Tensors = {}
     nodes: dict[str, Node] = {}
 
     def collect() -> tuple[int, list[str], list[str]]:
+        require_at_least(caller, "step", step, 0)
+        require_at_least(caller, "keep", keep, 1)
+        require_stateful(caller, objects)
         streams = capture_streams()  # before a state_dict could draw from them
         nodes.update({name: encode(state_of(held), tensors, name) for name, held in objects.items()})
         nodes["rng"] = encode(streams, tensors, "rng")
@@ -87,9 +87,9 @@ def save_checkpoint(
     _require_agreement(who, told)
     missing = set(tensors).difference(*(held for _, _, held in told[: who.rank]))
     everyone = who.gather((nodes, {name: tensors[name] for name in missing}))
-    path = path_of(Path(folder), step)
 
     def store() -> str:
+        path = path_of(Path(folder), step)
         payload = {
             "step": step,
             "world_size": who.world_size,
