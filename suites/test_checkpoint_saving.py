@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +31,27 @@ def test_the_last_k_are_kept_and_torn_ones_do_not_count(subject, tmp_path):
     assert sorted(os.listdir(tmp_path))[0].endswith("3.ckpt"), "an intact one had to go for a torn one"
     subject(tmp_path, 2, keep=1, model=model)
     assert [int(path.stem[5:]) for path in sorted(tmp_path.iterdir())] == [2, 3, 4, 5], "later steps are left alone"
+
+
+@pytest.mark.verifies("save_checkpoint")
+def test_a_folder_that_is_called_like_a_checkpoint_is_none(subject, tmp_path):
+    (tmp_path / "step_000000000001.ckpt").mkdir()
+    for step in (2, 3):
+        subject(tmp_path, step, keep=1, model=nn.Linear(1, 1))
+    assert sorted(os.listdir(tmp_path)) == ["step_000000000001.ckpt", "step_000000000003.ckpt"]
+
+
+@pytest.mark.verifies("save_checkpoint")
+def test_what_cannot_be_removed_is_a_warning_for_the_new_one_is_written(subject, tmp_path, monkeypatch):
+    def refuse(path, missing_ok=False):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    first = subject(tmp_path, 1, keep=1, model=nn.Linear(1, 1))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        with pytest.warns(UserWarning, match=f"{first} is too old but could not be removed: Permission denied"):
+            second = subject(tmp_path, 2, keep=1, model=nn.Linear(1, 1))
+    assert latest_checkpoint(tmp_path) == second
 
 
 @pytest.mark.verifies("latest_checkpoint")
@@ -144,10 +167,14 @@ def test_ranks_that_save_different_things_all_hear_of_it(subject, world, tmp_pat
 
 BAD = [
     ({"step": -1}, ValueError, "needs step of at least 0, got step=-1"),
+    ({"step": 10**12}, ValueError, "needs a step below 1000000000000, .* got step=1000000000000"),
     ({"step": 1.0}, TypeError, "takes step as an int, got float"),
     ({"keep": 0}, ValueError, "needs keep of at least 1, got keep=0"),
     ({"model": 3}, TypeError, "model is of type int, without state_dict and load_state_dict"),
     ({"rng": nn.Linear(1, 1)}, ValueError, "'rng' names the random streams"),
+    ({"path": nn.Linear(1, 1)}, ValueError, "'path' is an argument of load_checkpoint; call the object otherwise"),
+    ({"ignore": nn.Linear(1, 1)}, ValueError, "'ignore' is an argument of load_checkpoint"),
+    ({"reshard": nn.Linear(1, 1)}, ValueError, "'reshard' is an argument of load_checkpoint"),
 ]
 
 

@@ -13,6 +13,8 @@ from pdlcheck.primitives.checkpoint.tree import Node, Tensors
 
 __all__ = ["describe", "require_fit", "require_stateful", "state_of"]
 
+TAKEN = ("path", "ignore", "reshard")  # an object of this name could be saved, and never be loaded
+
 
 def require_stateful(caller: str, objects: Mapping[str, object]) -> None:
     """Every object must be able to tell its state and to take one."""
@@ -23,6 +25,8 @@ def require_stateful(caller: str, objects: Mapping[str, object]) -> None:
             raise ValueError(
                 f"{caller}: 'rng' names the random streams, which are in every checkpoint; call it otherwise"
             )
+        if name in TAKEN:
+            raise ValueError(f"{caller}: {name!r} is an argument of load_checkpoint; call the object otherwise")
         if isinstance(held, torch.Generator):
             continue
         if not callable(getattr(held, "state_dict", None)) or not callable(getattr(held, "load_state_dict", None)):

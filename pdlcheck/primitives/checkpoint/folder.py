@@ -11,12 +11,14 @@ import fcntl
 import os
 import re
 import secrets
+import warnings
 from pathlib import Path
 
 from pdlcheck.primitives.checkpoint.container import Refused, verify, whole
 
-__all__ = ["intact", "path_of", "remove_stale", "step_of", "stored", "tidy", "write"]
+__all__ = ["MAX_STEP", "intact", "path_of", "remove_stale", "step_of", "stored", "tidy", "write"]
 
+MAX_STEP = 10**12 - 1  # the last that its name has room for
 _NAME = re.compile(r"step_(\d{12})\.ckpt")
 _TEMPORARY = re.compile(r"\.step_\d{12}\.ckpt\.[0-9a-f]{8}\.tmp")
 _CHUNK = 2**24
@@ -33,9 +35,10 @@ def step_of(path: Path) -> int | None:
 
 
 def stored(folder: Path) -> list[Path]:
-    """Everything that is called like a checkpoint, newest step first."""
+    """Every file that is called like a checkpoint, newest step first."""
     names = os.listdir(folder) if folder.is_dir() else []
-    return [folder / name for name in sorted(names, reverse=True) if _NAME.fullmatch(name)]
+    paths = [folder / name for name in sorted(names, reverse=True) if _NAME.fullmatch(name)]
+    return [path for path in paths if not path.is_dir()]
 
 
 def intact(folder: Path, before: Path | None = None) -> dict[str, str]:
@@ -86,7 +89,7 @@ def remove_stale(folder: Path) -> None:
 def tidy(written: Path, keep: int) -> None:
     """Remove what is older than the ``keep`` newest whole ones up to ``written``, and what killed writers left behind.
 
-    Later steps are left alone.
+    Later steps are left alone. What cannot be removed is a warning: the checkpoint itself is on the disk.
     """
     remove_stale(written.parent)
     kept = 0
@@ -96,7 +99,10 @@ def tidy(written: Path, keep: int) -> None:
         if kept < keep:
             kept += whole(path)
         else:
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                warnings.warn(f"{path} is too old but could not be removed: {error.strerror or error}", stacklevel=2)
 
 
 def _locked(path: Path) -> tuple[int, Path]:

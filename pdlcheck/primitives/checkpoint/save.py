@@ -12,7 +12,7 @@ from pdlcheck.errors import CheckpointError
 from pdlcheck.primitives.arguments import require_at_least
 from pdlcheck.primitives.checkpoint.container import body_of, sealed
 from pdlcheck.primitives.checkpoint.fitting import describe, require_stateful, state_of
-from pdlcheck.primitives.checkpoint.folder import intact, path_of, remove_stale, tidy, write
+from pdlcheck.primitives.checkpoint.folder import MAX_STEP, intact, path_of, remove_stale, tidy, write
 from pdlcheck.primitives.checkpoint.ranks import Ranks, ranks_of
 from pdlcheck.primitives.checkpoint.streams import capture_streams
 from pdlcheck.primitives.checkpoint.tree import Node, Tensors, encode
@@ -51,7 +51,8 @@ def save_checkpoint(
 
     Raises:
         TypeError: an object without ``state_dict``, or a state that ``weights_only=True`` would not load.
-        ValueError: ``step`` below 0 or ``keep`` below 1; nothing to save; ranks that save different steps or names.
+        ValueError: ``step`` below 0 or above 12 digits, ``keep`` below 1; nothing to save, or an object called as an
+            argument of :func:`load_checkpoint`; ranks that save different steps or names.
         CheckpointError: the file could not be written. The same on every rank, as are all that one rank alone meets.
 
     Example:
@@ -76,6 +77,8 @@ def save_checkpoint(
 
     def collect() -> tuple[int, list[str], list[str]]:
         require_at_least(caller, "step", step, 0)
+        if step > MAX_STEP:
+            raise ValueError(f"{caller} needs a step below {MAX_STEP + 1}, which names a file, got step={step}")
         require_at_least(caller, "keep", keep, 1)
         require_stateful(caller, objects)
         streams = capture_streams()  # before a state_dict could draw from them
