@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 
@@ -247,3 +248,27 @@ def test_a_loop_says_what_is_wrong_before_its_first_step(tmp_path):
         resumable_steps(tmp_path, steps=3, save_every=0, model=nn.Linear(1, 1))
     with pytest.raises(ValueError, match="needs steps of at least 0"):
         resumable_steps(tmp_path, steps=-1, save_every=1, model=nn.Linear(1, 1))
+
+
+def test_a_loop_saves_where_it_began_wherever_the_process_goes(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for i in resumable_steps("checkpoints", steps=3, save_every=1, model=nn.Linear(1, 1)):
+        if i == 1:
+            monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(os.listdir(tmp_path / "checkpoints")) == 3
+    assert not os.listdir(tmp_path / "elsewhere")
+
+
+@pytest.mark.verifies("resumable_steps")
+def test_a_loop_whose_ranks_do_not_agree_is_refused_on_all(subject, world, tmp_path):
+    def train():
+        rank = dist.get_rank()
+        with pytest.raises(ValueError, match=r"needs save_every of at least 1, got save_every=0 \(on rank 0 of 2\)"):
+            list(subject(tmp_path, steps=3, save_every=rank, model=nn.Linear(1, 1)))
+        with pytest.raises(ValueError, match="needs the same steps on every rank, got 3 on rank 0 and 4 on rank 1"):
+            list(subject(tmp_path, steps=3 + rank, save_every=1, model=nn.Linear(1, 1)))
+        with pytest.raises(ValueError, match="needs the same save_every on every rank, got 1 on rank 0 and 2 on"):
+            list(subject(tmp_path, steps=3, save_every=1 + rank, model=nn.Linear(1, 1)))
+
+    world.run(train, world_size=2)

@@ -15,7 +15,7 @@ from pdlcheck.primitives.checkpoint.container import Refused, verify
 from pdlcheck.primitives.checkpoint.fitting import require_stateful
 from pdlcheck.primitives.checkpoint.folder import stored, tidy
 from pdlcheck.primitives.checkpoint.load import Reshard, latest_checkpoint, load_checkpoint
-from pdlcheck.primitives.checkpoint.ranks import ranks_of
+from pdlcheck.primitives.checkpoint.ranks import Ranks, ranks_of
 from pdlcheck.primitives.checkpoint.save import save_checkpoint
 
 __all__ = ["resumable_steps"]
@@ -38,7 +38,7 @@ def resumable_steps(
     same bits on the same number of ranks. Seed the random streams before the call: there is no checkpoint at first.
 
     Args:
-        folder: where checkpoints are and will be.
+        folder: where checkpoints are and will be; a relative one is one of the working directory at the call.
         steps: number of steps to take in all.
         save_every: steps between checkpoints.
         keep, reshard, group, objects: as in :func:`save_checkpoint` and :func:`load_checkpoint`.
@@ -47,7 +47,8 @@ def resumable_steps(
         An iterator of ints; the body of the loop takes that step on every rank.
 
     Raises:
-        ValueError: ``steps`` below 0, ``save_every`` below 1; what :func:`load_checkpoint` raises.
+        ValueError: ``steps`` below 0, ``save_every`` below 1, or others on another rank; what
+            :func:`load_checkpoint` raises.
         CheckpointError: there are checkpoints, but none that is intact on every rank.
 
     Example:
@@ -66,16 +67,22 @@ def resumable_steps(
 
     Source: torchrun's elastic restarts; "on failures, the workers resume from the last checkpoint".
     """
-    require_at_least("resumable_steps", "steps", steps, 0)
-    require_at_least("resumable_steps", "save_every", save_every, 1)
-    require_at_least("resumable_steps", "keep", keep, 1)
-    require_stateful("resumable_steps", objects)
+    who = ranks_of("resumable_steps", group)
+
+    def checked() -> dict[str, int]:
+        require_at_least(who.caller, "steps", steps, 0)
+        require_at_least(who.caller, "save_every", save_every, 1)
+        require_at_least(who.caller, "keep", keep, 1)
+        require_stateful(who.caller, objects)
+        return {"steps": steps, "save_every": save_every}
+
+    _require_same(who, who.together(checked))
+    place = Path(folder).absolute()  # the body may change the working directory
 
     def remaining() -> Iterator[int]:
-        path = latest_checkpoint(folder, group=group)
-        who = ranks_of("resumable_steps", group)
+        path = latest_checkpoint(place, group=group)
         if path is None:
-            who.together(lambda: _require_empty(Path(folder)))
+            who.together(lambda: _require_empty(place))
         start = 0 if path is None else load_checkpoint(path, reshard=reshard, group=group, **objects)
         if path is not None:  # what a writer that was killed could not do any more
             found = path
@@ -83,9 +90,19 @@ def resumable_steps(
         for step in range(start, steps):
             yield step
             if (step + 1) % save_every == 0 or step + 1 == steps:
-                save_checkpoint(folder, step + 1, keep=keep, group=group, **objects)
+                save_checkpoint(place, step + 1, keep=keep, group=group, **objects)
 
     return remaining()
+
+
+def _require_same(who: Ranks, told: list[dict[str, int]]) -> None:
+    for name, first in told[0].items():
+        for rank, theirs in enumerate(told):
+            if theirs[name] != first:
+                raise ValueError(
+                    f"{who.caller} needs the same {name} on every rank, got {first} on rank 0 and {theirs[name]} on "
+                    f"rank {rank}"
+                )
 
 
 def _require_empty(folder: Path) -> None:
