@@ -26,6 +26,20 @@ def test_a_sampler_shares_the_data_out_in_every_epoch(subject, world, num_sample
     check_sampler(make, world, num_samples=num_samples, world_size=world_size, tail=tail, shuffle=shuffle)
 
 
+@pytest.mark.verifies("ShardSampler")
+@given(num_samples=st.integers(0, 20), world_size=st.integers(1, 5), drop_last=st.booleans())
+def test_a_sampler_counts_as_that_of_torch(subject, num_samples, world_size, drop_last):
+    for rank in range(world_size):
+        arguments = range(num_samples), world_size, rank
+        mine, theirs = (kind(*arguments, drop_last=drop_last) for kind in (subject, DistributedSampler))
+        assert (mine.num_samples, mine.total_size) == (theirs.num_samples, theirs.total_size)
+        mine.commit(min(1, len(mine)))
+        list(mine)
+        assert mine.num_samples == theirs.num_samples  # of the whole epoch
+        uneven = subject(*arguments, tail="uneven")
+        assert (uneven.num_samples, uneven.total_size) == (len(uneven), num_samples)
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_the_sampler_of_torch_does_too(world, drop_last):
     make = partial(DistributedSampler, drop_last=drop_last)
@@ -199,6 +213,8 @@ class Endless(IterableDataset):
         (ValueError, "needs world_size of at least 1, got world_size=0", (range(3), 0, 0), {}),
         (ValueError, "got drop_last=True beside tail='pad'", (range(3), 2, 0), {"drop_last": True, "tail": "pad"}),
         (ValueError, "knows tail 'uneven', 'pad' and 'drop', got 'cut'", (range(3), 2, 0), {"tail": "cut"}),
+        (TypeError, "takes seed as an int, got float", (range(3), 2, 0), {"seed": 1.5}),
+        (TypeError, "takes seed as an int, got str", (range(3), 2, 0), {"seed": "x", "shuffle": False}),
         (ValueError, "ShardSampler needs a process group", (range(3),), {}),
     ],
 )

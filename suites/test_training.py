@@ -171,6 +171,8 @@ def test_training_refuses(name, subject):
         train(global_batch=0)
     with pytest.raises(ValueError, match=f"{name} needs epochs of at least 0, got epochs=-1"):
         train(epochs=-1)
+    with pytest.raises(TypeError, match=f"{name} takes seed as an int, got float"):
+        train(seed=1.5)
     keywords = {**train.keywords}
     with pytest.raises(ValueError, match=f"{name} needs a target for every input, got 12 inputs and 3 targets"):
         subject(tanh_net(), MSE, (DATA[0], DATA[1][:3]), **keywords)

@@ -13,7 +13,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-__all__ = ["Members", "members", "named_state", "require_at_least", "require_state", "require_tensor", "wire_device"]
+__all__ = [
+    "Members",
+    "members",
+    "named_state",
+    "require_at_least",
+    "require_int",
+    "require_state",
+    "require_tensor",
+    "wire_device",
+]
 
 
 @dataclass(frozen=True)
@@ -97,10 +106,14 @@ def require_state(caller: str, tensors: Mapping[str, Tensor], group: dist.Proces
         _require_device(caller, repr(name), tensor, group, usable)
 
 
-def require_at_least(caller: str, argument: str, value: int, least: int) -> None:
-    """``value`` must be an int that is not below ``least``."""
+def require_int(caller: str, argument: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{caller} takes {argument} as an int, got {type(value).__name__}")
+
+
+def require_at_least(caller: str, argument: str, value: int, least: int) -> None:
+    """``value`` must be an int that is not below ``least``."""
+    require_int(caller, argument, value)
     if value < least:
         raise ValueError(f"{caller} needs {argument} of at least {least}, got {argument}={value}")
 

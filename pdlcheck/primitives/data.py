@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdlcheck.primitives.arguments import members, require_at_least, wire_device
+from pdlcheck.primitives.arguments import members, require_at_least, require_int, wire_device
 
 __all__ = ["gather_shard_digests", "shard_digest", "shard_digest_table", "shard_indices"]
 
@@ -48,6 +48,7 @@ def shard_indices(
     Raises:
         ValueError: ``world_size`` below 1, ``rank`` outside of it, negative ``num_samples`` or ``epoch``,
             unknown ``tail``.
+        TypeError: one of the numbers is no int.
 
     Example:
         >>> [shard_indices(5, rank=rank, world_size=2, shuffle=False).tolist() for rank in range(2)]
@@ -58,6 +59,7 @@ def shard_indices(
     require_at_least("shard_indices", "num_samples", num_samples, 0)
     require_at_least("shard_indices", "world_size", world_size, 1)
     require_at_least("shard_indices", "epoch", epoch, 0)
+    require_int("shard_indices", "seed", seed)
     if not 0 <= rank < world_size:
         raise ValueError(
             f"shard_indices got rank={rank}, which is outside range({world_size}), the ranks of world_size"

@@ -50,7 +50,7 @@ class ShardSampler(Sampler[int]):
             ``"uneven"`` has every sample once, for metrics, and some ranks one less; ``"drop"`` leaves the last out.
 
     Raises:
-        TypeError: ``dataset`` has no length.
+        TypeError: ``dataset`` has no length; ``seed`` is no int.
         ValueError: ``rank`` is outside of the replicas; unknown ``tail``, or one that contradicts ``drop_last``; no
             process group where one is to be asked.
 
@@ -103,7 +103,7 @@ class ShardSampler(Sampler[int]):
         self._begun = False  # the pass that begins at _start has been asked for
         self._start = 0  # where in the epoch's order this pass begins; the same on every rank
         self._used = 0  # samples of this pass that this rank has used
-        shard_indices(self._total, rank=rank, world_size=num_replicas, tail=self.tail)  # refuses what is wrong
+        shard_indices(self._total, rank=rank, world_size=num_replicas, seed=seed, tail=self.tail)  # refuses
 
     def __iter__(self) -> Iterator[int]:
         """The samples that are left of the epoch, from where training has come to."""
@@ -113,8 +113,17 @@ class ShardSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """The samples of the pass that is under way, or that will begin; it does not shrink while samples are used."""
-        left = self._total - self._start
-        return self._rounds() if self.tail != "uneven" else len(range(self.rank, left, self.num_replicas))
+        return self._share(self._total - self._start)
+
+    @property
+    def num_samples(self) -> int:
+        """The samples of this rank in a whole epoch, as in torch."""
+        return self._share(self._total)
+
+    @property
+    def total_size(self) -> int:
+        """The samples of all ranks in a whole epoch, as in torch."""
+        return self._total if self.tail == "uneven" else self.num_samples * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
         """Begin another epoch. The number of the epoch that it is in leaves the position as it is."""
@@ -181,6 +190,12 @@ class ShardSampler(Sampler[int]):
         """The samples of this pass on the rank that has most of them."""
         left = self._total - self._start
         return left // self.num_replicas if self.tail == "drop" else -(-left // self.num_replicas)
+
+    def _share(self, left: int) -> int:
+        """How many of ``left`` samples are this rank's, with what ``tail`` repeats or drops."""
+        if self.tail == "drop":
+            return left // self.num_replicas
+        return len(range(0 if self.tail == "pad" else self.rank, left, self.num_replicas))
 
     def _left(self) -> Tensor:
         """This rank's samples of the pass."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pdlcheck.primitives.agreement import require_agreement
-from pdlcheck.primitives.arguments import Members, members, named_state, require_at_least, require_state
+from pdlcheck.primitives.arguments import Members, members, named_state, require_at_least, require_int, require_state
 from pdlcheck.primitives.data import shard_indices
 from pdlcheck.primitives.local_sgd import LocalSGD
 from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients, sync_shares
@@ -173,6 +173,7 @@ def _start(
         for name, least in LEAST.items():
             if name in settings:
                 require_at_least(caller, name, settings[name], least)
+        require_int(caller, "seed", settings["seed"])
         inputs, targets = data
         if len(inputs) != len(targets) or not len(inputs):
             raise ValueError(
