@@ -248,6 +248,24 @@ def test_two_optimizers_are_skipped_each_by_its_own_gradients_and_share_the_scal
 
 
 @pytest.mark.verifies("DistributedGradScaler")
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_rank_without_parameters_takes_part_like_the_others(subject, rank, clip):
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([{"params": [] if rank else [weight]}], lr=1.0)
+    scaler = subject("cpu", init_scale=4.0)
+    for factor, scale, end in ((1.0, 4.0, 0.0), (math.inf, 2.0, 0.0)):
+        if not rank:
+            optimizer.zero_grad()
+            scaler.scale(weight.sum() * factor).backward()
+        if clip:
+            assert scaler.clip_grad_norm_(optimizer, 8.0, sharded=True).item() == factor
+        scaler.step(optimizer)
+        scaler.update()
+        assert (scaler.get_scale(), weight.item()) == (scale, 1.0 if rank else end)
+
+
+@pytest.mark.verifies("DistributedGradScaler")
 def test_a_disabled_scaler_sends_nothing(subject):
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)

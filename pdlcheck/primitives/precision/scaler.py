@@ -84,7 +84,8 @@ class DistributedGradScaler(torch.amp.GradScaler):
         if not self.is_enabled():
             return
         who = members(SELF, self._group)
-        device = next(p.device for group in optimizer.param_groups for p in group["params"])
+        devices = (p.device for group in optimizer.param_groups for p in group["params"])
+        device = next(devices, torch.device(self._device))
         super().scale(torch.zeros((), device=device))  # makes the scale on a rank that has no loss to scale
         problem: Exception | None = None
         try:
