@@ -123,6 +123,23 @@ def test_a_state_of_something_else_is_refused(name, subject, rank):
         trainer.load_state_dict(saved | {"format": 2})
     with pytest.raises(ValueError, match=f"{caller} needs a state with format=1, got nothing.*on rank 1"):
         trainer.load_state_dict({} if rank else saved)
+    for name, value in (("taken", "x"), ("taken", 1.0), ("since_round", -1)):
+        with pytest.raises(ValueError, match=rf"{caller} needs a state .* {name}, got {value!r} \(on rank 1"):
+            trainer.load_state_dict(saved | {name: value if rank else 0})
+    with pytest.raises(ValueError, match=rf"{caller} needs a state that state_dict\(\) gave.*'taken' \(on rank 1"):
+        trainer.load_state_dict({key: value for key, value in saved.items() if not rank or key != "taken"})
+    assert trainer.state_dict()["taken"] == 0
+
+
+@pytest.mark.verifies("LocalSGD")
+@pytest.mark.world_size(2)
+def test_states_of_ranks_that_would_not_meet_are_refused(subject, rank):
+    model = nn.Linear(1, 1)
+    trainer = subject(PLAIN(model.parameters()), model, sync_every=2, synchronous_steps=3)
+    with pytest.raises(ValueError, match="needs the same synchronous steps taken on every rank, got 3 on rank 0 and 2"):
+        trainer.load_state_dict(trainer.state_dict() | {"taken": 5 - 3 * rank})
+    trainer.load_state_dict(trainer.state_dict() | {"taken": 5 - rank})
+    assert trainer.state_dict()["taken"] == 5 - rank
 
 
 @pytest.mark.verifies("DiLoCo")
@@ -139,3 +156,17 @@ def test_diloco_refuses(subject, rank):
     saved["reference"] = {"weight": torch.zeros(3, 1)}
     with pytest.raises(ValueError, match="got the reference of another model: 'bias' has shape None there and"):
         diloco.load_state_dict(saved)
+    saved = diloco.state_dict()
+    halves = copy.deepcopy(saved) | {"taken": 7}
+    halves["outer"]["param_groups"][0]["params"] = [0]
+    with pytest.raises(ValueError, match=r"an outer optimizer with groups of \[1\] parameters, here they have \[2\]"):
+        diloco.load_state_dict(halves if rank else saved)
+    adam = subject(optimizer, model, sync_every=2, outer=ADAM)
+    with pytest.raises(ValueError, match="got an outer optimizer of another kind: group 0 lacks 'amsgrad'"):
+        adam.load_state_dict(saved | {"taken": 7})
+    for part in ("reference", "outer"):
+        with pytest.raises(ValueError, match=rf"needs a state that state_dict\(\) gave.*'{part}' \(on rank 0\)"):
+            diloco.load_state_dict({key: value for key, value in saved.items() if rank or key != part} | {"taken": 7})
+    with pytest.raises(ValueError, match=r"needs a state that state_dict\(\) gave, got one without 'state'"):
+        diloco.load_state_dict(saved | {"taken": 7, "outer": {"param_groups": saved["outer"]["param_groups"]}})
+    assert diloco.state_dict()["taken"] == adam.state_dict()["taken"] == 0

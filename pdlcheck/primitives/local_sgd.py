@@ -180,13 +180,17 @@ class LocalSGD:
         """Go on where ``state`` was saved. Every rank calls it.
 
         Raises:
-            ValueError: on every rank alike: it was saved by another class, version, or with other arguments.
+            ValueError: on every rank alike, before anything is changed: it was saved by another class, version, or with
+                other arguments; ranks have states of which some have taken more of the synchronous steps.
         """
         caller = f"{type(self).__name__}.load_state_dict"
 
         def facts() -> dict[str, object]:
-            self._require_mine(caller, state)
-            return {}
+            try:
+                self._require_mine(caller, state)
+            except (AttributeError, KeyError) as error:
+                raise ValueError(f"{caller} needs a state that state_dict() gave, got one without {error}") from error
+            return {"synchronous steps taken": min(state["taken"], self._synchronous_steps)}
 
         require_agreement(caller, self._who, facts)
         self._taken, self._since_round = state["taken"], state["since_round"]
@@ -199,6 +203,10 @@ class LocalSGD:
                 raise ValueError(
                     f"{caller} needs a state with {name}={value!r}, got {found}; make it as the one that was saved"
                 )
+        for name in ("taken", "since_round"):
+            value = state[name]
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{caller} needs a state with a number of steps as {name}, got {value!r}")
 
     def _advance(self, take: Callable[[], object], *, is_active: bool) -> tuple[bool, bool]:
         """One step, or what a finished rank does beside a step of others.

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from pdlcheck.primitives.arguments import Members
 from pdlcheck.primitives.averages import averages
 
-__all__ = ["AveragedState", "optimizer_parameters"]
+__all__ = ["AveragedState", "lost_options", "optimizer_parameters"]
 
 COUNT = "step"  # what torch's optimizers call their number of steps
 
@@ -24,6 +24,11 @@ Layout = dict[int, dict[str, tuple[bool, Any]]]
 def optimizer_parameters(optimizer: Optimizer) -> list[Tensor]:
     """All parameters, in the order of the groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def lost_options(group: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    """What a group has and would lose where ``saved`` is loaded in its place: torch replaces all options."""
+    return sorted(set(group) - set(saved) - {"initial_lr"})  # a scheduler adds it, and has its own copy
 
 
 class AveragedState:

@@ -14,6 +14,7 @@ from torch.optim import SGD, Optimizer
 from pdlcheck.primitives.agreement import require_agreement
 from pdlcheck.primitives.flat import sum_dtype
 from pdlcheck.primitives.local_sgd import LocalSGD
+from pdlcheck.primitives.optimizer_state import lost_options
 
 __all__ = ["DiLoCo"]
 
@@ -104,7 +105,7 @@ class DiLoCo(LocalSGD):
 
         Raises:
             ValueError: on every rank alike, before anything is changed: as :meth:`LocalSGD.load_state_dict`; or the
-                reference is that of another model.
+                reference is that of another model, the outer optimizer another one.
         """
         super().load_state_dict(state)
         with torch.no_grad():
@@ -122,6 +123,7 @@ class DiLoCo(LocalSGD):
                 f"{caller} got the reference of another model: {wrong!r} has shape {saved.get(wrong)} there and "
                 f"{mine.get(wrong)} here; load the model that it was saved with"
             )
+        _require_outer(caller, self.outer, state["outer"])
 
     def _take_over(self, means: Mapping[str, Tensor]) -> None:
         """The outer step."""
@@ -130,6 +132,22 @@ class DiLoCo(LocalSGD):
             reference.grad = reference.detach() - means[name]
         self.outer.step()
         super()._take_over({name: reference.detach() for name, reference in self._reference.items()})
+
+
+def _require_outer(caller: str, outer: Optimizer, saved: Mapping[str, Any]) -> None:
+    groups, _ = saved["param_groups"], saved["state"]  # both must be there
+    cure = "make outer as it was made for the one that was saved"
+    mine, theirs = ([len(group["params"]) for group in found] for found in (outer.param_groups, groups))
+    if mine != theirs:
+        raise ValueError(
+            f"{caller} got an outer optimizer with groups of {theirs} parameters, here they have {mine}; {cure}"
+        )
+    for number, (group, found) in enumerate(zip(outer.param_groups, groups, strict=True)):
+        lost = lost_options(group, found)
+        if lost:
+            raise ValueError(
+                f"{caller} got an outer optimizer of another kind: group {number} lacks {lost[0]!r}; {cure}"
+            )
 
 
 def _settings_of(optimizer: Optimizer) -> str:
