@@ -78,6 +78,17 @@ def test_what_is_wrong_on_one_rank_is_refused_on_all(name, subject, rank):
         subject(optimizer, model, sync_every=3 if rank == 2 else 2)
     with pytest.raises(ValueError, match="the same kind of optimizer on every rank, got SGD on rank 0 and Adam on ran"):
         subject(ADAM(model.parameters()) if rank == 2 else optimizer, model, sync_every=2)
+    for options in ({"lr": torch.tensor(0.5)}, {"lr": 0.5, "foreach": False}, {"lr": 0.5}):
+        unlike = torch.optim.SGD(model.parameters(), **(options if rank == 1 else {"lr": 0.1}))
+        with pytest.raises(ValueError, match=f"{name} needs the same lr of the optimizer's group 0 on .* got 0.1 .*5"):
+            subject(unlike, model, sync_every=2)
+    unlike = torch.optim.Adam(model.parameters(), betas=(0.9, 0.99 if rank else 0.9))
+    with pytest.raises(ValueError, match=f"{name} needs the same betas of the optimizer's group 0 on every rank, got"):
+        subject(unlike, model, sync_every=2)
+    unlike = torch.optim.SGD([{"params": [p]} for p in model.parameters()] if rank else model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"needs the same sizes of the optimizer's groups on every rank, got .2. on"):
+        subject(unlike, model, sync_every=2)
+    subject(torch.optim.SGD(model.parameters(), lr=0.1, foreach=rank == 1), model, sync_every=2)
     other = nn.Linear(2, 1) if rank == 2 else model
     with pytest.raises(ValueError, match=r"the same model on every rank, got .*'weight': .*on rank 2"):
         subject(PLAIN(other.parameters()), other, sync_every=2)

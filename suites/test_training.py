@@ -204,6 +204,9 @@ def test_what_is_wrong_with_the_training_of_one_rank_is_refused_on_all(name, sub
         subject(tanh_net().double(), MSE, (DATA[0][rank:], DATA[1][rank:]), **keywords)
     with pytest.raises(ValueError, match=rf"{name} got an empty model: ReLU .*\(on rank 1\)"):
         subject(nn.ReLU() if rank else tanh_net().double(), MSE, DATA, **keywords)
+    with pytest.raises(ValueError, match=r"needs the same lr of the optimizer's group 0 on every rank, got 0.5"):
+        own = {"optimizer": partial(torch.optim.SGD, lr=0.5 - rank / 4)}
+        subject(tanh_net().double(), MSE, DATA, **{**keywords, **own})
     if name == "train_local_sgd":
         with pytest.raises(ValueError, match=rf"{name} needs sync_every of at least 1, got sync_every=0 \(on rank 0\)"):
             subject(tanh_net().double(), MSE, DATA, **{**keywords, "sync_every": rank})

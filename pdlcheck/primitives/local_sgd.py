@@ -14,7 +14,7 @@ from pdlcheck.primitives.agreement import require_agreement
 from pdlcheck.primitives.arguments import Members, members, named_state, require_at_least, require_state
 from pdlcheck.primitives.averages import averages
 from pdlcheck.primitives.broadcasts import broadcast_tensors
-from pdlcheck.primitives.optimizer_state import AveragedState, optimizer_parameters
+from pdlcheck.primitives.optimizer_state import AveragedState, hyper_parameters, optimizer_parameters
 from pdlcheck.primitives.sync import broadcast_parameters, sync_shares
 
 __all__ = ["LocalSGD"]
@@ -46,7 +46,7 @@ class LocalSGD:
     the ranks of a node are one replica, with synchronised gradients in each step, and rounds join the nodes.
 
     Args:
-        optimizer: of ``model``; every rank makes its own, of the same kind.
+        optimizer: of ``model``; every rank makes its own, of the same kind and with the same hyper-parameters.
         model: same structure on every rank; starts with the weights and buffers of the group's first rank.
         sync_every: steps between two rounds; ``None`` is no round but those of :meth:`finish`.
         synchronous_steps: so many steps come first.
@@ -293,7 +293,7 @@ def _shape_of(caller: str, model: nn.Module, optimizer: Optimizer, who: Members)
         )
     return {
         "model": {name: (tuple(t.shape), str(t.dtype)) for name, t in {**parameters, **buffers}.items()},
-        "kind of optimizer": type(optimizer).__name__,
+        **hyper_parameters(optimizer),
         "order of the optimizer's parameters": held,
     }
 

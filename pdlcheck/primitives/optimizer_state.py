@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 from pdlcheck.primitives.arguments import Members
 from pdlcheck.primitives.averages import averages
 
-__all__ = ["AveragedState", "lost_options", "optimizer_parameters"]
+__all__ = ["AveragedState", "hyper_parameters", "lost_options", "optimizer_parameters"]
 
+HOW = ("capturable", "differentiable", "foreach", "fused", "params")  # how a step is computed, not which
 COUNT = "step"  # what torch's optimizers call their number of steps
 
 # position of a parameter -> name of its state -> whether that is averaged, and the value if not
@@ -24,6 +25,19 @@ Layout = dict[int, dict[str, tuple[bool, Any]]]
 def optimizer_parameters(optimizer: Optimizer) -> list[Tensor]:
     """All parameters, in the order of the groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def hyper_parameters(optimizer: Optimizer) -> dict[str, object]:
+    """What must be the same on every rank for equal steps, by a name for messages."""
+    found: dict[str, object] = {"kind of optimizer": type(optimizer).__name__}
+    found["sizes of the optimizer's groups"] = [len(group["params"]) for group in optimizer.param_groups]
+    for number, group in enumerate(optimizer.param_groups):
+        for name, option in group.items():
+            value = option.item() if isinstance(option, Tensor) and option.numel() == 1 else option
+            parts = value if isinstance(value, tuple) else (value,)
+            if name not in HOW and all(isinstance(part, bool | int | float | str) for part in parts):
+                found[f"{name} of the optimizer's group {number}"] = value
+    return found
 
 
 def lost_options(group: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:

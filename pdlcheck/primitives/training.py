@@ -14,6 +14,7 @@ from pdlcheck.primitives.agreement import require_agreement
 from pdlcheck.primitives.arguments import Members, members, named_state, require_at_least, require_int, require_state
 from pdlcheck.primitives.data import shard_indices
 from pdlcheck.primitives.local_sgd import LocalSGD
+from pdlcheck.primitives.optimizer_state import hyper_parameters
 from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients, sync_shares
 
 __all__ = ["train_local_sgd", "train_synchronous"]
@@ -57,8 +58,8 @@ def train_synchronous(
 
     Raises:
         ValueError: on every rank alike: no samples, or inputs and targets of different length; ``global_batch`` below
-            1 or ``epochs`` below 0; an empty model; arguments or numbers of samples that differ between ranks; a
-            sparse gradient.
+            1 or ``epochs`` below 0; an empty model; arguments, optimizers or numbers of samples that differ between
+            ranks; a sparse gradient.
 
     Example:
         >>> import functools
@@ -88,7 +89,7 @@ def train_synchronous(
             if is_checked:  # what is right in the first step is right in all
                 sync_shares(trained, float(len(mine)), group=group)
             else:
-                _require_gradients(parameters, who)
+                _require_first_step(parameters, steps, who)
                 is_checked = sync_gradients(parameters, weight=len(mine), group=group)
             steps.step()
         losses.append(_mean_loss(seen, data, group))
@@ -188,12 +189,12 @@ def _start(
     return who
 
 
-def _require_gradients(parameters: list[Tensor], who: Members) -> None:
+def _require_first_step(parameters: list[Tensor], optimizer: Optimizer, who: Members) -> None:
     """What one rank's gradients have wrong is raised on every rank, also on one without samples."""
 
     def facts() -> dict[str, object]:
         sync_gradients(parameters, sync_every=None, group=who.group)  # looks, and sends nothing
-        return {}
+        return hyper_parameters(optimizer)
 
     require_agreement("train_synchronous", who, facts)
 
