@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
+from torch.optim.swa_utils import SWALR
 
 from pdlcheck.checks import check_torn_files
 from pdlcheck.errors import CheckpointError
@@ -220,6 +222,28 @@ def test_parameters_of_one_shape_in_another_order_are_another_optimizer(subject,
     swapped = SGD([*model[1].parameters(), *model[0].parameters()])
     with pytest.raises(ValueError, match=r"optimizer has '1.weight' .* as parameter 0, .* '0.weight' of shape"):
         subject(path, model=model, optimizer=swapped)
+
+
+CYCLES = [partial(OneCycleLR, max_lr=0.2, total_steps=10), partial(CyclicLR, base_lr=0.1, max_lr=1.0)]
+
+
+@pytest.mark.parametrize("scheduler", [*CYCLES, partial(SWALR, swa_lr=0.05)], ids=["one-cycle", "cycle", "swa"])
+def test_an_optimizer_goes_on_without_its_scheduler(tmp_path, scheduler):
+    model = net()
+    optimizer = SGD(model.parameters())
+    path = save_checkpoint(tmp_path, 1, model=model, optimizer=optimizer, scheduler=scheduler(optimizer))
+    own = SGD(model.parameters())
+    assert load_checkpoint(path, model=model, optimizer=own, ignore=["scheduler"]) == 1
+    assert own.state_dict() == optimizer.state_dict()
+
+
+def test_an_option_that_loading_would_lose_is_named(tmp_path):
+    model = net()
+    path = save_checkpoint(tmp_path, 1, model=model, optimizer=SGD(model.parameters()))
+    own = SGD(model.parameters())
+    CYCLES[0](own)  # which would not find its rates
+    with pytest.raises(ValueError, match="group 0 of optimizer has 'base_momentum', that of the checkpoint has not"):
+        load_checkpoint(path, model=model, optimizer=own)
 
 
 def test_a_state_that_an_object_does_not_take_is_taken_back_everywhere(world, tmp_path):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pdlcheck.primitives.checkpoint.tree import Node, Tensors
+from pdlcheck.primitives.optimizer_state import lost_options
 
 __all__ = ["describe", "require_fit", "require_stateful", "state_of"]
 
@@ -124,10 +125,12 @@ def _require_optimizer(name: str, held: Optimizer, own: list[Any], saved: list[A
                 raise ValueError(
                     f"group {g} of {name} has {_parameter(a)} as parameter {i}, the checkpoint {_parameter(b)}"
                 )
-        unlike = set(options[g]) ^ set(held.param_groups[g]) if options else set()
-        unlike -= {"initial_lr"}  # a scheduler adds it
-        if unlike:
-            raise ValueError(f"group {g} of {name} and that of the checkpoint do not both have {sorted(unlike)[0]!r}")
+        lost = lost_options(held.param_groups[g], options[g]) if options else []
+        if lost:  # what only the checkpoint has is a scheduler's, which may be ignored: the class is the same
+            raise ValueError(
+                f"group {g} of {name} has {lost[0]!r}, that of the checkpoint has not and would take its place; make "
+                f"{name} as the one that was saved"
+            )
 
 
 def _parameter(described: list[Any]) -> str:
