@@ -161,3 +161,30 @@ def test_ranks_with_other_arguments_are_refused_on_every_rank(subject, world):
 def test_a_step_without_a_loss_is_refused(subject, world):
     found = errors(world, lambda rank: subject(tanh_net(), n_microbatches=2).step(*samples(4)))
     assert found == ["ValueError: Pipeline needs a loss for this: give it one, or call infer without targets"] * 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "got"),
+    [
+        (lambda out, targets: (out - targets).pow(2).mean(1), "a tensor of shape (2,)"),
+        (lambda out, targets: float((out - targets).pow(2).mean()), "float"),
+    ],
+    ids=["of each sample", "no tensor"],
+)
+def test_a_loss_that_is_not_one_number_is_refused_on_every_rank(subject, world, loss, got):
+    found = errors(world, lambda rank: subject(tanh_net(), loss, n_microbatches=2).step(*samples(4)))
+    assert len(set(found)) == 1
+    assert found[0].startswith(f"ValueError: Pipeline got {got} from loss, and a loss must be one number")
+
+
+@pytest.mark.parametrize("weight", [float("inf"), float("nan"), -1.0])
+def test_a_weight_that_is_no_number_of_targets_is_refused_on_every_rank(subject, world, weight):
+    def program(rank):
+        weights = iter([3.0, weight])
+        subject(tanh_net(), MSE, n_microbatches=2, loss_weight=lambda part: next(weights)).step(*samples(4))
+
+    found = errors(world, program)
+    assert found == [
+        f"ValueError: Pipeline got the weights [3.0, {weight}] from loss_weight; "
+        "return how many targets count, a finite number that is not negative"
+    ] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -210,7 +211,8 @@ class Pipeline:
 
         Raises:
             ValueError: fewer samples than micro-batches, unequal numbers of inputs and targets, stages that do not fit
-                one another; no loss. The same on every rank, and before any gradient is changed.
+                one another; no loss, or one that is not one number; a weight that is negative or not finite. The same
+                on every rank, and before any gradient is changed.
         """
         return self._take(inputs, targets, keep_outputs=keep_outputs, backward=True)
 
@@ -282,6 +284,11 @@ class Pipeline:
         """Set each micro-batch's share in the loss; returns how much the batch counts beside other batches."""
         count_of = self._weight or (lambda part: samples_in("Pipeline", "targets", part))
         weights = [float(count_of(part)) for part in work.targets]
+        if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+            raise ValueError(
+                f"Pipeline got the weights {weights} from loss_weight; "
+                "return how many targets count, a finite number that is not negative"
+            )
         total = sum(weights)
         if not total > 0:
             raise ValueError(f"Pipeline needs a batch that counts, its micro-batches have the weights {weights}")

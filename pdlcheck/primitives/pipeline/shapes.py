@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from pdlcheck.primitives.pipeline.cells import Schedule
 from pdlcheck.primitives.pipeline.messages import Form, form_of
-from pdlcheck.primitives.pipeline.stage import Stage, as_tensors
+from pdlcheck.primitives.pipeline.stage import LossError, Stage, as_tensors
 
 __all__ = ["Forms", "find_forms"]
 
@@ -25,7 +25,7 @@ def find_forms(
     targets: Mapping[int, Any],
     group: dist.ProcessGroup | None,
 ) -> Forms:
-    """Run every stage once on zeros, one after the other, and tell all ranks what it returns.
+    """Run every stage, and the loss, once on zeros, one after the other, and tell all ranks what stages return.
 
     Weights, buffers, gradients and random numbers stay as they are.
 
@@ -37,7 +37,8 @@ def find_forms(
         group: the ranks; None where all stages are here.
 
     Raises:
-        ValueError: on all ranks, if a stage fails; says which, on what, and who gave it that.
+        ValueError: on all ranks, if a stage fails; says which, on what, and who gave it that. If the loss is not one
+            number.
     """
     forms: Forms = {}
     before: Mapping[int, Form] = inputs
@@ -46,6 +47,8 @@ def find_forms(
         if index in stages:
             try:
                 found = [{samples: _try(stages[index], form, targets.get(samples)) for samples, form in before.items()}]
+            except LossError as error:
+                found = [str(error)]
             except Exception as error:  # whatever the user's layers raise is told to everyone
                 shown = ", ".join(str(form) for form in dict.fromkeys(before.values()))
                 source = "the inputs" if not index else f"what stage {index - 1} returns"
@@ -69,5 +72,5 @@ def _try(stage: Stage, form: Form, targets: Any) -> Form:
         out = functional_call(stage.layers, buffers, (inputs if form.packed else inputs[0],))
         tensors = as_tensors(out, f"stage {stage.index}")
         if stage.loss is not None and targets is not None:
-            stage.loss(out, targets)
+            stage.loss_of(out, targets)
     return form_of(tensors, isinstance(out, tuple | list))

@@ -12,10 +12,14 @@ from torch.func import functional_call
 
 from pdlcheck.primitives.pipeline.recompute import Recipe, start_recipe
 
-__all__ = ["Stage", "Tensors", "as_tensors"]
+__all__ = ["LossError", "Stage", "Tensors", "as_tensors"]
 
 Tensors = tuple[Tensor, ...]
 Weights = Mapping[str, Tensor]
+
+
+class LossError(ValueError):
+    """A loss returned something other than one number."""
 
 
 @dataclass
@@ -138,6 +142,18 @@ class Stage:
         kept = self.live.pop(microbatch)
         return [torch.zeros_like(tensor) for tensor in kept.inputs if tensor.requires_grad] if self.index else []
 
+    def loss_of(self, outputs: Any, targets: Any) -> Tensor:
+        """The loss of a micro-batch; LossError where it is not one number, whose share in the batch's is known."""
+        assert self.loss is not None  # the caller has looked
+        found: object = self.loss(outputs, targets)
+        if isinstance(found, Tensor) and not found.dim():
+            return found
+        got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise LossError(
+            f"Pipeline got {got} from loss, and a loss must be one number, as a tensor without dimensions; "
+            "return the mean or the sum over samples"
+        )
+
     def clear(self) -> None:
         """Forget everything that passes left behind."""
         self.live.clear()
@@ -150,7 +166,7 @@ class Stage:
         x: Any = inputs if packed else inputs[0]
         out = self.layers(x) if weights is None else functional_call(self.layers, dict(weights), (x,))
         if self.loss is not None and targets is not None:
-            return out, (self.loss(out, targets),)
+            return out, (self.loss_of(out, targets),)
         return out, as_tensors(out, f"stage {self.index}")
 
 
