@@ -53,6 +53,29 @@ def test_pipedream_takes_the_steps_of_its_rule(subject, world, n_stages, more, v
     )
 
 
+def counted_loss(out, labels):
+    return nn.functional.cross_entropy(out, labels, ignore_index=1, reduction="sum") / (labels != 1).sum().clamp(min=1)
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_a_micro_batch_that_does_not_count_is_a_step_with_gradients_of_zero(subject, world, recompute):
+    """In every stage: momentum moves them all on."""
+    labels = torch.arange(18) % 3
+    labels[6:8] = 1  # the mean of the fourth micro-batch is no number
+    start = starter(
+        subject,
+        nn.CrossEntropyLoss(ignore_index=1),
+        schedule="pipedream",
+        n_microbatches=9,
+        optimizer=MOMENTUM,
+        loss_weight=lambda part: float((part != 1).sum()),
+        recompute=recompute,
+    )
+    batch = samples(18)[0], labels
+    keywords = {"world_size": 2, "n_microbatches": 9, "optimizer": MOMENTUM}
+    check_pipedream(start, tanh_net, counted_loss, batch, world, **keywords)
+
+
 def test_pipedream_on_one_rank_is_plain_sgd(subject, world):
     x, y = samples(6)
 

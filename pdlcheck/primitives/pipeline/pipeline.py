@@ -411,12 +411,10 @@ class Pipeline:
         stage, number = self._built.stages[cell.stage], cell.microbatch
         stash = self._stashes.get(cell.stage)
         gradients: Sequence[Tensor] = read
-        if not work.shares[number]:
-            return tuple(stage.skip(number))
         if cell.stage == self.schedule.n_stages - 1:
             loss = stage.losses[number]
             gradients = [torch.full_like(loss, 1.0 if stash else work.shares[number])]
-        result = stage.backward(number, gradients)
+        result = stage.backward(number, gradients) if work.shares[number] else stage.skip(number)
         if stash:
             stash.update(number)
             self._sync(stage.layers, float(work.samples[number]))

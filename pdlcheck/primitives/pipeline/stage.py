@@ -140,6 +140,8 @@ class Stage:
     def skip(self, microbatch: int) -> list[Tensor]:
         """As :meth:`backward` where the loss does not count: a mean over nothing is no number, its gradient is zero."""
         kept = self.live.pop(microbatch)
+        for weight in (kept.weights or {}).values():
+            weight.grad = torch.zeros_like(weight)  # other stages get zeros, and step with them
         return [torch.zeros_like(tensor) for tensor in kept.inputs if tensor.requires_grad] if self.index else []
 
     def loss_of(self, outputs: Any, targets: Any) -> Tensor:
