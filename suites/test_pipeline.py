@@ -226,6 +226,42 @@ def test_a_stage_may_begin_in_place_and_be_frozen(subject, world):
     check_pipeline(start, make, MSE, [samples(5)] * 2, world, world_size=3, n_microbatches=2)
 
 
+class Doubled(nn.Module):
+    """Writes its input, and has no attribute that says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return x.mul_(2) * self.weight
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("infer_first", [False, True], ids=["step", "infer"])
+def test_a_stage_may_write_its_input(subject, world, recompute, infer_first):
+    x, y = samples(4)
+
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(Doubled(), nn.Linear(3, 3), Doubled(), nn.Linear(3, 3))
+
+    def gradients():
+        pipeline = subject(make(), MSE, n_microbatches=2, split=[2], recompute=recompute)
+        if infer_first:
+            with torch.inference_mode():
+                pipeline.infer(x.clone())
+        pipeline.step(x.clone(), y)
+        return {name: parameter.grad for name, parameter in pipeline.module.named_parameters()}
+
+    model = make()
+    MSE(model(x.clone()), y).backward()
+    first, second = world.run(gradients, world_size=2)
+    found = first | second
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(found[name], parameter.grad), name
+
+
 def ignoring_loss(out, labels):
     return nn.functional.cross_entropy(out, labels, ignore_index=-1)
 

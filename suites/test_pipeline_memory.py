@@ -26,6 +26,18 @@ def test_recomputed_dropout_is_the_dropout_of_the_forward_pass(subject, world, s
     check_same_gradients(recomputing, plain, dropout_net, [samples(9), samples(7)], world, world_size=2)
 
 
+class DoublesLargeNumbers(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.mul_(2) if x.any() else x)
+
+
+def test_what_writes_its_input_unseen_is_not_recomputed(subject):
+    model = nn.Sequential(DoublesLargeNumbers(3, 3), nn.Linear(3, 3))
+    pipeline = subject(model, MSE, n_microbatches=2, devices=["cpu", "cpu"], recompute=True)
+    with pytest.raises(RuntimeError, match="Pipeline cannot recompute stage 0: its layers wrote their input in place"):
+        pipeline.step(*samples(4))
+
+
 def test_recomputation_keeps_inputs_instead_of_activations(subject):
     kept = []
 

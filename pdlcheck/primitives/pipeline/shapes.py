@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from pdlcheck.primitives.pipeline.cells import Schedule
 from pdlcheck.primitives.pipeline.messages import Form, form_of
-from pdlcheck.primitives.pipeline.stage import LossError, Stage, as_tensors
+from pdlcheck.primitives.pipeline.stage import LossError, Stage, as_tensors, versions
 
 __all__ = ["Forms", "find_forms"]
 
@@ -26,6 +26,8 @@ def find_forms(
     group: dist.ProcessGroup | None,
 ) -> Forms:
     """Run every stage, and the loss, once on zeros, one after the other, and tell all ranks what stages return.
+
+    A stage that writes its inputs in place gets copies of them from then on.
 
     Weights, buffers, gradients and random numbers stay as they are.
 
@@ -65,7 +67,9 @@ def find_forms(
 
 
 def _try(stage: Stage, form: Form, targets: Any) -> Form:
-    inputs = tuple(torch.zeros(shape, dtype=dtype, device=stage.device) for shape, dtype in form.tensors)
+    with torch.inference_mode(False):  # its tensors do not know whether they are written
+        inputs = tuple(torch.zeros(shape, dtype=dtype, device=stage.device) for shape, dtype in form.tensors)
+    before = versions(inputs)
     buffers = {name: buffer.detach().clone() for name, buffer in stage.layers.named_buffers()}
     cuda = [stage.device] if stage.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.no_grad():
@@ -73,4 +77,5 @@ def _try(stage: Stage, form: Form, targets: Any) -> Form:
         tensors = as_tensors(out, f"stage {stage.index}")
         if stage.loss is not None and targets is not None:
             stage.loss_of(out, targets)
+    stage.copies = stage.copies or versions(inputs) != before
     return form_of(tensors, isinstance(out, tuple | list))

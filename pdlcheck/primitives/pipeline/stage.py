@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from pdlcheck.primitives.pipeline.recompute import Recipe, start_recipe
 
-__all__ = ["LossError", "Stage", "Tensors", "as_tensors"]
+__all__ = ["LossError", "Stage", "Tensors", "as_tensors", "versions"]
 
 Tensors = tuple[Tensor, ...]
 Weights = Mapping[str, Tensor]
@@ -51,6 +51,7 @@ class Stage:
         device: where they are.
         loss: of the last stage, ``loss(outputs, targets)``; None elsewhere.
         recompute: keep inputs instead of activations, and run the forward pass again before each backward pass.
+        copies: the layers write their inputs, and get copies of them.
     """
 
     index: int
@@ -58,14 +59,10 @@ class Stage:
     device: torch.device
     loss: Callable[..., Tensor] | None = None
     recompute: bool = False
+    copies: bool = False
     live: dict[int, Live] = field(default_factory=dict)
     losses: dict[int, Tensor] = field(default_factory=dict)
     outputs: dict[int, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        first = next((layer for layer in self.layers.modules() if not list(layer.children())), self.layers)
-        # an activation is a leaf here, and a leaf that requires a gradient must not be written
-        self._copies = bool(getattr(first, "inplace", False))
 
     def forward(
         self,
@@ -91,6 +88,7 @@ class Stage:
         """
         if keep and self.index:
             inputs = tuple(_leaf(tensor) for tensor in inputs)
+        before = versions(inputs)
         if keep and self.recompute:
             recipe = start_recipe(self.layers, self.device)
             with torch.no_grad():
@@ -99,6 +97,11 @@ class Stage:
             recipe = None
             with torch.set_grad_enabled(keep):
                 out, roots = self._run(inputs, packed, targets, weights)
+        if recipe is not None and versions(inputs) != before:
+            raise RuntimeError(
+                f"Pipeline cannot recompute stage {self.index}: its layers wrote their input in place, which they did "
+                "not do on zeros; let the first layer write a clone, or take recompute=False"
+            )
         if self.loss is not None and targets is not None:
             self.losses[microbatch] = roots[0].detach()
         if keep_outputs:
@@ -163,7 +166,8 @@ class Stage:
         self.outputs.clear()
 
     def _run(self, inputs: Tensors, packed: bool, targets: Any, weights: Weights | None) -> tuple[Any, Tensors]:
-        if self._copies:
+        # a leaf that requires a gradient must not be written, nor what a second pass reads
+        if self.copies:
             inputs = tuple(tensor.clone() for tensor in inputs)
         x: Any = inputs if packed else inputs[0]
         out = self.layers(x) if weights is None else functional_call(self.layers, dict(weights), (x,))
@@ -181,6 +185,11 @@ def as_tensors(value: Any, who: str) -> Tensors:
                 f"{who} returns {type(tensor).__name__}; what goes from stage to stage is a tensor or a tuple of them"
             )
     return tensors
+
+
+def versions(tensors: Tensors) -> list[int]:
+    """How often each of them has been written in place; tensors of inference mode do not know it."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _leaf(tensor: Tensor) -> Tensor:
