@@ -27,6 +27,13 @@ def rank_of(group=None):
     return dist.get_rank(group), dist.get_world_size(group) - 1
 
 
+def side_by_side(rank):
+    """The groups of 2 x 2 ranks: 0 and 1 are one pipeline, 2 and 3 the other."""
+    pipelines = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    stages = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    return {"group": pipelines[rank // 2], "data_group": stages[rank % 2]}
+
+
 def starter(subject, loss, **keywords):
     """A start for the checks; ranks that need no inputs or targets get none."""
 
@@ -62,7 +69,7 @@ def errors(world, program, world_size=2):
     def caught():
         try:
             program(dist.get_rank())
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             return f"{type(error).__name__}: {error}"
         return "nothing"
 

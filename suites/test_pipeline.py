@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 from pdlcheck.checks import check_pipeline
 from pdlcheck.primitives.pipeline.messages import BOTH_WAYS
 
-from .pipeline_models import MSE, SUM, dropout_net, few, samples, starter, tanh_net, tied_net
+from .pipeline_models import MSE, SUM, dropout_net, few, samples, side_by_side, starter, tanh_net, tied_net
 
 pytestmark = pytest.mark.verifies("Pipeline")
 
@@ -341,6 +342,32 @@ def test_two_pipelines_on_uneven_halves_of_the_batch_are_one(subject, world, los
     batches = [samples(8, seed=seed) for seed in range(2)]
     lr = partial(torch.optim.SGD, lr=0.02, momentum=0.9)
     check_pipeline(start, make, loss, batches, world, world_size=4, n_microbatches=2, results=False, optimizer=lr)
+
+
+class SlowOnOne(nn.Linear):
+    """Slow in one of two pipelines."""
+
+    def __init__(self, pipeline):
+        super().__init__(3, 3)
+        self.pipeline = pipeline
+
+    def forward(self, x):
+        if dist.get_rank() // 2 == self.pipeline:
+            time.sleep(0.02)
+        return super().forward(x)
+
+
+def test_pipelines_side_by_side_are_cut_as_the_first_one_measures(subject, world):
+    x, y = samples(4)
+
+    def cut():
+        model = nn.Sequential(SlowOnOne(0), nn.Linear(3, 3), SlowOnOne(1))
+        groups = side_by_side(dist.get_rank())
+        pipeline = subject(model, MSE, n_microbatches=2, split="time", sample=x, **groups)
+        pipeline.step(x, y)
+        return pipeline.stages
+
+    assert world.run(cut, world_size=4) == [[["0"], ["1", "2"]]] * 4
 
 
 # inference

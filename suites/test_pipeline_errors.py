@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from pdlcheck.primitives.pipeline import gpipe
 
-from .pipeline_models import MSE, SGD, errors, samples, tanh_net, tied_net
+from .pipeline_models import MSE, SGD, errors, samples, side_by_side, tanh_net, tied_net
 
 pytestmark = pytest.mark.verifies("Pipeline")
 
@@ -86,9 +85,7 @@ def test_targets_and_inputs_of_unequal_number_are_refused_on_every_rank(subject,
 
 def test_an_error_in_one_pipeline_reaches_the_ranks_of_the_other(subject, world):
     def program(rank):
-        pipelines = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
-        stages = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
-        pipeline = subject(tanh_net(), MSE, n_microbatches=2, group=pipelines[rank // 2], data_group=stages[rank % 2])
+        pipeline = subject(tanh_net(), MSE, n_microbatches=2, **side_by_side(rank))
         pipeline.step(*samples(4 if rank < 2 else 1))
 
     found = errors(world, program, 4)
@@ -116,6 +113,12 @@ def test_an_error_in_one_pipeline_reaches_the_ranks_of_the_other(subject, world)
         ({"split": "weight", "n_microbatches": 2}, "ValueError: split_model knows by='layers', 'parameters', 'time'"),
         ({"split": [9], "n_microbatches": 2}, "ValueError: split_model got positions [9] for 2 stages of 4 layers"),
         ({"split": "time", "n_microbatches": 2}, "ValueError: split_model needs sample"),
+        ({"split": "time", "sample": samples(2)[0]}, "ValueError: Pipeline needs n_microbatches with schedule='1f1b'"),
+        (
+            {"split": "time", "sample": samples(2, width=5)[0], "n_microbatches": 2},
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x5 and 3x3)",
+        ),
+        ({"split": "time", "sample": [1.0], "n_microbatches": 2}, "RuntimeError: AttributeError: 'float' object has"),
         (
             {"split": [3], "n_microbatches": 2},
             "ValueError: split_model: stage 1 has no parameters, its layers are 3 (Tanh)",
@@ -156,6 +159,42 @@ def test_ranks_with_other_arguments_are_refused_on_every_rank(subject, world):
     found = errors(world, lambda rank: subject(tanh_net(), MSE, n_microbatches=2 + rank))
     assert len(set(found)) == 1
     assert found[0].startswith("ValueError: Pipeline was made otherwise on rank 1 of its group than on rank 0")
+
+
+def test_a_split_that_ranks_want_otherwise_is_refused_on_every_rank(subject, world):
+    def program(rank):
+        x, _ = samples(2)
+        subject(tanh_net(), MSE, n_microbatches=2, split="parameters" if rank else "time", sample=x)
+
+    found = errors(world, program)
+    assert len(set(found)) == 1
+    assert found[0].startswith("ValueError: Pipeline was made otherwise on rank 1 of its group than on rank 0")
+
+
+def test_a_device_that_one_rank_cannot_take_is_refused_on_every_rank(subject, world):
+    found = errors(world, lambda rank: subject(tanh_net(), MSE, n_microbatches=2, device="nowhere" if rank else None))
+    assert len(set(found)) == 1
+    assert found[0].startswith("RuntimeError: Expected one of cpu, cuda")
+
+
+def test_pipelines_with_other_arguments_are_refused_on_every_rank(subject, world):
+    def program(rank):
+        loss = nn.MSELoss(reduction="sum" if rank > 1 else "mean")
+        subject(tanh_net(), loss, n_microbatches=2, **side_by_side(rank))
+
+    found = errors(world, program, 4)
+    assert len(set(found)) == 1
+    assert found[0].startswith(
+        "ValueError: Pipeline was made otherwise on rank 0 of its group in pipeline 1 of its data_group than on rank 0 "
+        "in pipeline 0; give every rank the same model and arguments"
+    )
+
+
+def test_a_pipeline_that_cannot_be_made_reaches_the_ranks_of_the_other(subject, world):
+    def program(rank):
+        subject(tanh_net(), MSE, n_microbatches=2 if rank < 2 else None, **side_by_side(rank))
+
+    assert errors(world, program, 4) == ["ValueError: Pipeline needs n_microbatches with schedule='1f1b'"] * 4
 
 
 def test_a_step_without_a_loss_is_refused(subject, world):

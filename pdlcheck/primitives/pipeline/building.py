@@ -90,7 +90,9 @@ def make_schedule(request: Request, n_ranks: int) -> Schedule:
     return chosen
 
 
-def build(request: Request, n_ranks: int, place: int | None, devices: Sequence[torch.device | None]) -> Built:
+def build(
+    request: Request, n_ranks: int, place: int | None, devices: Sequence[torch.device | str | None]
+) -> Built:
     """The stages of one process.
 
     Args:
@@ -112,8 +114,8 @@ def build(request: Request, n_ranks: int, place: int | None, devices: Sequence[t
     module = nn.Module()
     moved: dict[int, torch.device] = {}
     for stage in sorted(own):
-        device = devices[schedule.stage_ranks[stage]]
-        device = next(nn.ModuleList(parts[stage]).parameters()).device if device is None else device
+        asked = devices[schedule.stage_ranks[stage]]
+        device = next(nn.ModuleList(parts[stage]).parameters()).device if asked is None else torch.device(asked)
         if any(moved.get(id(p), device) != device for layer in parts[stage] for p in layer.parameters()):
             parts[stage] = list(copy.deepcopy(nn.ModuleList(parts[stage])))  # a tied parameter cannot be in two places
         sequence = nn.Sequential(OrderedDict(zip(names[stage], parts[stage], strict=True))).to(device)

@@ -25,7 +25,7 @@ from pdlcheck.primitives.pipeline.shapes import Forms, find_forms
 from pdlcheck.primitives.pipeline.stage import Tensors, as_tensors
 from pdlcheck.primitives.pipeline.stash import Stash, weight_versions
 from pdlcheck.primitives.pipeline.ties import share_tied_values, sum_tied_gradients
-from pdlcheck.primitives.pipeline.together import build_together
+from pdlcheck.primitives.pipeline.together import Peers, build_together
 from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients
 
 __all__ = ["Pipeline", "Result"]
@@ -89,7 +89,8 @@ class Pipeline:
         schedule: ``"1f1b"``, ``"gpipe"``, ``"interleaved"``, ``"pipedream"``, or a :class:`Schedule`.
         n_microbatches: parts of a batch, at most its samples.
         stages_per_rank: of ``"interleaved"``; 2.
-        split: how to cut the model, see :func:`split_model`. With ``"time"``, the first rank measures.
+        split: how to cut the model, see :func:`split_model`. With ``"time"``, the first rank measures, that of
+            the first pipeline.
         sample: input for ``split="time"``.
         reduction: what ``loss`` does with samples, ``"mean"`` or ``"sum"``; read from the loss where it says so.
         loss_weight: how much the mean of a micro-batch counts, ``loss_weight(targets)``; its samples if None. Where
@@ -108,7 +109,9 @@ class Pipeline:
     Raises:
         TypeError: the model is not sequential; the loss is no function.
         ValueError: more stages than layers; a stage without parameters; an unknown schedule, or one that is invalid or
-            for another number of ranks; arguments that differ between ranks. The same on every rank.
+            for another number of ranks; arguments that differ between ranks, or between pipelines of a ``data_group``.
+            The same on every rank.
+        RuntimeError: what else a rank could not do, such as moving its stages to ``device``. The same on every rank.
 
     Example:
         >>> def train():
@@ -152,19 +155,21 @@ class Pipeline:
             who = members("Pipeline", group)
             n_ranks, place = who.world_size, who.rank
             self._group: dist.ProcessGroup | None = who.group
-            places = [None if device is None else torch.device(device)] * n_ranks
+            places: list[torch.device | str | None] = [device] * n_ranks
         else:
             if group is not None or not devices:
                 raise ValueError(
                     "Pipeline takes devices, at least one, for several in this process, or group; not both"
                 )
             n_ranks, place, self._group = len(devices), None, None
-            places = [torch.device(one) for one in devices]
+            places = list(devices)
         request = Request(
             *(model, loss, schedule, n_microbatches, stages_per_rank, split, sample, reduction, recompute, optimizer),
             vertical_sync,
         )
-        self._built = build_together(request, n_ranks, place, places, self._group)
+        if data_group is not None:
+            members("Pipeline", data_group)
+        self._built = build_together(request, n_ranks, place, places, Peers(self._group, data_group))
         self._weight = loss_weight
         self._data_group = data_group
         self._turns = _turns(self.schedule, place)
