@@ -395,6 +395,21 @@ def test_infer_returns_the_outputs_in_order_and_leaves_no_trace(subject, world):
     assert not last.outputs.requires_grad
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_one_rank_alone_may_change_its_mode(subject, world, rank):
+    x, y = samples(6)
+
+    def train():
+        torch.manual_seed(0)
+        pipeline = subject(dropout_net(), MSE, n_microbatches=2, split=[3, 5])
+        pipeline.step(x, y)
+        pipeline.module.train(dist.get_rank() != rank)
+        pipeline.step(x, y)
+        return [int(m.num_batches_tracked) for m in pipeline.module.modules() if isinstance(m, nn.BatchNorm1d)]
+
+    assert world.run(train, world_size=3) == [[2 if rank == 0 else 4], [], []]
+
+
 def test_outputs_may_be_left_out(subject, world):
     def step():
         result = subject(tanh_net(), MSE, n_microbatches=2).step(*samples(4), keep_outputs=False)

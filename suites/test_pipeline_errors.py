@@ -83,6 +83,66 @@ def test_targets_and_inputs_of_unequal_number_are_refused_on_every_rank(subject,
     )
 
 
+def squared_error(out, targets):
+    return (out - targets).pow(2).mean()
+
+
+def test_targets_that_do_not_fit_are_refused_on_every_rank_in_later_steps_too(subject, world):
+    def program(rank):
+        pipeline = subject(tanh_net(), squared_error, n_microbatches=2)
+        x, y = samples(4)
+        pipeline.step(x, y)
+        pipeline.step(x, torch.zeros(4, 5))
+
+    found = errors(world, program)
+    assert len(set(found)) == 1
+    assert found[0].startswith("ValueError: stage 1 cannot take what stage 0 returns, float32 (2, 3): RuntimeError: ")
+
+
+def test_a_loss_that_infer_did_not_need_is_refused_on_every_rank(subject, world):
+    def program(rank):
+        pipeline = subject(tanh_net(), nn.PairwiseDistance(), n_microbatches=2)
+        x, y = samples(4)
+        pipeline.infer(x)
+        pipeline.step(x, y)
+
+    found = errors(world, program)
+    assert len(set(found)) == 1
+    assert found[0].startswith("ValueError: Pipeline got a tensor of shape (2,) from loss")
+
+
+def test_inputs_that_were_refused_are_refused_again(subject, world):
+    def program(rank):
+        pipeline = subject(tanh_net(), MSE, n_microbatches=2)
+        x, y = samples(4)
+        pipeline.step(x, y)
+        with pytest.raises(ValueError, match="stage 0 cannot take the inputs"):
+            pipeline.step(x[:, :2], y)
+        pipeline.step(x[:, :2], y)
+
+    found = errors(world, program)
+    assert len(set(found)) == 1
+    assert found[0].startswith("ValueError: stage 0 cannot take the inputs, float32 (2, 2): RuntimeError: mat1")
+
+
+def test_a_weight_that_cannot_be_had_is_refused_on_every_rank(subject, world):
+    weight = lambda part: {}["count"]  # noqa: E731
+    found = errors(world, lambda rank: subject(tanh_net(), MSE, n_microbatches=2, loss_weight=weight).step(*samples(4)))
+    assert found == ["ValueError: Pipeline needs a number from loss_weight, and got KeyError: 'count'"] * 2
+
+
+def test_inputs_that_only_one_pipeline_cannot_take_are_refused_on_every_rank(subject, world):
+    def program(rank):
+        pipeline = subject(tanh_net(), MSE, n_microbatches=2, **side_by_side(rank))
+        pipeline.step(*samples(4))
+        x, y = samples(4)
+        pipeline.step(x[:, :2] if rank > 1 else x, y)
+
+    found = errors(world, program, 4)
+    assert len(set(found)) == 1
+    assert found[0].startswith("ValueError: stage 0 cannot take the inputs, float32 (2, 2): RuntimeError: mat1")
+
+
 def test_an_error_in_one_pipeline_reaches_the_ranks_of_the_other(subject, world):
     def program(rank):
         pipeline = subject(tanh_net(), MSE, n_microbatches=2, **side_by_side(rank))

@@ -19,16 +19,18 @@ class Header:
     Args:
         n_samples: in the batch: rank 0 knows it by the inputs, the last rank by the targets.
         weight: how much the batch counts, on the last rank.
-        new: the forms of messages have to be found out anew.
+        situation: the rank's own number for what the forms of messages depend on: its part of the batch and its mode.
         failed: this rank cannot take the step.
         differ: numbers of samples, where ranks know unequal ones.
+        situations: of all ranks, in the order of the group.
     """
 
     n_samples: int | None = None
     weight: float | None = None
-    new: bool = False
+    situation: int = -1
     failed: bool = False
     differ: tuple[int, int] | None = None
+    situations: tuple[int, ...] = ()
 
 
 class Agreement:
@@ -43,16 +45,17 @@ class Agreement:
     def __init__(self, own: Header, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self._own = own
         n, weight = own.n_samples, own.weight
+        place, n_ranks = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
         values = [
             -1.0 if n is None else n,
             -math.inf if n is None else -n,
             -1.0 if weight is None else weight,
-            float(own.new),
             float(own.failed),
+            *(float(own.situation) if rank == place else -1.0 for rank in range(n_ranks)),
         ]
         self._values: Tensor = torch.tensor(values, dtype=torch.float64, device=device)
         self._work = None
-        if group is not None and dist.get_world_size(group) > 1:
+        if n_ranks > 1:
             self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, group=group, async_op=True)
 
     def settle(self) -> Header:
@@ -62,6 +65,12 @@ class Agreement:
         """
         if self._work is not None:
             self._work.wait()
-        most, least, weight, new, failed = self._values.tolist()
+        most, least, weight, failed, *situations = self._values.tolist()
         differ = (int(-least), int(most)) if math.isfinite(least) and most != -least else None
-        return Header(int(most), weight, bool(new), bool(failed) or differ is not None, differ)
+        return Header(
+            n_samples=int(most),
+            weight=weight,
+            failed=bool(failed) or differ is not None,
+            differ=differ,
+            situations=tuple(map(int, situations)),
+        )

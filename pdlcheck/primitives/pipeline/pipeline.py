@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -78,9 +78,10 @@ class Pipeline:
     and parameters that stages share (their gradients are added, their copies stay equal bit for bit) included. Layers
     that look at the batch as a whole, such as batch norm in training mode, see micro-batches.
 
-    Shapes and dtypes of messages are found out at the first step of each batch size, by running every stage once on
-    zeros. A step costs one all_reduce of 40 bytes, which runs while the first pass is computed: by it all ranks know
-    whether one of them cannot take the step, and raise the same.
+    Shapes and dtypes of messages are found out at the first step with inputs and targets of a shape, or in a mode of
+    training or autocast, by running every stage once on zeros. A step costs one all_reduce of 32 bytes and 8 for each
+    rank, which runs while the first pass is computed: by it all ranks know whether one of them cannot take the step,
+    and raise the same.
 
     Args:
         model: an ``nn.Sequential``, whole, on every process, which keeps its own stages: use ``module`` then.
@@ -177,7 +178,9 @@ class Pipeline:
         own_device = next(iter(self._built.stages.values())).device
         self._wire = own_device
         self._messages = None if self._group is None else Messages(self._group, own_device)
-        self._known: dict[tuple[object, ...], tuple[object, Forms]] = {}
+        self._known: dict[tuple[int, ...], Forms] = {}  # by the situations of all ranks
+        self._situations: dict[object, int] = {}
+        self._fitting: set[int] = set()  # situations that stages here have taken
         if data_group is not None:
             broadcast_parameters(self.module, dist.get_global_rank(data_group, 0), data_group)
         share_tied_values(self._built.ties, self._group)
@@ -237,17 +240,22 @@ class Pipeline:
         def settle() -> float:
             """Hear of the others, raise what any of them found; returns how much the batch counts."""
             met = agreement.settle()
-            failed = met.failed
+            problem = error
+            if not met.failed:
+                try:
+                    self._learn(work, met)
+                except ValueError as found:  # the same on all ranks of this pipeline
+                    problem = found
+            failed = met.failed or problem is not None
             if self._data_group is not None and backward:
                 failed = Agreement(Header(failed=failed), self._data_group, self._wire).settle().failed
             if failed:
                 for stage in self._built.stages.values():
                     stage.clear()
-                self._raise_everywhere(error, met, self._data_group if backward else None)
-            self._learn(work, met)
+                self._raise_everywhere(problem, met, self._data_group if backward else None)
             return met.weight or 0.0
 
-        eager = not header.new and not header.failed
+        eager = header.situation in self._fitting and not header.failed
         if not backward:
             self._run(self._forward_turns, work, settle, eager)
             return self._result(work)
@@ -265,9 +273,11 @@ class Pipeline:
         count, stages, last = self.schedule.n_microbatches, self._built.stages, self.schedule.n_stages - 1
         work = Work([], isinstance(inputs, tuple | list), [None] * count, [1.0] * count, backward, keep_outputs)
         n_samples = weight = None
+        own: dict[str, Form] = {}
         try:
             if 0 in stages:
                 n_samples = _require_batch("inputs", inputs, count)
+                own["inputs"] = _form_of_batch(inputs)
                 parts = micro_batches(inputs, count)
                 work.parts = [tuple(part) if work.packed else (part,) for part in parts]
             if last in stages:
@@ -278,17 +288,22 @@ class Pipeline:
                     if n_samples not in (None, found):
                         raise ValueError(_unequal(n_samples, found))
                     n_samples = found
+                    own["targets"] = _form_of_batch(targets)
                     work.targets = micro_batches(targets, count)
                     weight = self._weigh(work)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # of any kind: others wait for what this rank says
             return work, Header(failed=True), error
-        new = 0 in stages and self._known.get(self._key(n_samples), (None,))[0] != _forms(work)
-        return work, Header(n_samples, weight, new), None
+        return work, Header(n_samples, weight, self._situation(own)), None
 
     def _weigh(self, work: Work) -> float:
         """Set each micro-batch's share in the loss; returns how much the batch counts beside other batches."""
         count_of = self._weight or (lambda part: samples_in("Pipeline", "targets", part))
-        weights = [float(count_of(part)) for part in work.targets]
+        try:
+            weights = [float(count_of(part)) for part in work.targets]
+        except Exception as error:  # whatever the user's function raises is told to everyone
+            raise ValueError(
+                f"Pipeline needs a number from loss_weight, and got {type(error).__name__}: {error}"
+            ) from error
         if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
             raise ValueError(
                 f"Pipeline got the weights {weights} from loss_weight; "
@@ -310,28 +325,26 @@ class Pipeline:
         assert found is not None  # a header said so
         raise found from error
 
-    def _key(self, n_samples: int | None) -> tuple[object, ...]:
+    def _situation(self, own: Mapping[str, Form]) -> int:
+        """A number for what the forms of messages depend on, as far as it is known here."""
         kind = self._wire.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        return n_samples, self.module.training, next(self.module.parameters()).dtype, autocast
+        mode = self.module.training, next(self.module.parameters()).dtype, autocast
+        return self._situations.setdefault((mode, *own.items()), len(self._situations))
 
     def _learn(self, work: Work, met: Header) -> None:
-        """Find the forms of messages, or remember them."""
+        """Find the forms of messages, or remember them: all ranks do the same."""
         n_samples, count = met.n_samples, self.schedule.n_microbatches
         assert n_samples is not None  # the process with stage 0 knows it
         work.samples = [n_samples // count + (number < n_samples % count) for number in range(count)]
-        key = self._key(n_samples)
-        if met.new:
+        if met.situations not in self._known:
             of_size = {size: number for number, size in enumerate(work.samples)}
             first = {size: form_of(work.parts[n], work.packed) for size, n in of_size.items() if work.parts}
             targets = {size: work.targets[number] for size, number in of_size.items()}
             forms = find_forms(self._built.stages, self.schedule, first, targets, self._group)
-            self._known[key] = _forms(work), forms
-        if key not in self._known:
-            raise RuntimeError(
-                "Pipeline: ranks differ in training mode, dtype or autocast; set them alike on all ranks"
-            )
-        work.forms = self._known[key][1]
+            self._known[met.situations] = forms
+            self._fitting.add(met.situations[0 if self._group is None else dist.get_rank(self._group)])
+        work.forms = self._known[met.situations]
 
     def _run(self, turns: Sequence[Turn], work: Work, settle: Callable[[], float], eager: bool) -> float:
         """Carry out the turns of this process; ``eager``: do the first pass before hearing of the others."""
@@ -488,8 +501,8 @@ def _unequal(n_inputs: int | None, n_targets: int | None) -> str:
     return f"Pipeline needs a target for every input, got batches of {n_inputs} and {n_targets} samples"
 
 
-def _forms(work: Work) -> object:
-    return [form_of(part, work.packed) for part in work.parts]
+def _form_of_batch(batch: Any) -> Form:
+    return form_of((batch,), False) if isinstance(batch, Tensor) else form_of(batch, True)
 
 
 def _moved(value: Any, device: torch.device) -> Any:
