@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -156,6 +157,43 @@ def test_several_tensors_and_integers_go_from_stage_to_stage(subject, world, rec
         world_size=3,
         n_microbatches=3,
     )
+
+
+class Pair(NamedTuple):
+    rows: torch.Tensor
+    sums: torch.Tensor
+
+
+class Paired(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        rows = self.layer(x)
+        return Pair(rows, rows.sum(1))
+
+
+def paired_loss(out, targets):
+    return MSE(out.rows, targets.rows) + MSE(out.sums, targets.sums)
+
+
+def test_outputs_and_targets_may_be_named_tuples(subject, world):
+    x, y = samples(5)
+    targets = Pair(y, y.sum(1))
+
+    def step():
+        torch.manual_seed(0)
+        pipeline = subject(nn.Sequential(nn.Linear(3, 3), Paired()), paired_loss, n_microbatches=2)
+        return pipeline.step(x, targets)
+
+    torch.manual_seed(0)
+    expected = nn.Sequential(nn.Linear(3, 3), Paired())(x)
+    _, result = world.run(step, world_size=2)
+    assert torch.allclose(result.outputs.rows, expected.rows)
+    assert torch.allclose(result.outputs.sums, expected.sums)
+    # micro-batches of three and two samples
+    assert torch.allclose(result.loss, paired_loss(expected, targets))
 
 
 class Turned(nn.Module):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["concatenated", "micro_batches", "samples_in"]
+__all__ = ["concatenated", "micro_batches", "packed_as", "samples_in"]
 
 
 def samples_in(caller: str, argument: str, batch: Any) -> int:
@@ -34,7 +34,12 @@ def micro_batches(batch: Any, n_microbatches: int) -> list[Any]:
     """``n_microbatches`` parts in order; where the batch does not divide, the first ones have one sample more."""
     if isinstance(batch, Tensor):
         return list(batch.tensor_split(n_microbatches))
-    return [type(batch)(parts) for parts in zip(*(one.tensor_split(n_microbatches) for one in batch), strict=True)]
+    return [packed_as(batch, parts) for parts in zip(*(one.tensor_split(n_microbatches) for one in batch), strict=True)]
+
+
+def packed_as(value: Any, parts: Sequence[Any]) -> Any:
+    """``parts`` in a tuple or list of the kind of ``value``, which may be a named tuple."""
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
 def concatenated(parts: Mapping[int, Any]) -> Any:
@@ -43,4 +48,4 @@ def concatenated(parts: Mapping[int, Any]) -> Any:
     if isinstance(values[0], Tensor):
         # losses per batch and the like have no dimension to go along
         return torch.cat(values) if values[0].dim() else torch.stack(values)
-    return type(values[0])(concatenated(dict(enumerate(column))) for column in zip(*values, strict=True))
+    return packed_as(values[0], [concatenated(dict(enumerate(column))) for column in zip(*values, strict=True)])

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from pdlcheck.primitives.agreement import exchange
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.pipeline.agreement import Agreement, Header
-from pdlcheck.primitives.pipeline.batches import concatenated, micro_batches, samples_in
+from pdlcheck.primitives.pipeline.batches import concatenated, micro_batches, packed_as, samples_in
 from pdlcheck.primitives.pipeline.building import Request
 from pdlcheck.primitives.pipeline.cells import Cell, Schedule
 from pdlcheck.primitives.pipeline.messages import Form, Messages, form_of
@@ -509,4 +509,4 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         # a copy to the CPU that nobody waits for may be read too early
         return value.to(device, non_blocking=device.type != "cpu")
-    return type(value)(_moved(one, device) for one in value) if isinstance(value, tuple | list) else value
+    return packed_as(value, [_moved(one, device) for one in value]) if isinstance(value, tuple | list) else value

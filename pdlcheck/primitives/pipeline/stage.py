@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from pdlcheck.primitives.pipeline.batches import packed_as
 from pdlcheck.primitives.pipeline.recompute import Recipe, start_recipe
 
 __all__ = ["LossError", "Stage", "Tensors", "as_tensors", "versions"]
@@ -200,4 +201,4 @@ def _leaf(tensor: Tensor) -> Tensor:
 def _detached(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach()
-    return type(value)(_detached(one) for one in value) if isinstance(value, tuple | list) else value
+    return packed_as(value, [_detached(one) for one in value]) if isinstance(value, tuple | list) else value
