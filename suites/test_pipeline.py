@@ -231,6 +231,30 @@ def test_inputs_may_be_several_and_integers(subject, world):
     check_pipeline(start, make, MSE, [batch], world, world_size=2, n_microbatches=4)
 
 
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_gradients_go_on_into_what_made_inputs_and_targets(subject, world, recompute):
+    x, y = samples(5)
+
+    def make():
+        torch.manual_seed(0)
+        return tanh_net(2), nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def train():
+        model, before, after = make()
+        pipeline = subject(model, MSE, n_microbatches=2, recompute=recompute)
+        for _ in range(2):
+            pipeline.step((x * before).exp(), (y * after).exp())
+        return before.grad, after.grad
+
+    model, before, after = make()
+    MSE(model((x * before).exp()), (y * after).exp()).backward()
+    (first, nothing), (none, last) = world.run(train, world_size=2)
+    assert nothing is None
+    assert none is None
+    assert torch.allclose(first, 2 * before.grad)
+    assert torch.allclose(last, 2 * after.grad)
+
+
 class Unused(nn.Module):
     """Does not use its input: the stage before gets a gradient of zeros."""
 

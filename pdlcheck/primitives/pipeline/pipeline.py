@@ -53,6 +53,8 @@ class Work:
         packed: the user gave a tuple.
         targets: of each micro-batch, on the last stage.
         shares: how much each micro-batch's loss counts in the batch's.
+        sources: tensors of the batch that have a graph, each with the leaf that stands for it: micro-batches cannot
+            all go back through one graph.
         samples: in each micro-batch; known once the ranks agree.
         backward: whether a backward pass will follow.
         keep_outputs: whether the last stage's outputs are wanted.
@@ -64,6 +66,7 @@ class Work:
     shares: list[float]
     backward: bool
     keep_outputs: bool
+    sources: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     forms: Forms = field(default_factory=dict)
 
@@ -213,7 +216,8 @@ class Pipeline:
         the end: give it many micro-batches. The loss is then the mean over micro-batches, each before its own step.
 
         Args:
-            inputs: a tensor, or a tuple of tensors, first dimension is samples; on the process with stage 0.
+            inputs: a tensor, or a tuple of tensors, first dimension is samples; on the process with stage 0. Gradients
+                go on into what made them, at the end of the step.
             targets: the same, on the process with the last stage.
             keep_outputs: False saves putting the outputs together.
 
@@ -264,6 +268,9 @@ class Pipeline:
             if not self.schedule.asynchronous:
                 self._sync(self.module, weight)
             sum_tied_gradients(self._built.ties, self._group)
+        used = [(source, leaf.grad) for source, leaf in work.sources if leaf.grad is not None]
+        if used:
+            torch.autograd.backward([source for source, _ in used], [grad for _, grad in used])
         return self._result(work)
 
     def _prepare(
@@ -278,7 +285,7 @@ class Pipeline:
             if 0 in stages:
                 n_samples = _require_batch("inputs", inputs, count)
                 own["inputs"] = _form_of_batch(inputs)
-                parts = micro_batches(inputs, count)
+                parts = micro_batches(_leaves(inputs, work.sources) if backward else inputs, count)
                 work.parts = [tuple(part) if work.packed else (part,) for part in parts]
             if last in stages:
                 if (backward or targets is not None) and self._built.stages[last].loss is None:
@@ -289,7 +296,7 @@ class Pipeline:
                         raise ValueError(_unequal(n_samples, found))
                     n_samples = found
                     own["targets"] = _form_of_batch(targets)
-                    work.targets = micro_batches(targets, count)
+                    work.targets = micro_batches(_leaves(targets, work.sources) if backward else targets, count)
                     weight = self._weigh(work)
         except Exception as error:  # of any kind: others wait for what this rank says
             return work, Header(failed=True), error
@@ -499,6 +506,17 @@ def _require_batch(argument: str, batch: Any, n_microbatches: int) -> int:
 
 def _unequal(n_inputs: int | None, n_targets: int | None) -> str:
     return f"Pipeline needs a target for every input, got batches of {n_inputs} and {n_targets} samples"
+
+
+def _leaves(batch: Any, sources: list[tuple[Tensor, Tensor]]) -> Any:
+    """The batch with leaves for tensors that have a graph, which are noted in ``sources``."""
+    if not isinstance(batch, Tensor):
+        return packed_as(batch, [_leaves(one, sources) for one in batch])
+    if batch.grad_fn is None:
+        return batch
+    leaf = batch.detach().requires_grad_()
+    sources.append((batch, leaf))
+    return leaf
 
 
 def _form_of_batch(batch: Any) -> Form:
