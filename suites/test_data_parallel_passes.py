@@ -77,6 +77,80 @@ def test_batch_norm_may_run_twice_before_backward(subject, rank):
     require_close(gradients(model), mean_gradients(2, loss, make))
 
 
+class Squeezed(nn.Linear):
+    """Returns a view, which an in-place operation cuts off from its graph."""
+
+    def forward(self, x):
+        return super().forward(x).squeeze(-1)
+
+
+class Remembers(nn.Linear):
+    """What it returns is not all that it makes."""
+
+    def forward(self, x):
+        self.activation = super().forward(x)
+        return self.activation.square()
+
+
+def of_a_view_written_in_place(called, module, r):
+    out = called(samples(r))
+    out *= 2
+    out[0] = 0
+    return out.square().sum()
+
+
+def of_an_activation_that_was_kept(called, module, r):
+    called(samples(r))
+    return module.activation.tanh().sum()
+
+
+def of_the_gradient_of_the_inputs(called, module, r):
+    inputs = samples(r).requires_grad_()
+    (slope,) = torch.autograd.grad(called(inputs).sum(), inputs, create_graph=True)
+    return slope.square().sum()
+
+
+ODD_LOSSES = {
+    of_a_view_written_in_place: lambda: Squeezed(2, 1),
+    of_an_activation_that_was_kept: lambda: Remembers(2, 1),
+    of_the_gradient_of_the_inputs: lambda: nn.Sequential(
+        nn.Linear(2, 3, bias=False), nn.Tanh(), nn.Linear(3, 1, bias=False)
+    ),
+}
+
+
+@ddp
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("loss", ODD_LOSSES, ids=lambda loss: loss.__name__)
+def test_a_loss_that_does_not_come_by_the_outputs_is_synchronised(subject, rank, loss):
+    model = alike(ODD_LOSSES[loss])
+    wrapped = subject(model, **TINY)
+    for _ in range(3):
+        model.zero_grad()
+        loss(wrapped, model, rank).backward()
+        require_close(gradients(model), mean_gradients(2, lambda m, r: loss(m, m, r), ODD_LOSSES[loss]))
+        model.zero_grad()
+        loss(model, model, rank).backward()
+        own = gradients(model)
+        model.zero_grad()
+        with wrapped.no_sync():
+            loss(wrapped, model, rank).backward()
+        require_close(gradients(model), own)
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_a_pass_that_comes_to_few_parameters_and_no_output_is_an_error(subject, rank):
+    model = alike()
+    wrapped = subject(model)
+    squared(wrapped, rank).backward()  # after this, few of the parameters are looked at while a pass is under way
+    wrapped(samples(rank))
+    model[2].weight.norm().backward()
+    with pytest.raises(RuntimeError, match=r"gave '2.weight' a gradient, and was not synchronised.* nor come to '2.bias'"):
+        wrapped(samples(rank))
+    squared(wrapped, rank).backward()
+
+
 @ddp
 @pytest.mark.world_size(2)
 def test_no_sync_is_decided_by_the_forward_pass(subject, rank):

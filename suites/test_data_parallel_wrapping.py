@@ -193,11 +193,12 @@ def test_everything_starts_as_on_rank_0(subject, rank):
     ("options", "at_first", "later"),
     [
         ({}, 0.0, 10.0),
+        ({"broadcast_buffers": None}, 0.0, 10.0),
         ({"broadcast_buffers": False}, None, None),
         ({"forward_sync_buffers": False}, 0.0, None),
         ({"broadcast_buffers": False, "forward_sync_buffers": True}, 0.0, 10.0),
     ],
-    ids=["default", "never", "once", "always"],
+    ids=["default", "torch's default", "never", "once", "always"],
 )
 def test_buffers_are_taken_at_construction_and_in_forward_passes(subject, rank, options, at_first, later):
     model = net()

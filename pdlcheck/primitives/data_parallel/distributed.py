@@ -56,7 +56,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         device_ids: one device to which inputs are moved, or None.
         output_device: accepted as torch does; outputs stay where the module makes them.
         broadcast_buffers: at construction and at every forward pass outside of ``no_sync()``, take the buffers of
-            rank 0. ``forward_sync_buffers``, if given, decides about forward passes alone.
+            rank 0; None is True, as in torch. ``forward_sync_buffers``, if given, decides about forward passes alone.
         init_sync: compare models and broadcast at construction; without, the caller must see to it.
         process_group: None is the default group. A ``device_mesh`` of one dimension may stand in its place.
         bucket_cap_mb: a bucket is closed when it holds this many MiB; None is 25.
@@ -94,7 +94,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         device_ids: Sequence[int | torch.device] | None = None,
         output_device: int | torch.device | None = None,
         dim: int = 0,
-        broadcast_buffers: bool = True,
+        broadcast_buffers: bool | None = True,
         init_sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
         bucket_cap_mb: float | None = None,
@@ -108,6 +108,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         first_bucket_mb: float = 1.0,
         reduce_dtype: torch.dtype | None = None,
     ) -> None:
+        broadcast_buffers = True if broadcast_buffers is None else broadcast_buffers
         if not isinstance(module, nn.Module):
             raise TypeError(f"{ME} takes a torch.nn.Module, got {type(module).__name__}")
         cap_mb = 25.0 if bucket_cap_mb is None else bucket_cap_mb
@@ -186,6 +187,8 @@ class DistributedDataParallel(nn.Module, Joinable):
             reducer.problems = [] if change is None else [change]
             if not reducer.expect(output, self._owner) and change is not None:
                 raise RuntimeError(f"{ME}: {change}")
+        elif torch.is_grad_enabled():
+            reducer.leave_alone(output)
         return output
 
     @contextmanager

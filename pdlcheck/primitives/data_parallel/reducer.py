@@ -69,8 +69,10 @@ class Reducer:
         self._fires: Counter[int] | None = None  # how often a parameter fires in a pass of a static graph
         self._reached: set[int] | None = None  # what the outputs depend on, where that was looked up
         self._order: list[Parameter] = []
-        self._expecting = False
+        self._expecting = False  # a backward pass is to be synchronised, wherever it begins
         self._pass: Callable[[], object] = _no_pass
+        self._other_pass: Callable[[], object] = _no_pass  # one that is not to be synchronised
+        self._has_begun = False  # a pass of either kind, since the last forward pass
         self._next = 0
         self._handles: list[RemovableHandle] = []
         self._use(self._make(self.params[::-1]))
@@ -78,7 +80,8 @@ class Reducer:
     def prepare(self) -> None:
         """A forward pass begins: forget what backward passes that were not synchronised have left."""
         if self._pass() is None:
-            self._expecting = False
+            self._require_synchronised()
+            self._expecting = self._has_begun = False
             for bucket in self.buckets:
                 bucket.ready.clear()
             self._order.clear()
@@ -86,7 +89,8 @@ class Reducer:
     def expect(self, output: object, owner: object) -> bool:
         """The backward pass through ``output`` is to be synchronised; False if it holds no tensor with a graph.
 
-        The graph keeps ``owner`` alive, whose end removes the hooks.
+        The graph keeps ``owner`` alive, whose end removes the hooks. A pass that comes to no hook of an output, as
+        where that was written in place, begins with the first parameter that is noted.
         """
         tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         if self._find_unused and not self._static_graph:
@@ -94,8 +98,14 @@ class Reducer:
         begins = [tensor for tensor in tensors if tensor.grad_fn is not None]
         for tensor in begins:
             tensor.register_hook(partial(self._begin, owner))  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._expecting = not begins
+        self._expecting = True
         return bool(begins)
+
+    def leave_alone(self, output: object) -> None:
+        """The backward pass through ``output`` is not to be synchronised."""
+        for tensor in tensors_in(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(self._leave_alone)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def shadow(self) -> None:
         """Take part in the reductions of one backward pass of the others, with nothing of its own."""
@@ -136,7 +146,7 @@ class Reducer:
     def _note(self, bucket: Bucket, param: Parameter) -> None:
         bucket.ready.append(param)
         if self._pass() is None:
-            if not self._expecting:
+            if not self._expecting or self._other_pass() is not None:
                 return
             self._begin()
         if not (self._static_graph and self._fires is None):
@@ -159,13 +169,42 @@ class Reducer:
 
         def end() -> None:
             self._pass = _no_pass
-            self._expecting = False
-            if any(bucket.ready or bucket.early for bucket in self.buckets):  # else it was torch.autograd.grad
+            self._has_begun = any(bucket.ready or bucket.early for bucket in self.buckets)
+            if self._has_begun:  # else it was torch.autograd.grad
+                self._expecting = False
                 self._finish()
 
+        self._has_begun = True
         Variable._execution_engine.queue_callback(end)
         self._pass = weakref.ref(end)
         self._start()
+
+    def _leave_alone(self, grad: Tensor) -> None:
+        """A backward pass begins that is not to be synchronised, unless another output's is in it."""
+        self._has_begun = True
+        if self._other_pass() is not None:
+            return
+
+        def end() -> None:
+            self._other_pass = _no_pass
+
+        Variable._execution_engine.queue_callback(end)
+        self._other_pass = weakref.ref(end)
+
+    def _require_synchronised(self) -> None:
+        """No backward pass since the last forward pass may have ended without a beginning."""
+        fired = [param for bucket in self.buckets for param in bucket.ready]
+        if not (self._expecting and fired) or self._has_begun:
+            return
+        quiet = [name for key, name in self.names.items() if key not in set(map(id, fired))]
+        for bucket in self.buckets:
+            bucket.ready.clear()
+        self._expecting = False
+        raise RuntimeError(
+            f"DistributedDataParallel: the last backward pass gave {self.names[id(fired[0])]!r} a gradient, and was "
+            f"not synchronised: it did not go through what forward returned, nor come to {quiet[-1]!r}; let forward "
+            "return what the loss is made of, or pass find_unused_parameters=True"
+        )
 
     # -- one pass ---------------------------------------------------------------------------------
 
