@@ -146,7 +146,7 @@ def test_a_pass_that_comes_to_few_parameters_and_no_output_is_an_error(subject, 
     squared(wrapped, rank).backward()  # after this, few of the parameters are looked at while a pass is under way
     wrapped(samples(rank))
     model[2].weight.norm().backward()
-    with pytest.raises(RuntimeError, match=r"gave '2.weight' a gradient, and was not synchronised.* nor come to '2.bias'"):
+    with pytest.raises(RuntimeError, match=r"gave '2.weight' a gradient, and was not sync.* nor come to '2.bias'"):
         wrapped(samples(rank))
     squared(wrapped, rank).backward()
 
