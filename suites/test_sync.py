@@ -347,6 +347,8 @@ def test_a_mean_of_integers_is_exact_or_an_error_on_every_rank(subject, rank):
         (torch.int64, [2**63 - 1, -(2**63), 1]),
         (torch.int64, [2**63 - 1, 2**63 - 2, 2**63 - 3]),
         (torch.int8, [127, 127, 124]),
+        (torch.uint64, [2**64 - 1, 2**64 - 1, 2**63 - 2]),
+        (torch.uint64, [0, 2, 2**64 - 3]),
     ],
 )
 def test_a_mean_of_large_integers_does_not_overflow(subject, rank, dtype, values):

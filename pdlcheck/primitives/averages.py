@@ -59,9 +59,11 @@ def averages(
             if not exact:
                 found[names[position]] = totals[place] / world_size
                 continue
-            found[names[position]], inexact = _whole_mean(totals[place], totals[len(bucket) + place], world_size)
+            mean, inexact = _whole_mean(totals[place], totals[len(bucket) + place], world_size)
+            shift = _shift(chosen[place])
+            found[names[position]] = mean ^ shift
             if inexact is not None:
-                wrong.append((position, inexact))
+                wrong.append((position, inexact - world_size * shift))
     if wrong:
         position, total_found = wrong[0]
         raise ValueError(
@@ -72,9 +74,14 @@ def averages(
     return found, sums
 
 
+def _shift(value: Tensor) -> int:
+    """Between the range of uint64 and that of int64, in which it travels; its mean shifts with it."""
+    return -(2**63) if value.dtype == torch.uint64 else 0
+
+
 def _divided(values: Sequence[Tensor], divisor: int) -> list[Tensor]:
     """The quotients of all tensors, then their remainders."""
-    wide = [value.detach().to(torch.int64) for value in values]
+    wide = [value.detach().to(torch.int64) ^ _shift(value) for value in values]
     return [value // divisor for value in wide] + [value % divisor for value in wide]
 
 
