@@ -29,6 +29,7 @@ __all__ = [
     "check_options",
     "close_worlds",
     "isolate",
+    "leave_rank_context",
     "open_world",
     "open_worlds",
     "parametrize",
@@ -301,6 +302,12 @@ def set_rank_context(context: RankContext | None) -> None:
     """Say which rank the rank fixtures speak of."""
     global _context
     _context = context
+
+
+def leave_rank_context(context: RankContext) -> None:
+    """Say that no rank is meant, unless another one is by now: a rank that was left behind may end late."""
+    if _context is context:
+        set_rank_context(None)
 
 
 def rank_context(fixture: str) -> RankContext:

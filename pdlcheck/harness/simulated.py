@@ -21,11 +21,11 @@ import torch.distributed as dist
 
 from pdlcheck.faults import DrawnFaults
 from pdlcheck.harness.at_once import needs_one_message
-from pdlcheck.harness.cases import CASE, Case, RankContext, set_rank_context
+from pdlcheck.harness.cases import CASE, Case, RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.loggers import attach_quickly
 from pdlcheck.harness.schedules import runs_under_schedules, search_schedules
-from pdlcheck.worlds.outcome import results
+from pdlcheck.worlds.outcome import Outcome, results
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
 from pdlcheck.worlds.simulated.schedules import DrawnSchedule, Replay, Schedule
 
@@ -84,8 +84,12 @@ class SimulatedItem:
 
     def _run(self, drawn: dict[str, Any], schedule: Schedule | None) -> None:
         __tracebackhide__ = True
+        results(self._outcomes(drawn, schedule))
+
+    def _outcomes(self, drawn: dict[str, Any], schedule: Schedule | None) -> list[Outcome]:
+        __tracebackhide__ = True
         faults = next((value for value in drawn.values() if isinstance(value, DrawnFaults)), None)
-        results(self._cluster.run_bodies([partial(self._body, rank, drawn) for rank in self._ranks], schedule, faults))
+        return self._cluster.run_bodies([partial(self._body, rank, drawn) for rank in self._ranks], schedule, faults)
 
     def _run_afresh(self, schedule: Schedule) -> BaseException | None:
         """Run the bodies on new ranks with new fixtures, as in a run of this one schedule alone."""
@@ -97,7 +101,11 @@ class SimulatedItem:
             self.setup()
         self._used = True
         try:
-            self._run({}, schedule)
+            outcomes = self._outcomes({}, schedule)
+        except Exception as error:  # others are a time limit's and Ctrl-C's, which end the search
+            return error
+        try:
+            results(outcomes)
         except (KeyboardInterrupt, SystemExit, pytest.exit.Exception, pytest.skip.Exception, pytest.xfail.Exception):
             raise
         except BaseException as error:
@@ -124,13 +132,12 @@ class SimulatedItem:
 
     def _as_rank(self, rank: int, work: Callable[[], Any]) -> Any:
         """On the rank: what fixtures of ranks return is its own meanwhile."""
-        set_rank_context(
-            RankContext(rank, self._case.world_size, torch.device("cpu"), dist.group.WORLD)  # type: ignore[arg-type]
-        )
+        context = RankContext(rank, self._case.world_size, torch.device("cpu"), dist.group.WORLD)  # type: ignore[arg-type]
+        set_rank_context(context)
         try:
             return work()
         finally:
-            set_rank_context(None)
+            leave_rank_context(context)
 
     def _body(self, rank: _RankFixtures, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True

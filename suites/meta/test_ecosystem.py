@@ -365,3 +365,92 @@ def test_what_a_debugger_needs_is_said(run):
         result = run(source, *options)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert words in result.stderr.str()
+
+
+SIMULATED = """
+import signal, time
+
+@pytest.fixture
+def own(rank):
+    yield rank
+    print(f"rank {rank} is torn down")
+
+@pytest.fixture
+def slow(rank, own):
+    if rank == 1:
+        time.sleep(5)
+
+@W
+@pytest.mark.timeout(1.5)
+def test_sleeps(rank, own):
+    if rank == 1:
+        time.sleep(5)
+    dist.barrier()
+
+@W
+@pytest.mark.timeout(1.5)
+def test_computes(rank, own):
+    while rank == 1:
+        pass
+    dist.barrier()
+
+@W
+@pytest.mark.timeout(1.5)
+def test_communicates(rank, own):
+    while True:
+        dist.barrier()
+
+@W
+@pytest.mark.timeout(1.5)
+def test_in_a_fixture(slow): pass
+
+@W
+@pytest.mark.timeout(1.5)
+@pytest.mark.schedules(5)
+def test_under_schedules(rank, own):
+    while True:
+        pass
+
+@W
+def test_after(rank, own, tmp_path):
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total == 2
+    if rank == 1:  # by now those that slept have woken up
+        time.sleep(5)
+"""
+
+
+def test_simulated_ranks_that_do_not_end_are_replaced(pytester):
+    pytester.makepyfile(test_inner=HEAD + SIMULATED)
+    result = pytester.runpytest_subprocess("--world", "sim", "-p", "no:randomly", "-rA", timeout=100)
+    result.assert_outcomes(passed=1, failed=4, errors=1, warnings=0)
+    text = result.stdout.str()
+    assert text.count("rank 1 does not stop and is left behind; what follows has fresh ranks") == 2, text
+    assert text.count("rank 0 is torn down") == text.count("rank 1 is torn down") == 5, text
+
+
+@pytest.mark.parametrize("place", ["test", "fixture"])
+def test_ctrl_c_ends_a_run_of_simulated_ranks_that_sleep(pytester, place):
+    press = """
+    if rank == 1:
+        threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+        time.sleep(1000)
+"""
+    bodies = {"test": ("", press), "fixture": (press, "")}[place]
+    source = """
+import signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+@pytest.fixture
+def fixture(rank, monkeypatch):
+    "no more"{}
+
+@W
+def test_sleeps(rank, fixture):
+    "no more"{}
+"""
+    pytester.makepyfile(test_inner=HEAD + source.format(*bodies))
+    result = pytester.runpytest_subprocess("--world", "sim", timeout=60)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*KeyboardInterrupt*"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from typing import Any
 
@@ -16,12 +17,13 @@ from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
 from pdlcheck.worlds.simulated.core import never_preempt, on_one_core
 from pdlcheck.worlds.simulated.isolation import RankState, isolated_controller
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
-from pdlcheck.worlds.simulated.threads import rank_behind
+from pdlcheck.worlds.simulated.threads import raise_in, rank_behind
 from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.watch import end_at_user_line, user_line
 
 __all__ = ["RankThread", "Scheduler", "current_rank", "running_rank"]
 
+_GRACE_S = 0.5  # for ranks to end after an interrupt
 _MAX_POLLS = 20_000  # in a row, by all ranks together, while nothing else happens: a tenth of a second
 
 _FROM_CALLBACK = "Got the following error when running the callback"
@@ -32,6 +34,10 @@ _local = threading.local()
 def current_rank() -> RankThread | None:
     """The simulated rank that this thread is, if it is one."""
     return getattr(_local, "rank", None)
+
+
+class _GivenUp(BaseException):
+    """Ends a rank in the midst of its own code. Not an ``Exception``: neither the user nor pytest is to keep it."""
 
 
 class RankThread:
@@ -79,10 +85,12 @@ class Scheduler:
     ) -> None:
         self.ranks = [RankThread(rank) for rank in range(world_size)]
         self.error: PdlcheckError | None = None  # a verdict about the whole world; every rank raises it
+        self.given_up = False  # an interrupt has come in the midst of a run: nothing further can run on these ranks
         self._stuck = stuck
         self._elapse = elapse
         self._pending: list[Any] = [None] * world_size
         self._threads: list[threading.Thread] = []
+        self._running: RankThread | None = None
         self._all_done = threading.Event()
 
     def seed(self, seed: int) -> None:
@@ -109,15 +117,24 @@ class Scheduler:
         with isolated_controller(), on_one_core():
             if not self._threads:
                 self._start()
-            self._pass_turn("begin", -1)
             try:
+                self._pass_turn("begin", -1)
                 self._all_done.wait()
-            except BaseException:
-                self._stopping = True  # each rank ends at its next switch point
+            except BaseException as interrupt:
+                self._give_up(interrupt)
                 raise
         if self._schedule_error is not None:
             raise self._schedule_error
         return [rank.outcome for rank in self.ranks if rank.outcome is not None]
+
+    def _give_up(self, interrupt: BaseException) -> None:
+        """End the ranks: each at its next switch point, the running one at its next line; one may have no next line."""
+        self._stopping = self.given_up = True
+        if (running := self._running) is None:
+            return
+        raise_in(self._threads[running.rank], _GivenUp)
+        if not self._all_done.wait(_GRACE_S) and (running := self._running) is not None:
+            interrupt.add_note(f"rank {running.rank} does not stop and is left behind; what follows has fresh ranks")
 
     def rest(self) -> None:
         """Hold on to nothing of the last run; :meth:`seed` comes before the next."""
@@ -210,18 +227,21 @@ class Scheduler:
     def _main(self, me: RankThread) -> None:
         _local.rank = me
         never_preempt()
-        while True:
-            me.turn.acquire()
-            if me.body is None:
-                return
-            me.outcome = self._call(me, me.body)
-            if self.error is None and not self._stopping:
-                self._pending[me.rank] = None
-            self.progress()
-            self._pass_turn("end", me.rank)
+        with suppress(_GivenUp):  # which may come after the body has ended
+            while not self.given_up:
+                me.turn.acquire()
+                if me.body is None:
+                    return
+                me.outcome = self._call(me, me.body)
+                if self.error is None and not self._stopping:
+                    self._pending[me.rank] = None
+                self.progress()
+                self._pass_turn("end", me.rank)
 
     def _call(self, me: RankThread, body: Callable[[], Any]) -> Outcome:
         __tracebackhide__ = True
+        if self.given_up:
+            return Stopped(me.rank)
         me.state.enter()
         try:
             self._check(me)
@@ -247,16 +267,20 @@ class Scheduler:
         me.acted = False
         if following is not me:
             me.state.save()
+            self._running = following
             following.turn.release()
             me.turn.acquire()
-            me.state.restore()
+            if not self.given_up:  # else the process is no longer this rank's to change
+                me.state.restore()
         self._check(me)
 
     def _pass_turn(self, kind: str, current: int) -> None:
         if all(rank.outcome is not None for rank in self.ranks):
+            self._running = None
             self._all_done.set()
             return
-        self._choose(kind, current).turn.release()
+        self._running = following = self._choose(kind, current)
+        following.turn.release()
 
     def _choose(self, kind: str, current: int) -> RankThread:
         runnable = _runnable(self.ranks)

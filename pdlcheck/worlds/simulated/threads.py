@@ -6,12 +6,13 @@ schedule, so it ends the run, whatever the thread makes of the error.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-__all__ = ["follow_threads", "rank_behind"]
+__all__ = ["follow_threads", "raise_in", "rank_behind"]
 
 _NAME = "_simulated_rank"
 _start = threading.Thread.start
@@ -33,3 +34,8 @@ def follow_threads(current_rank: Callable[[], Any]) -> None:
 def rank_behind() -> Any:
     """The simulated rank that has started this thread, itself or through other threads; None for the rank's own."""
     return getattr(threading.current_thread(), _NAME, None)
+
+
+def raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Raise ``error`` in a thread that runs Python code; in one that is inside a call of C, when that returns."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error))

@@ -144,10 +144,13 @@ class SimulatedRanks:
     def __init__(self, world_size: int, world: SimulatedWorld) -> None:
         self.world_size = world_size
         self._world = world
-        self._network = idle.take(world_size) or Network(world_size)
-        self._network.serve(world.seed, world.semantics)
+        self._serve(idle.take(world_size) or Network(world_size))
 
-    intact = True  # a thread cannot be lost
+    intact = True  # ranks that are lost are replaced
+
+    def _serve(self, network: Network) -> None:
+        self._network = network
+        network.serve(self._world.seed, self._world.semantics)
 
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
@@ -233,7 +236,10 @@ class SimulatedRanks:
             finally:
                 self._world.measures.end(self._network)
         except BaseException:  # of the schedule itself, or an interrupt
-            self._network.reset()
+            if self._network.scheduler.given_up:
+                self._serve(Network(self.world_size))
+            else:
+                self._network.reset()
             raise
         if all(isinstance(outcome, Returned) for outcome in ended) and (leaks := self._network.leaks()):
             ended[0] = Raised(0, leaks)
