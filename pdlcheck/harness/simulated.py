@@ -25,7 +25,8 @@ from pdlcheck.harness.cases import CASE, Case, RankContext, leave_rank_context, 
 from pdlcheck.harness.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.loggers import attach_quickly
 from pdlcheck.harness.schedules import runs_under_schedules, search_schedules
-from pdlcheck.worlds.outcome import Outcome, results
+from pdlcheck.harness.verdicts import verdict
+from pdlcheck.worlds.outcome import Outcome
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
 from pdlcheck.worlds.simulated.schedules import DrawnSchedule, Replay, Schedule
 
@@ -54,25 +55,27 @@ class SimulatedItem:
         self._ranks: list[_RankFixtures] = []
         self._stack = ExitStack()
         self._at_once = needs_one_message(item)
+        self._aside: BaseException | None = None  # of the schedules that were run: the first skip or expected failure
         attach_quickly(item.config)
 
     def setup(self) -> None:
         self._cluster: SimulatedRanks = self._stack.enter_context(self._world.open(self._case.world_size))
-        for rank in range(self._case.world_size):
-            self._ranks.append(_RankFixtures())
-            if not self._at_once:
-                self._on_rank(rank, partial(self._fill, self._ranks[rank]))
+        self._ranks = [_RankFixtures() for _ in range(self._case.world_size)]
+        fill = [partial(self._as_rank, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
         if self._at_once:
-            fill = [partial(self._as_rank, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
-            results(self._cluster.run_bodies(fill, faults=()))
+            verdict(self._cluster.run_bodies(fill, faults=()))
+        else:
+            verdict([self._on_rank(rank, work) for rank, work in enumerate(fill)])
 
     def call(self, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
         schedule = next((value for value in drawn.values() if isinstance(value, DrawnSchedule | Replay)), None)
         if schedule is None and runs_under_schedules(self._item):
             if not is_property(self._item):
-                self._used = False
+                self._used, self._aside = False, None
                 search_schedules(self._item, self._run_afresh)
+                if self._aside is not None:
+                    raise self._aside
                 return
             schedule = draw_schedule()
         try:
@@ -84,7 +87,7 @@ class SimulatedItem:
 
     def _run(self, drawn: dict[str, Any], schedule: Schedule | None) -> None:
         __tracebackhide__ = True
-        results(self._outcomes(drawn, schedule))
+        verdict(self._outcomes(drawn, schedule))
 
     def _outcomes(self, drawn: dict[str, Any], schedule: Schedule | None) -> list[Outcome]:
         __tracebackhide__ = True
@@ -105,9 +108,11 @@ class SimulatedItem:
         except Exception as error:  # others are a time limit's and Ctrl-C's, which end the search
             return error
         try:
-            results(outcomes)
-        except (KeyboardInterrupt, SystemExit, pytest.exit.Exception, pytest.skip.Exception, pytest.xfail.Exception):
+            verdict(outcomes)
+        except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
             raise
+        except (pytest.skip.Exception, pytest.xfail.Exception) as aside:
+            self._aside = self._aside or aside  # a failure under another schedule counts more
         except BaseException as error:
             return error
         return None
@@ -120,15 +125,17 @@ class SimulatedItem:
                     self._finish(fixtures)
                 return
             notes = dict(self._item.stash._storage)  # tmp_path takes its own away at the first rank's teardown
+            ended = []
             for rank, fixtures in reversed(list(enumerate(ranks))):
                 self._item.stash._storage.update(notes)
-                self._on_rank(rank, partial(self._finish, fixtures))
+                ended.append(self._on_rank(rank, partial(self._as_rank, rank, partial(self._finish, fixtures))))
+            verdict(ended[::-1])
 
-    def _on_rank(self, rank: int, work: Callable[[], None]) -> None:
+    def _on_rank(self, rank: int, work: Callable[[], Any]) -> Outcome:
         """Run ``work`` as one rank while the others stand still."""
         bodies: list[Callable[[], Any]] = [_stand_still] * self._case.world_size
-        bodies[rank] = partial(self._as_rank, rank, work)
-        results(self._cluster.run_bodies(bodies, faults=()))
+        bodies[rank] = work
+        return self._cluster.run_bodies(bodies, faults=())[rank]
 
     def _as_rank(self, rank: int, work: Callable[[], Any]) -> Any:
         """On the rank: what fixtures of ranks return is its own meanwhile."""
@@ -161,7 +168,7 @@ class SimulatedItem:
         try:
             item._request._fillfixtures()
         finally:
-            for definition in item._request._fixture_defs.values():
+            for definition in _definitions(item):
                 if definition.argname in _OF_THE_PROCESS:
                     continue
                 if definition.scope == "function" and definition.cached_result is not None:
@@ -179,6 +186,12 @@ class SimulatedItem:
         with ExitStack() as stack:  # every fixture is finished, also after one of them failed
             for definition, _, _, request in rank.aside:
                 stack.callback(definition.finish, request)
+
+
+def _definitions(item: pytest.Function) -> dict[Any, None]:
+    """Of the fixtures that the item has used, in their order; pytest's request knows none whose set-up has failed."""
+    known = [*item._request._fixture_defs.values()]
+    return dict.fromkeys(known + [one for defs in item._fixtureinfo.name2fixturedefs.values() for one in defs])
 
 
 def _stand_still() -> None:

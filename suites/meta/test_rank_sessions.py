@@ -104,6 +104,86 @@ def test_one_verdict_is_made_of_those_of_the_ranks(run):
         assert words in text, words
 
 
+SKIPS = """
+@pytest.fixture
+def skips_on_one(rank):
+    if rank == 0:
+        pytest.skip("no fixture")
+
+@pytest.fixture
+def fails_on_one(rank):
+    if rank == 0:
+        pytest.skip("no fixture")
+    raise OSError("no such disk")
+
+@W
+def test_one_skips(rank, tmp_path):
+    if rank == 1:
+        pytest.skip("not this one")
+    dist.barrier()
+
+@W
+@pytest.mark.schedules(10)
+def test_one_skips_under_schedules(rank):
+    if rank == 1:
+        pytest.skip("under schedules")
+
+@W
+def test_a_fixture_skips(skips_on_one): raise AssertionError
+
+@W
+def test_a_failure_counts_more(rank):
+    if rank == 1:
+        pytest.skip("not this one")
+    assert rank == 1, "a failure in the body"
+
+@W
+@pytest.mark.schedules(10)
+def test_a_failure_under_the_same_schedule_counts_more(rank):
+    if rank == 1:
+        pytest.skip("not this one")
+    assert rank == 1, "a failure under a schedule"
+
+@W
+def test_a_failure_in_a_fixture_counts_more(fails_on_one): pass
+"""
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_failure_of_one_rank_counts_more_than_a_skip_of_another(run, world):
+    result = run(SKIPS, "-rs", world=world)
+    result.assert_outcomes(skipped=3, failed=2, errors=1)
+    text = result.stdout.str()
+    for words in (
+        "SKIPPED [1] test_inner.py:16: rank 1 of 2 skipped: not this one\n",
+        "SKIPPED [1] test_inner.py:22: rank 1 of 2 skipped: under schedules\n",
+        "SKIPPED [1] test_inner.py:28: rank 0 of 2 skipped: no fixture\n",
+        "AssertionError: a failure in the body",
+        "AssertionError: a failure under a schedule",
+        "OSError: no such disk",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize(("right", "outcome"), [(True, "skipped"), (False, "failed")])
+def test_a_failure_under_one_schedule_counts_more_than_a_skip_under_another(run, right, outcome):
+    source = f"""
+began = []
+
+@W
+@pytest.mark.schedules(5)
+def test_the_first_schedule_skips():
+    began.append(1)
+    dist.barrier()
+    if len(began) == 2:
+        pytest.skip("by the schedule")
+    assert {right}
+"""
+    result = run(source, "-rs", world="sim")
+    result.assert_outcomes(**{outcome: 1})
+    assert right == ("SKIPPED [1] test_inner.py:7: by the schedule\n" in result.stdout.str())
+
+
 @pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest 8 has no subtests; install pytest 9")
 def test_a_failing_subtest_fails_the_test_and_names_its_rank(run):
     result = run(
