@@ -13,6 +13,7 @@ from _pytest._io import TerminalWriter
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness import cases
 from pdlcheck.harness.schedules import FOUND
+from pdlcheck.worlds.outcome import text_of
 
 __all__ = ["RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
 
@@ -63,7 +64,7 @@ class _RankReport(TerminalRepr):
 
     def __init__(self, item: pytest.Item, error: BaseException, rendered: str) -> None:
         self._text = "\n".join([rendered, "", *getattr(error, "__notes__", [])])
-        head = (str(error).splitlines() or [""])[0]
+        head = (text_of(error).splitlines() or [""])[0]
         path, line, _ = item.location
         self.reprcrash = ReprFileLocation(path, (line or 0) + 1, f"{type(error).__name__}: {head}")
 

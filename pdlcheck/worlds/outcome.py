@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from traceback import StackSummary, TracebackException
@@ -9,7 +10,7 @@ from typing import Any
 
 from pdlcheck.worlds.site import is_ours
 
-__all__ = ["Outcome", "Raised", "Returned", "Stopped", "results"]
+__all__ = ["Outcome", "Raised", "Returned", "Stopped", "check_has_run", "results", "text_of"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,25 @@ class Stopped:
 Outcome = Returned | Raised | Stopped
 
 
+def check_has_run(value: Any, rank: int) -> None:
+    """Raise if ``value``, which the function of a rank has returned, says that nothing of its body has run."""
+    if inspect.isgenerator(value) or inspect.iscoroutine(value) or inspect.isasyncgen(value):
+        if inspect.iscoroutine(value):
+            value.close()  # else Python warns that nobody awaited it
+        raise TypeError(
+            f"rank {rank} returned a {type(value).__name__} that cannot be sent to the controller: the body of its "
+            "function has not run; return tensors, numbers, strings, or containers of these"
+        )
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says, also one whose ``__str__`` raises, in pytest's words."""
+    try:
+        return str(error)
+    except Exception:
+        return "<exception str() failed>"
+
+
 def results(outcomes: Sequence[Outcome]) -> list[Any]:
     """Return the value of every rank, or raise the first cause with notes that tell the story of all ranks."""
     __tracebackhide__ = True
@@ -77,7 +97,7 @@ def _story(first: Raised, outcomes: Sequence[Outcome]) -> list[str]:
     for outcome in outcomes:
         lines.setdefault(_words(outcome, first, len(outcomes)), []).append(outcome.rank)
         if isinstance(outcome, Raised) and not (outcome.consequence or _alike(outcome, first)):
-            others.setdefault((type(outcome.error), outcome.site or str(outcome.error)), outcome)
+            others.setdefault((type(outcome.error), outcome.site or text_of(outcome.error)), outcome)
     notes = []
     for line, ranks in lines.items():
         was = "was" if len(ranks) == 1 else "were"
@@ -97,7 +117,7 @@ def _words(outcome: Outcome, first: Raised, world_size: int) -> str:
     last = f"; last operation {outcome.last}" if outcome.last else ""
     match outcome:
         case Raised() if _alike(outcome, first):
-            if str(outcome.error) == str(first.error):
+            if text_of(outcome.error) == text_of(first.error):
                 return f"{{ranks}} of {world_size} raised this{last}"
             return f"{{ranks}} failed at the same line: {_difference(outcome.error, first.error)}{last}"
         case Raised(error=error, consequence=True):
@@ -126,18 +146,18 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _alike(one: Raised, other: Raised) -> bool:
     """One failure on two ranks: of one type, with one text or from one line."""
-    same_text = str(one.error) == str(other.error)
+    same_text = text_of(one.error) == text_of(other.error)
     return type(one.error) is type(other.error) and (same_text or (bool(one.site) and one.site == other.site))
 
 
 def _difference(error: BaseException, other: BaseException) -> str:
     """The first line of one message that the other has not."""
-    known = set(str(other).splitlines())
-    return next((line for line in str(error).splitlines() if line not in known), _head(error))
+    known = set(text_of(other).splitlines())
+    return next((line for line in text_of(error).splitlines() if line not in known), _head(error))
 
 
 def _head(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]
+    return (text_of(error).splitlines() or [""])[0]
 
 
 def _traceback(raised: Raised) -> str:

@@ -348,3 +348,37 @@ def test_an_unknown_world_is_refused_with_the_known_ones():
 def test_a_world_inside_a_rank_is_refused(sim):
     with pytest.raises(RuntimeError, match="called inside a simulated rank"):
         sim.run(lambda: get_world("sim").run(all_reduce, world_size=2), world_size=1)
+
+
+async def never_awaited():
+    raise AssertionError("it runs")
+
+
+def never_iterated():
+    raise AssertionError("it runs")
+    yield
+
+
+@pytest.mark.parametrize("fn", [never_awaited, never_iterated])
+def test_a_function_whose_body_does_not_run_is_refused_as_on_processes(sim, fn):
+    words = "rank . returned a (generator|coroutine) that cannot be sent to the controller: the body .* has not run"
+    with pytest.raises(TypeError, match=words):
+        sim.run(fn, world_size=2)
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        return self.no_such_attribute
+
+
+@pytest.mark.parametrize("raising", [1, 2])
+def test_an_exception_that_cannot_say_what_it_is_stays_the_cause(sim, raising):
+    def program():
+        if dist.get_rank() < raising:
+            raise Unspeakable
+        dist.barrier()
+
+    with pytest.raises(Unspeakable) as caught:
+        sim.run(program, world_size=2)
+    ranks = ["rank 0 of 2", "ranks 0-1 of 2"][raising - 1]
+    assert caught.value.__notes__[0] == f"{ranks} raised this"

@@ -15,6 +15,8 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from pdlcheck.worlds.outcome import check_has_run
+
 __all__ = ["dump_call", "dump_error", "dump_result", "import_module_of", "load_call", "module_of"]
 
 _PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
@@ -59,6 +61,7 @@ def dump_result(value: Any, rank: int) -> bytes:
     Raises:
         TypeError: it cannot travel.
     """
+    check_has_run(value, rank)
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if _is_plain(value) else _dumps(value)
     except Exception as error:  # pickling runs code of any class

@@ -23,6 +23,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from pdlcheck.errors import PeerFailed, RankFailed
+from pdlcheck.worlds.outcome import text_of
 from pdlcheck.worlds.processes.absent_devices import leave_absent_devices_alone
 from pdlcheck.worlds.processes.announce import Announcer
 from pdlcheck.worlds.processes.at_end import end
@@ -224,7 +225,7 @@ def fresh_state(seed: int, start: Start) -> None:
 
 def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Failed:
     text = user_traceback(error)
-    consequence = isinstance(error, RuntimeError) and any(words in str(error) for words in _PEER_HAS_GONE)
+    consequence = isinstance(error, RuntimeError) and any(words in text_of(error) for words in _PEER_HAS_GONE)
     if isinstance(error, _UNSENDABLE):
         what = f"raised {type(error).__name__}"
         if isinstance(error, SystemExit):
@@ -235,7 +236,7 @@ def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Fai
         call,
         dump_error(error),
         type(error).__name__,
-        str(error),
+        text_of(error),
         {name: value for name, value in vars(error).items() if isinstance(value, str)},
         text,
         site_of(error),

@@ -9,6 +9,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from pdlcheck.worlds.outcome import text_of
+
 __all__ = [
     "TIMEOUT_MS",
     "closed_by",
@@ -32,12 +34,12 @@ _CONSEQUENCE = re.compile(
 
 def is_consequence(error: BaseException) -> bool:
     """Does the error only say that another rank is gone?"""
-    return isinstance(error, RuntimeError) and _CONSEQUENCE.match(str(error)) is not None
+    return isinstance(error, RuntimeError) and _CONSEQUENCE.match(text_of(error)) is not None
 
 
 def is_time_limit(error: BaseException) -> bool:
     """Does the error say that a time limit has elapsed in an operation?"""
-    return str(error).startswith("[sim] Timed out waiting")
+    return text_of(error).startswith("[sim] Timed out waiting")
 
 
 def closed_by(rank: int) -> RuntimeError:

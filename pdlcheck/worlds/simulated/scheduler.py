@@ -13,7 +13,7 @@ from copy import copy
 from typing import Any
 
 from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported
-from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, text_of
 from pdlcheck.worlds.simulated.core import never_preempt, on_one_core
 from pdlcheck.worlds.simulated.isolation import RankState, isolated_controller
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
@@ -253,7 +253,7 @@ class Scheduler:
             return Stopped(me.rank, f"in {me.waits_for}" if me.waits_for is not None else "")
         except BaseException as error:
             self._failures += 1
-            if self.error is not None and str(error).startswith(_FROM_CALLBACK):  # torch has wrapped the verdict
+            if self.error is not None and text_of(error).startswith(_FROM_CALLBACK):  # torch has wrapped the verdict
                 error = copy(self.error).with_traceback(error.__traceback__)
             if isinstance(error, PdlcheckError):
                 end_at_user_line(error)

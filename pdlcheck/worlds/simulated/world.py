@@ -16,14 +16,14 @@ from pdlcheck.clock.timeline import Timeline
 from pdlcheck.errors import Inconclusive
 from pdlcheck.faults import DrawnFaults, Fault
 from pdlcheck.worlds.arguments import check_faults, check_world_size
-from pdlcheck.worlds.outcome import Outcome, Raised, Returned, results
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, results
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated import idle, isolation
 from pdlcheck.worlds.simulated.c10d import has_group, join_group, leave_alone, rank_local_torch_distributed
 from pdlcheck.worlds.simulated.losses import is_consequence
 from pdlcheck.worlds.simulated.measures import Measures
 from pdlcheck.worlds.simulated.network import Network
-from pdlcheck.worlds.simulated.scheduler import current_rank
+from pdlcheck.worlds.simulated.scheduler import current_rank, running_rank
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
 from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
 from pdlcheck.worlds.watch import Traffic
@@ -168,8 +168,11 @@ class SimulatedRanks:
             __tracebackhide__ = True
             if args or kwargs:
                 own_args, own_kwargs = deepcopy((args, kwargs))  # no rank sees what another does to its arguments
-                return fn(*own_args, **own_kwargs)
-            return fn()
+                value = fn(*own_args, **own_kwargs)
+            else:
+                value = fn()
+            check_has_run(value, running_rank().rank)
+            return value
 
         if isolation.observer is not None:
             isolation.observer.call(fn)
