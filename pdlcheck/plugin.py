@@ -206,7 +206,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
 def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]:
     __tracebackhide__ = True
-    with cases.too_few_ranks_skip():
+    with cases.too_few_ranks_skip(), cases.plain_skips():
         yield
 
 
@@ -260,7 +260,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
             yield
         return
     world = getattr(item, "funcargs", {}).get("world")
-    with cases.too_few_ranks_skip(), cases.with_faults(item):
+    with cases.too_few_ranks_skip(), cases.plain_skips(), cases.with_faults(item):
         if cases.case_of(item) is not None or cases.world_of(item) is None or world is None:
             yield
             return

@@ -33,6 +33,7 @@ __all__ = [
     "open_world",
     "open_worlds",
     "parametrize",
+    "plain_skips",
     "rank_context",
     "require_ranks",
     "runs_in_a_rank",
@@ -160,6 +161,19 @@ def require_ranks(item: pytest.Item) -> None:
         )
     if item.get_closest_marker("faults") and world_of(item) is None and not runs_in_a_rank(item.config):
         pytest.fail("faults happen to ranks: mark the test world_size, or let it use the fixture world", pytrace=False)
+
+
+@contextmanager
+def plain_skips() -> Iterator[None]:
+    """A skip that comes from ranks gives its reason alone, without their story."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except pytest.skip.Exception as skip:
+        if story := getattr(skip, "__notes__", None):
+            story.clear()
+            skip._use_item_location = True  # the rank's own lines do not reach the controller
+        raise
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import pytest
@@ -56,8 +54,7 @@ def prepare(item: pytest.Item) -> None:
 def _setup(item: pytest.Function, ranked: RankedItem) -> None:
     item.addfinalizer(lambda: clear_shared(item))
     item.addfinalizer(ranked.teardown)  # the last comes first
-    with _plain_skips():
-        ranked.setup()
+    ranked.setup()
 
 
 def call(item: pytest.Function) -> None:
@@ -67,8 +64,7 @@ def call(item: pytest.Function) -> None:
     if inspect.iscoroutinefunction(item.obj):
         pytest.fail("the body of an async test cannot run on ranks; write a plain function", pytrace=False)
     if not is_property(item):
-        with _plain_skips():
-            ranked.call({})
+        ranked.call({})
         return
     fixtures = dict.fromkeys(item._fixtureinfo.argnames, _EachRanksOwn())
 
@@ -88,18 +84,6 @@ def finish_ranks(config: pytest.Config, exitstatus: int) -> None:
         from pdlcheck.harness.processes import finish
 
         finish(world, exitstatus)
-
-
-@contextmanager
-def _plain_skips() -> Iterator[None]:
-    """A skip gives its reason alone, without the story of the ranks."""
-    __tracebackhide__ = True
-    try:
-        yield
-    except pytest.skip.Exception as skip:
-        getattr(skip, "__notes__", []).clear()
-        skip._use_item_location = True  # the rank's own lines do not reach the controller
-        raise
 
 
 class _EachRanksOwn:
