@@ -8,6 +8,7 @@ run sets up all ranks.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from copy import deepcopy
@@ -42,6 +43,7 @@ class _RankFixtures:
 
     body: Callable[..., Any] = field(default=lambda: None)
     arguments: dict[str, Any] = field(default_factory=dict)
+    returned: Any = None
     aside: list[tuple[Any, Any, list[Callable[[], object]], Any]] = field(default_factory=list)
 
 
@@ -88,6 +90,19 @@ class SimulatedItem:
     def _run(self, drawn: dict[str, Any], schedule: Schedule | None) -> None:
         __tracebackhide__ = True
         verdict(self._outcomes(drawn, schedule))
+        self._warn_of_results()
+
+    def _warn_of_results(self) -> None:
+        """Once for all ranks, in pytest's words."""
+        returned = next((rank.returned for rank in self._ranks if rank.returned is not None), None)
+        if returned is not None:
+            warnings.warn(
+                pytest.PytestReturnNotNoneWarning(
+                    f"Test functions should return None, but {self._item.nodeid} returned {type(returned)!r}.\n"
+                    "Did you mean to use `assert` instead of `return`?"
+                ),
+                stacklevel=1,
+            )
 
     def _outcomes(self, drawn: dict[str, Any], schedule: Schedule | None) -> list[Outcome]:
         __tracebackhide__ = True
@@ -109,6 +124,7 @@ class SimulatedItem:
             return error
         try:
             verdict(outcomes)
+            self._warn_of_results()
         except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
             raise
         except (pytest.skip.Exception, pytest.xfail.Exception) as aside:
@@ -153,9 +169,7 @@ class SimulatedItem:
             instance = getattr(body, "__self__", None)
             body = body.hypothesis.inner_test.__wrapped__
             body = body if instance is None else partial(body, instance)
-        result = body(**rank.arguments, **deepcopy(drawn))
-        if result is not None:
-            raise TypeError(f"a test must return None, {self._item.nodeid} returned {result!r}")
+        rank.returned = body(**rank.arguments, **deepcopy(drawn))
 
     def _fill(self, mine: _RankFixtures) -> None:
         item = self._item

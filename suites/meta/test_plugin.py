@@ -366,3 +366,62 @@ def test_double(subject, x):
     result.assert_outcomes(passed=1)
 
 
+
+
+def test_a_test_that_returns_something_passes_with_pytests_warning(run):
+    source = """
+@pytest.mark.world_size(2)
+def test_returns(rank): return rank == 0
+
+@pytest.mark.world_size(2)
+def test_returns_nothing(rank): pass
+"""
+    result = run(HEAD + source, "-W", "default")
+    result.assert_outcomes(passed=2, warnings=1)
+    result.stdout.fnmatch_lines(["*PytestReturnNotNoneWarning: *test_returns[[]*-2] returned <class 'bool'>.*"])
+    run(HEAD + source, "-W", "error::pytest.PytestReturnNotNoneWarning").assert_outcomes(passed=1, failed=1)
+
+
+def test_an_exception_whose_str_raises_is_shown_where_it_was_raised(run):
+    result = run(
+        HEAD
+        + """
+class Unspeakable(Exception):
+    def __str__(self): return self.no_such_attribute
+
+@pytest.mark.world_size(2)
+def test_raises(rank):
+    raise Unspeakable
+"""
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([">*raise Unspeakable", "E*Unspeakable*exception str() failed*"])
+
+
+def test_a_skip_in_a_function_on_ranks_gives_its_reason_alone(run):
+    result = run(
+        HEAD
+        + """
+def skips():
+    if dist.get_rank() == 0:
+        pytest.skip("no such disk")
+
+def test_body(world):
+    world.run(skips, world_size=2)
+
+@pytest.fixture
+def fixture(world):
+    world.run(skips, world_size=2)
+
+def test_with_a_fixture(fixture): pass
+
+def test_of_the_controller(world):
+    pytest.skip("without ranks")
+""",
+        "-rs",
+    )
+    result.assert_outcomes(skipped=3)
+    lines = sorted(line for line in result.outlines if line.startswith("SKIPPED"))
+    name = lines[0].split()[2].partition(":")[0]
+    places = [("8", "no such disk"), ("15", "no such disk"), ("18", "without ranks")]
+    assert lines == sorted(f"SKIPPED [1] {name}:{line}: {reason}" for line, reason in places), lines
