@@ -30,6 +30,7 @@ from pdlcheck.harness.cases import IN_RANK, RankContext, set_rank_context
 from pdlcheck.harness.examples import is_property
 from pdlcheck.harness.folders import SHARED
 from pdlcheck.harness.passed import needs_report, note_passed
+from pdlcheck.harness.rank_asserts import explain_for
 from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_properties
 from pdlcheck.harness.reports import RANK_REPORT, RANK_XFAIL
 from pdlcheck.worlds.processes.own_device import own_device
@@ -181,6 +182,7 @@ def setup(path: str, nodeid: str, shared: str) -> None:
     rank_coverage.save()  # what ran since the last test
     _session.around.close()
     _session.around.enter_context(_session.warnings_of(item))
+    explain_for(item)
     _session.session._setupstate.teardown_exact(item)  # what an item before needed and this one does not
     if not getattr(item, "_request", None):
         item._initrequest()
@@ -241,6 +243,7 @@ def _tear_down(item: pytest.Function, nextitem: _Next | None) -> None:
         _phase(item, "teardown", lambda: item.ihook.pytest_runtest_teardown(item=item, nextitem=nextitem))
     finally:
         _session.around.close()
+        explain_for(None)
         item._request = False  # type: ignore[assignment]  # as pytest does when an item has ended
         set_rank_context(None)
         rank_coverage.save()

@@ -257,3 +257,42 @@ def test_never(): raise AssertionError("not reached")
     run(source, "--setup-plan", "-k", "never").assert_outcomes(deselected=2)
     run(source, "-x").assert_outcomes(passed=1, failed=1)
     run(source, "--maxfail=1", "--log-cli-level=INFO", "--durations=3").assert_outcomes(passed=1, failed=1)
+
+
+def test_a_failed_comparison_is_explained_as_pytest_does_it(run):
+    source = """
+class Coin:
+    def __init__(self, cents): self.cents = cents
+    def __eq__(self, other): return self.cents == other.cents
+
+@W
+def test_mapping(): assert {"a": 1, "b": 2} == {"a": 1, "b": 3}
+
+@W
+def test_list(): assert [1, 2, 3] == [1, 2, 4]
+
+@W
+def test_approx(): assert 1.5 == pytest.approx(1.0)
+
+@W
+def test_hook(rank):
+    dist.barrier()
+    assert Coin(rank) == Coin(7), "of no worth"
+"""
+    hooks = """
+def pytest_assertrepr_compare(config, op, left, right):
+    if type(left).__name__ == "Coin":
+        return ["comparing coins", f"cents: {left.cents} != {right.cents}"]
+
+def pytest_assertion_pass(item, lineno, orig, expl):
+    print(f"{item.name} passed {orig}")
+"""
+    result = run(source, conftest=hooks)
+    result.assert_outcomes(failed=4)
+    text, more = result.stdout.str(), "Use -v to get more diff"
+    for words in ("{'b': 2} != {'b': 3}", "At index 2 diff: 3 != 4", "comparison failed", "cents: 0 != 7", more):
+        assert words in text, words
+    assert more not in run(source, "-vv", conftest=hooks).stdout.str()
+    source = "@W\ndef test_passes():\n    assert 1 + 1\n    assert 0"
+    result = run(source, "-o", "enable_assertion_pass_hook=true", conftest=hooks)
+    result.stdout.fnmatch_lines(["*test_passes?gloo-2? passed 1 + 1"])
