@@ -8,11 +8,12 @@ the session would show or record travels as notes, see ``rank_hooks``.
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -57,7 +58,7 @@ class SessionDescription:
     """What a rank needs to make the same session as the controller's."""
 
     arguments: tuple[str, ...]
-    options: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, bytes], ...]  # pickled: a conftest file of the rank may define the classes of values
     filters: tuple[Sequence[str], Sequence[str]]  # of warnings: from the ini file, from the command line
     basetemp: str
     world: str
@@ -79,15 +80,22 @@ def describe(config: pytest.Config, world: str) -> SessionDescription:
         arguments += ["-p", plugin]
     arguments += config.getoption("file_or_dir") or []  # so that the same conftest files add their options
     options = tuple(
-        (name, value)
+        (name, pickled)
         for name, value in sorted(vars(config.option).items())
-        if isinstance(value, str | int | float | bool | None | list)
-        and name not in _NOT_IN_RANKS | _GIVEN_AS_ARGUMENTS
+        if name not in _NOT_IN_RANKS | _GIVEN_AS_ARGUMENTS
         and not name.startswith(_PLUGINS_NOT_IN_RANKS)
+        and (pickled := _pickled(value)) is not None
     )
     filters = (config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or [])
     basetemp = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # as pytest-xdist takes it
     return SessionDescription(tuple(arguments), options, filters, str(basetemp), world)
+
+
+def _pickled(value: object) -> bytes | None:
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # an open file, a lambda; classes of users may raise anything
+        return None
 
 
 class _RankSession:
@@ -100,7 +108,8 @@ class _RankSession:
             self.config = config = _prepareconfig(list(description.arguments))
             config.stash[IN_RANK] = True
             for name, value in description.options:
-                setattr(config.option, name, value)
+                with suppress(Exception):  # as with what cannot be pickled, the rank's own parser has a default
+                    setattr(config.option, name, pickle.loads(value))
             if isinstance(getattr(config.option, "randomly_seed", None), int):
                 config.option.randomly_seed += own_rank()  # streams of their own, also with pytest-randomly
             config._do_configure()

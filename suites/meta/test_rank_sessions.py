@@ -242,6 +242,37 @@ def test_options(request):
     assert "of the controller" in (pytester.path / "all.log").read_text(), "the ranks do not write to the same file"
 
 
+def test_options_of_every_type_hold_in_ranks(run):
+    options = """
+import argparse, enum, pathlib
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+class Split(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, self.dest, dict([values.split("=")]))
+
+def pytest_addoption(parser):
+    parser.addoption("--data-dir", type=pathlib.Path, default=pathlib.Path("nowhere"))
+    parser.addoption("--colour", type=Colour, default=Colour.RED)
+    parser.addoption("--pair", type=lambda text: tuple(text.split(",")))
+    parser.addoption("--setting", action=Split)
+    parser.addoption("--log-to", type=argparse.FileType("w"))
+"""
+    source = """
+@W
+def test_options(request):
+    option = request.config.getoption
+    assert str(option("--data-dir")) == "/data" and option("--colour").name == "BLUE"
+    assert option("--pair") == ("a", "b") and option("--setting") == {"one": "1"}
+    assert option("--log-to") is None, "an open file is the controller's own"
+"""
+    given = ("--data-dir=/data", "--colour=blue", "--pair=a,b", "--setting=one=1", "--log-to=mine.txt")
+    run(source, *given, conftest=options).assert_outcomes(passed=1)
+
+
 def test_options_of_the_run_do_no_harm(run):
     source = """
 @W
