@@ -177,10 +177,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if cases.case_of(item) is not None or item.get_closest_marker("verifies"):
+    on_ranks = cases.case_of(item) is not None
+    if on_ranks or item.get_closest_marker("verifies"):
         from pdlcheck.harness.examples import accept_rank_fixtures
 
-        accept_rank_fixtures(item)
+        accept_rank_fixtures(item, on_ranks=on_ranks)
+    elif cases.world_of(item) is not None:
+        from pdlcheck.harness.examples import accept_instances
+
+        accept_instances(item)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pytest
 
 from pdlcheck.harness import cases
-from pdlcheck.harness.examples import is_property, ranks_receive_examples
+from pdlcheck.harness.examples import is_property, ranks_receive_examples, refuse_own_fixtures
 from pdlcheck.harness.folders import clear_shared
 
 __all__ = ["RankedItem", "call", "finish_ranks", "prepare"]
@@ -66,6 +66,7 @@ def call(item: pytest.Function) -> None:
     if not is_property(item):
         ranked.call({})
         return
+    refuse_own_fixtures(item)
     fixtures = dict.fromkeys(item._fixtureinfo.argnames, _EachRanksOwn())
 
     def on_ranks(arguments: dict[str, Any]) -> None:

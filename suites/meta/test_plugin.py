@@ -147,6 +147,68 @@ def test_total(world, n):
     result.stdout.fnmatch_lines([f"*::test_total?{run.world}? PASSED*"])
 
 
+def test_a_property_may_be_a_method(run):
+    result = run(
+        HEAD
+        + """
+few = settings(database=None, max_examples=5, deadline=None)
+
+class TestProperties:
+    greeting = "hello"
+
+    @pytest.mark.world_size(2, 3)
+    @few
+    @given(n=st.integers(0, 9))
+    def test_marked_last(self, rank, n):
+        assert 0 <= n <= 9 and self.greeting == "hello"
+
+    @few
+    @given(n=st.integers(0, 9))
+    @pytest.mark.world_size(2)
+    def test_marked_first(this, rank, n):
+        assert this.greeting == "hello"
+
+    @staticmethod
+    @pytest.mark.world_size(2)
+    @few
+    @given(n=st.integers(0, 9))
+    def test_static(rank, n):
+        assert 0 <= n <= 9
+"""
+    )
+    result.assert_outcomes(passed=4)
+
+
+def test_a_property_that_is_a_method_runs_in_several_worlds(pytester):
+    pytester.makepyfile(
+        HEAD
+        + """
+class TestProperties:
+    @settings(database=None, max_examples=5, deadline=None)
+    @given(n=st.integers(0, 9))
+    def test_world(self, world, n):
+        assert world.run(max, n, 0, world_size=2) == [n, n]
+"""
+    )
+    pytester.runpytest_inprocess("--world", "sim,gloo").assert_outcomes(passed=2)
+
+
+def test_a_function_scoped_fixture_of_the_users_is_refused_by_name_unless_it_is_wanted(run):
+    source = HEAD + """
+from hypothesis import HealthCheck
+
+@pytest.mark.world_size(2, 3)
+@settings(database=None, max_examples=5, deadline=None, suppress_health_check=[%s])
+@given(n=st.integers(0, 9))
+def test_folder(rank, tmp_path, n):
+    assert tmp_path.exists()
+"""
+    result = run(source % "")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*FailedHealthCheck: *uses a function-scoped fixture 'tmp_path'*"])
+    run(source % "HealthCheck.function_scoped_fixture").assert_outcomes(passed=2)
+
+
 def test_every_rank_has_its_own_function_scoped_fixtures(run):
     result = run(
         HEAD
