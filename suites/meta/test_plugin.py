@@ -109,6 +109,64 @@ def test_after_it(rank):
     result.stdout.fnmatch_lines(["*AssertionError: rank one is unwell*", "*rank 0 was stopped in all_reduce*"])
 
 
+def test_an_exception_whose_text_cannot_be_made_is_a_failure_like_others(run):
+    result = run(
+        HEAD
+        + """
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError("no words")
+
+@pytest.mark.world_size(2)
+def test_one(rank):
+    if rank == 1:
+        raise Mute
+    dist.barrier()
+
+@pytest.mark.world_size(2)
+def test_both():
+    raise Mute
+
+def fail():
+    raise Mute
+
+def test_function(world):
+    world.run(fail, world_size=2)
+"""
+    )
+    result.assert_outcomes(failed=3)
+    text = result.stdout.str()
+    assert text.count("<exception str() failed>") >= 3
+    assert "no words" not in text.replace('KeyError("no words")', "") and "RankDied" not in text
+
+
+def test_the_ways_to_end_a_program_are_failures_at_their_line(run):
+    result = run(
+        HEAD
+        + """
+import sys
+
+@pytest.mark.world_size(2)
+def test_exit(rank):
+    sys.exit(3)
+
+@pytest.mark.world_size(2)
+def test_generator(rank):
+    raise GeneratorExit
+
+@pytest.mark.world_size(2)
+@pytest.mark.xfail(raises=SystemExit)
+def test_expected(rank):
+    sys.exit(3)
+""",
+        "-rx",
+    )
+    result.assert_outcomes(failed=2, xfailed=1)
+    text = result.stdout.str()
+    assert ">       sys.exit(3)" in text and ">       raise GeneratorExit" in text
+    assert len(result.outlines) < 60 and "_hookexec" not in text
+
+
 def test_a_property_is_drawn_and_shrunk_in_the_controller(run):
     result = run(
         HEAD

@@ -7,6 +7,7 @@ import platform
 import torch
 
 from pdlcheck.worlds.devices import check_devices, device_name, why_no_cuda
+from pdlcheck.worlds.outcome import text_of
 
 __all__ = ["own_device", "select_own_device", "take_device", "was_lost"]
 
@@ -57,4 +58,4 @@ def was_lost(error: BaseException) -> bool:
         >>> was_lost(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
         False
     """
-    return isinstance(error, RuntimeError) and "CUDA error:" in str(error)
+    return isinstance(error, RuntimeError) and "CUDA error:" in text_of(error)

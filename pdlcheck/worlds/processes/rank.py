@@ -227,19 +227,30 @@ def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Fai
     text = user_traceback(error)
     consequence = isinstance(error, RuntimeError) and any(words in text_of(error) for words in _PEER_HAS_GONE)
     if isinstance(error, _UNSENDABLE):
-        what = f"raised {type(error).__name__}"
-        if isinstance(error, SystemExit):
-            what = f"called sys.exit({error.code!r})"
-        cure = "raise an ordinary exception to make the call fail"
-        error = RankFailed(f"rank {rank} {what}; {cure}", rank=rank, traceback=text).with_traceback(error.__traceback__)
+        error = _sendable(error, rank, text)
     return Failed(
         call,
         dump_error(error),
         type(error).__name__,
         text_of(error),
-        {name: value for name, value in vars(error).items() if isinstance(value, str)},
+        _words(error),
         text,
         site_of(error),
         consequence,
         after,
     )
+
+
+def _sendable(error: BaseException, rank: int, text: str) -> RankFailed:
+    """An error that the controller can raise, with what was noted at the rank's own."""
+    what = f"raised {type(error).__name__}"
+    if isinstance(error, SystemExit):
+        what = f"called sys.exit({error.code!r})"
+    cure = "raise an ordinary exception to make the call fail"
+    failed = RankFailed(f"rank {rank} {what}; {cure}", rank=rank, traceback=text)
+    vars(failed).update(_words(error))
+    return failed.with_traceback(error.__traceback__)
+
+
+def _words(error: BaseException) -> dict[str, str]:
+    return {name: value for name, value in vars(error).items() if isinstance(value, str)}
