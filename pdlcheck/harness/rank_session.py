@@ -120,6 +120,7 @@ class _RankSession:
             self.hooks = RankHooks(config)
             config.pluginmanager.register(self.hooks, "pdlcheck-rank")
             self.session = pytest.Session.from_config(config)
+            self.session.exitstatus = pytest.ExitCode.OK
             config.hook.pytest_sessionstart(session=self.session)
         self.items: dict[str, pytest.Function] = {}
         self.around = ExitStack()  # from an item's set-up to its teardown
@@ -267,12 +268,13 @@ def finish(exitstatus: int) -> None:
     if _session is None:
         return
     ending, _session = _session, None
+    ending.session.exitstatus = pytest.ExitCode(exitstatus)
     plugins = ending.config.pluginmanager
     others = [plugin for plugin in plugins.get_plugins() if plugin not in plugins._conftest_plugins]
     with ExitStack() as stack:
         stack.callback(plugins.subset_hook_caller("pytest_unconfigure", others), config=ending.config)
         session_finish = plugins.subset_hook_caller("pytest_sessionfinish", others)
-        stack.callback(session_finish, session=ending.session, exitstatus=exitstatus)
+        stack.callback(session_finish, session=ending.session, exitstatus=ending.session.exitstatus)
         ending.session._setupstate.teardown_exact(None)
 
 

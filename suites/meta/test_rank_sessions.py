@@ -259,7 +259,7 @@ def pytest_addoption(parser):
     parser.addoption("--colour", type=Colour, default=Colour.RED)
     parser.addoption("--pair", type=lambda text: tuple(text.split(",")))
     parser.addoption("--setting", action=Split)
-    parser.addoption("--log-to", type=argparse.FileType("w"))
+    parser.addoption("--made", type=lambda text: lambda: text)
 """
     source = """
 @W
@@ -267,10 +267,28 @@ def test_options(request):
     option = request.config.getoption
     assert str(option("--data-dir")) == "/data" and option("--colour").name == "BLUE"
     assert option("--pair") == ("a", "b") and option("--setting") == {"one": "1"}
-    assert option("--log-to") is None, "an open file is the controller's own"
+    assert option("--made") is None, "what cannot be pickled is the controller's own"
 """
-    given = ("--data-dir=/data", "--colour=blue", "--pair=a,b", "--setting=one=1", "--log-to=mine.txt")
+    given = ("--data-dir=/data", "--colour=blue", "--pair=a,b", "--setting=one=1", "--made=here")
     run(source, *given, conftest=options).assert_outcomes(passed=1)
+
+
+def test_hooks_that_end_a_session_see_its_exit_status_in_ranks(run, pytester):
+    hooks = """
+import pathlib
+
+def pytest_sessionstart(session):
+    assert session.exitstatus == 0
+
+def pytest_sessionfinish(session, exitstatus):
+    assert session.exitstatus == exitstatus
+    with (session.config.rootpath / "statuses.txt").open("a") as file:
+        file.write(f"{int(exitstatus)}\\n")
+"""
+    run("@W\ndef test_passes(): pass", conftest=hooks).assert_outcomes(passed=1)
+    run("@W\ndef test_fails(): assert 0", conftest=hooks).assert_outcomes(failed=1)
+    text = (pytester.path / "statuses.txt").read_text()
+    assert sorted(text.split()) == ["0"] * 3 + ["1"] * 3
 
 
 def test_options_of_the_run_do_no_harm(run):
