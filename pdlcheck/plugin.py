@@ -291,7 +291,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
     rank = node.config.getoption("--rank-pdb")
     case = cases.case_of(node) if rank is not None else None
-    if case is not None and case.world == "sim" and not node.config.getoption("usepdb"):
+    if case is not None and case.world == "sim" and not node.config.getoption("usepdb", False):
         from pdlcheck.harness.terminal import post_mortem_on_sim
 
         post_mortem_on_sim(node, call, report, rank)

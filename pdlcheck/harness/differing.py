@@ -32,7 +32,7 @@ SECTION = "worlds differ"
 def compares_worlds(config: pytest.Config) -> bool:
     """True where one process sees the verdicts of ``sim`` and of processes, and nobody is debugging."""
     names = cases.world_names(config)
-    debugging = config.getoption("--rank-pdb") is not None or config.getoption("usepdb")
+    debugging = config.getoption("--rank-pdb") is not None or config.getoption("usepdb", False)
     alone = not hasattr(config, "workerinput") and not config.getoption("numprocesses", None)
     return "sim" in names and len(set(names)) > 1 and alone and not debugging and not cases.runs_in_a_rank(config)
 

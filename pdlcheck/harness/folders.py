@@ -1,19 +1,34 @@
-"""The folder that the ranks of one test share."""
+"""The folder that the ranks of one test share, in that of the session."""
 
 from __future__ import annotations
 
 import re
 import shutil
+import tempfile
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 from _pytest.tmpdir import tmppath_result_key
 
-__all__ = ["SHARED", "clear_shared", "has_failed", "shared_of", "shared_path"]
+__all__ = ["SHARED", "basetemp_of", "clear_shared", "has_failed", "shared_of", "shared_path"]
 
 SHARED = pytest.StashKey[Path]()
 _numbers = pytest.StashKey["count[int]"]()
+_without_plugin = pytest.StashKey[Path]()
+
+
+def basetemp_of(config: pytest.Config) -> Path:
+    """The session's folder for temporary ones: pytest's, as pytest-xdist takes it, or one of ours at -p no:tmpdir."""
+    factory = getattr(config, "_tmp_path_factory", None)
+    if factory is not None:
+        basetemp: Path = factory.getbasetemp()
+        return basetemp
+    if _without_plugin not in config.stash:
+        config.stash[_without_plugin] = Path(tempfile.mkdtemp(prefix="pdlcheck-"))
+        config.add_cleanup(partial(shutil.rmtree, config.stash[_without_plugin], ignore_errors=True))
+    return config.stash[_without_plugin]
 
 
 def shared_path(item: pytest.Item) -> Path:
@@ -21,8 +36,7 @@ def shared_path(item: pytest.Item) -> Path:
     if SHARED not in item.stash:
         numbers = item.config.stash.setdefault(_numbers, count())
         name = re.sub(r"\W", "_", item.name)[:30]
-        basetemp: Path = item.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-        item.stash[SHARED] = basetemp / f"{name}-shared{next(numbers)}"
+        item.stash[SHARED] = basetemp_of(item.config) / f"{name}-shared{next(numbers)}"
     return item.stash[SHARED]
 
 
@@ -36,7 +50,7 @@ def shared_of(item: pytest.Item) -> Path:
 def clear_shared(item: pytest.Item) -> None:
     """Remove the folder where ``tmp_path_retention_policy`` asks for it."""
     path = item.stash.get(SHARED, None)
-    if path is None:
+    if path is None or _without_plugin in item.config.stash:
         return
     policy = item.config.getini("tmp_path_retention_policy")
     if policy == "failed" and not has_failed(item):

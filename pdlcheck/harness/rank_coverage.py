@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from pdlcheck.harness.folders import basetemp_of
+
 __all__ = ["CoverageSettings", "hand_over", "save", "settings_of", "start", "switch"]
 
 _measuring: Any = None
@@ -95,5 +97,4 @@ def _controller(config: pytest.Config) -> Any:
 
 
 def _folder(config: pytest.Config) -> Path:
-    basetemp: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-    return basetemp / "coverage-of-ranks"
+    return basetemp_of(config) / "coverage-of-ranks"

@@ -29,7 +29,7 @@ from pdlcheck.harness import rank_coverage, rank_debugger
 from pdlcheck.harness.at_once import only_own_teardown
 from pdlcheck.harness.cases import IN_RANK, RankContext, set_rank_context
 from pdlcheck.harness.examples import is_property
-from pdlcheck.harness.folders import SHARED
+from pdlcheck.harness.folders import SHARED, basetemp_of
 from pdlcheck.harness.passed import needs_report, note_passed
 from pdlcheck.harness.rank_asserts import explain_for
 from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_properties
@@ -66,7 +66,9 @@ class SessionDescription:
 
 def describe(config: pytest.Config, world: str) -> SessionDescription:
     """The controller's session, for the ranks of a world."""
-    arguments = ["-s", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    arguments = ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    if config.pluginmanager.hasplugin("capturemanager"):
+        arguments.append("-s")
     for override in config.getoption("override_ini") or []:
         arguments += ["-o", override]
     arguments += ["--rootdir", str(config.rootpath), "-o", "addopts=", "-o", "log_file="]  # one file, one writer
@@ -87,8 +89,7 @@ def describe(config: pytest.Config, world: str) -> SessionDescription:
         and (pickled := _pickled(value)) is not None
     )
     filters = (config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or [])
-    basetemp = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # as pytest-xdist takes it
-    return SessionDescription(tuple(arguments), options, filters, str(basetemp), world)
+    return SessionDescription(tuple(arguments), options, filters, str(basetemp_of(config)), world)
 
 
 def _pickled(value: object) -> bytes | None:
@@ -122,6 +123,7 @@ class _RankSession:
             self.session = pytest.Session.from_config(config)
             self.session.exitstatus = pytest.ExitCode.OK
             config.hook.pytest_sessionstart(session=self.session)
+        self.explains = config.pluginmanager.hasplugin("assertion")
         self.items: dict[str, pytest.Function] = {}
         self.around = ExitStack()  # from an item's set-up to its teardown
         self._folders: dict[tuple[type, str], Any] = {}
@@ -192,7 +194,8 @@ def setup(path: str, nodeid: str, shared: str) -> None:
     rank_coverage.save()  # what ran since the last test
     _session.around.close()
     _session.around.enter_context(_session.warnings_of(item))
-    explain_for(item)
+    if _session.explains:
+        explain_for(item)
     _session.session._setupstate.teardown_exact(item)  # what an item before needed and this one does not
     if not getattr(item, "_request", None):
         item._initrequest()
@@ -346,8 +349,9 @@ def _set_basetemp(config: pytest.Config, basetemp: Path, pool: str) -> None:
     """Each rank has a folder inside that of the session; a rank that takes another one's place goes on there."""
     own = basetemp / f"{pool}-rank{own_rank()}"
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
-    factory = config._tmp_path_factory  # type: ignore[attr-defined]
-    factory._basetemp = own.resolve()
+    factory = getattr(config, "_tmp_path_factory", None)  # absent at -p no:tmpdir
+    if factory is not None:
+        factory._basetemp = own.resolve()
 
 
 @contextmanager

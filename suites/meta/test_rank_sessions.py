@@ -291,6 +291,24 @@ def pytest_sessionfinish(session, exitstatus):
     assert sorted(text.split()) == ["0"] * 3 + ["1"] * 3
 
 
+@pytest.mark.parametrize("world", ["gloo", "sim"])
+def test_pytest_may_be_without_some_of_its_plugins(run, world):
+    source = """
+@W
+def test_good(rank, shared_tmp_path):
+    assert shared_tmp_path.is_dir()
+
+@W
+def test_bad(rank):
+    assert rank == 1
+
+def test_plain():
+    pass
+"""
+    without = [option for name in ("assertion", "capture", "debugging", "tmpdir") for option in ("-p", f"no:{name}")]
+    run(source, *without, world=world).assert_outcomes(passed=2, failed=1)
+
+
 def test_options_of_the_run_do_no_harm(run):
     source = """
 @W
