@@ -33,7 +33,7 @@ from pdlcheck.harness.folders import SHARED, basetemp_of
 from pdlcheck.harness.passed import needs_report, note_passed
 from pdlcheck.harness.rank_asserts import explain_for
 from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_properties
-from pdlcheck.harness.reports import RANK_REPORT, RANK_XFAIL
+from pdlcheck.harness.reports import RANK_CRASH, RANK_REPORT, RANK_XFAIL
 from pdlcheck.worlds.processes.own_device import own_device
 from pdlcheck.worlds.processes.own_rank import own_rank, own_world_size
 
@@ -334,6 +334,8 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
         setattr(error, RANK_XFAIL, report.wasxfail)
     if not isinstance(error, pytest.skip.Exception | pytest.xfail.Exception):
         setattr(error, RANK_REPORT, str(report.longrepr))
+        if crash := getattr(report.longrepr, "reprcrash", None):
+            setattr(error, RANK_CRASH, f"{crash.path}:{crash.lineno}")
         rank_debugger.post_mortem(item.nodeid, error, str(report.longrepr))
     raise error
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from traceback import walk_tb
 from typing import Any
 
 import pytest
-from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._code.code import ExceptionRepr, ReprExceptionInfo, ReprFileLocation, ReprTracebackNative
 from _pytest._io import TerminalWriter
 
 from pdlcheck.errors import PdlcheckError
@@ -15,8 +16,9 @@ from pdlcheck.harness import cases
 from pdlcheck.harness.schedules import FOUND
 from pdlcheck.worlds.outcome import text_of
 
-__all__ = ["RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
+__all__ = ["RANK_CRASH", "RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
 
+RANK_CRASH = "_pdlcheck_crash"  # attribute of an exception: ``path:line`` where the rank's pytest saw it raised
 RANK_REPORT = "_pdlcheck_report"  # attribute of an exception: the report as the rank rendered it
 RANK_XFAIL = "_pdlcheck_xfail"  # attribute of an exception: the reason for which the rank's pytest expected it
 
@@ -59,15 +61,27 @@ def _passes_through(error: BaseException, path: str) -> bool:
     return any(frame.f_code.co_filename == path for frame, _ in walk_tb(error.__traceback__))
 
 
-class _RankReport(TerminalRepr):
-    """A failure as its rank rendered it, with what became of the other ranks."""
+class _RankReport(ReprExceptionInfo):
+    """A failure as its rank rendered it, with what became of the other ranks; pytest-xdist can send it."""
 
     def __init__(self, item: pytest.Item, error: BaseException, rendered: str) -> None:
-        self._text = "\n".join([rendered, "", *getattr(error, "__notes__", [])])
+        self._text = "\n".join([rendered, "", *_not_in(rendered, getattr(error, "__notes__", []))])
         head = (text_of(error).splitlines() or [""])[0]
-        path, line, _ = item.location
-        self.reprcrash = ReprFileLocation(path, (line or 0) + 1, f"{type(error).__name__}: {head}")
+        message = f"{type(error).__name__}: {head}"
+        super().__init__(ReprTracebackNative([f"{self._text}\n"]), ReprFileLocation(*_crash_of(error, item), message))
 
     def toterminal(self, tw: TerminalWriter) -> None:
         for line in self._text.splitlines():
             tw.line(line, red=line.startswith("E  "), bold=line.startswith("E  "))
+        ExceptionRepr.toterminal(self, tw)
+
+
+def _not_in(rendered: str, notes: Sequence[str]) -> list[str]:
+    """Those that the rank's report does not show: the test's own notes were there when it was made."""
+    shown = {line.removeprefix("E").strip() for line in rendered.splitlines()}
+    return [note for note in notes if not shown.issuperset(line.strip() for line in note.splitlines())]
+
+
+def _crash_of(error: BaseException, item: pytest.Item) -> tuple[str, int]:
+    path, _, line = getattr(error, RANK_CRASH, "").rpartition(":")
+    return (path, int(line)) if path else (item.location[0], (item.location[1] or 0) + 1)

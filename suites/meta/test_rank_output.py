@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+import pytest
+
 OUTPUT = """
 print("imported")
 
@@ -182,3 +184,33 @@ def test_properties(rank, record_property):
     result.stdout.fnmatch_lines(["*Mine: on all ranks", "*Mine: on one rank"])
     names = [found.get("name") for found in ET.parse("report.xml").iter("property")]
     assert names == ["same [rank 0]", "rank [rank 0]", "same [rank 1]", "rank [rank 1]"]
+
+
+def test_the_notes_of_an_exception_are_shown_once_and_so_is_what_became_of_the_ranks(run):
+    source = """
+@W
+def test_noted(rank):
+    error = ValueError("wrong")
+    error.add_note("first line of a note\\nsecond line of it")
+    raise error
+"""
+    result = run(source)
+    result.assert_outcomes(failed=1)
+    text = result.stdout.str().partition("= FAILURES =")[2]
+    assert "\nE       second line of it" in text
+    assert text.count("second line of it") == 2, "in the source and in the error"
+    assert "ranks 0-1 of 2 raised this" in text
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
+def test_the_short_summary_tells_what_was_raised_and_one_line_where(run, options):
+    source = """
+@W
+def test_wrong(rank):
+    dist.barrier()
+    assert rank < 0, "the message"
+"""
+    result = run(source, *options, *("-p", "no:randomly"))
+    result.stdout.fnmatch_lines(["E*AssertionError: the message", "*test_wrong?gloo-2? - AssertionError: the m*"])
+    result = run(source, "--tb=line", *options, *("-p", "no:randomly"))
+    result.stdout.fnmatch_lines(["*test_inner.py:8: AssertionError: the message*"])
