@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,15 @@ class RankHooks:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self.not_collected: list[str] = []
+        self.collected: list[pytest.Item] = []
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, object]:
+        """A hook that selects by what the whole session has would select something else here, of one file."""
+        self.collected = list(items)
+        result = yield
+        self.collected += items  # those that it has put in their place
+        return result
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
         category = warning_message.category

@@ -132,11 +132,13 @@ class _RankSession:
         if nodeid not in self.items:
             self.session.testsfailed = 0
             self.hooks.not_collected.clear()
+            self.hooks.collected.clear()
             with _quiet():
-                for item in self.session.perform_collect([path]):
-                    assert isinstance(item, pytest.Function)
-                    self._same_folders(item)
-                    self.items[item.nodeid] = item
+                self.session.perform_collect([path])
+                for item in self.hooks.collected:
+                    if isinstance(item, pytest.Function):
+                        self._same_folders(item)
+                        self.items[item.nodeid] = item
         if nodeid not in self.items:
             why = "".join(f"\n{text}" for text in self.hooks.not_collected) or "; do test ids differ from run to run?"
             raise LookupError(f"a rank collected {path} and found no {nodeid}{why}")

@@ -291,6 +291,31 @@ def pytest_sessionfinish(session, exitstatus):
     assert sorted(text.split()) == ["0"] * 3 + ["1"] * 3
 
 
+def test_a_hook_may_select_tests_by_what_the_whole_session_has(run):
+    hooks = """
+import pytest
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.filterwarnings("error"))
+    items[:] = items[1::2]
+"""
+    source = """
+@W
+def test_one(): raise AssertionError("not selected")
+
+@W
+def test_two(): pass
+
+@W
+def test_three(): raise AssertionError("not selected")
+"""
+    other = "import pytest, warnings\n\n@pytest.mark.world_size(2)\ndef test_%s():\n    warnings.warn('%s')\n"
+    result = run(source, conftest=hooks, test_last=other % ("four", "an error by the mark"))
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*UserWarning: an error by the mark"])
+
+
 @pytest.mark.parametrize("world", ["gloo", "sim"])
 def test_pytest_may_be_without_some_of_its_plugins(run, world):
     source = """
