@@ -51,6 +51,8 @@ _NOT_IN_RANKS = frozenset(
 )
 _PLUGINS_NOT_IN_RANKS = ("cov_", "json_report")
 _GIVEN_AS_ARGUMENTS = frozenset({"capture", "file_or_dir", "inifilename", "override_ini", "plugins", "rootdir"})
+# read when conftest files are loaded, which is before options are set
+_BEFORE_CONFTEST_FILES = {"assertmode": "--assert", "confcutdir": "--confcutdir", "importmode": "--import-mode"}
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,10 @@ def describe(config: pytest.Config, world: str) -> SessionDescription:
         arguments.append("--noconftest")
     if config.inipath is not None:
         arguments += ["-c", str(config.inipath)]
+    for name, argument in _BEFORE_CONFTEST_FILES.items():
+        if (value := getattr(config.known_args_namespace, name, None)) is not None:
+            value = config.invocation_params.dir / value if name == "confcutdir" else value
+            arguments.append(f"{argument}={value}")
     for plugin in config.getoption("plugins") or []:
         arguments += ["-p", plugin]
     arguments += config.getoption("file_or_dir") or []  # so that the same conftest files add their options

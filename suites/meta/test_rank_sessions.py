@@ -273,6 +273,35 @@ def test_options(request):
     run(source, *given, conftest=options).assert_outcomes(passed=1)
 
 
+def test_options_about_conftest_files_hold_in_ranks(pytester):
+    folder = pytester.mkdir("deep")
+    (pytester.path / "conftest.py").write_text("raise RuntimeError('above --confcutdir')\n")
+    (folder / "conftest.py").write_text(
+        """
+import pytest
+
+assert True
+
+@pytest.fixture
+def name_and_globals():
+    return __name__, globals()
+"""
+    )
+    (folder / "test_inner.py").write_text(
+        """
+import pytest
+
+@pytest.mark.world_size(2)
+def test_conftest(name_and_globals):
+    name, known = name_and_globals
+    assert name == "deep.conftest", "--import-mode=prepend makes it 'conftest'"
+    assert "@pytest_ar" not in known, "--assert=rewrite"
+"""
+    )
+    options = ("--confcutdir=deep", "--import-mode=importlib", "--assert=plain", "--rootdir=.", "-p", "no:randomly")
+    pytester.runpytest_subprocess("deep", "--world", "gloo", *options).assert_outcomes(passed=1)
+
+
 def test_hooks_that_end_a_session_see_its_exit_status_in_ranks(run, pytester):
     hooks = """
 import pathlib
