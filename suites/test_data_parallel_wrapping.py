@@ -61,6 +61,18 @@ def test_a_copy_is_a_wrapper_of_its_own_and_pickling_is_refused(subject, rank):
 
 @ddp
 @pytest.mark.world_size(2)
+def test_a_copy_has_the_mode_the_hooks_and_the_attributes_of_the_wrapper(subject):
+    wrapped = subject(alike()).eval()
+    calls = wrapped.calls = []
+    wrapped.register_forward_hook(lambda module, inputs, output: module.calls.append(output))
+    other = copy.deepcopy(wrapped)
+    other(samples(0))
+    assert not other.training and not other.module.training
+    assert len(other.calls) == 1 and not calls
+
+
+@ddp
+@pytest.mark.world_size(2)
 def test_a_module_may_be_wrapped_anew(subject, rank):
     model = alike()
 
@@ -310,6 +322,18 @@ def test_models_that_do_not_fit_are_refused_alike_on_every_rank(subject, rank, m
     everyone = [None, None]
     dist.all_gather_object(everyone, str(caught.value))
     assert everyone[0] == everyone[1]
+
+
+@ddp
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize(
+    "option",
+    [{"bucket_cap_mb": 0}, {"reduce_dtype": torch.int8}, {"device_ids": [0, 1]}],
+    ids=lambda option: next(iter(option)),
+)
+def test_an_option_that_is_wrong_on_one_rank_is_refused_on_all(subject, rank, option):
+    with pytest.raises(ValueError, match=f"on rank 1, it .*{next(iter(option))}="):
+        subject(net(), **(option if rank else {}))
 
 
 @ddp

@@ -335,6 +335,7 @@ BAD_ARRAYS = {
     "fractions": ({"src": [0.5], "dst": [1.0]}, TypeError, "e.npz: src must hold integers"),
     "names": ({"src": ["a"], "dst": ["b"]}, TypeError, "e.npz: src must hold integers"),
     "infinite": ({"src": [np.inf], "dst": [1.0]}, TypeError, "e.npz: src must hold integers"),
+    "unsigned": ({"src": np.array([2**64 - 1], np.uint64), "dst": [1]}, ValueError, "e.npz: src holds 184467"),
     "one number": ({"src": 0, "dst": [1]}, ValueError, r"e.npz: src must be one-dimensional.* got shape \(\)"),
     "num_nodes": ({"src": [0], "dst": [1], "num_nodes": "3"}, TypeError, "e.npz: num_nodes must be one whole number"),
     "complex": ({"src": [0], "dst": [1], "weights": [1j]}, TypeError, "e.npz: weights must hold real numbers"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,6 +43,8 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     * Every backward pass through an output is synchronised, also the second one of an iteration, and none of a
       forward pass in ``no_sync()``, whatever ran in between.
+    * A backward pass that comes to no output, such as that of a penalty alone, is synchronised if it is the first one
+      after a forward pass. Where it leaves the parameters out by which that is seen, the next forward pass raises.
     * A parameter without a gradient, or a module that was changed after wrapping, is an error at the end of that
       backward pass, on every rank, that names it; torch's comes with the next forward pass, or never. On devices
       other than CPU, where the host would have to wait for the answer, only ranks that see it themselves raise.
@@ -112,13 +114,6 @@ class DistributedDataParallel(nn.Module, Joinable):
         if not isinstance(module, nn.Module):
             raise TypeError(f"{ME} takes a torch.nn.Module, got {type(module).__name__}")
         cap_mb = 25.0 if bucket_cap_mb is None else bucket_cap_mb
-        for name, value in (("bucket_cap_mb", cap_mb), ("first_bucket_mb", first_bucket_mb)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise ValueError(f"{ME} needs a positive {name}, got {name}={value!r}")
-        if device_ids is not None and len(device_ids) > 1:
-            raise ValueError(f"{ME} serves one device in a process, got device_ids={device_ids}; start more ranks")
-        if reduce_dtype is not None and not (isinstance(reduce_dtype, torch.dtype) and reduce_dtype.is_floating_point):
-            raise ValueError(f"{ME} sums in a floating dtype, got reduce_dtype={reduce_dtype!r}")
         who = members(ME, process_group if device_mesh is None else _group_of(device_mesh, process_group))
         super().__init__()
         Joinable.__init__(self)
@@ -142,7 +137,9 @@ class DistributedDataParallel(nn.Module, Joinable):
             "reduce_dtype": reduce_dtype,
         }
         ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        problem = _problem(module, ignored, who, gradient_as_bucket_view, reduce_dtype)
+        problem = _bad_option(
+            {"bucket_cap_mb": cap_mb, "first_bucket_mb": first_bucket_mb}, device_ids, reduce_dtype
+        ) or _problem(module, ignored, who, gradient_as_bucket_view, reduce_dtype)
         if problem is not None and not init_sync:
             raise ValueError(f"{ME}: {problem}")
         held: dict[str, Tensor] = {}
@@ -257,16 +254,22 @@ class DistributedDataParallel(nn.Module, Joinable):
         return self.process_group
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
-        """A wrapper of its own around a copy of the module; nothing is communicated."""
+        """A wrapper of its own around a copy of the module, in the same mode, with the same module hooks and with what
+        the user has set; nothing is communicated."""
         if self._reducer.hook is not None:
             raise TypeError(f"{ME} with a communication hook has state that cannot be copied; copy its .module")
-        return type(self)(
+        copied = memo[id(self)] = type(self)(
             copy.deepcopy(self.module, memo),
             self.device_ids,
             init_sync=False,
             process_group=self.process_group,
             **self._options,
         )
+        own = vars(copied)
+        for name, value in vars(self).items():
+            if name not in own or "_hooks" in name or name in ("training", "require_backward_grad_sync"):
+                own[name] = copy.deepcopy(value, memo)
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"{ME} holds a process group, which cannot be pickled; save .module or its state_dict()")
@@ -323,6 +326,20 @@ def _group_of(device_mesh: DeviceMesh, process_group: dist.ProcessGroup | None) 
             "pass the part of it that holds replicas, such as mesh['replicate']"
         )
     return device_mesh.get_group()
+
+
+def _bad_option(
+    sizes: Mapping[str, object], device_ids: Sequence[int | torch.device] | None, reduce_dtype: object
+) -> str | None:
+    """What is wrong with the arguments of this rank."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            return f"it needs a positive {name}, got {name}={value!r}"
+    if device_ids is not None and len(device_ids) > 1:
+        return f"it serves one device in a process, got device_ids={device_ids}; start more ranks"
+    if reduce_dtype is not None and not (isinstance(reduce_dtype, torch.dtype) and reduce_dtype.is_floating_point):
+        return f"it sums in a floating dtype, got reduce_dtype={reduce_dtype!r}"
+    return None
 
 
 def _problem(

@@ -230,6 +230,8 @@ def ids_of(name: str, values: Any) -> Ids:
         raise TypeError(
             f"{name} must hold integers, got dtype {array.dtype}; convert node names to ids 0, 1, ... first"
         )
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} holds {array.max()}, ids must be below 2**63; number the nodes from 0")
     return array
 
 
