@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -253,7 +255,33 @@ def groups_in_another_order():
         work.wait()
 
 
+def launch(box):
+    dist.all_reduce(box.tensor)
+
+
+def advance(box):
+    launch(box)
+
+
+def note(box):
+    advance(box)
+
+
+def take(box):
+    note(box)
+
+
+def two_ways_to_one_call_one_of_them_longer():
+    for turn in range(4):
+        box = SimpleNamespace(tensor=torch.ones(3))
+        if is_odd() == bool(turn % 2):
+            take(box)
+        else:
+            note(box)
+
+
 TWINS = [
+    two_ways_to_one_call_one_of_them_longer,
     the_same_order,
     one_collective_from_two_branches,
     taking_turns,

@@ -21,9 +21,9 @@ from torch.nn import Module, Parameter
 
 from pdlcheck.worlds.watch.callsite import KIND_OF_FILE, short
 
-__all__ = ["Name", "line_and_names"]
+__all__ = ["FRAMES", "Name", "line_and_names"]
 
-_FRAMES = 4  # innermost user frames that are searched
+FRAMES = 4  # innermost user frames that are searched
 _ITEMS = 256  # longer lists and dicts are not searched
 _CONTAINERS = frozenset({dict, list, tuple})
 _DEPTH = 2  # lists in dicts are, as an optimizer keeps its parameters
@@ -51,7 +51,7 @@ def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...]]:
     time which functions it interrupts. So a callback that torch itself gave to a future, as its hooks for DDP do, has
     no names. Both come of one walk over the frames: it is a large part of what an operation costs.
     """
-    line, names, wanted = "", [], _FRAMES if tensor is not None else 0
+    line, names, wanted = "", [], FRAMES if tensor is not None else 0
     directory = os.getcwd()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (wanted or not line):

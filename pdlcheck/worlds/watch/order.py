@@ -21,7 +21,7 @@ from itertools import product
 from typing import NamedTuple
 
 from pdlcheck.errors import CollectiveMismatch
-from pdlcheck.worlds.watch.naming import Name
+from pdlcheck.worlds.watch.naming import FRAMES, Name
 from pdlcheck.worlds.watch.signature import Signature
 
 __all__ = ["Orders"]
@@ -53,17 +53,31 @@ class Orders:
         first = signatures[0]
         known = {name[:2] for name in first.names}
         for other in signatures[1:]:
-            theirs = {name[:2] for name in other.names}
-            if known == theirs:
+            if known == {name[:2] for name in other.names}:
+                continue
+            unlike = _not_among(first.names, other.names), _not_among(other.names, first.names)
+            if not any(unlike):
                 continue
             kind = (first.group, first.op, first.reduce_op, first.root, first.shapes, first.dtypes, other.rank)
             meetings = self._met[kind]
-            ours = frozenset(n for n in first.names if n[:2] not in theirs)
-            meetings.append(_Meeting((first, other), (ours, frozenset(n for n in other.names if n[:2] not in known))))
+            meetings.append(_Meeting((first, other), unlike))
             if crossing := _crossing(meetings):
                 meetings.clear()
                 return _error(*crossing)
         return None
+
+
+def _not_among(names: Sequence[Name], others: Sequence[Name]) -> frozenset[Name]:
+    """Those that the other rank does not have.
+
+    They are in order, from the innermost function outwards, and end after FRAMES of them. Two ways to one call, of
+    which one is a function longer, so differ in the outermost name: that says nothing, as the other rank's may follow.
+    """
+    known = {name[:2] for name in others}
+    if len({name.function for name in others}) >= FRAMES:
+        in_both = [place for place, name in enumerate(names) if name[:2] in known]
+        names = names[: in_both[-1] + 1] if in_both else names
+    return frozenset(name for name in names if name[:2] not in known)
 
 
 def _crossing(meetings: Sequence[_Meeting]) -> tuple[_Meeting, Name, Name, _Meeting, Name, Name] | None:
