@@ -259,9 +259,19 @@ def test_activation_checkpointing(subject, rank, reentrant, times, options, as_v
 
 @ddp
 @pytest.mark.world_size(2)
-def test_reentrant_checkpoints_over_the_same_weights_are_refused_without_a_static_graph(subject, rank):
-    model = alike(lambda: Recomputed(True, 2))
-    wrapped = subject(model, **TINY)
+@pytest.mark.parametrize("find_unused", [False, True])
+@pytest.mark.parametrize("sizes", [TINY, {}], ids=["a bucket each", "one bucket"])
+@pytest.mark.parametrize("unused", [0, 2])
+def test_reentrant_checkpoints_over_the_same_weights_are_refused_without_a_static_graph(
+    subject, rank, sizes, unused, find_unused
+):
+    def make():
+        model = Recomputed(True, 2)
+        model.never = nn.ModuleList(nn.Linear(2, 2) for _ in range(unused))  # as many as there are too many
+        return model
+
+    model = alike(make)
+    wrapped = subject(model, find_unused_parameters=find_unused, **sizes)
     with pytest.raises(RuntimeError, match=r"on every rank, parameter 'body.\w+' got a gradient after it was taken"):
         squared(wrapped, rank).backward()
 

@@ -51,6 +51,9 @@ class DistributedDataParallel(nn.Module, Joinable):
     * A parameter that no rank has a gradient for keeps None; with ``find_unused_parameters`` this takes no
       message of its own.
     * ``torch.autograd.grad`` does not communicate.
+    * Hooks of parameters that change their gradients are to be registered before wrapping: those that come later may
+      see a gradient that is on its way already.
+    * It cannot be pickled; save ``module`` or the ``state_dict()``.
 
     Args:
         module: same parameters and buffers (shape, dtype, strides, order) on every rank. Names in its attribute

@@ -303,7 +303,7 @@ class Reducer:
             return []
         for place, bucket in enumerate(self.buckets):
             late = list(bucket.ready)[bucket.launched_at :] if place < self._next else []
-            if not self._static_graph and len(bucket.ready) > len(bucket.params):
+            if not self._static_graph and len(set(map(id, bucket.ready))) < len(bucket.ready):
                 late += [p for p, times in Counter(bucket.ready).items() if times > 1]
             if late:
                 return [
