@@ -104,12 +104,19 @@ def _whoever_was_first(told):
 
 
 def _on_time(told, expected):
-    """A rank that a monitored barrier finds without rank 0, which has left, is told of its connection alone."""
-    reached = {rank: [one for one in of_rank if one.endswith(f": \n{LOST}")] for rank, of_rank in told.items()}
-    return {
-        rank: [*of_rank[:-1], *reached[rank]] if reached[rank] and of_rank[-1] == f"RuntimeError: {LOST}" else of_rank
-        for rank, of_rank in expected.items()
-    }
+    """What gloo tells where each rank comes to a monitored barrier before it hears of the loss.
+
+    A rank that finds it without rank 0, which has left, is told of its connection alone. Rank 0, where it waits for
+    all and hears of the loss while it waits, names the rank, and else is told of its connection.
+    """
+    lost, late = f"RuntimeError: {LOST}", dict(expected)
+    for rank, of_rank in told.items():
+        heard = expected[rank][-1]
+        if heard == lost and of_rank[-1].endswith(f": \n{LOST}"):
+            late[rank] = [*expected[rank][:-1], of_rank[-1]]
+        if rank == 0 and of_rank[-1] == lost and "failed to pass monitoredBarrier" in heard:
+            late[rank] = [*expected[rank][:-1], lost]
+    return late
 
 
 def _name(case):

@@ -29,7 +29,7 @@ def solver_nbytes(num_nodes: int, num_edges: int, *, weighted: bool = False) -> 
 
 def vectors_nbytes(num_nodes: int, given: int) -> int:
     """Bytes that :func:`pagerank` takes on a graph whose edges it has laid out, where ``given`` vectors are given."""
-    return num_nodes * (61 + 13 * given)
+    return num_nodes * (61 + 14 * given)
 
 
 def require_free_memory(what: str, nbytes: int, cure: str, *, free: int | None = None) -> None:
