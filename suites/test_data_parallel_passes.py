@@ -140,6 +140,24 @@ def test_a_loss_that_does_not_come_by_the_outputs_is_synchronised(subject, rank,
 
 @ddp
 @pytest.mark.world_size(2)
+def test_no_sync_holds_for_its_outputs_whatever_forward_pass_is_in_between(subject, rank):
+    model = alike()
+    wrapped = subject(model, **TINY)
+    squared(model, rank).backward()
+    own = gradients(model)
+    for _ in range(3):
+        model.zero_grad()
+        with wrapped.no_sync():
+            not_synchronised = squared(wrapped, rank)
+        synchronised = squared(wrapped, rank + 3)
+        not_synchronised.backward()
+        require_close(gradients(model), own)
+        synchronised.backward()
+        require_close(gradients(model), mean_gradients(2, lambda m, r: squared(m, r) + squared(m, r + 3)))
+
+
+@ddp
+@pytest.mark.world_size(2)
 def test_a_pass_that_comes_to_few_parameters_and_no_output_is_an_error(subject, rank):
     model = alike()
     wrapped = subject(model)
