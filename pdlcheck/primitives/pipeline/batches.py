@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["concatenated", "micro_batches", "packed_as", "samples_in"]
+__all__ = ["concatenated", "micro_batches", "moved", "packed_as", "require_batch", "samples_in"]
 
 
 def samples_in(caller: str, argument: str, batch: Any) -> int:
@@ -30,6 +30,19 @@ def samples_in(caller: str, argument: str, batch: Any) -> int:
     return lengths[0]
 
 
+def require_batch(argument: str, batch: Any, n_microbatches: int) -> int:
+    """The samples of ``batch``, at least one for each micro-batch."""
+    if batch is None:
+        raise ValueError(f"Pipeline needs {argument} on the rank that reads them, got None")
+    found = samples_in("Pipeline", argument, batch)
+    if found < n_microbatches:
+        raise ValueError(
+            f"Pipeline got {argument} of {found} samples for n_microbatches={n_microbatches}; "
+            "give it a larger batch, or make it with fewer micro-batches"
+        )
+    return found
+
+
 def micro_batches(batch: Any, n_microbatches: int) -> list[Any]:
     """``n_microbatches`` parts in order; where the batch does not divide, the first ones have one sample more."""
     if isinstance(batch, Tensor):
@@ -49,3 +62,11 @@ def concatenated(parts: Mapping[int, Any]) -> Any:
         # losses per batch and the like have no dimension to go along
         return torch.cat(values) if values[0].dim() else torch.stack(values)
     return packed_as(values[0], [concatenated(dict(enumerate(column))) for column in zip(*values, strict=True)])
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The tensors of ``value`` on ``device``."""
+    if isinstance(value, Tensor):
+        # a copy to the CPU that nobody waits for may be read too early
+        return value.to(device, non_blocking=device.type != "cpu")
+    return packed_as(value, [moved(one, device) for one in value]) if isinstance(value, tuple | list) else value

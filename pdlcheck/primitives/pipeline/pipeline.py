@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from pdlcheck.primitives.agreement import exchange
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.pipeline.agreement import Agreement, Header
-from pdlcheck.primitives.pipeline.batches import concatenated, micro_batches, packed_as, samples_in
+from pdlcheck.primitives.pipeline.batches import concatenated, micro_batches, moved, require_batch, samples_in
 from pdlcheck.primitives.pipeline.building import Request
 from pdlcheck.primitives.pipeline.cells import Cell, Schedule
 from pdlcheck.primitives.pipeline.messages import Form, Messages, form_of
@@ -26,6 +26,7 @@ from pdlcheck.primitives.pipeline.stage import Tensors, as_tensors
 from pdlcheck.primitives.pipeline.stash import Stash, weight_versions
 from pdlcheck.primitives.pipeline.ties import share_tied_values, sum_tied_gradients
 from pdlcheck.primitives.pipeline.together import Peers, build_together
+from pdlcheck.primitives.pipeline.work import Work, form_of_batch, leaves_of
 from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients
 
 __all__ = ["Pipeline", "Result"]
@@ -42,33 +43,6 @@ class Result:
 
     loss: Tensor | None
     outputs: Any
-
-
-@dataclass
-class Work:
-    """One step under way.
-
-    Args:
-        parts: the inputs of stage 0, a tuple of tensors for each micro-batch.
-        packed: the user gave a tuple.
-        targets: of each micro-batch, on the last stage.
-        shares: how much each micro-batch's loss counts in the batch's.
-        sources: tensors of the batch that have a graph, each with the leaf that stands for it: micro-batches cannot
-            all go back through one graph.
-        samples: in each micro-batch; known once the ranks agree.
-        backward: whether a backward pass will follow.
-        keep_outputs: whether the last stage's outputs are wanted.
-    """
-
-    parts: list[Tensors]
-    packed: bool
-    targets: list[Any]
-    shares: list[float]
-    backward: bool
-    keep_outputs: bool
-    sources: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
-    forms: Forms = field(default_factory=dict)
 
 
 class Pipeline:
@@ -283,20 +257,20 @@ class Pipeline:
         own: dict[str, Form] = {}
         try:
             if 0 in stages:
-                n_samples = _require_batch("inputs", inputs, count)
-                own["inputs"] = _form_of_batch(inputs)
-                parts = micro_batches(_leaves(inputs, work.sources) if backward else inputs, count)
+                n_samples = require_batch("inputs", inputs, count)
+                own["inputs"] = form_of_batch(inputs)
+                parts = micro_batches(leaves_of(inputs, work.sources) if backward else inputs, count)
                 work.parts = [tuple(part) if work.packed else (part,) for part in parts]
             if last in stages:
                 if (backward or targets is not None) and self._built.stages[last].loss is None:
                     raise ValueError("Pipeline needs a loss for this: give it one, or call infer without targets")
                 if backward or targets is not None:
-                    found = _require_batch("targets", targets, count)
+                    found = require_batch("targets", targets, count)
                     if n_samples not in (None, found):
                         raise ValueError(_unequal(n_samples, found))
                     n_samples = found
-                    own["targets"] = _form_of_batch(targets)
-                    work.targets = micro_batches(_leaves(targets, work.sources) if backward else targets, count)
+                    own["targets"] = form_of_batch(targets)
+                    work.targets = micro_batches(leaves_of(targets, work.sources) if backward else targets, count)
                     weight = self._weigh(work)
         except Exception as error:  # of any kind: others wait for what this rank says
             return work, Header(failed=True), error
@@ -379,7 +353,7 @@ class Pipeline:
                 reader = consumer(cell, n_stages)
                 if turn.sends is None and reader is not None:
                     device = self._built.stages[reader.stage].device
-                    handed[reader] = tuple(_moved(tensor, device) for tensor in result)
+                    handed[reader] = tuple(moved(tensor, device) for tensor in result)
             if weight is None:
                 weight = settle()
             if messages is not None:
@@ -414,7 +388,7 @@ class Pipeline:
             number,
             read,
             packed=packed,
-            targets=_moved(work.targets[number], stage.device) if last else None,
+            targets=moved(work.targets[number], stage.device) if last else None,
             weights=stash.weights(number) if stash else None,
             keep=work.backward,
             keep_outputs=last and work.keep_outputs,
@@ -492,39 +466,5 @@ def _turns(schedule: Schedule, place: int | None) -> list[Turn]:
     return [Turn(cell, None, ()) for _, _, cell in schedule]
 
 
-def _require_batch(argument: str, batch: Any, n_microbatches: int) -> int:
-    if batch is None:
-        raise ValueError(f"Pipeline needs {argument} on the rank that reads them, got None")
-    found = samples_in("Pipeline", argument, batch)
-    if found < n_microbatches:
-        raise ValueError(
-            f"Pipeline got {argument} of {found} samples for n_microbatches={n_microbatches}; "
-            "give it a larger batch, or make it with fewer micro-batches"
-        )
-    return found
-
-
 def _unequal(n_inputs: int | None, n_targets: int | None) -> str:
     return f"Pipeline needs a target for every input, got batches of {n_inputs} and {n_targets} samples"
-
-
-def _leaves(batch: Any, sources: list[tuple[Tensor, Tensor]]) -> Any:
-    """The batch with leaves for tensors that have a graph, which are noted in ``sources``."""
-    if not isinstance(batch, Tensor):
-        return packed_as(batch, [_leaves(one, sources) for one in batch])
-    if batch.grad_fn is None:
-        return batch
-    leaf = batch.detach().requires_grad_()
-    sources.append((batch, leaf))
-    return leaf
-
-
-def _form_of_batch(batch: Any) -> Form:
-    return form_of((batch,), False) if isinstance(batch, Tensor) else form_of(batch, True)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        # a copy to the CPU that nobody waits for may be read too early
-        return value.to(device, non_blocking=device.type != "cpu")
-    return packed_as(value, [_moved(one, device) for one in value]) if isinstance(value, tuple | list) else value

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pdlcheck.primitives.arguments import require_at_least
+from pdlcheck.primitives.pipeline.batches import packed_as
 
 __all__ = ["layer_names", "layer_times_s", "split_costs", "split_model"]
 
@@ -186,7 +187,7 @@ def _numel(layer: nn.Module) -> int:
 
 def _leaves(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return type(value)(_leaves(one) for one in value)
+        return packed_as(value, [_leaves(one) for one in value])
     value = value.detach()
     # a clone, because a layer that works in place may not write a leaf
     return value.requires_grad_().clone() if value.is_floating_point() else value
