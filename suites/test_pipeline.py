@@ -196,6 +196,20 @@ def test_outputs_and_targets_may_be_named_tuples(subject, world):
     assert torch.allclose(result.loss, paired_loss(expected, targets))
 
 
+class Unpaired(nn.Linear):
+    def forward(self, pair):
+        return super().forward(pair[0] + pair[1][:, None])
+
+
+def test_what_layers_hand_on_may_be_named_tuples_where_they_are_timed(subject):
+    x, y = samples(4)
+    layers = nn.Sequential(Paired(), Unpaired(3, 3))
+    expected = layers(x)
+    split = {"split": "time", "sample": x}
+    result = subject(layers, MSE, devices=["cpu"] * 2, n_microbatches=2, **split).step(x, y)
+    assert torch.allclose(result.outputs, expected)
+
+
 class Turned(nn.Module):
     """Returns a view with other strides, whose gradient comes back with other strides too."""
 
