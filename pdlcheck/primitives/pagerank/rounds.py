@@ -172,12 +172,15 @@ class Rounds:
         """What nodes send where nothing is known, see :func:`even_flow`, and what the dangling ones hold."""
         sent, leaving = self._layout.in_degrees(kind), self._leaving
         base, landing, keep = self._teleport, self._landing, 1 - self._damping
-        carried, landed = even_flow(self._damping, *map(self._held, (base, landing, sent)))
+        of_base = self._held(base)
+        of_landing = of_base if landing is base else self._held(landing)
+        carried, landed = even_flow(self._damping, of_base, of_landing, self._held(sent))
+        terms = [(base, keep + landed)] if landing is base else [(base, keep), (landing, landed)]
 
         def scores(rows: Any) -> Float64:
             found: Float64 = np.multiply(sent[rows], carried, dtype=np.float64)
-            found += base[rows] * keep
-            found += landing[rows] * landed
+            for vector, factor in terms:
+                found += vector[rows] * factor
             return found
 
         def send(rows: slice) -> float:  # in place of the in-degrees
