@@ -22,6 +22,7 @@ __all__ = ["examine"]
 
 REQUIRED = ("numpy", "scipy", "networkx", "numba", "pytest", "hypothesis", "pytest-benchmark")
 OPTIONAL = {"dgl": "dgl", "scikit-learn": "data", "pyarrow": "parquet", "matplotlib": "report"}  # and their extras
+NEEDED = {"dgl": ", on Python 3.11"}  # beside the command
 PACKAGES = {"scikit-learn": "sklearn", "pytest-benchmark": "pytest_benchmark"}  # where the names differ
 CUDA_BUILD = "a CUDA build of torch: pytorch.org/get-started"
 
@@ -39,7 +40,7 @@ def examine() -> list[Part]:
         *_backends(),
         *(_world(name) for name in sorted(WORLDS)),
         *(_package(name, f"pip install {name}") for name in REQUIRED),
-        *(_package(name, f"pip install 'pdlcheck[{extra}]'") for name, extra in OPTIONAL.items()),
+        *(_package(name, f"pip install 'pdlcheck[{extra}]'{NEEDED.get(name, '')}") for name, extra in OPTIONAL.items()),
     ]
 
 

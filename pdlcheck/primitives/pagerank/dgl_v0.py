@@ -18,7 +18,7 @@ try:
     import dgl.function as fn
 except ImportError as error:
     raise ImportError(
-        f"pagerank_v0 needs DGL ({error}); install it with: pip install pdlcheck[dgl]"
+        f"pagerank_v0 needs DGL ({error}); install it with: pip install pdlcheck[dgl], on Python 3.11"
     ) from error
 finally:
     if _backend is None:

@@ -15,6 +15,7 @@ from typing import Any
 from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, text_of
 from pdlcheck.worlds.simulated.core import never_preempt, on_one_core
+from pdlcheck.worlds.simulated.device_guard import outlives_ranks
 from pdlcheck.worlds.simulated.isolation import RankState, isolated_controller
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
 from pdlcheck.worlds.simulated.threads import raise_in, rank_behind
@@ -151,6 +152,7 @@ class Scheduler:
             thread.join(timeout=1.0)  # a rank that computes for ever is left behind, as a daemon
 
     def _start(self) -> None:
+        outlives_ranks()
         for rank in self.ranks:
             thread = threading.Thread(target=self._main, args=(rank,), name=f"rank {rank.rank}", daemon=True)
             self._threads.append(thread)

@@ -1,0 +1,27 @@
+"""What a rank leaves in torch must not fall with its thread: on a CUDA build without a device a crash would follow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+RANKS_THAT_COME_AND_GO = """
+from torch import empty
+from torch._subclasses.fake_tensor import FakeTensorMode
+from pdlcheck.worlds import get_world
+
+def fake():
+    for _ in range(100):
+        with FakeTensorMode():
+            empty(3)
+
+for world_size in range(1, 8):  # more than are kept idle
+    get_world("sim").run(fake, world_size=world_size)
+fake()
+print("lives")
+"""
+
+
+def test_a_fake_tensor_of_a_rank_that_has_ended_does_not_crash_the_next_one():
+    ended = subprocess.run([sys.executable, "-c", RANKS_THAT_COME_AND_GO], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "lives\n"), ended.stderr
