@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import torch
@@ -175,19 +175,19 @@ class GradBucket:
 
 
 def assign_buckets(
-    params: Sequence[Parameter], first_bytes: int, cap_bytes: int, reduce_dtype: torch.dtype | None = None
+    params: Sequence[Parameter], bucket_caps: Sequence[int], reduce_dtype: torch.dtype | None = None
 ) -> list[Bucket]:
-    """Buckets of at least ``cap_bytes`` (the first of a kind ``first_bytes``), as their last parameter was.
+    """Buckets that were closed when they held as much as was asked for, in the order of their last parameters.
 
     Args:
         params: in the order in which their gradients become ready.
-        first_bytes: the first bucket is small, so that communication begins early.
-        cap_bytes: a bucket is closed when it holds this much.
+        bucket_caps: bytes that close the first bucket of a dtype on a device, the second, ..., and every one after
+            the last. The first one is small, so that communication begins early.
         reduce_dtype: dtype of the buffers for float16 and bfloat16; None is their own.
     """
     kinds: dict[tuple[torch.dtype, torch.device], tuple[int, list[int]]] = {}
     closed: list[tuple[torch.dtype, list[int]]] = []
-    begun = set()
+    begun: Counter[tuple[torch.dtype, torch.device]] = Counter()
     for place, param in enumerate(params):
         low = reduce_dtype is not None and param.dtype in (torch.float16, torch.bfloat16)
         kind = reduce_dtype if low and reduce_dtype is not None else param.dtype, param.device
@@ -195,8 +195,8 @@ def assign_buckets(
         places.append(place)
         filled += param.numel() * kind[0].itemsize
         kinds[kind] = filled, places
-        if filled >= (cap_bytes if kind in begun else first_bytes):
-            begun.add(kind)
+        if filled >= bucket_caps[min(begun[kind], len(bucket_caps) - 1)]:
+            begun[kind] += 1
             closed.append((kind[0], kinds.pop(kind)[1]))
     closed += [(kind[0], places) for kind, (_, places) in kinds.items()]
     closed.sort(key=lambda entry: entry[1][-1])

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._utils import _get_device_index  # how torch's own wrappers read device_ids
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map  # what torch's own wrappers walk inputs with
 
-from pdlcheck.primitives.arguments import Members, members, require_state
+from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.broadcasts import broadcast_tensors
 from pdlcheck.primitives.data_parallel.agreement import require_alike
 from pdlcheck.primitives.data_parallel.changes import Wrapped
 from pdlcheck.primitives.data_parallel.joining import Shadow
+from pdlcheck.primitives.data_parallel.logging_data import logging_data
+from pdlcheck.primitives.data_parallel.options import (
+    bucket_caps,
+    group_of,
+    wrong_devices,
+    wrong_module,
+    wrong_option,
+)
 from pdlcheck.primitives.data_parallel.reducer import Hook, Reducer
 
 __all__ = ["DistributedDataParallel"]
 
 ME = "DistributedDataParallel"
+IGNORED = "_ddp_params_and_buffers_to_ignore"  # the attribute by which a module names what is not to be touched
 
 
 class Owner:
@@ -53,31 +63,38 @@ class DistributedDataParallel(nn.Module, Joinable):
     * ``torch.autograd.grad`` does not communicate.
     * Hooks of parameters that change their gradients are to be registered before wrapping: those that come later may
       see a gradient that is on its way already.
+    * It is no subclass of torch's, and has no ``reducer``, ``logger``, ``scatter``, ``gather`` or ``to_kwargs``.
     * It cannot be pickled; save ``module`` or the ``state_dict()``.
 
     Args:
         module: same parameters and buffers (shape, dtype, strides, order) on every rank. Names in its attribute
             ``_ddp_params_and_buffers_to_ignore`` are left alone.
-        device_ids: one device to which inputs are moved, or None.
-        output_device: accepted as torch does; outputs stay where the module makes them.
+        device_ids: of a module on one GPU: a list of it, to which inputs are moved; or None.
+        output_device: taken beside ``device_ids``; outputs stay where the module makes them.
+        dim: kept as an attribute.
         broadcast_buffers: at construction and at every forward pass outside of ``no_sync()``, take the buffers of
             rank 0; None is True, as in torch. ``forward_sync_buffers``, if given, decides about forward passes alone.
         init_sync: compare models and broadcast at construction; without, the caller must see to it.
         process_group: None is the default group. A ``device_mesh`` of one dimension may stand in its place.
         bucket_cap_mb: a bucket is closed when it holds this many MiB; None is 25.
-        first_bucket_mb: the same for the first bucket, so that communication begins early.
+        bucket_cap_mb_list: the same for the first bucket, the second, ...; the last entry holds for all that follow.
+        first_bucket_mb: the same for the first bucket where there is no list, so that communication begins early.
         find_unused_parameters: parameters may stay without a gradient in a pass, others on each rank.
         gradient_as_bucket_view: gradients are views of the buckets, which saves their memory and a copy.
         static_graph: every pass is like the first one; parameters may be unused, or used several times by
             re-entrant checkpointing.
+        check_reduction, skip_all_reduce_unused_params, batched_grad_copy: taken, and without effect: gradients that are
+            not large are copied together in any case, and those that no rank has travel as zeros.
+        delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision: None.
         reduce_dtype: dtype in which float16 and bfloat16 gradients are summed, such as torch.float32; None is
             their own.
 
     Raises:
         TypeError: ``module`` is not a module.
         ValueError: no parameter requires a gradient; a lazy parameter, a sparse embedding; bucket sizes that are
-            not positive; several devices; a mesh of several dimensions, or beside a group; models or options that
-            differ between ranks. The same on every rank.
+            not positive; several devices, or some for a module that is not on one GPU; an argument that must be None;
+            a mesh of several dimensions, or beside a group; models or options that differ between ranks. The same on
+            every rank.
         RuntimeError: in backward, see above; a second communication hook.
 
     Example:
@@ -107,9 +124,15 @@ class DistributedDataParallel(nn.Module, Joinable):
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
-        *,
+        delay_all_reduce_named_params: None = None,
+        param_to_hook_all_reduce: None = None,
+        mixed_precision: None = None,
         device_mesh: DeviceMesh | None = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
+        *,
         first_bucket_mb: float = 1.0,
         reduce_dtype: torch.dtype | None = None,
     ) -> None:
@@ -117,37 +140,57 @@ class DistributedDataParallel(nn.Module, Joinable):
         if not isinstance(module, nn.Module):
             raise TypeError(f"{ME} takes a torch.nn.Module, got {type(module).__name__}")
         cap_mb = 25.0 if bucket_cap_mb is None else bucket_cap_mb
-        who = members(ME, process_group if device_mesh is None else _group_of(device_mesh, process_group))
+        caps_mb = None if bucket_cap_mb_list is None else list(bucket_cap_mb_list)
+        who = members(ME, group_of(process_group, device_mesh))
         super().__init__()
         Joinable.__init__(self)
         self.module = module
         self.process_group = who.group
-        self.device_ids = list(device_ids) if device_ids else None
-        self.broadcast_buffers = broadcast_buffers if forward_sync_buffers is None else forward_sync_buffers
+        self.dim = dim
+        self.forward_sync_buffers = broadcast_buffers if forward_sync_buffers is None else forward_sync_buffers
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph = static_graph
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self.batched_grad_copy = batched_grad_copy
+        self.mixed_precision = mixed_precision
+        if device_mesh is not None:  # else there is no such attribute, as with torch's
+            self.device_mesh = device_mesh
         self.require_backward_grad_sync = True
         self._who = who
         self._options: dict[str, Any] = {
+            "dim": dim,
             "broadcast_buffers": broadcast_buffers,
             "forward_sync_buffers": forward_sync_buffers,
             "bucket_cap_mb": cap_mb,
             "find_unused_parameters": find_unused_parameters,
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "static_graph": static_graph,
+            "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
+            "bucket_cap_mb_list": caps_mb,
+            "batched_grad_copy": batched_grad_copy,
             "first_bucket_mb": first_bucket_mb,
             "reduce_dtype": reduce_dtype,
         }
-        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        problem = _bad_option(
-            {"bucket_cap_mb": cap_mb, "first_bucket_mb": first_bucket_mb}, device_ids, reduce_dtype
-        ) or _problem(module, ignored, who, gradient_as_bucket_view, reduce_dtype)
+        self.parameters_to_ignore = set(getattr(module, IGNORED, ()))
+        problem = (
+            wrong_option(
+                {"bucket_cap_mb": cap_mb, "first_bucket_mb": first_bucket_mb, "bucket_cap_mb_list": caps_mb or []},
+                {
+                    "delay_all_reduce_named_params": delay_all_reduce_named_params,
+                    "param_to_hook_all_reduce": param_to_hook_all_reduce,
+                    "mixed_precision": mixed_precision,
+                },
+                reduce_dtype,
+            )
+            or wrong_devices(module, device_ids, output_device)
+            or wrong_module(module, self.parameters_to_ignore, who, gradient_as_bucket_view, reduce_dtype)
+        )
         if problem is not None and not init_sync:
             raise ValueError(f"{ME}: {problem}")
         held: dict[str, Tensor] = {}
         if problem is None:
-            self._wrapped = Wrapped(module, ignored)
+            self._wrapped = Wrapped(module, self.parameters_to_ignore)
             held = {**self._wrapped.parameters, **self._wrapped.buffers()}
         if init_sync:
             require_alike(ME, held, self._options, problem, who)
@@ -155,12 +198,21 @@ class DistributedDataParallel(nn.Module, Joinable):
             broadcast_tensors(sent.values(), who.at(0), who.group)
         trained = {name: param for name, param in self._wrapped.parameters.items() if param.requires_grad}
         self.device = next(iter(trained.values())).device
+        self.device_type = self.device.type
+        self.is_multi_device_module = len({param.device for param in self._wrapped.parameters.values()}) > 1
+        self.device_ids = [_get_device_index(one, True) for one in device_ids] if device_ids else None
+        self.output_device = None
+        if self.device_ids is not None:
+            self.output_device = _get_device_index(self.device_ids[0] if output_device is None else output_device, True)
+        caps = bucket_caps(first_bucket_mb, cap_mb, caps_mb)
+        self.bucket_bytes_cap = max(caps)
+        self.bucket_bytes_cap_list = caps if caps_mb else []
+        self.bucket_bytes_cap_default = bucket_cap_mb is None and not caps_mb
         self._reducer = Reducer(
             trained,
             who,
             self._wrapped.first_change,
-            first_bytes=max(1, int(min(first_bucket_mb, cap_mb) * 2**20)),
-            cap_bytes=max(1, int(cap_mb * 2**20)),
+            bucket_caps=caps,
             reduce_dtype=reduce_dtype,
             as_view=gradient_as_bucket_view,
             find_unused=find_unused_parameters,
@@ -178,7 +230,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         if self._join_config.enable:
             Join.notify_join_context(self)
             self._tell(syncs=syncs, buffers=self.require_backward_grad_sync)
-        if self.broadcast_buffers and self.require_backward_grad_sync:
+        if self.forward_sync_buffers and self.require_backward_grad_sync:
             self._take_buffers()
         if self.device_ids is not None:
             inputs, kwargs = tree_map(self._moved, (inputs, kwargs))
@@ -249,12 +301,45 @@ class DistributedDataParallel(nn.Module, Joinable):
         return Shadow(self)
 
     @property
+    def broadcast_buffers(self) -> bool:
+        """Another name of ``forward_sync_buffers``."""
+        return self.forward_sync_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = value
+
+    @property
+    def named_module_buffers(self) -> dict[str, Tensor]:
+        """The buffers that forward passes take from rank 0, as they are now."""
+        return self._wrapped.buffers()
+
+    @property
+    def modules_buffers(self) -> list[Tensor]:
+        """The same without their names."""
+        return list(self._wrapped.buffers().values())
+
+    @property
     def join_device(self) -> torch.device:
         return self.device
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:
         return self.process_group
+
+    # -- what torch's has under these names, and documents or other libraries call -------------------
+
+    def _get_ddp_logging_data(self) -> dict[str, str | int]:
+        return logging_data(self)
+
+    def _set_static_graph(self) -> None:
+        if self._reducer.is_rebuilt and not self.static_graph:
+            raise RuntimeError(f"{ME} has had a backward pass, now no graph becomes static; pass static_graph=True")
+        self.static_graph = self._options["static_graph"] = self._reducer.static_graph = True
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(module: nn.Module, params_and_buffers_to_ignore: list[str]) -> None:
+        setattr(module, IGNORED, params_and_buffers_to_ignore)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
         """A wrapper of its own around a copy of the module, in the same mode, with the same module hooks and with what
@@ -264,6 +349,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         copied = memo[id(self)] = type(self)(
             copy.deepcopy(self.module, memo),
             self.device_ids,
+            self.output_device,
             init_sync=False,
             process_group=self.process_group,
             **self._options,
@@ -290,7 +376,8 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _moved(self, value: Any) -> Any:
         assert self.device_ids is not None
-        return value.to(self.device_ids[0]) if isinstance(value, Tensor) else value
+        device = torch.device(self.device_type, self.device_ids[0])
+        return value.to(device) if isinstance(value, Tensor) else value
 
     # -- ranks without inputs -----------------------------------------------------------------------
 
@@ -307,7 +394,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _shadow_iteration(self) -> None:
         syncing, taking = self._tell(joined=True)
-        if taking and self.broadcast_buffers:
+        if taking and self.forward_sync_buffers:
             self._take_buffers()
         if syncing:
             self._reducer.shadow()
@@ -315,56 +402,6 @@ class DistributedDataParallel(nn.Module, Joinable):
     def _take_final_model(self, is_last_joiner: bool) -> None:
         last = torch.tensor([self._who.rank if is_last_joiner else -1], device=self.device)
         dist.all_reduce(last, dist.ReduceOp.MAX, group=self.process_group)
-        held = {**self._wrapped.parameters, **(self._wrapped.buffers() if self.broadcast_buffers else {})}
+        held = {**self._wrapped.parameters, **(self._wrapped.buffers() if self.forward_sync_buffers else {})}
         broadcast_tensors(held.values(), self._who.at(int(last)), self.process_group)
         self._reducer.divisor, self._reducer.authority = self._who.world_size, 0
-
-
-def _group_of(device_mesh: DeviceMesh, process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    if process_group is not None:
-        raise ValueError(f"{ME} takes process_group or device_mesh, got both")
-    if device_mesh.ndim != 1:
-        raise ValueError(
-            f"{ME} takes a device_mesh of one dimension, got {device_mesh.ndim}; "
-            "pass the part of it that holds replicas, such as mesh['replicate']"
-        )
-    return device_mesh.get_group()
-
-
-def _bad_option(
-    sizes: Mapping[str, object], device_ids: Sequence[int | torch.device] | None, reduce_dtype: object
-) -> str | None:
-    """What is wrong with the arguments of this rank."""
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            return f"it needs a positive {name}, got {name}={value!r}"
-    if device_ids is not None and len(device_ids) > 1:
-        return f"it serves one device in a process, got device_ids={device_ids}; start more ranks"
-    if reduce_dtype is not None and not (isinstance(reduce_dtype, torch.dtype) and reduce_dtype.is_floating_point):
-        return f"it sums in a floating dtype, got reduce_dtype={reduce_dtype!r}"
-    return None
-
-
-def _problem(
-    module: nn.Module, ignored: set[str], who: Members, as_view: bool, reduce_dtype: torch.dtype | None
-) -> str | None:
-    """What is wrong with the module of this rank."""
-    state = {n: t for n, t in [*module.named_parameters(), *module.named_buffers()] if n not in ignored}
-    try:
-        require_state(ME, state, who.group)
-    except ValueError as error:
-        return str(error).removeprefix(f"{ME} ")
-    trained = {n: p for n, p in module.named_parameters() if n not in ignored and p.requires_grad}
-    if not trained:
-        return f"{type(module).__name__} has no parameter that requires a gradient; use it as it is"
-    for name, part in module.named_modules():
-        if getattr(part, "sparse", False) and isinstance(part, nn.Embedding | nn.EmbeddingBag):
-            return f"embedding {name!r} makes sparse gradients; build it with sparse=False"
-    if as_view and reduce_dtype is not None:
-        for name, param in trained.items():
-            if param.dtype in (torch.float16, torch.bfloat16) and param.dtype != reduce_dtype:
-                return (
-                    f"the gradient of {name!r}, {param.dtype}, cannot be a view of a bucket of {reduce_dtype}; "
-                    "pass gradient_as_bucket_view=False"
-                )
-    return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ class Reducer:
         params: by name, in the same order on every rank; they require gradients.
         who: the ranks.
         explain: says what was changed in the module since it was wrapped.
-        first_bytes, cap_bytes, reduce_dtype: as in :func:`assign_buckets`.
+        bucket_caps, reduce_dtype: as in :func:`assign_buckets`.
         as_view: gradients are views of the buckets after the pass.
         find_unused: parameters may stay without a gradient.
         static_graph: every pass is like the first one.
@@ -48,8 +48,7 @@ class Reducer:
         who: Members,
         explain: Callable[[], str | None],
         *,
-        first_bytes: int,
-        cap_bytes: int,
+        bucket_caps: Sequence[int],
         reduce_dtype: torch.dtype | None,
         as_view: bool,
         find_unused: bool,
@@ -63,9 +62,9 @@ class Reducer:
         self.problems: list[str] = []
         self.hook: tuple[Any, Hook] | None = None
         self.is_rebuilt = False
-        self._make = partial(assign_buckets, first_bytes=first_bytes, cap_bytes=cap_bytes, reduce_dtype=reduce_dtype)
+        self._make = partial(assign_buckets, bucket_caps=bucket_caps, reduce_dtype=reduce_dtype)
         self._explain = explain
-        self._as_view, self._find_unused, self._static_graph = as_view, find_unused, static_graph
+        self._as_view, self._find_unused, self.static_graph = as_view, find_unused, static_graph
         self._fires: Counter[int] | None = None  # how often a parameter fires in a pass of a static graph
         self._reached: set[int] | None = None  # what the outputs depend on, where that was looked up
         self._order: list[Parameter] = []
@@ -93,7 +92,7 @@ class Reducer:
         where that was written in place, begins with the first parameter that is noted.
         """
         tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-        if self._find_unused and not self._static_graph:
+        if self._find_unused and not self.static_graph:
             self._reached = (self._reached or set()) | parameters_behind(tensors)
         begins = [tensor for tensor in tensors if tensor.grad_fn is not None]
         for tensor in begins:
@@ -149,7 +148,7 @@ class Reducer:
             if not self._expecting or self._other_pass() is not None:
                 return
             self._begin()
-        if not (self._static_graph and self._fires is None):
+        if not (self.static_graph and self._fires is None):
             self._advance()
 
     def _take(self, bucket: Bucket, place: int, param: Parameter) -> None:
@@ -303,7 +302,7 @@ class Reducer:
             return []
         for place, bucket in enumerate(self.buckets):
             late = list(bucket.ready)[bucket.launched_at :] if place < self._next else []
-            if not self._static_graph and len(set(map(id, bucket.ready))) < len(bucket.ready):
+            if not self.static_graph and len(set(map(id, bucket.ready))) < len(bucket.ready):
                 late += [p for p, times in Counter(bucket.ready).items() if times > 1]
             if late:
                 return [
@@ -319,7 +318,7 @@ class Reducer:
         change = self._explain()
         if change is not None:
             return [change]
-        if self._find_unused or self._static_graph:
+        if self._find_unused or self.static_graph:
             return []
         fired = {id(param) for bucket in self.buckets for param in [*bucket.ready, *bucket.early]}
         unused = [name for key, name in self.names.items() if key not in fired]
@@ -335,7 +334,7 @@ class Reducer:
         """Order the buckets as the gradients became ready in this pass, as the authority among the ranks saw it."""
         self.is_rebuilt = True
         places = {id(param): place for place, param in enumerate(self.params)}
-        if self._static_graph:
+        if self.static_graph:
             self._fires = Counter(id(param) for param in self._order)
         seen = [*dict.fromkeys(places[id(param)] for param in reversed(self._order))][::-1]
         left = [place for place in reversed(range(len(self.params))) if place not in set(seen)]

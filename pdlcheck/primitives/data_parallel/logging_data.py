@@ -1,0 +1,40 @@
+"""What DistributedDataParallel says of itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch import nn
+
+if TYPE_CHECKING:
+    from pdlcheck.primitives.data_parallel.distributed import DistributedDataParallel
+
+__all__ = ["logging_data"]
+
+
+def logging_data(wrapper: DistributedDataParallel) -> dict[str, str | int]:
+    """Under the names of torch's: what was asked for, and what is held. No times, which take a clock in each step."""
+    reducer, hook = wrapper._reducer, wrapper._reducer.hook
+    told: dict[str, str | int] = {
+        "module_name": type(wrapper.module).__name__,
+        "backend_name": dist.get_backend(wrapper.process_group),
+        "rank": dist.get_rank(wrapper.process_group),
+        "world_size": dist.get_world_size(wrapper.process_group),
+        "device_ids": ", ".join(map(str, wrapper.device_ids or ())),
+        "output_device": -1 if wrapper.output_device is None else wrapper.output_device,
+        "is_multi_device_module": int(wrapper.is_multi_device_module),
+        "has_sync_bn": int(any(isinstance(part, nn.SyncBatchNorm) for part in wrapper.module.modules())),
+        "broadcast_buffers": int(wrapper.forward_sync_buffers),
+        "find_unused_parameters": int(wrapper.find_unused_parameters),
+        "gradient_as_bucket_view": int(wrapper.gradient_as_bucket_view),
+        "bucket_cap_bytes": wrapper.bucket_bytes_cap,
+        "bucket_sizes": ", ".join(str(sum(p.nbytes for p in bucket.params)) for bucket in reducer.buckets),
+        "num_parameter_tensors": len(reducer.params),
+        "total_parameter_size_bytes": sum(p.nbytes for p in reducer.params),
+    }
+    if wrapper.static_graph:
+        told["static_graph"] = 1
+    if hook is not None:
+        told["comm_hook"] = getattr(hook[1], "__qualname__", type(hook[1]).__name__)
+    return told

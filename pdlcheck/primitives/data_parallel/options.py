@@ -1,0 +1,101 @@
+"""The arguments of DistributedDataParallel: what is wrong with those of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from pdlcheck.primitives.arguments import Members, require_state
+
+__all__ = ["bucket_caps", "group_of", "wrong_devices", "wrong_module", "wrong_option"]
+
+ME = "DistributedDataParallel"
+Devices = Sequence[int | str | torch.device] | None
+
+# what torch's would do with them is not done here, and what serves instead
+ABSENT = {
+    "delay_all_reduce_named_params": "leave it out, each gradient is reduced with its bucket",
+    "param_to_hook_all_reduce": "leave it out, each gradient is reduced with its bucket",
+    "mixed_precision": "compute in torch.autocast, or pass reduce_dtype for the sums",
+}
+
+
+def group_of(process_group: dist.ProcessGroup | None, device_mesh: DeviceMesh | None) -> dist.ProcessGroup | None:
+    """The ranks that hold replicas."""
+    if device_mesh is None:
+        return process_group
+    if process_group is not None:
+        raise ValueError(f"{ME} takes process_group or device_mesh, got both")
+    if device_mesh.ndim != 1:
+        raise ValueError(
+            f"{ME} takes a device_mesh of one dimension, got {device_mesh.ndim}; "
+            "pass the part of it that holds replicas, such as mesh['replicate']"
+        )
+    return device_mesh.get_group()
+
+
+def bucket_caps(first_mb: float, cap_mb: float, caps_mb: Sequence[float] | None) -> list[int]:
+    """Bytes that close the first bucket, the second, ..., and every one after the last."""
+    return [max(1, int(cap * 2**20)) for cap in caps_mb or [min(first_mb, cap_mb), cap_mb]]
+
+
+def wrong_option(sizes: Mapping[str, object], absent: Mapping[str, object], reduce_dtype: object) -> str | None:
+    """What is wrong with the arguments of this rank.
+
+    Args:
+        sizes: of buckets: one, or a list of them.
+        absent: arguments of torch's that are not served; None or empty is right.
+        reduce_dtype: as it was given.
+    """
+    for name, value in sizes.items():
+        entries = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(one, bool) or not isinstance(one, int | float) or not one > 0 for one in entries):
+            return f"it needs a positive {name}, got {name}={value!r}"
+    for name, value in absent.items():
+        if value is not None and value != []:
+            return f"it does not take {name}, got {type(value).__name__}; {ABSENT[name]}"
+    if reduce_dtype is not None and not (isinstance(reduce_dtype, torch.dtype) and reduce_dtype.is_floating_point):
+        return f"it sums in a floating dtype, got reduce_dtype={reduce_dtype!r}"
+    return None
+
+
+def wrong_devices(module: nn.Module, device_ids: Devices, output_device: object) -> str | None:
+    """What is wrong with the devices of this rank; as with torch's, they can only say where the module is already."""
+    if device_ids and len(device_ids) > 1:
+        return f"it serves one device in a process, got device_ids={device_ids}; start more ranks"
+    devices = sorted({str(p.device) for p in module.parameters()})
+    if (device_ids or output_device) and not (device_ids and len(devices) == 1 and devices != ["cpu"]):
+        return (
+            f"it takes device_ids, and output_device beside it, for a module on one GPU, got device_ids={device_ids} "
+            f"and output_device={output_device} for one on {', '.join(devices)}; leave them out"
+        )
+    return None
+
+
+def wrong_module(
+    module: nn.Module, ignored: set[str], who: Members, as_view: bool, reduce_dtype: torch.dtype | None
+) -> str | None:
+    """What is wrong with the module of this rank."""
+    state = {n: t for n, t in [*module.named_parameters(), *module.named_buffers()] if n not in ignored}
+    try:
+        require_state(ME, state, who.group)
+    except ValueError as error:
+        return str(error).removeprefix(f"{ME} ")
+    trained = {n: p for n, p in module.named_parameters() if n not in ignored and p.requires_grad}
+    if not trained:
+        return f"{type(module).__name__} has no parameter that requires a gradient; use it as it is"
+    for name, part in module.named_modules():
+        if getattr(part, "sparse", False) and isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            return f"embedding {name!r} makes sparse gradients; build it with sparse=False"
+    if as_view and reduce_dtype is not None:
+        for name, param in trained.items():
+            if param.dtype in (torch.float16, torch.bfloat16) and param.dtype != reduce_dtype:
+                return (
+                    f"the gradient of {name!r}, {param.dtype}, cannot be a view of a bucket of {reduce_dtype}; "
+                    "pass gradient_as_bucket_view=False"
+                )
+    return None
