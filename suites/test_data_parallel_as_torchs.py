@@ -19,11 +19,10 @@ ABSENT = {
     "gather": "of the time when one process served several devices",
     "logger": "an object of torch's C++ code",
     "reducer": "an object of torch's C++ code",
-    "require_forward_param_sync": "forward_sync_buffers and require_backward_grad_sync decide",
     "scatter": "of the time when one process served several devices",
     "to_kwargs": "of the time when one process served several devices",
     "use_side_stream_for_tensor_copies": "inputs move on the current stream",
-    "will_sync_module_buffers": "forward_sync_buffers and require_backward_grad_sync decide",
+    "will_sync_module_buffers": "forward_sync_buffers and require_forward_param_sync decide",
 }
 
 

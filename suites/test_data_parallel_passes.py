@@ -242,6 +242,42 @@ def test_a_gradient_penalty_uses_autograd_grad_without_communication(subject, ra
         require_close(gradients(model), mean_gradients(2, penalised))
 
 
+class Marked(nn.Linear):
+    """Notes whose buffer each forward pass has, and then leaves its own."""
+
+    def __init__(self):
+        super().__init__(2, 1)
+        self.register_buffer("mark", torch.zeros(()))
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(self.mark.item())
+        self.mark.fill_(dist.get_rank() + 1)
+        return super().forward(x)
+
+
+def buffers_seen(wrap, rank):
+    wrapped = wrap(alike(Marked))
+    squared(wrapped, rank).backward()
+    with torch.no_grad():
+        for _ in range(2 + rank):
+            wrapped(samples(rank))
+    for _ in range(2):
+        with wrapped.no_sync():
+            squared(wrapped, rank).backward()
+        squared(wrapped, rank).backward()
+    return wrapped.module.seen
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_ranks_may_evaluate_different_numbers_of_batches(subject, rank):
+    """As with torch's: buffers are taken in the first pass after one that is synchronised, and not in others."""
+    seen = buffers_seen(subject, rank)
+    assert seen == buffers_seen(TorchDistributedDataParallel, rank)
+    assert seen == [0, 1, *[rank + 1] * (1 + rank), *[rank + 1] * 2, 1, rank + 1]
+
+
 class Fails(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -72,8 +72,10 @@ class DistributedDataParallel(nn.Module, Joinable):
         device_ids: of a module on one GPU: a list of it, to which inputs are moved; or None.
         output_device: taken beside ``device_ids``; outputs stay where the module makes them.
         dim: kept as an attribute.
-        broadcast_buffers: at construction and at every forward pass outside of ``no_sync()``, take the buffers of
-            rank 0; None is True, as in torch. ``forward_sync_buffers``, if given, decides about forward passes alone.
+        broadcast_buffers: take the buffers of rank 0 at construction, and in forward passes: the first one, and each
+            that follows one whose backward pass is to be synchronised. So the passes of an evaluation, of which ranks
+            may have different numbers, take them once. None is True, as in torch. ``forward_sync_buffers``, if given,
+            decides about forward passes alone.
         init_sync: compare models and broadcast at construction; without, the caller must see to it.
         process_group: None is the default group. A ``device_mesh`` of one dimension may stand in its place.
         bucket_cap_mb: a bucket is closed when it holds this many MiB; None is 25.
@@ -156,7 +158,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.mixed_precision = mixed_precision
         if device_mesh is not None:  # else there is no such attribute, as with torch's
             self.device_mesh = device_mesh
-        self.require_backward_grad_sync = True
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
         self._who = who
         self._options: dict[str, Any] = {
             "dim": dim,
@@ -229,9 +231,10 @@ class DistributedDataParallel(nn.Module, Joinable):
         change = self._wrapped.change() if syncs else None
         if self._join_config.enable:
             Join.notify_join_context(self)
-            self._tell(syncs=syncs, buffers=self.require_backward_grad_sync)
-        if self.forward_sync_buffers and self.require_backward_grad_sync:
+            self._tell(syncs=syncs, buffers=self.require_forward_param_sync)
+        if self.forward_sync_buffers and self.require_forward_param_sync:
             self._take_buffers()
+        self.require_forward_param_sync = syncs
         if self.device_ids is not None:
             inputs, kwargs = tree_map(self._moved, (inputs, kwargs))
         output = self.module(*inputs, **kwargs)
@@ -356,7 +359,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         )
         own = vars(copied)
         for name, value in vars(self).items():
-            if name not in own or "_hooks" in name or name in ("training", "require_backward_grad_sync"):
+            if name not in own or "_hooks" in name or name.startswith(("training", "require_")):
                 own[name] = copy.deepcopy(value, memo)
         return copied
 
