@@ -385,6 +385,20 @@ def test_join_goes_with_accumulation_unused_parameters_and_buffers(subject, rank
 
 
 @ddp
+@pytest.mark.world_size(3)
+@pytest.mark.parametrize("batches", [(2, 4, 3), (1, 0, 1), (4, 1, 1)], ids=str)
+def test_ranks_without_inputs_leave_their_buffers_to_the_last_that_has_some(subject, rank, batches):
+    def seen(wrap):
+        wrapped = wrap(alike(Marked))
+        with wrapped.join():
+            for _ in range(batches[rank]):
+                squared(wrapped, rank).backward()
+        return wrapped.module.seen, wrapped.module.mark.item()
+
+    assert seen(subject) == seen(TorchDistributedDataParallel)
+
+
+@ddp
 @pytest.mark.world_size(2)
 def test_join_throws_on_early_termination_where_it_is_asked_to(subject, rank):
     wrapped = subject(alike())

@@ -20,7 +20,7 @@ from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.broadcasts import broadcast_tensors
 from pdlcheck.primitives.data_parallel.agreement import require_alike
 from pdlcheck.primitives.data_parallel.changes import Wrapped
-from pdlcheck.primitives.data_parallel.joining import Shadow
+from pdlcheck.primitives.data_parallel.joining import Shadow, tell
 from pdlcheck.primitives.data_parallel.logging_data import logging_data
 from pdlcheck.primitives.data_parallel.options import (
     bucket_caps,
@@ -231,7 +231,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         change = self._wrapped.change() if syncs else None
         if self._join_config.enable:
             Join.notify_join_context(self)
-            self._tell(syncs=syncs, buffers=self.require_forward_param_sync)
+            tell(self, syncs=syncs, buffers=self.require_forward_param_sync)
         if self.forward_sync_buffers and self.require_forward_param_sync:
             self._take_buffers()
         self.require_forward_param_sync = syncs
@@ -283,8 +283,8 @@ class DistributedDataParallel(nn.Module, Joinable):
     ) -> Join:
         """A context in which ranks may have different numbers of inputs.
 
-        A rank that leaves the context early takes part in the reductions of the others with zeros; at the end all
-        take the model of the rank that trained longest.
+        A rank that leaves the context early takes part in the reductions of the others with zeros. In the context
+        forward passes take the buffers of the last rank that still has inputs, and at the end all take its model.
 
         Args:
             divide_by_initial_world_size: divide by all ranks, or else by those that still have inputs.
@@ -381,30 +381,3 @@ class DistributedDataParallel(nn.Module, Joinable):
         assert self.device_ids is not None
         device = torch.device(self.device_type, self.device_ids[0])
         return value.to(device) if isinstance(value, Tensor) else value
-
-    # -- ranks without inputs -----------------------------------------------------------------------
-
-    def _tell(self, *, syncs: bool = False, buffers: bool = False, joined: bool = False) -> tuple[bool, bool]:
-        """All ranks learn who still has inputs, and what those are about to do."""
-        told = torch.zeros(self._who.world_size + 2, dtype=torch.int64, device=self.device)
-        told[self._who.rank] = not joined
-        told[-2], told[-1] = syncs, buffers
-        dist.all_reduce(told, group=self.process_group)
-        *active, syncing, taking = told.tolist()
-        self._reducer.authority = next(place for place, has_inputs in enumerate(active) if has_inputs)
-        self._reducer.divisor = self._who.world_size if self._divides_by_all else sum(active)
-        return bool(syncing), bool(taking)
-
-    def _shadow_iteration(self) -> None:
-        syncing, taking = self._tell(joined=True)
-        if taking and self.forward_sync_buffers:
-            self._take_buffers()
-        if syncing:
-            self._reducer.shadow()
-
-    def _take_final_model(self, is_last_joiner: bool) -> None:
-        last = torch.tensor([self._who.rank if is_last_joiner else -1], device=self.device)
-        dist.all_reduce(last, dist.ReduceOp.MAX, group=self.process_group)
-        held = {**self._wrapped.parameters, **(self._wrapped.buffers() if self.forward_sync_buffers else {})}
-        broadcast_tensors(held.values(), self._who.at(int(last)), self.process_group)
-        self._reducer.divisor, self._reducer.authority = self._who.world_size, 0
