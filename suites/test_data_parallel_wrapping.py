@@ -134,14 +134,71 @@ def test_casting_the_whole_model_after_wrapping_is_seen(subject, rank):
         wrapped(samples(rank).float()).sum().backward()
 
 
+class Normed(nn.Sequential):
+    """A buffer that forward needs, and one that it does not."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.register_buffer("mark", torch.arange(2.0))
+
+
+def set_buffer(model, name, value):
+    model.get_submodule(name.rpartition(".")[0])._buffers[name.rpartition(".")[2]] = value
+
+
 @ddp
 @pytest.mark.world_size(2)
-def test_a_buffer_of_another_shape_is_seen(subject):
-    model = alike(lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+@pytest.mark.parametrize("where", [[0], [1], [0, 1]], ids=str)
+@pytest.mark.parametrize("name", ["1.running_mean", "mark"])
+def test_a_buffer_of_another_shape_is_named_on_every_rank(subject, rank, where, name):
+    model = alike(Normed)
     wrapped = subject(model)
-    model[1].running_mean = torch.zeros(3).double()
-    with pytest.raises(RuntimeError, match=r"buffer '1.running_mean' was torch.float64 \(2,\), it is .* \(3,\) now"):
-        wrapped(samples(0))
+    if rank in where:
+        set_buffer(model, name, torch.zeros(3).double())
+    ranks = "every rank" if len(where) == 2 else f"rank {where[0]}"
+    what = rf"buffer '{name}' was torch.float64 \(2,\) on cpu, it is torch.float64 \(3,\) on cpu now; wrap the module"
+    with pytest.raises(RuntimeError, match=f"^DistributedDataParallel: on {ranks}, {what}"):
+        squared(wrapped, rank).backward()
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_a_buffer_that_one_rank_has_changed_keeps_no_other_from_evaluating(subject, rank):
+    model = alike(Normed)
+    wrapped = subject(model)
+    if rank == 1:
+        model.register_buffer("extra", torch.zeros(1))
+    with torch.no_grad():
+        if rank == 1:
+            with pytest.raises(RuntimeError, match=r"'extra' was not there, it is torch.float32 \(1,\) on cpu"):
+                wrapped(samples(0))
+        else:
+            wrapped(samples(0))
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_a_change_by_which_forward_fails_on_one_rank_is_named_on_every_rank(subject, rank):
+    model = alike()
+    wrapped = subject(model)
+    if rank == 1:
+        model[0].float()
+    with pytest.raises(RuntimeError, match=r": on rank 1, parameter '0.weight' was cast from torch.float64 to"):
+        squared(wrapped, rank).backward()
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_buffers_may_be_registered_anew_in_another_order(subject, rank):
+    model = alike(Normed)
+    model.register_buffer("other", torch.full((2,), 7.0).double())
+    wrapped = subject(model)
+    if rank == 1:
+        mark = model.mark
+        del model.mark
+        model.register_buffer("mark", mark)
+    wrapped(samples(rank))
+    assert model.mark.tolist() == [0, 1] and model.other.tolist() == [7, 7]
 
 
 @ddp

@@ -11,6 +11,8 @@ from torch.nn import Parameter
 
 __all__ = ["Wrapped"]
 
+Kind = tuple[torch.dtype, torch.Size, torch.device]
+
 
 class Wrapped:
     """What ``module`` holds now; later calls say what became different. Cheap, as each step asks.
@@ -32,7 +34,7 @@ class Wrapped:
         self._tables += [m._modules for m in modules]  # type: ignore[misc]
         self._ids = self._ids_now()
         self._has_buffers = any(m._buffers for m in modules)
-        self._buffers = _kinds(self.buffers())
+        self._kinds = _kinds(self.buffers())
 
     def buffers(self) -> dict[str, Tensor]:
         """The buffers that the module holds now."""
@@ -66,19 +68,22 @@ class Wrapped:
         """Where the parameters lie: elsewhere after a cast, a move, or most resizing."""
         return [*map(Tensor.data_ptr, self._held)]
 
-    def buffer_change(self, buffers: dict[str, Tensor]) -> str | None:
-        """The first change to names, dtypes and shapes of the buffers, in words."""
-        now = _kinds(buffers)
-        if now == self._buffers:
-            return None
-        for name in [*self._buffers, *now]:
-            before, after = (
-                f"{kinds[name][0]} {tuple(kinds[name][1])}" if name in kinds else "not there"
-                for kinds in (self._buffers, now)
-            )
-            if before != after:
-                return f"buffer {name!r} was {before}, it is {after} now; wrap the module anew"
-        return None  # the same ones in another order
+    def buffers_to_take(self) -> tuple[list[Tensor], str | None]:
+        """The buffers in the order that they had at wrapping, and the first change to one of them, in words.
+
+        Zeros stand in for one that is not what it was: the message that the others wait for is the same.
+        """
+        now = self.buffers()
+        kinds = _kinds(now)
+        if kinds == self._kinds:
+            return [now[name] for name in self._kinds], None
+        taken = [
+            now[name] if kinds.get(name) == kind else torch.zeros(kind[1], dtype=kind[0], device=kind[2])
+            for name, kind in self._kinds.items()
+        ]
+        name = next(n for n in [*self._kinds, *kinds] if self._kinds.get(n) != kinds.get(n))
+        before, after = (_words(found.get(name)) for found in (self._kinds, kinds))
+        return taken, f"buffer {name!r} was {before}, it is {after} now; wrap the module anew"
 
     def _changes(self) -> Iterator[str]:
         now: dict[str, Parameter] = {n: p for n, p in self._module.named_parameters() if n not in self._ignored}
@@ -106,5 +111,9 @@ def _looks(params: list[Parameter]) -> list[tuple[bool, torch.dtype, torch.Size,
     return [(p.requires_grad, p.dtype, p.shape, p.device) for p in params]
 
 
-def _kinds(buffers: dict[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
-    return {name: (buffer.dtype, buffer.shape) for name, buffer in buffers.items()}
+def _kinds(buffers: dict[str, Tensor]) -> dict[str, Kind]:
+    return {name: (buffer.dtype, buffer.shape, buffer.device) for name, buffer in buffers.items()}
+
+
+def _words(kind: Kind | None) -> str:
+    return "not there" if kind is None else f"{kind[0]} {tuple(kind[1])} on {kind[2]}"

@@ -56,7 +56,8 @@ class DistributedDataParallel(nn.Module, Joinable):
     * A backward pass that comes to no output, such as that of a penalty alone, is synchronised if it is the first one
       after a forward pass. Where it leaves the parameters out by which that is seen, the next forward pass raises.
     * A parameter without a gradient, or a module that was changed after wrapping, is an error at the end of that
-      backward pass, on every rank, that names it; torch's comes with the next forward pass, or never. On devices
+      backward pass, on every rank, that names it; torch's comes with the next forward pass, or never. So is a buffer
+      that has another shape or dtype than when it was wrapped, which torch's takes where all ranks have it. On devices
       other than CPU, where the host would have to wait for the answer, only ranks that see it themselves raise.
     * A parameter that no rank has a gradient for keeps None; with ``find_unused_parameters`` this takes no
       message of its own.
@@ -233,13 +234,21 @@ class DistributedDataParallel(nn.Module, Joinable):
             Join.notify_join_context(self)
             tell(self, syncs=syncs, buffers=self.require_forward_param_sync)
         if self.forward_sync_buffers and self.require_forward_param_sync:
-            self._take_buffers()
+            change = self._take_buffers() or change
+            if change is not None and not syncs:
+                raise RuntimeError(f"{ME}: {change}")
         self.require_forward_param_sync = syncs
         if self.device_ids is not None:
             inputs, kwargs = tree_map(self._moved, (inputs, kwargs))
-        output = self.module(*inputs, **kwargs)
         if syncs:
             reducer.problems = [] if change is None else [change]
+        try:
+            output = self.module(*inputs, **kwargs)
+        except Exception:
+            if change is not None:
+                reducer.shadow()  # raises, and on the ranks that come to their backward passes too
+            raise
+        if syncs:
             if not reducer.expect(output, self._owner) and change is not None:
                 raise RuntimeError(f"{ME}: {change}")
         elif torch.is_grad_enabled():
@@ -366,16 +375,14 @@ class DistributedDataParallel(nn.Module, Joinable):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"{ME} holds a process group, which cannot be pickled; save .module or its state_dict()")
 
-    def _take_buffers(self) -> None:
-        buffers = self._wrapped.buffers()
-        if not buffers:
-            return
-        change = self._wrapped.buffer_change(buffers)
-        if change is not None:
-            raise RuntimeError(f"{ME}: {change}")
-        # a batch norm may run twice before one backward pass, which does not need its running statistics
-        uncounted = [buffer.data for buffer in buffers.values()]
-        broadcast_tensors(uncounted, self._who.at(self._reducer.authority), self.process_group)
+    def _take_buffers(self) -> str | None:
+        """Returns how those of this rank have changed, in words, after the broadcast that other ranks wait for."""
+        buffers, change = self._wrapped.buffers_to_take()
+        if buffers:
+            # a batch norm may run twice before one backward pass, which does not need its running statistics
+            uncounted = [buffer.data for buffer in buffers]
+            broadcast_tensors(uncounted, self._who.at(self._reducer.authority), self.process_group)
+        return change
 
     def _moved(self, value: Any) -> Any:
         assert self.device_ids is not None

@@ -43,7 +43,8 @@ class Shadow(JoinHook):
     def main_hook(self) -> None:
         syncing, taking = tell(self._wrapper, joined=True)
         if taking and self._wrapper.forward_sync_buffers:
-            self._wrapper._take_buffers()
+            change = self._wrapper._take_buffers()
+            self._wrapper._reducer.problems = [] if change is None else [change]
         if syncing:
             self._wrapper._reducer.shadow()
 
