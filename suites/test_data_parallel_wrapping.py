@@ -349,6 +349,12 @@ def other_buffer(rank):
     return nn.BatchNorm1d(2, track_running_stats=not rank)
 
 
+def expanded_buffer(rank):
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.ones(1, 1, dtype=torch.bool).expand(3, 2) if rank else torch.ones(3, 2) > 0)
+    return model
+
+
 def lazy(rank):
     return nn.LazyLinear(2) if rank else nn.Linear(2, 2)
 
@@ -366,6 +372,7 @@ def lazy(rank):
         (more_layers, r"tensor 2 is nothing on rank 0, '1.weight' .* on rank 1"),
         (other_buffer, r"tensor 2 is 'running_mean' .* on rank 0, nothing on rank 1"),
         (lazy, r"on rank 1, got 'weight', which has no shape yet; run one forward pass first"),
+        (expanded_buffer, r"on rank 1, got 'mask', an expanded tensor, .* share memory; replace it by its .clone\(\)"),
         (other_frozen, r"on rank 1, Linear has no parameter that requires a gradient; use it as it is"),
         (lambda rank: nn.ReLU(), r"on every rank, ReLU has no parameter that requires a gradient"),
         (lambda rank: nn.Embedding(2, 2, sparse=True), r"on every rank, embedding '' makes sparse gradients"),
@@ -379,6 +386,15 @@ def test_models_that_do_not_fit_are_refused_alike_on_every_rank(subject, rank, m
     everyone = [None, None]
     dist.all_gather_object(everyone, str(caught.value))
     assert everyone[0] == everyone[1]
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_an_expanded_buffer_that_nobody_overwrites_is_taken(subject, rank):
+    model = alike()
+    model.register_buffer("mask", torch.ones(1).expand(3))
+    squared(subject(model, broadcast_buffers=False), rank).backward()
+    require_close(gradients(model), mean_gradients(2, squared))
 
 
 @ddp

@@ -92,6 +92,10 @@ def test_what_is_wrong_on_one_rank_is_refused_on_all(name, subject, rank):
     other = nn.Linear(2, 1) if rank == 2 else model
     with pytest.raises(ValueError, match=r"the same model on every rank, got .*'weight': .*on rank 2"):
         subject(PLAIN(other.parameters()), other, sync_every=2)
+    masked = nn.Linear(1, 1)
+    masked.register_buffer("mask", torch.ones(1).expand(2) if rank == 1 else torch.ones(2))
+    with pytest.raises(ValueError, match=rf"{name} got 'mask', an expanded tensor, .* by its .clone\(\) \(on rank 1\)"):
+        subject(PLAIN(masked.parameters()), masked, sync_every=2)
     groups = [dist.new_group([0, 1]), dist.new_group([2])]
     with pytest.raises(ValueError, match="needs every rank of the group in one node_group"):
         subject(optimizer, model, sync_every=2, node_group=None if rank == 2 else groups[0])

@@ -137,6 +137,17 @@ def test_broadcast_parameters_refuses_a_lazy_model(subject):
 
 @pytest.mark.verifies("broadcast_parameters")
 @pytest.mark.world_size(2)
+def test_broadcast_parameters_refuses_expanded_tensors(subject):
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.ones(1).expand(3))
+    with pytest.raises(ValueError, match=r"got 'mask', an expanded tensor, whose elements share .*; replace it by its"):
+        subject(model)
+    model.mask = model.mask.clone()
+    subject(model)
+
+
+@pytest.mark.verifies("broadcast_parameters")
+@pytest.mark.world_size(2)
 def test_broadcast_parameters_refuses_a_model_on_another_device(subject):
     with pytest.raises(ValueError, match="broadcast_parameters got 'weight' on device meta"):
         subject(nn.Linear(2, 2, device="meta"))

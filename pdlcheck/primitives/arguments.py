@@ -21,6 +21,7 @@ __all__ = [
     "require_int",
     "require_state",
     "require_tensor",
+    "require_writable",
     "wire_device",
 ]
 
@@ -104,6 +105,15 @@ def require_state(caller: str, tensors: Mapping[str, Tensor], group: dist.Proces
         if tensor.layout != torch.strided:
             raise ValueError(f"{caller} needs dense tensors, {name!r} has layout {tensor.layout}")
         _require_device(caller, repr(name), tensor, group, usable)
+
+
+def require_writable(caller: str, tensors: Mapping[str, Tensor]) -> None:
+    """Every named tensor must have memory for each of its elements: other ranks' values are copied into it."""
+    for name, tensor in tensors.items():
+        if any(side > 1 and not stride for side, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise ValueError(
+                f"{caller} got {name!r}, an expanded tensor, whose elements share memory; replace it by its .clone()"
+            )
 
 
 def require_int(caller: str, argument: str, value: int) -> None:

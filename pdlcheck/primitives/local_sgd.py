@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pdlcheck.primitives.agreement import require_agreement
-from pdlcheck.primitives.arguments import Members, members, named_state, require_at_least, require_state
+from pdlcheck.primitives.arguments import (
+    Members,
+    members,
+    named_state,
+    require_at_least,
+    require_state,
+    require_writable,
+)
 from pdlcheck.primitives.averages import averages
 from pdlcheck.primitives.broadcasts import broadcast_tensors
 from pdlcheck.primitives.optimizer_state import AveragedState, hyper_parameters, optimizer_parameters
@@ -280,6 +287,7 @@ def _shape_of(caller: str, model: nn.Module, optimizer: Optimizer, who: Members)
     """What ranks must have alike, once it is right on its own."""
     parameters, buffers = named_state(caller, model)
     require_state(caller, {**parameters, **buffers}, who.group)
+    require_writable(caller, {**parameters, **buffers})
     if not parameters:
         raise ValueError(f"{caller} got a model without parameters: {type(model).__name__}; there is nothing to train")
     if not isinstance(optimizer, Optimizer):

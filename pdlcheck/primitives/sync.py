@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.primitives.arguments import members, named_state, require_at_least, require_state
+from pdlcheck.primitives.arguments import (
+    members,
+    named_state,
+    require_at_least,
+    require_state,
+    require_writable,
+)
 from pdlcheck.primitives.averages import averages
 from pdlcheck.primitives.broadcasts import broadcast_tensors
 from pdlcheck.primitives.flat import flatten, sum_dtype, unflatten, wire_buckets
@@ -39,8 +45,8 @@ def broadcast_parameters(
 
     Raises:
         TypeError: ``module`` is not a module.
-        ValueError: it has neither parameters nor buffers, or lazy ones, or some on a device that the backend
-            cannot take; ``src`` is outside the group; unknown ``by``.
+        ValueError: it has neither parameters nor buffers, or lazy or expanded ones, or some on a device that the
+            backend cannot take; ``src`` is outside the group; unknown ``by``.
 
     Example:
         >>> def start():
@@ -60,6 +66,7 @@ def broadcast_parameters(
     members("broadcast_parameters", group).place_of("broadcast_parameters", src)
     state = {**parameters, **buffers}
     require_state("broadcast_parameters", state, group)
+    require_writable("broadcast_parameters", state)
     broadcast_tensors(state.values(), src, group, by)
 
 

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pdlcheck.primitives.agreement import require_agreement
-from pdlcheck.primitives.arguments import Members, members, named_state, require_at_least, require_int, require_state
+from pdlcheck.primitives.arguments import (
+    Members,
+    members,
+    named_state,
+    require_at_least,
+    require_int,
+    require_state,
+    require_writable,
+)
 from pdlcheck.primitives.data import shard_indices
 from pdlcheck.primitives.local_sgd import LocalSGD
 from pdlcheck.primitives.optimizer_state import hyper_parameters
@@ -182,6 +190,7 @@ def _start(
             )
         parameters, buffers = named_state(caller, model)
         require_state(caller, {**parameters, **buffers}, group)
+        require_writable(caller, {**parameters, **buffers})
         return {**settings, "number of samples": len(inputs)}
 
     require_agreement(caller, who, facts)

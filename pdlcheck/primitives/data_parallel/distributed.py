@@ -94,10 +94,10 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     Raises:
         TypeError: ``module`` is not a module.
-        ValueError: no parameter requires a gradient; a lazy parameter, a sparse embedding; bucket sizes that are
-            not positive; several devices, or some for a module that is not on one GPU; an argument that must be None;
-            a mesh of several dimensions, or beside a group; models or options that differ between ranks. The same on
-            every rank.
+        ValueError: no parameter requires a gradient; a lazy or expanded tensor, a sparse embedding; bucket sizes that
+            are not positive; several devices, or some for a module that is not on one GPU; an argument that must be
+            None; a mesh of several dimensions, or beside a group; models or options that differ between ranks. The
+            same on every rank.
         RuntimeError: in backward, see above; a second communication hook.
 
     Example:
@@ -176,6 +176,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             "reduce_dtype": reduce_dtype,
         }
         self.parameters_to_ignore = set(getattr(module, IGNORED, ()))
+        takes_buffers = broadcast_buffers or forward_sync_buffers is not None
         problem = (
             wrong_option(
                 {"bucket_cap_mb": cap_mb, "first_bucket_mb": first_bucket_mb, "bucket_cap_mb_list": caps_mb or []},
@@ -187,7 +188,14 @@ class DistributedDataParallel(nn.Module, Joinable):
                 reduce_dtype,
             )
             or wrong_devices(module, device_ids, output_device)
-            or wrong_module(module, self.parameters_to_ignore, who, gradient_as_bucket_view, reduce_dtype)
+            or wrong_module(
+                module,
+                self.parameters_to_ignore,
+                who,
+                takes_buffers=takes_buffers,
+                as_view=gradient_as_bucket_view,
+                reduce_dtype=reduce_dtype,
+            )
         )
         if problem is not None and not init_sync:
             raise ValueError(f"{ME}: {problem}")
@@ -197,7 +205,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             held = {**self._wrapped.parameters, **self._wrapped.buffers()}
         if init_sync:
             require_alike(ME, held, self._options, problem, who)
-            sent = held if broadcast_buffers or forward_sync_buffers is not None else self._wrapped.parameters
+            sent = held if takes_buffers else self._wrapped.parameters
             broadcast_tensors(sent.values(), who.at(0), who.group)
         trained = {name: param for name, param in self._wrapped.parameters.items() if param.requires_grad}
         self.device = next(iter(trained.values())).device

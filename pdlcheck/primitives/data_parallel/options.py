@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from pdlcheck.primitives.arguments import Members, require_state
+from pdlcheck.primitives.arguments import Members, require_state, require_writable
 
 __all__ = ["bucket_caps", "group_of", "wrong_devices", "wrong_module", "wrong_option"]
 
@@ -77,15 +77,23 @@ def wrong_devices(module: nn.Module, device_ids: Devices, output_device: object)
 
 
 def wrong_module(
-    module: nn.Module, ignored: set[str], who: Members, as_view: bool, reduce_dtype: torch.dtype | None
+    module: nn.Module,
+    ignored: set[str],
+    who: Members,
+    *,
+    takes_buffers: bool,
+    as_view: bool,
+    reduce_dtype: torch.dtype | None,
 ) -> str | None:
     """What is wrong with the module of this rank."""
-    state = {n: t for n, t in [*module.named_parameters(), *module.named_buffers()] if n not in ignored}
+    parameters: dict[str, Tensor] = {n: p for n, p in module.named_parameters() if n not in ignored}
+    buffers = {n: b for n, b in module.named_buffers() if n not in ignored}
     try:
-        require_state(ME, state, who.group)
+        require_state(ME, {**parameters, **buffers}, who.group)
+        require_writable(ME, {**parameters, **buffers} if takes_buffers else parameters)
     except ValueError as error:
         return str(error).removeprefix(f"{ME} ")
-    trained = {n: p for n, p in module.named_parameters() if n not in ignored and p.requires_grad}
+    trained = {n: p for n, p in parameters.items() if p.requires_grad}
     if not trained:
         return f"{type(module).__name__} has no parameter that requires a gradient; use it as it is"
     for name, part in module.named_modules():
