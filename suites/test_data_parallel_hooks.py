@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
@@ -89,3 +90,54 @@ def test_a_hook_is_registered_once_and_is_a_function(subject):
     wrapped.register_comm_hook(None, plain_hook)
     with pytest.raises(RuntimeError, match="has a communication hook already"):
         wrapped.register_comm_hook(None, plain_hook)
+
+
+def held(value):
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def flat(bucket):
+    dist.all_reduce(bucket.buffer())
+    return bucket.buffer()
+
+
+ANSWERS = {
+    "tensor": (flat, "broken.* returned a Tensor; return a torch.futures.Future of the reduced buffer, such as dist"),
+    "none": (lambda bucket: None, "broken.* returned None; return a torch.futures.Future"),
+    "future of none": (lambda bucket: held(None), "broken.* returned holds None, not a tensor; return a torch.futures"),
+    "future of too few": (lambda bucket: held(torch.ones(2)), r"broken.* returned holds 2 numbers for a bucket of \d+"),
+}
+
+
+@ddp
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("sizes", [TINY, {}], ids=["a bucket each", "one bucket"])
+@pytest.mark.parametrize("where", [[1], [0, 1]], ids=["on rank 1", "on every rank"])
+def test_a_hook_that_returns_no_future_of_a_bucket_is_named_on_every_rank(subject, rank, answer, sizes, where):
+    give, message = ANSWERS[answer]
+
+    def broken(state, bucket):
+        return give(bucket) if rank in where else held(flat(bucket) if answer == "tensor" else bucket.buffer())
+
+    wrapped = subject(alike(), **sizes)
+    wrapped.register_comm_hook(None, broken)
+    ranks = "every rank" if len(where) == 2 else "rank 1"
+    with pytest.raises(RuntimeError, match=f": on {ranks}, the .*communication hook .*{message}"):
+        squared(wrapped, rank).backward()
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_a_hook_may_answer_in_another_dtype_or_in_a_list(subject, rank):
+    def averaged(state, bucket):
+        return held([flat(bucket).div(dist.get_world_size()).float().double().view(1, -1)])
+
+    model = alike()
+    wrapped = subject(model)
+    wrapped.register_comm_hook(None, averaged)
+    squared(wrapped, rank).backward()
+    for name, goal in mean_gradients(2, squared).items():
+        torch.testing.assert_close(gradients(model)[name], goal, rtol=1e-6, atol=1e-6)

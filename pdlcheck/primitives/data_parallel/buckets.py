@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ class Bucket:
         self.expected = len(sizes)
         self.launched_at = 0
         self.grads: list[Tensor | None] = []
-        self.pending: torch.futures.Future[Tensor] | torch.distributed.Work | None = None
+        self.pending: torch._C.Future[Any] | torch.distributed.Work | None = None
 
     def begin(self) -> None:
         """A backward pass begins; what fired before counts as used, but not as final."""

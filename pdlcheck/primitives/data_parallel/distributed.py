@@ -20,6 +20,7 @@ from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.broadcasts import broadcast_tensors
 from pdlcheck.primitives.data_parallel.agreement import require_alike
 from pdlcheck.primitives.data_parallel.changes import Wrapped
+from pdlcheck.primitives.data_parallel.hook_answers import Hook
 from pdlcheck.primitives.data_parallel.joining import Shadow, tell
 from pdlcheck.primitives.data_parallel.logging_data import logging_data
 from pdlcheck.primitives.data_parallel.options import (
@@ -29,7 +30,7 @@ from pdlcheck.primitives.data_parallel.options import (
     wrong_module,
     wrong_option,
 )
-from pdlcheck.primitives.data_parallel.reducer import Hook, Reducer
+from pdlcheck.primitives.data_parallel.reducer import Reducer
 
 __all__ = ["DistributedDataParallel"]
 
@@ -98,7 +99,8 @@ class DistributedDataParallel(nn.Module, Joinable):
             are not positive; several devices, or some for a module that is not on one GPU; an argument that must be
             None; a mesh of several dimensions, or beside a group; models or options that differ between ranks. The
             same on every rank.
-        RuntimeError: in backward, see above; a second communication hook.
+        RuntimeError: in backward, see above; a second communication hook, or one that returns something other than a
+            future of as many numbers as its bucket has.
 
     Example:
         >>> def step():

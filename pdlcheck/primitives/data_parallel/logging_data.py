@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import nn
 
+from pdlcheck.primitives.data_parallel.hook_answers import name_of
+
 if TYPE_CHECKING:
     from pdlcheck.primitives.data_parallel.distributed import DistributedDataParallel
 
@@ -36,5 +38,5 @@ def logging_data(wrapper: DistributedDataParallel) -> dict[str, str | int]:
     if wrapper.static_graph:
         told["static_graph"] = 1
     if hook is not None:
-        told["comm_hook"] = getattr(hook[1], "__qualname__", type(hook[1]).__name__)
+        told["comm_hook"] = name_of(hook[1])
     return told

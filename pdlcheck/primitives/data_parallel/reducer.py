@@ -21,12 +21,11 @@ from torch.utils.hooks import RemovableHandle
 
 from pdlcheck.primitives.arguments import Members
 from pdlcheck.primitives.data_parallel.agreement import raise_together
-from pdlcheck.primitives.data_parallel.buckets import Bucket, GradBucket, assign_buckets
+from pdlcheck.primitives.data_parallel.buckets import Bucket, assign_buckets
+from pdlcheck.primitives.data_parallel.hook_answers import Hook, ask, take_answer
 from pdlcheck.primitives.data_parallel.outputs import parameters_behind, tensors_in
 
-__all__ = ["Hook", "Reducer"]
-
-Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
+__all__ = ["Reducer"]
 
 
 class Reducer:
@@ -239,8 +238,8 @@ class Reducer:
                 self.problems = [change]
                 bucket.fill(scale, trouble=True, empty=True)
             if self.hook is not None:
-                state, hook = self.hook
-                bucket.pending = hook(state, GradBucket(bucket, is_last=bucket is self.buckets[-1]))
+                problem = ask(*self.hook, bucket, is_last=bucket is self.buckets[-1])
+                self.problems += [] if problem is None else [problem]
             else:
                 bucket.pending = self.who.group.allreduce([bucket.whole])
             if self._as_view and bucket.is_whole:  # now, as the next step is to wait
@@ -256,7 +255,7 @@ class Reducer:
         problems, self.problems = self.problems, []
         self._reached = None
         for bucket in self.buckets:
-            self._wait(bucket)
+            problems += self._wait(bucket)
         if self.hook is not None:
             self._reduce_flags()
         # elsewhere than on CPU, the host would have to wait for the device
@@ -277,16 +276,14 @@ class Reducer:
         if not self.is_rebuilt:
             self._rebuild()
 
-    def _wait(self, bucket: Bucket) -> None:
-        assert bucket.pending is not None
+    def _wait(self, bucket: Bucket) -> list[str]:
+        """Returns what is wrong with what a hook returned."""
+        if bucket.pending is None:  # it was no future
+            return []
         pending, bucket.pending = bucket.pending, None
-        value: Any = pending.wait()
-        if self.hook is not None:
-            reduced = value[0] if isinstance(value, list | tuple) else value
-            if not isinstance(reduced, Tensor):
-                raise TypeError(f"the communication hook's future holds {type(reduced).__name__}, not a tensor")
-            if reduced.data_ptr() != bucket.flat.data_ptr() or reduced.dtype != bucket.flat.dtype:
-                bucket.flat.copy_(reduced.view(-1))
+        value: object = pending.wait()
+        problem = None if self.hook is None else take_answer(self.hook[1], bucket, value)
+        return [] if problem is None else [problem]
 
     def _reduce_flags(self) -> None:
         """A hook reduces gradients only; the flags of all buckets follow in one message."""
