@@ -276,6 +276,32 @@ def test_reentrant_checkpoints_over_the_same_weights_are_refused_without_a_stati
         squared(wrapped, rank).backward()
 
 
+@ddp
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_hooks_that_come_after_wrapping_change_what_is_reduced(subject, rank, register, steps, as_view):
+    """Of a large parameter, whose gradient is taken at once, and of small ones."""
+
+    def seven(param):
+        param.grad.fill_(7.0 * (rank + 1))
+
+    hook = seven if "post" in register else lambda grad: torch.full_like(grad, 7.0 * (rank + 1))
+    model = alike(lambda: nn.Sequential(nn.Linear(2, 200), nn.Linear(200, 200), nn.Linear(200, 1)))
+    wrapped = subject(model, gradient_as_bucket_view=as_view)
+    for _ in range(steps):
+        squared(wrapped, rank).backward()
+    loss = squared(wrapped, rank)
+    for p in model.parameters():
+        getattr(p, register)(hook)
+    for _ in range(2):
+        model.zero_grad()
+        loss.backward()
+        assert {p.grad.unique().item() for p in model.parameters()} == {10.5}
+        loss = squared(wrapped, rank)
+
+
 @dataclasses.dataclass
 class Result:
     values: list

@@ -63,8 +63,6 @@ class DistributedDataParallel(nn.Module, Joinable):
     * A parameter that no rank has a gradient for keeps None; with ``find_unused_parameters`` this takes no
       message of its own.
     * ``torch.autograd.grad`` does not communicate.
-    * Hooks of parameters that change their gradients are to be registered before wrapping: those that come later may
-      see a gradient that is on its way already.
     * It is no subclass of torch's, and has no ``reducer``, ``logger``, ``scatter``, ``gather`` or ``to_kwargs``.
     * It cannot be pickled; save ``module`` or the ``state_dict()``.
 

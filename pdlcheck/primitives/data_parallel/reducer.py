@@ -123,6 +123,8 @@ class Reducer:
         """Take these buckets, and put the hooks that serve them on the parameters."""
         self.close()
         self.buckets = buckets
+        self._tables: list[dict[int, object]] = []  # all hooks of the parameters whose own may launch or take something
+        self._own: list[int] = []
         for bucket in buckets:
             last = bucket.params[-1]
             for place, param in enumerate(bucket.params):
@@ -135,7 +137,11 @@ class Reducer:
                 else:
                     hook = bucket.ready.append
                 register: Any = param.register_post_accumulate_grad_hook  # torch leaves it untyped
-                self._handles.append(register(hook))
+                handle = register(hook)
+                self._handles.append(handle)
+                if hook != bucket.ready.append:
+                    self._tables.append(param._post_accumulate_grad_hooks)
+                    self._own.append(handle.id)
 
     def _note_order(self, bucket: Bucket, param: Parameter) -> None:
         self._order.append(param)
@@ -207,6 +213,8 @@ class Reducer:
     # -- one pass ---------------------------------------------------------------------------------
 
     def _start(self) -> None:
+        if [*map(next, map(reversed, self._tables))] != self._own:
+            self._use(self.buckets)  # after hooks that came later, which may change the gradient
         self._next = 0
         for bucket in self.buckets:
             bucket.begin()
