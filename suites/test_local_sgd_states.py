@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -162,8 +163,18 @@ def test_states_of_ranks_that_would_not_meet_are_refused(subject, rank):
 def test_diloco_refuses(subject, rank):
     model = nn.Linear(1, 1)
     optimizer = PLAIN(model.parameters())
-    with pytest.raises(ValueError, match=r"needs the same outer optimizer on every rank, got SGD.*lr=0\.5.*lr=1"):
+    with pytest.raises(ValueError, match=r"same lr of the outer optimizer's group 0 .* got 0\.5 .* and 1\.0 on"):
         subject(optimizer, model, sync_every=2, outer=sgd((1.0 if rank else 0.5, 0.0, False)))
+
+    def outer(parameters, rate=0.2, order=1):
+        first, second = parameters[::order]
+        return torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": [second], "lr": rate}])
+
+    with pytest.raises(ValueError, match=r"same lr of the outer optimizer's group 1 .* got 0\.2 .* and 0\.3 on"):
+        subject(optimizer, model, sync_every=2, outer=partial(outer, rate=0.3 if rank else 0.2))
+    with pytest.raises(ValueError, match=r"same order of the outer optimizer's parameters .* got .'weight', 'bias'."):
+        subject(optimizer, model, sync_every=2, outer=partial(outer, order=-1 if rank else 1))
+    subject(optimizer, model, sync_every=2, outer=outer)
     with pytest.raises(TypeError, match="DiLoCo takes outer as a maker of an optimizer, it made str"):
         subject(optimizer, model, sync_every=2, outer=str)
     diloco = subject(optimizer, model, sync_every=2)

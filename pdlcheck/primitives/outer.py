@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from pdlcheck.primitives.agreement import require_agreement
 from pdlcheck.primitives.flat import sum_dtype
 from pdlcheck.primitives.local_sgd import LocalSGD
-from pdlcheck.primitives.optimizer_state import lost_options
+from pdlcheck.primitives.optimizer_state import hyper_parameters, lost_options, optimizer_parameters
 
 __all__ = ["DiLoCo"]
 
@@ -91,7 +91,10 @@ class DiLoCo(LocalSGD):
             self.outer = outer(list(self._reference.values()))
             if not isinstance(self.outer, Optimizer):
                 raise TypeError(f"DiLoCo takes outer as a maker of an optimizer, it made {type(self.outer).__name__}")
-            return {"outer optimizer": f"{type(self.outer).__name__}({_settings_of(self.outer)})"}
+            names = {id(parameter): name for name, parameter in self._reference.items()}
+            found = hyper_parameters(self.outer)
+            found["order of the optimizer's parameters"] = [names.get(id(p)) for p in optimizer_parameters(self.outer)]
+            return {name.replace("optimizer", "outer optimizer"): value for name, value in found.items()}
 
         require_agreement("DiLoCo", self._who, facts)
 
@@ -148,9 +151,3 @@ def _require_outer(caller: str, outer: Optimizer, saved: Mapping[str, Any]) -> N
             raise ValueError(
                 f"{caller} got an outer optimizer of another kind: group {number} lacks {lost[0]!r}; {cure}"
             )
-
-
-def _settings_of(optimizer: Optimizer) -> str:
-    """The options of its first group, in one line."""
-    options = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
-    return ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
