@@ -14,7 +14,7 @@ from torch import nn
 from pdlcheck.checks import check_pipedream
 from pdlcheck.primitives.pipeline import one_f_one_b, pipedream
 
-from .pipeline_models import MSE, SGD, few, samples, starter, tanh_net
+from .pipeline_models import MSE, SGD, few, samples, side_by_side, starter, tanh_net
 
 pytestmark = pytest.mark.verifies("Pipeline")
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -119,6 +119,44 @@ def test_replicas_of_pipedream_stay_equal(subject, world):
     ranks = world.run(train, world_size=4)
     assert torch.equal(ranks[0], ranks[2])
     assert torch.equal(ranks[1], ranks[3])
+
+
+def steps_alone(model, batches, weights):
+    """Of one process: a step for each micro-batch, with the mean of its parts in all pipelines as they count."""
+    optimizer = MOMENTUM(model.parameters())
+    for number in range(len(weights[0])):
+        optimizer.zero_grad()
+        total = sum(counted[number] for counted in weights)
+        for (x, y), counted in zip(batches, weights, strict=True):
+            loss = MSE(model(x[number : number + 1]), y[number : number + 1])
+            (loss * (counted[number] / total if total else 0.0)).backward()
+        optimizer.step()
+    return dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_micro_batch_of_pipedream_counts_as_loss_weight_says_in_all_pipelines(subject, world, stages):
+    """Also in the stages that see no targets; one that counts nowhere moves momentum on."""
+    weights = [[1.0, 0.0, 3.0, 0.0], [3.0, 0.0, 0.0, 1.0]] if stages == 1 else [[1.0], [3.0]]
+    count = len(weights[0])
+    batches = [samples(count, seed=seed) for seed in range(2)]
+
+    def train():
+        rank = dist.get_rank()
+        groups = side_by_side(rank) if stages == 2 else {"group": [dist.new_group([one]) for one in range(2)][rank]}
+        torch.manual_seed(0)
+        left = list(weights[rank // stages])
+        keywords = {"schedule": "pipedream", "n_microbatches": count, "optimizer": MOMENTUM}
+        groups.setdefault("data_group", dist.group.WORLD)
+        pipeline = subject(tanh_net(), MSE, loss_weight=lambda part: left.pop(0), **groups, **keywords)
+        pipeline.step(*batches[rank // stages])
+        return {name: p.detach() for name, p in pipeline.module.named_parameters()}
+
+    torch.manual_seed(0)
+    expected = steps_alone(tanh_net(), batches, weights)
+    for held in world.run(train, world_size=2 * stages):
+        for name, found in held.items():
+            torch.testing.assert_close(found, expected[name], msg=name)
 
 
 def test_pipedream_is_asynchronous_and_takes_the_order_of_1f1b():

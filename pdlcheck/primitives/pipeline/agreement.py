@@ -19,6 +19,7 @@ class Header:
     Args:
         n_samples: in the batch: rank 0 knows it by the inputs, the last rank by the targets.
         weight: how much the batch counts, on the last rank.
+        weights: how much each micro-batch counts, or -1 where a rank does not know; empty where nobody asks.
         situation: the rank's own number for what the forms of messages depend on: its part of the batch and its mode.
         failed: this rank cannot take the step.
         differ: numbers of samples, where ranks know unequal ones.
@@ -27,6 +28,7 @@ class Header:
 
     n_samples: int | None = None
     weight: float | None = None
+    weights: tuple[float, ...] = ()
     situation: int = -1
     failed: bool = False
     differ: tuple[int, int] | None = None
@@ -51,6 +53,7 @@ class Agreement:
             -math.inf if n is None else -n,
             -1.0 if weight is None else weight,
             float(own.failed),
+            *own.weights,
             *(float(own.situation) if rank == place else -1.0 for rank in range(n_ranks)),
         ]
         self._values: Tensor = torch.tensor(values, dtype=torch.float64, device=device)
@@ -65,11 +68,13 @@ class Agreement:
         """
         if self._work is not None:
             self._work.wait()
-        most, least, weight, failed, *situations = self._values.tolist()
+        most, least, weight, failed, *others = self._values.tolist()
+        weights, situations = others[: len(self._own.weights)], others[len(self._own.weights) :]
         differ = (int(-least), int(most)) if math.isfinite(least) and most != -least else None
         return Header(
             n_samples=int(most),
             weight=weight,
+            weights=tuple(weights),
             failed=bool(failed) or differ is not None,
             differ=differ,
             situations=tuple(map(int, situations)),

@@ -82,7 +82,8 @@ class Pipeline:
         device: where this rank's stages are to be; where the model is, if None.
         group: the ranks of the pipeline, in the order of the stages; None is the default group.
         data_group: ranks of other pipelines with the same stages, which work on other samples: weights start as on
-            its first rank, gradients are averaged over all samples, or added where the loss is a sum.
+            its first rank, gradients are averaged over all samples, as ``loss_weight`` says, or added where the loss
+            is a sum.
 
     Raises:
         TypeError: the model is not sequential; the loss is no function.
@@ -226,7 +227,11 @@ class Pipeline:
                     problem = found
             failed = met.failed or problem is not None
             if self._data_group is not None and backward:
-                failed = Agreement(Header(failed=failed), self._data_group, self._wire).settle().failed
+                own = Header(failed=failed, weights=met.weights)
+                everywhere = Agreement(own, self._data_group, self._wire).settle()
+                failed = everywhere.failed
+                adds = self._built.reduction == "sum"
+                work.weights, work.counts = met.weights, [adds or weight > 0 for weight in everywhere.weights]
             if failed:
                 for stage in self._built.stages.values():
                     stage.clear()
@@ -254,6 +259,8 @@ class Pipeline:
         count, stages, last = self.schedule.n_microbatches, self._built.stages, self.schedule.n_stages - 1
         work = Work([], isinstance(inputs, tuple | list), [None] * count, [1.0] * count, backward, keep_outputs)
         n_samples = weight = None
+        asked = backward and self.schedule.asynchronous and self._data_group is not None
+        weights = (-1.0,) * count if asked else ()
         own: dict[str, Form] = {}
         try:
             if 0 in stages:
@@ -271,13 +278,14 @@ class Pipeline:
                     n_samples = found
                     own["targets"] = form_of_batch(targets)
                     work.targets = micro_batches(leaves_of(targets, work.sources) if backward else targets, count)
-                    weight = self._weigh(work)
+                    found_weights = self._weigh(work)
+                    weight, weights = sum(found_weights), tuple(found_weights) if asked else ()
         except Exception as error:  # of any kind: others wait for what this rank says
-            return work, Header(failed=True), error
-        return work, Header(n_samples, weight, self._situation(own)), None
+            return work, Header(failed=True, weights=weights), error
+        return work, Header(n_samples, weight, weights, self._situation(own)), None
 
-    def _weigh(self, work: Work) -> float:
-        """Set each micro-batch's share in the loss; returns how much the batch counts beside other batches."""
+    def _weigh(self, work: Work) -> list[float]:
+        """Set each micro-batch's share in the loss; returns how much each counts beside those of other batches."""
         count_of = self._weight or (lambda part: samples_in("Pipeline", "targets", part))
         try:
             weights = [float(count_of(part)) for part in work.targets]
@@ -295,7 +303,7 @@ class Pipeline:
             raise ValueError(f"Pipeline needs a batch that counts, its micro-batches have the weights {weights}")
         if self._built.reduction == "mean":
             work.shares = [weight / total for weight in weights]
-        return total
+        return weights
 
     def _raise_everywhere(self, error: Exception | None, met: Header, data_group: dist.ProcessGroup | None) -> None:
         found = exchange(None, error, self._group).first_error
@@ -416,7 +424,8 @@ class Pipeline:
         result = stage.backward(number, gradients) if work.shares[number] else stage.skip(number)
         if stash:
             stash.update(number)
-            self._sync(stage.layers, float(work.samples[number]))
+            if self._data_group is not None and work.counts[number]:  # else all have gradients of zero
+                self._sync(stage.layers, work.weights[number])
             stash.step()
         return tuple(result)
 

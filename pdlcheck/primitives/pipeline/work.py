@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,8 @@ class Work:
         sources: tensors of the batch that have a graph, each with the leaf that stands for it: micro-batches cannot
             all go back through one graph.
         samples: in each micro-batch; known once the ranks agree.
+        weights: how much each micro-batch counts beside those of other pipelines, where each of them is a step.
+        counts: whether each micro-batch counts in any pipeline.
         backward: whether a backward pass will follow.
         keep_outputs: whether the last stage's outputs are wanted.
     """
@@ -39,6 +42,8 @@ class Work:
     keep_outputs: bool
     sources: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
+    weights: Sequence[float] = ()
+    counts: Sequence[bool] = ()
     forms: Forms = field(default_factory=dict)
 
 
