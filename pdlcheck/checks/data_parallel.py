@@ -67,7 +67,7 @@ def check_data_parallel(
         raise ValueError(f"check_data_parallel compares ranks, it needs world_size 2 or more, got {world_size}")
     shards = _shards(world_size, seed)
     facts = case(world, world_size, seed=seed)
-    check_replicas_in_sync(_start(wrap), world, world_size=world_size, steps=0, seed=seed)
+    check_replicas_in_sync(_start(wrap), world, world_size=world_size, steps=0, buffers=buffers, seed=seed)
     if buffers:
         _require_same_buffers(wrap, world, world_size, facts)
     models: dict[str, Callable[[], nn.Module]] = {

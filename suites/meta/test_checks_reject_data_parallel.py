@@ -276,8 +276,10 @@ def test_check_data_parallel_sees_an_order_that_each_rank_has_for_itself(world):
         check_data_parallel(TakesTheOrderOfReadiness, world, unused=False)
 
 
+@pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated:FutureWarning")
 def test_what_a_wrapper_does_not_promise_is_not_asked_for(world):
     check_data_parallel(KeepsItsOwnBuffers, world, buffers=False)
+    check_data_parallel(torchs_without_buffers, world, buffers=False)
     check_data_parallel(SkipsWhatItDoesNotUse, world, unused=False)
     check_data_parallel(SynchronisesInsideNoSync, world, no_sync=False)
 
