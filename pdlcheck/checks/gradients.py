@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.checks.state import whole
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_gradients_equal_single_process"]
@@ -196,7 +197,7 @@ def _synchronised(
     if len(inputs):
         _backward(model, loss, (inputs, targets))
     sync(model, len(inputs))
-    return {name: None if p.grad is None else p.grad.detach().clone() for name, p in model.named_parameters()}
+    return {name: None if p.grad is None else whole(p.grad) for name, p in model.named_parameters()}
 
 
 def _gradients(model: nn.Module, loss: Loss, shard: Shard) -> Gradients:
@@ -205,7 +206,7 @@ def _gradients(model: nn.Module, loss: Loss, shard: Shard) -> Gradients:
     one.zero_grad()
     if len(shard[0]):
         _backward(one, loss, shard)
-    return {name: p.grad for name, p in one.named_parameters()}
+    return {name: None if p.grad is None else whole(p.grad) for name, p in one.named_parameters()}
 
 
 def _backward(model: nn.Module, loss: Loss, shard: Shard) -> None:

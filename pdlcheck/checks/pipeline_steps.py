@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pdlcheck.checks.message import failure, first_index, show
+from pdlcheck.checks.state import whole
 
 __all__ = [
     "RELATIVE",
@@ -74,7 +75,7 @@ def train(
         gradients = gradients_of(module)
         if steps:
             steps.step()
-        weights = {name: p.detach().cpu().clone() for name, p in module.named_parameters()}
+        weights = {name: whole(p) for name, p in module.named_parameters()}
         taken.append(Taken(gradients, weights, None if loss is None else loss.detach().cpu(), on_cpu(outputs)))
     return taken
 
@@ -110,7 +111,7 @@ def tolerance(goal: Tensor, factor: float = 1.0) -> float:
 
 def gradients_of(module: nn.Module) -> Named:
     return {
-        name: torch.zeros_like(p).cpu() if p.grad is None else p.grad.detach().cpu().clone()
+        name: whole(torch.zeros_like(p)) if p.grad is None else whole(p.grad)
         for name, p in all_names(module).items()
     }
 

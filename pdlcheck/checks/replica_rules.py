@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pdlcheck.checks.state import whole
+
 __all__ = ["Course", "Rule", "Trace", "alternatives", "backward", "look", "simulate"]
 
 Trace = list[dict[str, Tensor]]  # of one rank: what it holds after each of its steps, and after it has finished
@@ -125,12 +127,12 @@ def look(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Copies of all that a replica holds: parameters, buffers, the optimizer's tensors of a parameter's shape."""
     held: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        held[f"parameter {name!r}"] = parameter.detach().cpu().clone()
+        held[f"parameter {name!r}"] = whole(parameter)
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                held[f"{key} of {name!r}"] = value.detach().cpu().clone()
+                held[f"{key} of {name!r}"] = whole(value)
     for name, buffer in model.named_buffers():
-        held[f"buffer {name!r}"] = buffer.detach().cpu().clone()
+        held[f"buffer {name!r}"] = whole(buffer)
     return held
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from pdlcheck.checks.message import case, name_of
 from pdlcheck.checks.pipeline_steps import Batch, Named, Start, gradients_of
-from pdlcheck.checks.state import require_bits
+from pdlcheck.checks.state import require_bits, whole
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_same_gradients"]
@@ -76,6 +76,6 @@ def _held_after(start: Start, model: nn.Module, batches: Sequence[Batch], seed: 
         module.zero_grad()
         step(inputs, targets)
         held |= {f"gradient of {name!r} in step {number}": grad for name, grad in gradients_of(module).items()}
-    held |= {f"buffer {name!r}": buffer.detach().cpu().clone() for name, buffer in module.named_buffers()}
+    held |= {f"buffer {name!r}": whole(buffer) for name, buffer in module.named_buffers()}
     held["the next random numbers"] = torch.rand(3)
     return held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from pdlcheck.checks.held import bits
 from pdlcheck.checks.message import failure, first_index, show
 
-__all__ = ["State", "differing", "digest", "require_bits", "scramble", "state_of", "tied_names"]
+__all__ = ["State", "differing", "digest", "require_bits", "scramble", "state_of", "tied_names", "whole"]
 
 State = dict[str, Tensor | None]
 
@@ -20,14 +21,24 @@ def state_of(module: nn.Module, *, buffers: bool = True, gradients: bool = False
     """Copies of what ``module`` holds, named ``parameter 'a'``, ``gradient of 'a'`` and ``buffer 'b'``."""
     found: State = {}
     for name, parameter in module.named_parameters():
-        found[f"parameter {name!r}"] = parameter.detach().cpu().clone()
+        found[f"parameter {name!r}"] = whole(parameter)
         if gradients:
             grad = parameter.grad
-            found[f"gradient of {name!r}"] = None if grad is None else grad.detach().cpu().clone()
+            found[f"gradient of {name!r}"] = None if grad is None else whole(grad)
     if buffers:
         for name, buffer in module.named_buffers():
-            found[f"buffer {name!r}"] = buffer.detach().cpu().clone()
+            found[f"buffer {name!r}"] = whole(buffer)
     return found
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A dense copy on the CPU. Of a DTensor all its shards, for which every rank of its mesh must call this; a
+    replicated one gives the copy of this rank.
+    """
+    gather: Any = getattr(tensor, "full_tensor", None)
+    held: Tensor = tensor if gather is None else gather()
+    held = held.detach()
+    return (held if held.layout == torch.strided else held.to_dense()).cpu().clone()
 
 
 def digest(state: Mapping[str, Tensor | None]) -> dict[str, str]:
