@@ -38,7 +38,8 @@ def check_all_reduce(
 
     Args:
         all_reduce: called as ``all_reduce(tensor)``, or ``all_reduce(tensor, group=group)``, on every rank.
-        inputs: the tensor of each rank; their sum must be exact in any order, as it is for small integers.
+        inputs: the tensor of each rank; their sum must be exact in any order, as it is for small integers. A view such
+            as ``x[:, :2]`` is given as it is, with its strides: it shows what works on contiguous tensors only.
         world: where the ranks run.
         ranks: see the top of this module.
         in_place: True where the sum replaces the argument; False where it is returned and the argument stays.
@@ -218,8 +219,9 @@ def check_ring_pass(
 
 def _sum(inputs: Sequence[Tensor]) -> Tensor:
     """Exact for integers of moderate size, whatever the dtype; written back in that dtype."""
-    wide = torch.float64 if inputs[0].is_floating_point() else torch.int64
-    return torch.stack([x.to(wide) for x in inputs]).sum(0).to(inputs[0].dtype)
+    first = inputs[0]
+    wide = torch.complex128 if first.is_complex() else torch.float64 if first.is_floating_point() else torch.int64
+    return torch.stack([x.to(wide) for x in inputs]).sum(0).to(first.dtype)
 
 
 def _causes_of_a_wrong_sum(inputs: Sequence[Tensor], rank: int, total: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -227,7 +229,7 @@ def _causes_of_a_wrong_sum(inputs: Sequence[Tensor], rank: int, total: Tensor) -
     world_size = len(inputs)
     own = inputs[rank]
     yield "it is this rank's own input: it was never reduced", own
-    yield "it is the sum divided by world_size: a mean", total.double() / world_size
+    yield "it is the sum divided by world_size: a mean", total / world_size
     yield "it is world_size times the sum: it was reduced twice", total * world_size
     yield "it is world_size times this rank's own input", own * world_size
     for other, given in enumerate(inputs):
@@ -235,8 +237,9 @@ def _causes_of_a_wrong_sum(inputs: Sequence[Tensor], rank: int, total: Tensor) -
         yield f"the input of rank {other} is counted twice", total + given
     for other, given in enumerate(inputs):
         yield f"it is the input of rank {other}: copied, not added", given
-    yield "it is the maximum over ranks", torch.stack(list(inputs)).amax(0)
-    yield "it is the minimum over ranks", torch.stack(list(inputs)).amin(0)
+    if not own.is_complex():
+        yield "it is the maximum over ranks", torch.stack(list(inputs)).amax(0)
+        yield "it is the minimum over ranks", torch.stack(list(inputs)).amin(0)
     yield "it is the product over ranks", torch.stack(list(inputs)).prod(0)
     yield "it is zero", torch.zeros_like(total)
     for length in range(2, world_size):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Calls:
 
     Args:
         subject: the function to be checked.
-        inputs: the tensor of each rank.
+        inputs: the tensor of each rank; each is given with its strides.
         world: where the ranks run.
         ranks: global ranks of a group, in its order; ``None`` is the default group.
     """
@@ -42,12 +43,25 @@ class Calls:
     world: Any
     ranks: Sequence[int] | None
 
+    def __post_init__(self) -> None:
+        who = f"the check of {name_of(self.subject)}"
+        if not len(self.inputs):
+            raise ValueError(f"{who} needs an input for each rank, got none")
+        if self.ranks is not None and len(self.ranks) != len(self.inputs):
+            raise ValueError(f"{who} needs an input for each of the ranks {list(self.ranks)}, got {len(self.inputs)}")
+        kinds = [f"{tuple(one.shape)} {one.dtype}" for one in self.inputs]
+        for rank, kind in enumerate(kinds):
+            if kind != kinds[0]:
+                raise ValueError(f"{who} needs inputs of one shape and dtype, rank {rank} has {kind}, 0 has {kinds[0]}")
+
     @property
     def facts(self) -> str:
         """The case, for the last line of a message."""
-        shape, dtype = tuple(self.inputs[0].shape), self.inputs[0].dtype
+        first = self.inputs[0]
+        strides = None if all(one.is_contiguous() for one in self.inputs) else [one.stride() for one in self.inputs]
         group = None if self.ranks is None else list(self.ranks)
-        return case(self.world, len(self.inputs), shape=shape, dtype=dtype, group=group)
+        shape = tuple(first.shape)
+        return case(self.world, len(self.inputs), shape=shape, dtype=first.dtype, strides=strides, group=group)
 
     def overwritten(self, **keywords: Any) -> list[Tensor]:
         """The argument of every rank after the call; a tensor that is returned must hold the same."""
@@ -160,12 +174,12 @@ def _call(
 ) -> Held | None:
     rank = dist.get_rank()
     if ranks is None:
-        given = inputs[rank].clone()
+        given = copy.deepcopy(inputs[rank].detach())  # clone() fills the gaps of a strided view
         return Held(given, subject(given, **keywords))
     group = group_of(ranks)
     if rank not in ranks:
         return None
-    given = inputs[dist.get_rank(group)].clone()
+    given = copy.deepcopy(inputs[dist.get_rank(group)].detach())
     held = Held(given, subject(given, group=group, **keywords))
     dist.destroy_process_group(group)
     return held

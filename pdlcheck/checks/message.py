@@ -64,7 +64,8 @@ def likely_cause(found: Tensor, wrong: Tensor, causes: Iterable[tuple[str, Tenso
         wrong: where that is not what is expected.
         causes: a text, and the tensor that the rank would hold if the text were true.
     """
+    wide = torch.complex128 if found.is_complex() else torch.float64
     for text, candidate in causes:
-        if candidate.shape == found.shape and torch.equal(candidate.double()[wrong], found.double()[wrong]):
+        if candidate.shape == found.shape and torch.equal(candidate.to(wide)[wrong], found.to(wide)[wrong]):
             return text
     return None

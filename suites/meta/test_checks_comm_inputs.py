@@ -1,0 +1,80 @@
+"""The checks of collectives give their inputs as they are: strided, complex; what cannot be compared is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pdlcheck.checks import check_all_gather, check_all_reduce, check_reduce_scatter
+
+WHOLE = [torch.arange(12.0).view(3, 4) + 100 * rank for rank in range(3)]
+STRIDED = [whole[:, :2] for whole in WHOLE]
+COMPLEX = [torch.complex(whole, whole + 1) for whole in WHOLE]
+
+
+def summed(tensor, group=None):
+    flat = tensor.contiguous().view(-1)
+    dist.all_reduce(flat, group=group)
+    return tensor.copy_(flat.view(tensor.shape))
+
+
+def summed_in_what_may_be_a_copy(tensor, group=None):
+    dist.all_reduce(tensor.reshape(-1), group=group)
+
+
+def gathered_by_storage(tensor, group=None):
+    """Takes the first elements of the storage for those of the tensor."""
+    own = tensor.as_strided((tensor.numel(),), (1,))
+    found = [torch.empty(tensor.numel()) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, own, group=group)
+    return [one.view(tensor.shape) for one in found]
+
+
+def never_reduced(tensor, group=None):
+    pass
+
+
+def without_imaginary_parts(tensor, group=None):
+    real = tensor.real.contiguous()
+    dist.all_reduce(real, group=group)
+    tensor.real = real
+
+
+def test_check_all_reduce_gives_a_strided_view_as_it_is(world):
+    check_all_reduce(summed, STRIDED, world)
+    check_all_reduce(summed_in_what_may_be_a_copy, WHOLE, world)
+    with pytest.raises(AssertionError, match=r"never reduced\n  case .* strides=\[\(4, 1\), \(4, 1\), \(4, 1\)\]"):
+        check_all_reduce(summed_in_what_may_be_a_copy, STRIDED, world)
+
+
+def test_check_all_gather_gives_a_strided_view_as_it_is(world):
+    check_all_gather(gathered_by_storage, WHOLE, world)
+    with pytest.raises(AssertionError, match=r"rank 0 holds 2 at \(0, 1, 0\)"):
+        check_all_gather(gathered_by_storage, STRIDED, world)
+
+
+def test_check_all_reduce_compares_complex_numbers(world):
+    check_all_reduce(summed, COMPLEX, world)
+    with pytest.raises(AssertionError, match=r"rank 0 holds 1j at \(0, 0\), the sum over ranks is \(300\+303j\)"):
+        check_all_reduce(never_reduced, COMPLEX, world)
+    with pytest.raises(AssertionError, match=r"rank 0 holds \(300\+1j\) at \(0, 0\), the sum over ranks is"):
+        check_all_reduce(without_imaginary_parts, COMPLEX, world)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "ranks", "message"),
+    [
+        ([], None, "the check of summed needs an input for each rank, got none"),
+        (WHOLE, [0, 1], r"the check of summed needs an input for each of the ranks \[0, 1\], got 3"),
+        (
+            [torch.ones(2), torch.ones(3)],
+            None,
+            r"needs inputs of one shape and dtype, rank 1 has \(3,\) torch.float32, 0 has \(2,\) torch.float32",
+        ),
+    ],
+)
+@pytest.mark.parametrize("check", [check_all_reduce, check_reduce_scatter])
+def test_inputs_that_cannot_be_compared_are_refused(world, check, inputs, ranks, message):
+    with pytest.raises(ValueError, match=message):
+        check(summed, inputs, world, ranks=ranks)
