@@ -6,6 +6,7 @@ In float64, on the model that every rank is given, so that only the synchronisat
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.message import case, failure, first_index, name_of, show
-from pdlcheck.checks.state import whole
+from pdlcheck.checks.state import whole, widened
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_gradients_equal_single_process"]
@@ -42,11 +43,13 @@ def check_gradients_equal_single_process(
 ) -> None:
     """After ``sync``, every rank must hold the gradient of ``loss`` on all samples together.
 
-    A gradient that is None counts as zero. An element may be off by 1e-9 of the largest gradient element of any
-    shard or of the union: round-off of sums in another order is 1e-13, a wrong weight is 1e-3 and more.
+    A gradient that is None counts as zero. An element may be off by 1e-9 of the largest element of its gradient on any
+    shard or on the union, and by 1e-12 of the largest of all gradients: round-off of sums in another order is 1e-13, a
+    wrong weight is 1e-3 and more.
 
     Args:
-        make: makes the model; made once, cast to float64 and copied to every rank.
+        make: makes the model; made once, cast to float64 and copied to every rank. Its samples do not see each other,
+            as they do in batch norm, but where ``sync`` or the model itself makes up for that.
         loss: ``loss(model(inputs), targets)``, a mean or a sum over samples.
         shards: inputs and targets of each rank, first dimension is samples; uneven and empty ones find most
             faults. A rank without samples has no gradient (None) when it calls ``sync``.
@@ -57,7 +60,7 @@ def check_gradients_equal_single_process(
     Raises:
         AssertionError: names rank, parameter, index and the likely cause: summed for averaged, never
             synchronised, rank 0's shard, unweighted mean of uneven shards.
-        Inconclusive: the gradient on the union is zero, or there are no samples.
+        Inconclusive: the gradient on the union is zero, there are no samples, or the model draws random numbers.
 
     Example:
         >>> from pdlcheck.primitives import sync_gradients
@@ -75,7 +78,7 @@ def check_gradients_equal_single_process(
         raise Inconclusive(f"{name_of(sync)}: no rank has a sample, there is no gradient to compare")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = make().double()
+        model = widened(make())
     everyone: list[Gradients] = world.run(_synchronised, model, loss, shards, sync, world_size=len(shards))
     union = (torch.cat([x for x, _ in shards]), torch.cat([y for _, y in shards]))
     reference = Reference(
@@ -88,9 +91,17 @@ def check_gradients_equal_single_process(
         raise Inconclusive(f"{name_of(sync)}: the gradient on all samples is zero, no fault would show")
     facts = case(world, len(shards), samples=sizes, seed=seed)
     for rank, found in enumerate(everyone):
+        if missing := [name for name in reference.union if name not in found]:
+            raise failure(f"{name_of(sync)}: rank {rank} has no parameter {missing[0]!r} any more", case=facts)
         wrong = [name for name in reference.union if not reference.accepts(name, found[name])]
         if not wrong:
             continue
+        again = _gradients(model, loss, union)
+        if not all(reference.accepts(name, again[name]) for name in again):
+            raise Inconclusive(
+                f"{name_of(sync)}: the gradient of one process differs from run to run, the model draws random numbers "
+                "as dropout does; call .eval() on it in make"
+            )
         name = wrong[0]
         expected = reference.of(name)
         held = _or_zero(found[name], expected)
@@ -120,11 +131,18 @@ class Reference:
         """The gradient on the union; zeros where it is None."""
         return _or_zero(self.union[name], self.like[name])
 
+    @functools.cached_property
+    def largest(self) -> dict[str, float]:
+        """The largest element of each gradient, on the union or any shard."""
+        known = {name: [grads[name] for grads in (self.union, *self.shards)] for name in self.union}
+        return {
+            name: max((float(g.abs().max()) for g in grads if g is not None and g.numel()), default=0.0)
+            for name, grads in known.items()
+        }
+
     def allowed(self, name: str) -> float:
-        """How far an element may be off."""
-        known = [grads[name] for grads in (self.union, *self.shards)]
-        largest = max((float(g.abs().max()) for g in known if g is not None and g.numel()), default=0.0)
-        return RELATIVE * largest + ABSOLUTE
+        """How far an element may be off; a gradient of terms that cancel has the round-off of larger ones."""
+        return RELATIVE * self.largest[name] + ABSOLUTE * max(self.largest.values())
 
     def accepts(self, name: str, found: Tensor | None) -> bool:
         expected = self.of(name)
@@ -166,6 +184,14 @@ class Reference:
             scaled(1 / world_size),
         )
         yield "it is the gradient of this rank's own shard: it was never synchronised", one(rank)
+        means, sums = weighted(*(n / total for n in self.sizes)), weighted(*[1.0] * world_size)
+        if not any(all(self._near(mix(name), self.of(name), name) for name in self.union) for mix in (means, sums)):
+            coupled = (
+                "of what the shards give, which one process on all samples does not have: samples see each other, as "
+                "in batch norm (call .eval() in make), or in the loss"
+            )
+            yield f"it is the mean {coupled}", means
+            yield f"it is the sum {coupled}", sums
         unweighted = weighted(*[1 / world_size] * world_size)
         yield "it is the plain mean over ranks: shards are uneven, weight them with their samples", unweighted
         busy = [1 / sum(n > 0 for n in self.sizes) if n else 0.0 for n in self.sizes]
@@ -175,7 +201,7 @@ class Reference:
         )
         yield (
             "it is the plain sum over ranks: of means, where one mean is right",
-            weighted(*[1.0] * world_size),
+            sums,
         )
         yield f"it is {total} times too small: divided by the samples again", scaled(1 / total)
         yield f"it is {total} times too large: not divided by the samples", scaled(total)
@@ -214,11 +240,12 @@ def _backward(model: nn.Module, loss: Loss, shard: Shard) -> None:
 
 
 def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+    exact = not (tensor.is_floating_point() or tensor.is_complex())
+    return tensor if exact else tensor.to(torch.promote_types(tensor.dtype, torch.float64))
 
 
 def _or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if grad is None else grad.double()
+    return torch.zeros_like(like) if grad is None else grad.to(like.dtype)
 
 
 def _own(grad: Tensor | None, at: tuple[int, ...], rank: int) -> str:
@@ -228,6 +255,7 @@ def _own(grad: Tensor | None, at: tuple[int, ...], rank: int) -> str:
 def _fit(found: Tensor, reference: Reference, names: list[str]) -> str | None:
     """The multiple of the reference that comes nearest, and the cosine between the two."""
     expected = torch.cat([reference.of(name).flatten() for name in names])
+    found, expected = (torch.view_as_real(each).flatten() if each.is_complex() else each for each in (found, expected))
     square = float(expected.dot(expected))
     product, length = float(found.dot(expected)), float(found.norm())
     if not square or not length or not math.isfinite(length):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pdlcheck.checks.held import bits
 from pdlcheck.checks.message import failure, first_index, show
 
-__all__ = ["State", "differing", "digest", "require_bits", "scramble", "state_of", "tied_names", "whole"]
+__all__ = ["State", "differing", "digest", "require_bits", "scramble", "state_of", "tied_names", "whole", "widened"]
 
 State = dict[str, Tensor | None]
 
@@ -66,6 +66,15 @@ def scramble(module: nn.Module, *, whole: int = 1) -> None:
                 tensor.copy_(torch.rand(tensor.shape) < 0.5)
             else:
                 tensor.copy_(torch.randint(1, 20, tensor.shape) * whole)
+
+
+def widened(module: nn.Module) -> nn.Module:
+    """``module`` itself, its numbers in float64 and complex128."""
+    module.double()
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if tensor.is_complex():
+            tensor.data = tensor.data.to(torch.complex128)
+    return module
 
 
 def tied_names(module: nn.Module) -> list[list[str]]:

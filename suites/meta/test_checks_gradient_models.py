@@ -1,0 +1,131 @@
+"""What models the checks of gradients and trajectories take, and what they say of those that they cannot compare."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pdlcheck.checks import check_gradients_equal_single_process
+from pdlcheck.errors import Inconclusive
+
+MSE = nn.MSELoss()
+SUM = nn.MSELoss(reduction="sum")
+DRAWN = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
+SHARDS = [(DRAWN[:5, :2], DRAWN[:5, 2:]), (DRAWN[5:, :2], DRAWN[5:, 2:])]
+
+
+def summed(model, num_samples):
+    for parameter in model.parameters():
+        grad = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+        dist.all_reduce(grad)
+        parameter.grad = grad.to_sparse(1) if parameter.grad.is_sparse else grad
+
+
+def weighted(model, num_samples):
+    for parameter in model.parameters():
+        parameter.grad *= num_samples / len(DRAWN)
+    summed(model, num_samples)
+
+
+def nothing(model, num_samples):
+    pass
+
+
+def dropout():
+    return nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+
+
+def normalised():
+    return nn.Sequential(nn.Linear(2, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize("sync", [weighted, nothing])
+def test_a_model_that_draws_random_numbers_cannot_be_compared(world, sync):
+    check_gradients_equal_single_process(lambda: dropout().eval(), MSE, SHARDS, weighted, world)
+    with pytest.raises(Inconclusive, match=rf"^{sync.__name__}: the gradient of one process differs from run to run"):
+        check_gradients_equal_single_process(dropout, MSE, SHARDS, sync, world)
+
+
+@pytest.mark.parametrize(("loss", "sync", "what"), [(MSE, weighted, "mean"), (SUM, summed, "sum")])
+def test_samples_that_see_each_other_are_told_from_a_wrong_weight(world, loss, sync, what):
+    check_gradients_equal_single_process(lambda: normalised().eval(), loss, SHARDS, sync, world)
+    with pytest.raises(AssertionError, match=rf"it is the {what} of what the shards give, .* as in batch norm"):
+        check_gradients_equal_single_process(normalised, loss, SHARDS, sync, world)
+
+
+class Attention(nn.Module):
+    """A bias of all keys changes nothing: its gradient is round-off."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        return (self.query(x) @ self.key(x).transpose(1, 2)).softmax(-1) @ self.value(x)
+
+
+def test_the_round_off_of_terms_that_cancel_is_allowed_for(world):
+    draws = torch.Generator().manual_seed(0)
+    shards = [(torch.randn(16, 24, 4, generator=draws), 1e5 * torch.randn(16, 24, 4, generator=draws)) for _ in "ab"]
+    check_gradients_equal_single_process(Attention, SUM, shards, summed, world)
+    with pytest.raises(AssertionError, match="never synchronised"):
+        check_gradients_equal_single_process(Attention, SUM, shards, nothing, world)
+
+
+def test_gradients_may_be_as_small_as_they_like(world):
+    def small(found, targets):
+        return 1e-13 * MSE(found, targets)
+
+    check_gradients_equal_single_process(lambda: nn.Linear(2, 1), small, SHARDS, weighted, world)
+    with pytest.raises(AssertionError, match="never synchronised"):
+        check_gradients_equal_single_process(lambda: nn.Linear(2, 1), small, SHARDS, nothing, world)
+
+
+class Phases(nn.Module):
+    """A complex weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 1, dtype=torch.complex64))
+
+    def forward(self, x):
+        return x.to(self.weight.dtype) @ self.weight
+
+
+def squares(found, targets):
+    return (found - targets).abs().square().sum()
+
+
+def only_real_parts(model, num_samples):
+    real = model.weight.grad.real.clone()
+    dist.all_reduce(real)
+    model.weight.grad = torch.complex(real, model.weight.grad.imag)
+
+
+def test_imaginary_parts_are_compared(world):
+    check_gradients_equal_single_process(Phases, squares, SHARDS, summed, world)
+    with pytest.raises(AssertionError, match=r"only_real_parts: rank 0 holds \(\S+j\) at \(0, 0\) of the gradient"):
+        check_gradients_equal_single_process(Phases, squares, SHARDS, only_real_parts, world)
+
+
+def test_sparse_gradients_are_compared(world):
+    words = torch.tensor([[0], [1], [1], [2], [4], [0]])
+    shards = [(words[:3], DRAWN[:3, None, 2:]), (words[3:], DRAWN[3:6, None, 2:])]
+
+    def embedding():
+        return nn.Embedding(5, 1, sparse=True)
+
+    check_gradients_equal_single_process(embedding, SUM, shards, summed, world)
+    with pytest.raises(AssertionError, match=r"of the gradient of 'weight'[\s\S]*never synchronised"):
+        check_gradients_equal_single_process(embedding, SUM, shards, nothing, world)
+
+
+def replaces_the_weight(model, num_samples):
+    nn.utils.parametrizations.weight_norm(model)
+
+
+def test_a_parameter_that_is_gone_is_named(world):
+    with pytest.raises(AssertionError, match="rank 0 has no parameter 'weight' any more"):
+        check_gradients_equal_single_process(lambda: nn.Linear(2, 1), MSE, SHARDS, replaces_the_weight, world)
