@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.message import case, failure, first_index, name_of, show
-from pdlcheck.checks.state import State, require_bits, state_of
+from pdlcheck.checks.state import State, require_bits, state_of, widened
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_same_trajectory", "check_world_size_does_not_matter"]
@@ -19,8 +19,9 @@ __all__ = ["check_same_trajectory", "check_world_size_does_not_matter"]
 Train = Callable[[nn.Module, int], object]
 
 # float64 steps lose about 1e-16 of a weight each, and training magnifies that; a step with a wrong gradient
-# is off by 1e-3 of the way that the weights went and more.
-RELATIVE = 1e-8
+# is off by 1e-3 of the way that the weights went and more, however short that way is beside the weights.
+OF_THE_WAY = 1e-8
+OF_THE_WEIGHTS = 1e-12
 
 
 def check_same_trajectory(
@@ -36,8 +37,8 @@ def check_same_trajectory(
     """``train`` must leave the weights that ``reference`` leaves, on every rank, after 1, 2, ..., ``steps``
     steps.
 
-    A weight may be off by 1e-8 of the farthest way that a weight of its tensor went, or of its largest
-    element.
+    A weight may be off by 1e-8 of the farthest way that a weight of its tensor went, and by 1e-12 of the tensor's
+    largest element and of the farthest way that any weight went.
 
     Args:
         train, reference: called as ``train(model, steps)`` on every rank, with the same float64 weights on
@@ -51,7 +52,7 @@ def check_same_trajectory(
     Raises:
         AssertionError: names the first step after which they differ, rank, tensor, index, the wrong tensors, and
             how much larger or smaller the way is that these went.
-        Inconclusive: the reference does not change the weights.
+        Inconclusive: the reference does not change the weights, or leaves NaN or inf in them.
 
     Example:
         >>> import functools
@@ -66,6 +67,8 @@ def check_same_trajectory(
         >>> check_same_trajectory(local, synchronous, lambda: nn.Linear(1, 1), get_world("sim"))
     """
     __tracebackhide__ = True
+    if steps < 1:
+        raise ValueError(f"check_same_trajectory compares after each step, it needs 1 step or more, got {steps}")
     start = _model(make, seed)
     for taken in range(1, steps + 1):
         expected = world.run(_train, reference, start, taken, world_size=world_size)
@@ -129,7 +132,7 @@ def check_world_size_does_not_matter(
 def _model(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return make().double()
+        return widened(make())
 
 
 def _train(train: Train, model: nn.Module, steps: int) -> State:
@@ -141,32 +144,51 @@ def _train(train: Train, model: nn.Module, steps: int) -> State:
 def _require_near(who: str, states: tuple[State, State, State], what: str, **details: object) -> None:
     __tracebackhide__ = True
     start, found, expected = states
-    compared, moved = 0, False
+    goals = {name: goal for name, goal in expected.items() if goal is not None and _is_a_number(goal)}
+    begins = {name: _or_zeros(start.get(name), goal) for name, goal in goals.items()}
+    farthest = max((_largest(goal - begins[name]) for name, goal in goals.items()), default=0.0)
+    if not farthest:
+        raise Inconclusive(f"{who}: {what} the weights that it started with, there is nothing to compare")
     wrong: list[tuple[str, Tensor, Tensor, Tensor]] = []
-    for name, goal in expected.items():
-        begin, end = start[name], found[name]
-        assert begin is not None and end is not None and goal is not None  # only gradients can be None
-        if not goal.is_floating_point():
-            continue
+    for name, goal in goals.items():
+        begin, end = begins[name], found.get(name)
+        if not goal.isfinite().all():
+            at = first_index(~goal.isfinite())
+            raise Inconclusive(f"{who}: {what} {show(goal[at])} at {at} of {name}, there is nothing to compare with")
+        if end is None:
+            raise failure(f"{who} has no {name}, {what} one", **details)
         way = goal - begin
-        compared, moved = compared + 1, moved or bool(way.any())
-        scale = max((float(t.abs().max()) for t in (way, goal, begin) if t.numel()), default=0.0)
-        off = ~((end - goal).abs() <= RELATIVE * scale)
+        rounding = OF_THE_WEIGHTS * max(_largest(goal), _largest(begin), farthest)
+        off = ~((end - goal).abs() <= OF_THE_WAY * _largest(way) + rounding)
         if off.any():
             wrong.append((name, off, way, end - begin))
-    if not moved:
-        raise Inconclusive(f"{who}: {what} the weights that it started with, there is nothing to compare")
     if wrong:
         names, offs, ways, gone = zip(*wrong, strict=True)
         at = first_index(offs[0])
-        held, goal = found[names[0]], expected[names[0]]
-        assert held is not None and goal is not None
+        held, right = found[names[0]], goals[names[0]]
+        assert held is not None  # only gradients can be None
         raise failure(
-            f"{who} holds {show(held[at])} at {at} of {names[0]}, {what} {show(goal[at])}",
-            wrong_tensors=f"{len(names)} of {compared}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
-            way=_how_far(torch.cat([way.flatten() for way in ways]), torch.cat([way.flatten() for way in gone])),
+            f"{who} holds {show(held[at])} at {at} of {names[0]}, {what} {show(right[at])}",
+            wrong_tensors=f"{len(names)} of {len(goals)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
+            way=_how_far(torch.cat([_flat(way) for way in ways]), torch.cat([_flat(way) for way in gone])),
             **details,
         )
+
+
+def _is_a_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _or_zeros(begin: Tensor | None, goal: Tensor) -> Tensor:
+    return torch.zeros_like(goal) if begin is None else begin
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
 
 
 def _how_far(way: Tensor, went: Tensor) -> str | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from pdlcheck.checks import check_gradients_equal_single_process
+from pdlcheck.checks import check_gradients_equal_single_process, check_same_trajectory
 from pdlcheck.errors import Inconclusive
 
 MSE = nn.MSELoss()
@@ -129,3 +131,69 @@ def replaces_the_weight(model, num_samples):
 def test_a_parameter_that_is_gone_is_named(world):
     with pytest.raises(AssertionError, match="rank 0 has no parameter 'weight' any more"):
         check_gradients_equal_single_process(lambda: nn.Linear(2, 1), MSE, SHARDS, replaces_the_weight, world)
+
+
+def descent(model, steps, *, lr=0.1, factor=1.0, imaginary=1.0):
+    for _ in range(steps):
+        model.zero_grad()
+        (factor * squares(model(DRAWN[:, :2].double()), DRAWN[:, 2:])).backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                step = lr * weight.grad
+                weight -= torch.complex(step.real, imaginary * step.imag) if weight.is_complex() else step
+
+
+@pytest.mark.parametrize("lr", [1e-2, 1e-7, 1e-9])
+def test_a_trajectory_may_be_as_short_as_it_likes(world, lr):
+    def linear():
+        return nn.Linear(2, 1)
+
+    right = functools.partial(descent, lr=lr)
+    check_same_trajectory(right, right, linear, world)
+    with pytest.raises(AssertionError, match=r"they went 1.02 times as far"):
+        check_same_trajectory(functools.partial(descent, lr=lr, factor=1.02), right, linear, world, steps=1)
+
+
+def test_a_trajectory_has_imaginary_parts(world):
+    check_same_trajectory(descent, descent, Phases, world)
+    with pytest.raises(AssertionError, match=r"rank 0 holds \(\S+j\) at \(0, 0\) of parameter 'weight'"):
+        check_same_trajectory(functools.partial(descent, imaginary=0.0), descent, Phases, world)
+
+
+def test_a_weight_whose_gradient_is_round_off_may_start_at_zero(world):
+    """What moves it is another number in each way to add."""
+
+    def attention():
+        model = Attention()
+        nn.init.zeros_(model.key.bias)
+        return model
+
+    def train(model, steps, *, parts):
+        inputs = torch.randn(8, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        for _ in range(steps):
+            model.zero_grad()
+            for part in inputs.chunk(parts):
+                model(part).square().sum().backward()
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight -= 1e-3 * weight.grad
+
+    check_same_trajectory(functools.partial(train, parts=3), functools.partial(train, parts=1), attention, world)
+
+
+def test_a_trajectory_that_cannot_be_compared(world):
+    def linear():
+        return nn.Linear(2, 1)
+
+    def renames(model, steps):
+        nn.utils.parametrizations.weight_norm(model)
+
+    def diverges(model, steps):
+        model.weight.detach()[0, 1] = torch.nan
+
+    with pytest.raises(AssertionError, match="rank 0 has no parameter 'weight', descent holds one"):
+        check_same_trajectory(renames, descent, linear, world)
+    with pytest.raises(Inconclusive, match=r"diverges holds nan at \(0, 1\) of parameter 'weight'"):
+        check_same_trajectory(descent, diverges, linear, world)
+    with pytest.raises(ValueError, match="it needs 1 step or more, got 0"):
+        check_same_trajectory(descent, descent, linear, world, steps=0)
