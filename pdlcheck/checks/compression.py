@@ -84,7 +84,7 @@ def check_comm_hook(
     if relative is None and not error_feedback and residual is None:
         raise Inconclusive("check_comm_hook was told of no promise; pass relative, error_feedback or residual")
     kinds = [(shape, dtype) for dtype in dtypes for shape in shapes]
-    given = _given(kinds, world_size, steps, seed, unused)
+    given = _given(kinds, world_size, steps, seed, unused, constant=error_feedback)
     seen = world.run(
         _train, make_hook, kinds, given, wrap or _torchs, bucket_bytes, unused, residual, world_size=world_size
     )
@@ -274,11 +274,17 @@ def _torchs(module: nn.Module, bucket_bytes: int, find_unused: bool) -> Any:
 
 
 def _given(
-    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], world_size: int, steps: int, seed: int, unused: bool
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]],
+    world_size: int,
+    steps: int,
+    seed: int,
+    unused: bool,
+    constant: bool,
 ) -> Given:
-    """Sixteenths, so that sums are exact: other ones on every rank, the same at every step, but for what is unused.
+    """Sixteenths, so that sums are exact: other ones on every rank, and 1, 2 and 4 times them in turn at each step.
 
-    Every parameter has entries of several magnitudes, and a mean that is not zero.
+    Every parameter has entries of several magnitudes, and a mean that is not zero. An error that must not grow is seen
+    with gradients that are ``constant``, but for what is unused.
     """
     draws = torch.Generator().manual_seed(seed)
     given: Given = []
@@ -287,7 +293,7 @@ def _given(
         for shape, dtype in shapes:
             values = torch.randn(shape, generator=draws) * torch.randn(shape, generator=draws).exp() + 0.5
             one.append(((values * 16).round().clamp(-2048, 2048) / 16).to(dtype))
-        given.append([list(one) for _ in range(steps)])
+        given.append([[grad if constant else grad * 2 ** (step % 3) for grad in one] for step in range(steps)])
     for step in range(1, steps, 2) if unused else ():
         for rank in given[1:]:
             rank[step][0] = None

@@ -60,6 +60,17 @@ def the_last_bucket_alone(state, bucket):
     return ready(reduced(bucket.buffer()) if bucket.is_last() else bucket.buffer())
 
 
+MEANS = {}
+
+
+def of_the_step_before(state, bucket):
+    """Sends while the next step computes, and gives what came in the step before."""
+    key = dist.get_rank(), bucket.index(), bucket.buffer().numel()
+    mean = reduced(bucket.buffer())
+    before, MEANS[key] = MEANS.get(key, mean), mean
+    return ready(before)
+
+
 def four_bits(state, bucket):
     """Rounded to a sixteenth of the largest: more than promised."""
     mean = reduced(bucket.buffer())
@@ -164,6 +175,7 @@ def test_check_comm_hook_accepts_error_feedback(world):
         (of_rank_0, "(?s)the mean over ranks is .*it is the gradient of rank 0: never reduced"),
         (zeros, "(?s)holds 0 at .*it is zero: the gradient was lost"),
         (the_last_bucket_alone, "(?s)differ after step 2: rank 1 .*it is this rank's own gradient: never reduced"),
+        (of_the_step_before, "(?s)the mean over ranks is .*it is the mean of the step before"),
         (four_bits, "(?s)the mean over ranks is .*allowed error"),
         (narrow_sum, "(?s)every rank holds -?inf at .*numbers overflow in the narrow dtype"),
         (stochastic, "replicas differ after step 1: rank 1 holds"),
