@@ -23,6 +23,9 @@ __all__ = ["check_sampler", "check_sampler_resumes"]
 MakeSampler = Callable[..., Any]
 Tail = Literal["uneven", "pad", "drop"]
 
+# A sample that is left out by chance in less than half of the epochs is left out in all of them once in a million.
+ENOUGH_EPOCHS = 20
+
 FETCHED_AHEAD = 3  # samples that a loader takes before training asks for them
 
 
@@ -44,7 +47,8 @@ def check_sampler(
         world: where the ranks run.
         num_samples, world_size: the case.
         tail: what becomes of samples that do not divide evenly, as in :func:`check_shards`.
-        shuffle: whether the order must be another one in every epoch; seen with 12 samples a rank or more.
+        shuffle: whether the order must be another one in every epoch; seen with 12 samples a rank or more. What
+            ``tail="drop"`` leaves out must then be others in time.
         epochs: how many are looked at.
 
     Raises:
@@ -85,6 +89,8 @@ def check_sampler(
                     likely_cause="the order is drawn from a stream that goes on; draw it from seed and epoch",
                     case=facts,
                 )
+    if shuffle and tail == "drop" and num_samples >= world_size:
+        _require_all_in_time(make_sampler, world, num_samples, ranks, facts)
 
 
 def check_sampler_resumes(
@@ -158,6 +164,25 @@ def _passes(make_sampler: MakeSampler, num_samples: int, epochs: int) -> list[tu
             sampler.set_epoch(epoch)
             found.append((len(sampler), [int(sample) for sample in sampler]))
     return found
+
+
+def _require_all_in_time(
+    make_sampler: MakeSampler, world: Any, num_samples: int, ranks: Sequence[list[tuple[int, list[int]]]], facts: str
+) -> None:
+    """Of a shuffled order, what is dropped in one epoch comes in another."""
+    __tracebackhide__ = True
+
+    def never() -> list[int]:
+        return sorted(set(range(num_samples)).difference(*(given for passes in ranks for _, given in passes)))
+
+    if never():
+        ranks = world.run(_passes, make_sampler, num_samples, ENOUGH_EPOCHS, world_size=len(ranks))
+    if lost := never():
+        raise failure(
+            f"{name_of(make_sampler)}: {_some(lost)} come in none of {ENOUGH_EPOCHS} epochs",
+            likely_cause="the tail is dropped before the order is drawn: draw it from all samples, then drop",
+            case=facts,
+        )
 
 
 def _leg(

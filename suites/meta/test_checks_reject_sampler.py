@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch.utils.data import DistributedSampler
@@ -65,6 +67,15 @@ class IgnoresTheEpoch(Right):
 class WithoutTheTail(Right):
     def order(self):
         return super().order()[: self.total // self.num_replicas * self.num_replicas]
+
+
+class DropsBeforeItDraws(Right):
+    def order(self):
+        kept = self.total // self.num_replicas * self.num_replicas
+        return torch.randperm(kept, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+
+    def __len__(self):
+        return self.total // self.num_replicas
 
 
 class OwnOrder(Right):
@@ -150,6 +161,16 @@ def test_check_sampler_accepts(world):
 def test_check_sampler_rejects(world, broken, message):
     with pytest.raises(AssertionError, match=f"^{broken.__name__}: {message}"):
         check_sampler(broken, world, num_samples=38, world_size=3, tail="uneven")
+
+
+def test_what_is_dropped_of_a_shuffled_order_is_not_the_same_for_ever(world):
+    dropping = functools.partial(DistributedSampler, drop_last=True)
+    check_sampler(dropping, world, num_samples=38, world_size=3, tail="drop")
+    check_sampler(dropping, world, num_samples=5, world_size=3, tail="drop")
+    for num_samples, lost in ((38, "samples 36, 37"), (5, "samples 3, 4")):
+        with pytest.raises(AssertionError, match=f"^DropsBeforeItDraws: {lost} come in none of 20 epochs\n.*the tail"):
+            check_sampler(DropsBeforeItDraws, world, num_samples=num_samples, world_size=3, tail="drop")
+    check_sampler(DropsBeforeItDraws, world, num_samples=5, world_size=3, tail="drop", shuffle=False)
 
 
 @pytest.mark.parametrize("world_sizes", [(2, 2), (2, 3), (3, 1)])
