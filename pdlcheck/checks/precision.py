@@ -23,6 +23,7 @@ __all__ = ["check_grad_scaler", "check_low_precision_sum"]
 Step = Callable[[Any, torch.optim.Optimizer, nn.Module], object]
 
 LEARNING_RATE = 0.5
+WEIGHTS = 3  # and a bias, a parameter of its own
 
 
 def check_grad_scaler(
@@ -46,9 +47,11 @@ def check_grad_scaler(
         make_scaler: called on every rank; makes a scaler with the methods of ``torch.amp.GradScaler`` and a small
             growth interval, so that growth is seen.
         world: where the ranks run.
-        overflows: for each training step the ranks one of whose gradients becomes inf or NaN.
+        overflows: for each training step the ranks one of whose gradients becomes inf or NaN; that of one parameter
+            and that of another in turn.
         world_size: number of ranks.
-        sync: called as ``sync(module)`` on every rank between backward and ``step``; must leave the mean over ranks.
+        sync: called as ``sync(module)`` on every rank between backward and ``step``; must leave the mean over ranks in
+            the gradients of the module's two parameters.
             None where each rank holds gradients of its own: pipeline stages, sharded parameters.
         step: called as ``step(scaler, optimizer, module)`` on every rank; the default is ``scaler.step(optimizer)``
             and ``scaler.update()``.
@@ -91,7 +94,7 @@ def check_grad_scaler(
             lr=LEARNING_RATE,
             before=[one[number].weights for one in ranks],
             found=[one[number + 1].weights for one in ranks],
-            expected=[torch.full((3,), weight) for weight in weights],
+            expected=[torch.full((WEIGHTS + 1,), weight) for weight in weights],
         )
         told = [[seen.scale for seen in one[: number + 2]] for one in ranks]
         for rank in everyone:
@@ -173,7 +176,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Seen:
-    """The weights of a rank and its scale, after a step."""
+    """The weights of a rank, the bias after them, and its scale, after a step."""
 
     weights: Tensor
     scale: float
@@ -192,38 +195,51 @@ def _slope(rank: int, number: int, world_size: int) -> float:
 
 def _gradient(rank: int, number: int, plan: Plan, world_size: int) -> Tensor:
     """The gradient of ``rank`` in a step, unscaled."""
-    gradient = torch.full((3,), _slope(rank, number, world_size))
-    return _overflown(gradient, number) if rank in plan.overflows[number] else gradient
-
-
-def _overflown(gradient: Tensor, number: int) -> Tensor:
-    """``gradient`` with an inf or a NaN at a place that belongs to the step."""
-    gradient[number % 3] = math.nan if number % 2 else math.inf
+    gradient = torch.full((WEIGHTS + 1,), _slope(rank, number, world_size))
+    if rank in plan.overflows[number]:
+        gradient[_place(number, plan)] = _not_a_number(number)
     return gradient
+
+
+def _place(number: int, plan: Plan) -> int:
+    """Where a gradient overflows in a step: in the bias and a weight in turn."""
+    before = sum(bool(ranks) for ranks in plan.overflows[:number])
+    return number % WEIGHTS if before % 2 else WEIGHTS
+
+
+def _not_a_number(number: int) -> float:
+    return math.nan if number % 2 else math.inf
 
 
 def _scaled_steps(make_scaler: Callable[[], Any], plan: Plan) -> list[Seen]:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     module = nn.Module()
-    module.weight = nn.Parameter(torch.ones(3))
+    module.weight, module.bias = nn.Parameter(torch.ones(WEIGHTS)), nn.Parameter(torch.ones(1))
     optimizer = plan.optimizer(module.parameters(), lr=LEARNING_RATE)
     scaler = make_scaler()
     rule = Rule(
         scaler.get_scale(), scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
     )
-    seen = [Seen(module.weight.detach().clone(), scaler.get_scale(), rule)]
+    seen = [Seen(_flat(module), scaler.get_scale(), rule)]
     for number, overflowing in enumerate(plan.overflows):
         optimizer.zero_grad()
         if rank not in plan.idle:
-            scaler.scale(module.weight.sum() * _slope(rank, number, world_size)).backward()
-            assert module.weight.grad is not None  # backward filled it
+            loss = (module.weight.sum() + module.bias.sum()) * _slope(rank, number, world_size)
+            scaler.scale(loss).backward()
+            assert module.weight.grad is not None and module.bias.grad is not None  # backward filled them
             if rank in overflowing:
-                _overflown(module.weight.grad, number)
+                place = _place(number, plan)
+                grad = module.bias.grad if place == WEIGHTS else module.weight.grad
+                grad[place % WEIGHTS] = _not_a_number(number)
         if plan.sync is not None:
             plan.sync(module)
         plan.step(scaler, optimizer, module)
-        seen.append(Seen(module.weight.detach().clone(), scaler.get_scale(), rule))
+        seen.append(Seen(_flat(module), scaler.get_scale(), rule))
     return seen
+
+
+def _flat(module: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach() for parameter in module.parameters()])
 
 
 def _require_weights(who: str, rank: int, taken: Taken, facts: str) -> None:
@@ -231,8 +247,9 @@ def _require_weights(who: str, rank: int, taken: Taken, facts: str) -> None:
     if rank in taken.wrong:
         found, expected = taken.found[rank], taken.expected[rank]
         at = first_index(~torch.isclose(found, expected, rtol=1e-5, atol=0))
+        what = f"bias {show(found[at])}" if at == (WEIGHTS,) else f"weight {show(found[at])} at {at}"
         raise failure(
-            f"{who} holds weight {show(found[at])} at {at}, one process holds {expected[at].item():g}",
+            f"{who} holds {what}, one process holds {expected[at].item():g}",
             step=f"{_happened(taken.overflowing)}, so {'no rank may' if taken.overflowing else 'every rank must'} step",
             likely_cause=weights_cause(taken),
             case=facts,

@@ -102,11 +102,31 @@ class Fixed(Agreeing):
         super().update(64.0)
 
 
+class SeesTheFirst(Agreeing):
+    """found_inf is that of the first parameter."""
+
+    def agree(self, found):
+        for flag in found.values():
+            flag.fill_(not self.seen[0].isfinite().all())
+        super().agree(found)
+
+    def unscale_(self, optimizer):
+        self.seen = [parameter.grad.clone() for parameter in optimizer.param_groups[0]["params"]]
+        super().unscale_(optimizer)
+
+
+class SeesTheLast(SeesTheFirst):
+    def unscale_(self, optimizer):
+        self.seen = [parameter.grad.clone() for parameter in optimizer.param_groups[0]["params"]][::-1]
+        Agreeing.unscale_(self, optimizer)
+
+
 def mean(module):
-    if module.weight.grad is None:
-        module.weight.grad = torch.zeros_like(module.weight)
-    dist.all_reduce(module.weight.grad)
-    module.weight.grad /= dist.get_world_size()
+    for parameter in module.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
 
 
 def unscale_then_sync(scaler, optimizer, module):
@@ -117,12 +137,14 @@ def unscale_then_sync(scaler, optimizer, module):
 
 
 def added(module):
-    dist.all_reduce(module.weight.grad)
+    for parameter in module.parameters():
+        dist.all_reduce(parameter.grad)
 
 
 def divided_twice(module):
     mean(module)
-    module.weight.grad /= dist.get_world_size()
+    for parameter in module.parameters():
+        parameter.grad /= dist.get_world_size()
 
 
 def only_looks(module):
@@ -136,7 +158,8 @@ def stops_after_an_overflow(scaler, optimizer, module):
 
 
 def removes_what_is_not_finite(module):
-    module.weight.grad.nan_to_num_(posinf=0.0)
+    for parameter in module.parameters():
+        parameter.grad.nan_to_num_(posinf=0.0)
     mean(module)
 
 
@@ -165,6 +188,8 @@ def test_the_scaler_of_torch_fails_where_gradients_are_synchronised_after_unscal
     (Least, r"after step 1 rank 0 holds weight .*\n.*no rank may step\n.*every rank .* ranks \[1\] was lost"),
     (StepsTogether, r"after step 1 rank 0 has scale 128, one process has 32[\s\S]*each for itself"),
     (Fixed, r"after step 1 rank 0 has scale 64, one process has 32[\s\S]*ranks \[0, 1\] did not change .* be 0.5"),
+    (SeesTheFirst, r"after step 1 rank 0 holds weight .*\n.*no rank may step\n.*every rank .* ranks \[1\] was lost"),
+    (SeesTheLast, r"after step 4 rank 0 holds weight .*\n.*no rank may step\n.*every rank .* ranks \[0\] was lost"),
     (Averaging, r"after step 0 rank 0 holds weight [\s\S]*the gradient by the scale: it was unscaled twice, or"),
     (ScalesNothing, r"after step 0 rank 0 holds weight [\s\S]*by the scale: .* or the loss was not scaled"),
     (NeverUnscales, r"after step 0 rank 0 holds weight [\s\S]*the gradient times the scale: it was not unscaled"),
