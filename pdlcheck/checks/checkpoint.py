@@ -11,8 +11,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from pdlcheck.checks.lost import first_difference, parts_of, put_back, seed_streams, states_of
-from pdlcheck.checks.message import case, name_of
+from pdlcheck.checks.lost import STREAMS, first_difference, parts_of, put_back, seed_streams, states_of
+from pdlcheck.checks.message import case, failure, name_of
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
@@ -33,7 +33,8 @@ def check_resume(
     seed: int = 0,
 ) -> None:
     """Training for some steps, saving, loading in a new state of the program and training on must give, after each
-    step and on each rank, bit for bit the weights and buffers of training that never stopped.
+    step and on each rank, bit for bit the weights and buffers of training that never stopped, and in the end the state
+    of each thing that the functions hold.
 
     The resumed ranks start under other random numbers, so that what is not restored shows. Saving must not change the
     training that goes on after it either.
@@ -51,7 +52,8 @@ def check_resume(
     Raises:
         AssertionError: names the first step, rank, tensor and index that differ, and what was lost: each thing with a
             state that the functions hold (optimizer, scheduler, sampler, ...) and each random stream is put back from
-            the straight run by experiment, and the likely cause is what makes the training go on exactly.
+            the straight run by experiment, and the likely cause is what makes the training go on exactly. Where the
+            weights do, but not such a state, such as that of an average of weights, names that.
         Inconclusive: the straight run is not deterministic, or no parameter changes after saving.
 
     Example:
@@ -98,6 +100,7 @@ def check_resume(
         resumed = world.run(_resumed, start, plan, None, [], world_size=world_size)
         trouble = _first(resumed, straight)
         if trouble is None:
+            _require_same_parts(who, resumed, straight, saved, facts)
             return
         cause, evidence = _cause(start, plan, world, (resumed, straight), trouble)
         _raise(
@@ -123,10 +126,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a rank held after saving or loading and after each further step; ``left`` is all else that has a state."""
+    """What a rank held after saving or loading and after each further step.
+
+    All else that has a state is in ``left`` after saving or loading, and in ``end`` after the last step.
+    """
 
     states: list[State]
     left: dict[str, Any]
+    end: dict[str, Any]
 
 
 def _straight(start: Start, plan: Plan, saves: bool) -> Trace:
@@ -138,7 +145,7 @@ def _straight(start: Start, plan: Plan, saves: bool) -> Trace:
     if saves:
         save(Path(plan.file))
     left = states_of(parts)
-    return Trace(_go_on(model, step, plan), left)
+    return Trace(_go_on(model, step, plan), left, states_of(parts))
 
 
 def _resumed(start: Start, plan: Plan, straight: list[dict[str, Any]] | None, names: list[str]) -> Trace:
@@ -152,7 +159,7 @@ def _resumed(start: Start, plan: Plan, straight: list[dict[str, Any]] | None, na
     if straight is not None:
         put_back(parts, straight[dist.get_rank()], [name for name in names if name != _STEPS])
     left = states_of(parts)
-    return Trace(_go_on(model, step, plan), left)
+    return Trace(_go_on(model, step, plan), left, states_of(parts))
 
 
 def _go_on(model: nn.Module, step: Callable[[int], object], plan: Plan) -> list[State]:
@@ -173,9 +180,27 @@ def _first(found: Sequence[Trace], expected: Sequence[Trace]) -> tuple[int, int,
     return None
 
 
+def _require_same_parts(
+    who: str, resumed: Sequence[Trace], straight: Sequence[Trace], saved: Sequence[Trace], facts: str
+) -> None:
+    """The states of what the functions hold, but for those that differ without a stop too."""
+    __tracebackhide__ = True
+    for rank, (found, expected, again) in enumerate(zip(resumed, straight, saved, strict=True)):
+        kept = [part for part in expected.end if part not in STREAMS]
+        kept = [part for part in kept if not first_difference(again.end.get(part), expected.end[part])]
+        texts = {part: first_difference(found.end.get(part), expected.end[part], part) for part in kept}
+        lost = [part for part in kept if texts[part]]
+        if lost:
+            raise failure(
+                f"{who}: resumed, rank {rank} ends with the weights of a run without a stop, but {texts[lost[0]]}",
+                likely_cause=f"not saved, or not loaded: {', '.join(lost)}, or what changes them",
+                case=facts,
+            )
+
+
 def _require_deterministic(who: str, straight: Sequence[Trace], saved: Sequence[Trace], saved_after: int) -> None:
-    first = [Trace(trace.states[:1], {}) for trace in straight]
-    trouble = _first([Trace(trace.states[:1], {}) for trace in saved], first)
+    first = [Trace(trace.states[:1], {}, {}) for trace in straight]
+    trouble = _first([Trace(trace.states[:1], {}, {}) for trace in saved], first)
     if trouble is not None:
         raise Inconclusive(
             f"{who}: two straight runs differ after step {saved_after}, on rank {trouble[1]} in {trouble[2]}: "

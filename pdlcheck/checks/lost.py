@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.held import bits
 
-__all__ = ["first_difference", "parts_of", "put_back", "seed_streams", "states_of"]
+__all__ = ["STREAMS", "first_difference", "parts_of", "put_back", "seed_streams", "states_of"]
 
 STREAMS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "the random numbers of torch": (torch.get_rng_state, torch.set_rng_state),
@@ -74,6 +74,7 @@ def put_back(parts: dict[str, Any], states: dict[str, Any], names: list[str]) ->
 def first_difference(found: Any, expected: Any, where: str = "") -> str | None:
     """The first place where two states differ, in words; None where they are the same bit for bit."""
     if isinstance(found, Tensor) and isinstance(expected, Tensor):
+        found, expected = _own(found), _own(expected)
         if (found.shape, found.dtype) != (expected.shape, expected.dtype) or not torch.equal(
             bits(found), bits(expected)
         ):
@@ -97,6 +98,12 @@ def first_difference(found: Any, expected: Any, where: str = "") -> str | None:
         same = type(found) is type(expected) and repr(found) == repr(expected)
         return None if same else f"{where} is {found!r} instead of {expected!r}"
     return next((text for text in (first_difference(*pair) for pair in pairs) if text), None)
+
+
+def _own(tensor: Any) -> Tensor:
+    """Dense, and of a DTensor the shard of this rank, as states are compared where no process group is."""
+    held: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return held if held.layout == torch.strided else held.to_dense()
 
 
 def _state(held: Any) -> Any:

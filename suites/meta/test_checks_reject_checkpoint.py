@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 
 import numpy as np
 import pytest
@@ -213,7 +214,35 @@ def test_check_resume_names_the_first_step_that_differs(world):
 
     with pytest.raises(AssertionError, match=r"rank 0 after step 6 holds .* of parameter 'weight', without a stop"):
         check_resume(start, world)
-    check_resume(start, world, saved_after=3, steps=5)  # the learning rate has not changed yet
+    with pytest.raises(AssertionError, match=r"ends with the weights of a run without a stop, but optimizer\['pa"):
+        check_resume(start, world, saved_after=3, steps=5)  # the learning rate has not been used yet
+
+
+@pytest.mark.parametrize("forget", [(), ("averaged",)], ids=["saved", "lost"])
+def test_check_resume_sees_what_no_weight_depends_on(world, forget):
+    def start():
+        model = nn.Linear(2, 1)
+        averaged = torch.optim.swa_utils.AveragedModel(model)
+        clock = Position()
+        clock.state_dict = time.monotonic_ns  # differs without a stop too
+        parts = {"model": model, "averaged": averaged}
+
+        def step(i):
+            next(clock)
+            for parameter in model.parameters():
+                parameter.data += i
+            averaged.update_parameters(model)
+
+        def load(path):
+            put(parts, read(path, dist.get_rank()), forget)
+
+        return model, step, lambda path: honest_save(parts, path), load
+
+    if not forget:
+        check_resume(start, world)
+        return
+    with pytest.raises(AssertionError, match=r"(?s)but averaged\['n_averaged'\] holds other.*loaded: averaged, or"):
+        check_resume(start, world)
 
 
 def test_a_training_that_does_not_repeat_is_inconclusive(world):
