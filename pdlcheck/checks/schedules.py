@@ -15,6 +15,8 @@ Done = tuple[int, str, int]  # stage, kind, micro-batch
 
 # torch's words: I is the part of a backward pass that makes the gradient of the input, W that of the weights
 ACTION = re.compile(r"(\d+)(SEND_F|SEND_B|RECV_F|RECV_B|F|B|I|W)(\d+)")
+OVERLAPPED = re.compile(r"\((\d+F\d+);(\d+B\d+)\)OVERLAP_F_B")
+OF_PARAMETERS = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")  # of a stage that FSDP shards: no pass, no message
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,11 @@ class Action:
 
 @dataclass
 class Machine:
-    """What ranks have done: passes by their end, gradients by where they can be read."""
+    """What ranks have done: passes by their end, gradients by where they can be read. ``home``: ranks of stages."""
 
     n_stages: int
     messages: bool
+    home: dict[int, int]
     done: set[Done] = field(default_factory=set)
     received: set[Done] = field(default_factory=set)
 
@@ -62,7 +65,7 @@ class Machine:
         elif action.kind.startswith("SEND"):
             needs = [(stage, action.kind[-1], microbatch)]
         for need in needs:
-            own = need[0] == stage or not self.messages
+            own = self.home[need[0]] == self.home[stage] or not self.messages
             if need not in (self.done if own else self.received):
                 return need
         return None
@@ -85,7 +88,8 @@ def check_schedule(
         grid: for each rank its cells, texts (or objects whose text is) such as ``1F3``: stage, F or B, micro-batch;
             None where it idles. I and W are the two halves of a backward pass. With cells such as ``1SEND_F3`` and
             ``2RECV_F3`` the messages are part of the schedule: then a send ends when its receive has been reached,
-            and rows are orders.
+            and rows are orders. In orders, ``(1F3;2B0)OVERLAP_F_B`` is its two passes; cells that shard parameters,
+            such as ``1UNSHARD``, count as idle.
         name: of the schedule, for messages.
         in_steps: cells of one column are done in the same step, and read what earlier columns made; False: each
             rank goes on as soon as it can.
@@ -99,14 +103,15 @@ def check_schedule(
         >>> check_schedule([["0F0", None, None, "0B0"], [None, "1F0", "1B0", None]])
     """
     __tracebackhide__ = True
-    rows = _parse(grid, name)
+    rows = _parse(grid, name, in_steps)
     actions = [action for row in rows for action in row if action]
     if not actions:
         raise Inconclusive(f"{name}: the schedule is empty")
     messages = any("_" in action.kind for action in actions)
     n_stages = 1 + max(action.stage for action in actions)
     _require_complete(name, rows, n_stages, 1 + max(action.microbatch for action in actions))
-    machine = Machine(n_stages, messages)
+    home = {action.stage: rank for rank, row in enumerate(rows) for action in row if action and "_" not in action.kind}
+    machine = Machine(n_stages, messages, home)
     if in_steps and not messages:
         _in_steps(name, rows, machine)
     else:
@@ -212,19 +217,25 @@ def _require_live(name: str, rows: list[list[Action | None]], rank: int, limit: 
             raise _failure(name, text, rows, [(rank, step)])
 
 
-def _parse(grid: Rows, name: str) -> list[list[Action | None]]:
+def _parse(grid: Rows, name: str, in_steps: bool) -> list[list[Action | None]]:
     chosen = [grid[rank] for rank in sorted(grid)] if isinstance(grid, Mapping) else grid
     rows: list[list[Action | None]] = []
     for rank, row in enumerate(chosen):
         rows.append([])
         for step, cell in enumerate(row):
             text = "" if cell is None else str(cell).strip()
-            found = ACTION.fullmatch(text)
-            if text not in ("", ".") and not found:
+            both = OVERLAPPED.fullmatch(text)
+            if both and in_steps:
                 raise AssertionError(
-                    f"{name}: rank {rank} has {text!r} in step {step}; a cell is such as 1F3 or 1SEND_F3"
+                    f"{name}: rank {rank} has {text!r} in step {step}, two passes in one step; pass in_steps=False"
                 )
-            rows[-1].append(Action(int(found[1]), found[2], int(found[3])) if found else None)
+            for part in both.groups() if both else (text,):
+                found = ACTION.fullmatch(part)
+                if not found and part not in ("", ".") and not OF_PARAMETERS.fullmatch(part):
+                    raise AssertionError(
+                        f"{name}: rank {rank} has {text!r} in step {step}; a cell is such as 1F3 or 1SEND_F3"
+                    )
+                rows[-1].append(Action(int(found[1]), found[2], int(found[3])) if found else None)
     return rows
 
 

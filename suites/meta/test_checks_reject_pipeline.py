@@ -201,21 +201,35 @@ def test_torchs_pipelines_pass_with_even_micro_batches(world, kind):
     check_pipeline(start, net, MSE, batches(6, 6, 6), world, world_size=2, n_microbatches=M)
 
 
-@pytest.mark.parametrize("kind", ["ScheduleInterleaved1F1B", "ScheduleLoopedBFS", "ScheduleInterleavedZeroBubble"])
-def test_torchs_schedules_pass(kind):
+LOOP, V = ((0, 2), (1, 3)), ((0, 3), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "homes"),
+    [
+        ("ScheduleInterleaved1F1B", LOOP),
+        ("ScheduleLoopedBFS", LOOP),
+        ("ScheduleInterleavedZeroBubble", LOOP),
+        ("ScheduleZBVZeroBubble", V),
+        ("ScheduleDualPipeV", V),
+    ],
+)
+@pytest.mark.parametrize("rows", ["pipeline_order", "pipeline_order_with_comms"])
+def test_torchs_schedules_pass(kind, homes, rows):
     def orders():
         warnings.simplefilter("ignore")
         from torch.distributed import pipelining
+        from torch.distributed.pipelining import schedules
 
-        rank = dist.get_rank()
-        stages = [pipelining.PipelineStage(nn.Linear(1, 1), rank + 2 * i, 4, torch.device("cpu")) for i in range(2)]
-        made = getattr(pipelining, kind)(stages, 4, loss_fn=MSE)
-        return {
-            rank: [None if cell is None else str(cell) for cell in row] for rank, row in made.pipeline_order.items()
-        }
+        stages = [
+            pipelining.PipelineStage(nn.Linear(1, 1), stage, 4, torch.device("cpu")) for stage in homes[dist.get_rank()]
+        ]
+        made = getattr(schedules, kind)(stages, 4, loss_fn=MSE)
+        orders = getattr(made, rows)
+        return {rank: [None if cell is None else str(cell) for cell in row] for rank, row in orders.items()}
 
     grid = get_world("sim").run(orders, world_size=2)[0]
     check_schedule(grid, name=kind, in_steps=False)
-    late = {rank: [cell for cell in row if cell != "0F3"] for rank, row in grid.items()}
-    with pytest.raises(AssertionError, match=f"{kind}: nobody does 0F3"):
+    late = {rank: [cell for cell in row if cell != "0F0"] for rank, row in grid.items()}
+    with pytest.raises(AssertionError, match=f"{kind}: nobody does 0F0"):
         check_schedule(late, name=kind, in_steps=False)

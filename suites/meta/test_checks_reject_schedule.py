@@ -37,6 +37,24 @@ def test_check_schedule_rejects_activations_over_the_limit():
         check_schedule(grid, max_live=1)
 
 
+def test_a_cell_of_two_passes_has_no_step():
+    grid = [["0F0", "0F1", "(0F2;0B0)OVERLAP_F_B", "0B1", "0B2"]]
+    check_schedule(grid, in_steps=False, max_live=3)
+    with pytest.raises(AssertionError, match=r"in step 2, two passes in one step; pass in_steps=False"):
+        check_schedule(grid)
+    with pytest.raises(AssertionError, match="0F2 is done twice"):
+        check_schedule([[*grid[0], "0F2"]], in_steps=False)
+
+
+def test_stages_of_one_rank_send_nothing_to_each_other():
+    """A V: rank 1 has the two stages in the middle."""
+    ends = ["0F0", "0SEND_F0", "3RECV_F0", "3F0", "3B0", "3SEND_B0", "0RECV_B0", "0B0"]
+    middle = ["1RECV_F0", "1F0", "2F0", "2SEND_F0", "2RECV_B0", "2B0", "1B0", "1SEND_B0"]
+    check_schedule([["0UNSHARD", *ends, "0REDUCE_GRAD", "0RESHARD"], middle])
+    with pytest.raises(AssertionError, match="rank 0 in 3F0 waits for 2F0"):
+        check_schedule([[cell for cell in ends if cell != "3RECV_F0"], middle])
+
+
 def test_check_schedule_does_not_decide_on_nothing():
     with pytest.raises(Inconclusive, match="schedule: the schedule is empty"):
         check_schedule([[None], []])
