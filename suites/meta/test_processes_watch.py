@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck.errors import CollectiveMismatch, Deadlock, RankDied
+from pdlcheck.worlds import get_world
 from pdlcheck.worlds.processes import ProcessWorld, forkserver
 
 LINE = os.path.basename(__file__)
@@ -268,6 +269,14 @@ def one_after_the_other():
 
 def test_callbacks_that_communicate_leave_the_control_thread_to_its_messages(processes):
     processes.run(one_after_the_other, world_size=2)
+
+
+def test_a_rank_may_simulate_ranks_of_its_own_at_another_time_than_the_others(processes):
+    def simulate(world_size):
+        time.sleep(0.3 * dist.get_rank())
+        return get_world("sim").run(dist.get_world_size, world_size=world_size)
+
+    assert processes.run(simulate, 3, world_size=2) == [[3] * 3] * 2
 
 
 def test_an_unwatched_world_leaves_the_mismatch_to_gloo():

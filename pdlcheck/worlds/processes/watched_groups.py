@@ -19,6 +19,7 @@ from pdlcheck.worlds.watch import WatchedGroup, is_local, new_group
 
 __all__ = ["begin_call", "being_made", "meet_in_new_group", "numbered"]
 
+_SIMULATED = "sim"
 being_made: list[tuple[str, tuple[int, ...]]] = []  # name and members of the groups under construction
 _groups: weakref.WeakSet[WatchedGroup] = weakref.WeakSet()
 
@@ -34,7 +35,9 @@ def meet_in_new_group(announcer: Announcer) -> None:
 
     def make(group_size: int, group_rank: int | None, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
         """In the place of torch's helper, which makes one group on one rank; returns what that returns."""
-        _, _, name = args[:3]  # backend, store, name
+        backend, _, name = args[:3]  # the store between them
+        if backend == _SIMULATED:  # a cluster that this rank simulates, all in its own process
+            return real_helper(group_size, group_rank, ranks, *args, **kwargs)
         members = tuple(ranks) or tuple(range(group_size))
         being_made.append((str(name), members))
         try:
