@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from pdlcheck.clock import Timeline
     from pdlcheck.worlds.watch import Traffic
 
-__all__ = ["Ranks", "World"]
+__all__ = ["CLOSED", "Ranks", "World"]
+
+CLOSED = "these ranks were open for a block, `with world.open(...) as ranks:`, which has ended; open new ones"
 
 
 class Ranks(Protocol):
@@ -24,7 +26,7 @@ class Ranks(Protocol):
 
     @property
     def intact(self) -> bool:
-        """False once a rank is gone, so that nothing further can run on them."""
+        """False once a rank is gone or the block that opened them has ended: nothing further can run on them."""
 
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Like :meth:`World.run`, on these ranks."""

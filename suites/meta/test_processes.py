@@ -194,6 +194,9 @@ def test_open_ranks_keep_what_their_own_code_set_up(processes, monkeypatch):
         monkeypatch.setenv("COLOUR", "blue")
         assert ranks.run(look) == [("plum", "blue", torch.float64, 7)] * 2
         assert (ranks.world_size, ranks.intact) == (2, True)
+    assert not ranks.intact
+    with pytest.raises(RuntimeError, match=r"`with world.open\(...\) as ranks:`, which has ended; open new ones"):
+        ranks.run(look)
 
 
 def test_processes_with_too_many_groups_are_replaced_between_runs(processes):

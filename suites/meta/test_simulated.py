@@ -212,6 +212,14 @@ def test_a_world_is_fit_for_use_after_a_failure(sim):
         assert ranks.run(all_reduce) == [3.0, 3.0]
 
 
+def test_ranks_end_with_the_block_that_opened_them(sim):
+    with sim.open(2) as ranks:
+        assert ranks.run(all_reduce) == [3.0, 3.0]
+    assert not ranks.intact
+    with pytest.raises(RuntimeError, match=r"`with world.open\(...\) as ranks:`, which has ended; open new ones"):
+        ranks.run(all_reduce)
+
+
 # -- schedules and isolation ----------------------------------------------------------------------
 
 

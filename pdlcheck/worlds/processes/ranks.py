@@ -9,6 +9,7 @@ from pdlcheck.worlds.outcome import Outcome, results
 from pdlcheck.worlds.processes.member import Written
 from pdlcheck.worlds.processes.payload import dump_call, module_of
 from pdlcheck.worlds.processes.pool import Pool
+from pdlcheck.worlds.protocol import CLOSED
 
 __all__ = ["ProcessRanks"]
 
@@ -33,6 +34,7 @@ class ProcessRanks:
         self.timeout_s = timeout_s
         self._rejoin = rejoin
         self._debugged = debugged
+        self._is_closed = False
         self.have_begun = False  # they are forks of processes that have done what the user of the world begins with
 
     @property
@@ -42,8 +44,8 @@ class ProcessRanks:
 
     @property
     def intact(self) -> bool:
-        """False once the processes are gone, as they are after a failure that left something half done."""
-        return self._pool.is_usable
+        """False once the processes are gone, as they are after a failure that left something half done, or closed."""
+        return self._pool.is_usable and not self._is_closed
 
     @property
     def pids(self) -> list[int]:
@@ -63,6 +65,8 @@ class ProcessRanks:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
         __tracebackhide__ = True
         payload = dump_call(fn, args, kwargs)
+        if self._is_closed:
+            raise RuntimeError(CLOSED)
         if not self.intact:
             raise RuntimeError("these ranks are gone, as an earlier call failed on them; open new ones")
         seed, self._seed = self._seed, None
@@ -82,3 +86,7 @@ class ProcessRanks:
             return None
         self._seed = None
         return self._pool.end(self.timeout_s)
+
+    def close(self) -> None:
+        """The block that opened them ends: the processes may serve another one."""
+        self._is_closed = True

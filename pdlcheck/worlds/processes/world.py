@@ -137,6 +137,7 @@ class ProcessWorld:
             try:
                 yield ranks
             finally:
+                ranks.close()
                 if fresh and pool.is_usable:
                     pool.close()
 

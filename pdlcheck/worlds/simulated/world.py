@@ -17,6 +17,7 @@ from pdlcheck.errors import Inconclusive
 from pdlcheck.faults import DrawnFaults, Fault
 from pdlcheck.worlds.arguments import check_faults, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, results
+from pdlcheck.worlds.protocol import CLOSED
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated import idle, isolation
 from pdlcheck.worlds.simulated.c10d import has_group, join_group, leave_alone, rank_local_torch_distributed
@@ -144,9 +145,8 @@ class SimulatedRanks:
     def __init__(self, world_size: int, world: SimulatedWorld) -> None:
         self.world_size = world_size
         self._world = world
+        self.intact = True  # ranks that are lost are replaced
         self._serve(idle.take(world_size) or Network(world_size))
-
-    intact = True  # ranks that are lost are replaced
 
     def _serve(self, network: Network) -> None:
         self._network = network
@@ -185,6 +185,8 @@ class SimulatedRanks:
         faults: Sequence[Fault] | None = None,
     ) -> list[Outcome]:
         """Call ``bodies[r]()`` as rank r, under ``schedule`` and ``faults`` or else the world's."""
+        if not self.intact:
+            raise RuntimeError(CLOSED)
         faults = check_faults(self._world.faults if faults is None else faults, self.world_size)
         bodies = [partial(self._as_rank, rank, body) for rank, body in enumerate(bodies)]
         try:
@@ -259,4 +261,5 @@ class SimulatedRanks:
 
     def close(self) -> None:
         """Leave the rank threads and their group to the next world of as many ranks if they are as new, or end them."""
+        self.intact = False
         idle.keep(self._network)
