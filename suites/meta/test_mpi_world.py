@@ -206,6 +206,12 @@ def test_after_close_nothing_is_left():
     assert await_end([*ranks, *processes], 1) == []
 
 
+def test_of_a_world_that_nobody_holds_nothing_is_left():
+    before = left_in_folders()
+    assert ProcessWorld("mpi").run(total, world_size=2) == [3.0] * 2
+    assert left_in_folders() - before == set()
+
+
 def users_of(folder: Path) -> list[int]:
     """Processes that name ``folder`` in their command line."""
     found = []

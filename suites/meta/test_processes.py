@@ -282,6 +282,17 @@ def test_a_script_without_main_guard_works_and_close_leaves_no_child(tmp_path):
     assert set(os.listdir(tmp_path)) - torchs_own_cache == {"script.py"}
 
 
+def test_a_world_that_nobody_holds_gives_back_its_ranks():
+    def dropped() -> tuple[list[int], int]:
+        pids = ProcessWorld().pids(2)
+        return pids, len(os.listdir("/proc/self/fd"))
+
+    _, fds = dropped()
+    pids, after = dropped()
+    assert not any(map(is_running, pids))
+    assert after == fds
+
+
 def test_no_process_survives_a_killed_controller():
     code = """
         import sys, time

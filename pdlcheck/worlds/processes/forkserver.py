@@ -128,7 +128,7 @@ class Forker:
 
     def __init__(self, control: socket.socket) -> None:
         self._socket = control
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()  # garbage that is found while one is sent may be a world, which sends, too
         self.ended = False  # a child has seen it: who is killed closes its files one after the other
 
     @property
@@ -169,8 +169,7 @@ class Forker:
 
     def _send(self, request: bytes, first: int, second: int, data: bytes = b"") -> None:
         with self._sending:
-            self._socket.sendall(HEADER.pack(request, first, second))
-            self._socket.sendall(data)
+            self._socket.sendall(HEADER.pack(request, first, second) + data)
 
 
 class ForkServer(Forker):

@@ -105,6 +105,7 @@ class ProcessWorld:
         self._one_at_a_time = threading.RLock()
         self._is_checked = False
         _worlds.add(self)
+        weakref.finalize(self, _close_pools, self._pools)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, seed={self.seed})"
@@ -163,12 +164,12 @@ class ProcessWorld:
             return ranks.pids
 
     def close(self) -> None:
-        """End all processes of this world. It may be used again; it then starts new ones."""
+        """End all processes of this world. It may be used again; it then starts new ones.
+
+        The end of the last reference ends its ranks, too, but not the fork server, which other worlds may use.
+        """
         with self._one_at_a_time:
-            for pool in self._pools.values():
-                if pool.is_usable:
-                    pool.close()
-            self._pools.clear()
+            _close_pools(self._pools)
             if self._templates is not None:
                 self._templates.close()
             forkserver.release(self)
@@ -284,6 +285,13 @@ class ProcessWorld:
         if self._templates is not None:
             self._templates.abandon()
         self._one_at_a_time = threading.RLock()
+
+
+def _close_pools(pools: dict[int, Pool]) -> None:
+    for pool in pools.values():
+        if pool.is_usable:
+            pool.close()
+    pools.clear()
 
 
 def _close_all() -> None:
