@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from pdlcheck.worlds import World
 
-_exitcode: pytest.StashKey[int] = pytest.StashKey()
-
 MARKERS = (
     "world_size(*sizes): run the body of the test on every rank, once for each number of ranks",
     "isolation(mode): what the test shares with others on processes: 'pool', 'reinit' or 'fresh'",
@@ -120,6 +118,11 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     return launched.follow(config)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_cmdline_main")
+def pytest_cmdline_main_of_a_launch(config: pytest.Config) -> Generator[None, object, object]:
+    return (yield from launched.lead(config))
+
+
 def pytest_report_header(config: pytest.Config) -> str | None:
     return launched.headline(config)
 
@@ -159,13 +162,8 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     return result
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    session.config.stash[_exitcode] = int(exitstatus)
-
-
 def pytest_unconfigure(config: pytest.Config) -> None:
     cases.close_worlds(config)
-    launched.finish(config, config.stash.get(_exitcode, int(pytest.ExitCode.INTERNAL_ERROR)))
     if config.getoption("--rank-pdb") is not None and not cases.runs_in_a_rank(config):
         from pdlcheck.harness.terminal import take_back
 

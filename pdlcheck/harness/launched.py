@@ -5,17 +5,20 @@ Does not import torch.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.launched import Launch, launch_of
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.launched.placement import LaunchedPlacement
 
-__all__ = ["PRELOAD", "finish", "follow", "headline", "launch", "placement"]
+__all__ = ["PRELOAD", "follow", "headline", "launch", "lead", "placement"]
 
 PRELOAD = ("pytest", "hypothesis", "pdlcheck.harness.preloaded")  # what every rank of a test session needs
 
@@ -55,8 +58,10 @@ def follow(config: pytest.Config) -> int | None:
 def placement(config: pytest.Config) -> LaunchedPlacement | None:
     """Where the ranks of this session are, under a launcher; made on first use, as the other processes wait for it."""
     own = launch(config)
-    if own is None:
-        return None
+    return None if own is None else _made(config, own)
+
+
+def _made(config: pytest.Config, own: Launch) -> LaunchedPlacement:
     if _placement not in config.stash:
         from pdlcheck.worlds.launched.placement import LaunchedPlacement
 
@@ -72,8 +77,18 @@ def headline(config: pytest.Config) -> str | None:
     return f"pdlcheck: {own.world_size} ranks launched by {own.launcher}, {own.local_world_size} of them on this node"
 
 
-def finish(config: pytest.Config, exitcode: int) -> None:
-    """Send the other processes of the launch home."""
-    if _placement in config.stash:
-        config.stash[_placement].close(exitcode)
-        del config.stash[_placement]
+def lead(config: pytest.Config) -> Generator[None, object, object]:
+    """On rank 0 of a launch: send the other processes home with its exit code, whatever it did."""
+    exitcode = int(pytest.ExitCode.INTERNAL_ERROR)
+    try:
+        result = yield
+        exitcode = int(result)  # type: ignore[call-overload]  # an exit code, by pytest's word
+    except pytest.UsageError:
+        exitcode = int(pytest.ExitCode.USAGE_ERROR)
+        raise
+    finally:
+        own = config.stash.get(_launch, None)
+        if own is not None and own.rank == 0:
+            with contextlib.suppress(WorldUnavailable):  # they cannot be reached
+                _made(config, own).close(exitcode)
+    return result

@@ -183,6 +183,22 @@ def test_two_nodes_meet_by_tcp_or_by_a_shared_file(tmp_path, method):
     assert not (tmp_path / "meeting").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "exitcode"),
+    [(["--markers"], pytest.ExitCode.OK), (["--world", "mars"], pytest.ExitCode.USAGE_ERROR)],
+    ids=["markers", "usage"],
+)
+def test_a_command_that_never_comes_to_tests_ends_on_every_rank(tmp_path, arguments, exitcode):
+    processes = [by_hand(tmp_path, rank, f"file://{tmp_path}/meeting", *arguments) for rank in (0, 1)]
+    try:
+        texts = [process.communicate(timeout=60)[0] for process in processes]
+    finally:
+        processes[1].kill()
+    assert [process.returncode for process in processes] == [exitcode] * 2, texts
+    assert texts[0].strip()
+    assert not texts[1].strip()
+
+
 def test_a_launched_process_that_is_killed_fails_its_tests_and_nothing_hangs(tmp_path):
     place = f"file://{tmp_path}/meeting"
     (tmp_path / "conftest.py").write_text(
