@@ -32,6 +32,7 @@ from pdlcheck.harness.examples import is_property
 from pdlcheck.harness.folders import SHARED, basetemp_of
 from pdlcheck.harness.passed import needs_report, note_passed
 from pdlcheck.harness.rank_asserts import explain_for
+from pdlcheck.harness.rank_cache import write_whole_values
 from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_properties
 from pdlcheck.harness.reports import RANK_CRASH, RANK_REPORT, RANK_XFAIL
 from pdlcheck.worlds.processes.own_device import own_device
@@ -68,7 +69,7 @@ class SessionDescription:
 
 def describe(config: pytest.Config, world: str) -> SessionDescription:
     """The controller's session, for the ranks of a world."""
-    arguments = ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    arguments = ["-p", "no:terminal", "-p", "no:faulthandler"]
     if config.pluginmanager.hasplugin("capturemanager"):
         arguments.append("-s")
     for override in config.getoption("override_ini") or []:
@@ -120,6 +121,7 @@ class _RankSession:
             if isinstance(getattr(config.option, "randomly_seed", None), int):
                 config.option.randomly_seed += own_rank()  # streams of their own, also with pytest-randomly
             config._do_configure()
+            write_whole_values(config)
             config._inicache["filterwarnings"], config.known_args_namespace.pythonwarnings = description.filters
             _set_basetemp(config, Path(description.basetemp), f"{description.world}-{own_world_size()}")
             rank_debugger.take_breakpoints()  # pytest's own debugger has just put itself in front

@@ -43,6 +43,42 @@ def test_fails(rank, tmp_path, shared_tmp_path):
     assert all("shared" not in path.name for path in base.iterdir() if "test_paths" in path.name)
 
 
+CACHE = """
+@pytest.fixture
+def slow(cache):
+    assert cache.get("mine/known", None) == "by the controller"
+    return cache
+
+@W
+def test_reads_and_writes(rank, slow, request):
+    assert request.config.cache is slow
+    slow.set(f"mine/of {rank}", [rank])
+    (slow.mkdir("mine") / str(rank)).touch()
+
+@W
+def test_values_are_those_of_one_rank(rank, cache):
+    for _ in range(100):
+        cache.set("mine/both", "x" * (1 + 9 * rank))
+        assert cache.get("mine/both", None) in ("x", "x" * 10)
+"""
+
+
+@pytest.mark.parametrize("world", ["gloo", "sim"])
+def test_the_cache_is_that_of_the_session(pytester, world):
+    pytester.makeini("[pytest]\ncache_dir = kept")
+    pytester.makeconftest("def pytest_configure(config): config.cache.set('mine/known', 'by the controller')")
+    pytester.makepyfile(HEAD + CACHE)
+    pytester.runpytest_inprocess("--world", world, "-p", "no:randomly").assert_outcomes(passed=2)
+    values = pytester.path / "kept" / "v" / "mine"
+    assert sorted(path.name for path in values.iterdir()) == ["both", "known", "of 0", "of 1"]
+    assert sorted(path.name for path in (pytester.path / "kept" / "d" / "mine").iterdir()) == ["0", "1"]
+    pytester.runpytest_inprocess("--world", world, "--lf", "--ff", "--cache-clear").assert_outcomes(passed=2)
+
+
+def test_without_its_plugin_the_cache_is_missing_in_ranks_too(run):
+    run("@W\ndef test_it(cache): pass").stdout.fnmatch_lines(["E * fixture 'cache' not found"])
+
+
 def test_fixtures_of_every_scope_are_set_up_and_torn_down_when_pytest_does_it(pytester):
     package = pytester.mkpydir("package")
     (package / "conftest.py").write_text(
