@@ -23,13 +23,16 @@ _looked_at = pytest.StashKey[tuple[frozenset[object], bool]]()  # conftest files
 
 
 def needs_one_message(item: pytest.Function) -> bool:
-    """In the controller: only our own fixtures, no property (it has many examples), no hook in a conftest file."""
+    """In the controller: only our own fixtures, no property (it has many examples), no hook in a conftest file.
+
+    With ``--setup-show``, people look at each phase.
+    """
     parameters, definitions = item.callspec.params, item._fixtureinfo.name2fixturedefs
     known = all(
         name in parameters or name == "request" or (name in _OURS and len(definitions.get(name, ())) == 1)
         for name in item.fixturenames
     )
-    return known and not is_property(item) and not _users_hooks(item)
+    return known and not is_property(item) and not _users_hooks(item) and not item.config.getoption("setupshow", False)
 
 
 def only_own_teardown(item: pytest.Function, nextitem: pytest.Item | None) -> bool:

@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from _pytest.junitxml import _check_record_param_type, xml_key
 from _pytest.logging import LogCaptureHandler, LoggingPlugin, caplog_handler_key, caplog_records_key
 
 from pdlcheck.harness.loggers import Destinations, all_have
 from pdlcheck.worlds.processes.journal import note
 
-__all__ = ["RankHooks", "StandingHandlers", "journal_log", "note_properties"]
+__all__ = ["RankHooks", "StandingHandlers", "journal_log", "note_additions", "note_for_xml", "note_shown_fixtures"]
 
-_noted = pytest.StashKey[int]()
+_noted = pytest.StashKey[tuple[int, int]]()
 
 
 class RankHooks:
@@ -62,16 +63,65 @@ class RankHooks:
             self.not_collected.append(report.longreprtext)
 
 
-def note_properties(item: pytest.Item) -> None:
-    """Note what ``record_property`` added since the last time."""
-    start = item.stash.get(_noted, 0)
-    for name, value in item.user_properties[start:]:
+def note_additions(item: pytest.Item) -> None:
+    """Note the properties and the sections that the test added to its report since the last time."""
+    properties, sections = item.stash.get(_noted, (0, 0))
+    for name, value in item.user_properties[properties:]:
         note("property", [name, value])
-    item.stash[_noted] = len(item.user_properties)
+    for section in item._report_sections[sections:]:
+        note("section", section)
+    item.stash[_noted] = len(item.user_properties), len(item._report_sections)
 
 
-def journal_log(config: pytest.Config) -> StandingHandlers | None:
-    """Note what is logged, in the format and from the level on that pytest was asked for; None if it has no log."""
+def note_for_xml(config: pytest.Config) -> None:
+    """Note what fixtures of pytest give to ``--junit-xml``."""
+    xml: Any = _Xml(config)
+    config.stash[xml_key] = xml
+
+
+class _Xml:
+    """In the place of the writer of the file."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.family = config.getini("junit_family")
+
+    def node_reporter(self, report: object) -> _Xml:
+        return self
+
+    def add_attribute(self, name: str, value: object) -> None:
+        note("attribute", [str(name), str(value)])
+
+    def add_global_property(self, name: str, value: object) -> None:
+        _check_record_param_type("name", name)
+        note("suite property", [name, str(value)])
+
+
+def note_shown_fixtures(config: pytest.Config) -> None:
+    """Note what ``--setup-show`` shows."""
+    config.get_terminal_writer = _Shown  # type: ignore[method-assign, assignment]
+
+
+class _Shown:
+    """As much of a terminal writer as one line of that option needs."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def line(self) -> None:
+        self._text = ""
+
+    def write(self, text: str) -> None:
+        self._text += text
+
+    def flush(self) -> None:
+        note("fixture", self._text)
+
+
+def journal_log(config: pytest.Config, *, records: bool) -> StandingHandlers | None:
+    """Note what is logged, in the format and from the level on that pytest was asked for; None if it has no log.
+
+    ``records``: also each record itself, of every level, for the live log and the log file.
+    """
     plugin: LoggingPlugin | None = config.pluginmanager.getplugin("logging-plugin")
     if plugin is None:
         return None
@@ -80,7 +130,7 @@ def journal_log(config: pytest.Config) -> StandingHandlers | None:
     if plugin.log_level is not None:
         journal.setLevel(plugin.log_level)
         plugin.caplog_handler.setLevel(plugin.log_level)
-    handlers = StandingHandlers(plugin, journal)
+    handlers = StandingHandlers(plugin, [journal, _Records()] if records else [journal])
     plugin._runtest_for = handlers.runtest_for  # type: ignore[method-assign]
     return handlers
 
@@ -93,9 +143,13 @@ class StandingHandlers:
     ``once``, only the first one looks.
     """
 
-    def __init__(self, plugin: LoggingPlugin, journal: _Journal) -> None:
+    def __init__(self, plugin: LoggingPlugin, others: list[logging.Handler]) -> None:
         self._plugin = plugin
-        self._handlers = (plugin.caplog_handler, journal)
+        self._handlers = (plugin.caplog_handler, *others)
+        levels = (plugin.log_level, plugin.log_cli_level, plugin.log_file_level)
+        self._level = min((level for level in levels if level is not None), default=None)
+        for handler in others:
+            handler.addFilter(_is_no_story_of_torchs)
         self.once = False
         self._destinations = Destinations()
         self._attached: list[logging.Logger] = []
@@ -109,7 +163,7 @@ class StandingHandlers:
         captured.reset()
         item.stash[caplog_records_key][when] = captured.records
         item.stash[caplog_handler_key] = captured
-        root, level = logging.getLogger(), self._plugin.log_level
+        root, level = logging.getLogger(), self._level
         if level is None:
             yield
             return
@@ -134,14 +188,29 @@ class StandingHandlers:
                     logger.addHandler(handler)  # unless it is there
 
 
+def _is_no_story_of_torchs(record: logging.LogRecord) -> bool:
+    """torch tells of every exception in a collective: the report does so better."""
+    return record.levelno != logging.DEBUG or not record.name.startswith("c10d-")
+
+
 class _Journal(LogCaptureHandler):
     """Shown in the report of the controller, whose pytest takes the notes."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name.startswith("c10d-") and record.levelno == logging.DEBUG:
-            return  # torch tells of every exception in a collective: the report does so better
         try:
             text: Any = self.format(record)
         except Exception:  # a wrong call of logging: pytest's own handler raises it where it was made
             return
         note("log", text)
+
+
+class _Records(logging.Handler):
+    """For the live log and the log file of the controller, which have formats of their own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+        except Exception:  # see _Journal
+            return
+        without = dict.fromkeys(("args", "exc_info", "exc_text", "stack_info"))
+        note("record", vars(record) | without | {"msg": text})

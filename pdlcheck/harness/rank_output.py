@@ -6,11 +6,14 @@ import importlib
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, TextIO
 
 import pytest
+from _pytest.junitxml import xml_key
 
+from pdlcheck.harness import relayed_logs
 from pdlcheck.worlds.processes.journal import notes
 from pdlcheck.worlds.processes.member import Written
 
@@ -22,7 +25,9 @@ class RankOutput:
 
     def __init__(self, item: pytest.Item, world_size: int) -> None:
         capture = item.config.getoption("capture", "fd")
-        self.live = capture in ("no", "tee-sys")
+        self._shows_output = capture in ("no", "tee-sys")
+        self._shows_log = relayed_logs.is_live(item.config)
+        self.live = self._shows_output or self._shows_log
         self._in_sections = capture != "no"
         self._labelled = bool(item.config.getoption("xmlpath", None)) and item.config.getini("junit_logging") != "no"
         self._item = item
@@ -31,7 +36,7 @@ class RankOutput:
 
     def read(self, written: Written) -> None:
         """Take what a rank wrote; show it at once where pytest captures nothing."""
-        if self.live:
+        if self._shows_output:
             self._show((written.rank, "out"), written.out)
             self._show((written.rank, "err"), written.err)
         if self._in_sections:
@@ -40,6 +45,10 @@ class RankOutput:
         for kind, value in notes(written.journal):
             if kind == "log":
                 self._text[written.rank, "log"] += f"{value}\n"
+            elif kind == "record":
+                self._records.append((written.rank, value))
+                if self._shows_log:
+                    relayed_logs.show(self._item.config, written.rank, value)
             else:
                 self._notes[kind][written.rank].append(value)
 
@@ -53,16 +62,24 @@ class RankOutput:
                 if text and self._labelled:  # JUnit XML joins the sections without their titles
                     text = f"[rank {rank}]\n{text}\n"
                 self._item.add_report_section(f"{when} [rank {rank}]", key, text)
-        warned, reported, recorded = (self._notes[kind] for kind in ("warning", "report", "property"))
+        relayed_logs.write(self._item.config, self._records)
+        noted = self._notes
         self._forget()
-        for warning in _once(warned):
+        for warning in _once(noted["warning"]):
             _warn(self._item, warning)
-        self._record(recorded)
-        self._report(reported)
+        for which, line in self._agreed(noted["fixture"]):
+            self._show_fixture(f"{line}{which}")
+        for which, (name, value) in self._agreed(noted["property"]):
+            self._item.user_properties.append((f"{name}{which}", value))
+        for which, (phase, title, text) in self._agreed(noted["section"]):
+            self._item.add_report_section(f"{phase}{which}", title, text)
+        self._write_xml(noted)
+        self._report(noted["report"])
 
     def _forget(self) -> None:
         self._text: defaultdict[tuple[int, str], str] = defaultdict(str)
         self._partial: dict[tuple[int, str], str] = {}
+        self._records: list[tuple[int, Mapping[str, Any]]] = []
         self._notes: defaultdict[str, defaultdict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
 
     def _show(self, source: tuple[int, str], text: str, *, end: bool = False) -> None:
@@ -77,13 +94,35 @@ class RankOutput:
             stream.write("".join(f"[rank {rank}] {line}\n" for line in lines))
             stream.flush()
 
-    def _record(self, recorded: Mapping[int, list[Any]]) -> None:
-        values = [recorded.get(rank, []) for rank in self._ranks]
-        if all(value == values[0] for value in values):
-            self._item.user_properties += [(name, value) for name, value in values[0]]
+    def _show_fixture(self, line: str) -> None:
+        capture = self._item.config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
+            writer = self._item.config.get_terminal_writer()
+            writer.write(f"\n{line}")
+            writer.flush()
+
+    def _agreed(self, noted: Mapping[int, list[Any]]) -> Iterator[tuple[str, Any]]:
+        """What every rank noted, once; the rest with words that name its rank."""
+        for rank in self._ranks:
+            for value in noted.get(rank, []):
+                if not all(value in noted.get(other, []) for other in self._ranks):
+                    yield f" [rank {rank}]", value
+                elif rank == 0:
+                    yield "", value
+
+    def _write_xml(self, noted: Mapping[str, Mapping[int, list[Any]]]) -> None:
+        xml = self._item.config.stash.get(xml_key, None)
+        if xml is None:
             return
-        for rank, pairs in zip(self._ranks, values, strict=True):
-            self._item.user_properties += [(f"{name} [rank {rank}]", value) for name, value in pairs]
+        for which, (name, value) in self._agreed(noted["suite property"]):
+            if (f"{name}{which}", value) not in xml.global_properties:  # ranks of another test have recorded it
+                xml.add_global_property(f"{name}{which}", value)
+        last = {rank: list(dict(own).items()) for rank, own in noted["attribute"].items()}
+        attributes: defaultdict[str, list[str]] = defaultdict(list)
+        for which, (name, value) in self._agreed(last):
+            attributes[name].append(f"{value}{which}")
+        for name, values in attributes.items():
+            xml.node_reporter(_id_of(self._item)).add_attribute(name, ", ".join(values))
 
     def _report(self, reported: Mapping[int, list[Any]]) -> None:
         """Equal subtests of several ranks are one; others name their ranks."""

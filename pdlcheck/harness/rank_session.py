@@ -22,6 +22,7 @@ import pytest
 import torch.distributed as dist
 from _pytest.capture import FDCapture, MultiCapture
 from _pytest.config import _prepareconfig
+from _pytest.junitxml import xml_key
 from _pytest.tmpdir import tmppath_result_key
 from _pytest.warnings import catch_warnings_for_item
 
@@ -33,7 +34,8 @@ from pdlcheck.harness.folders import SHARED, basetemp_of
 from pdlcheck.harness.passed import needs_report, note_passed
 from pdlcheck.harness.rank_asserts import explain_for
 from pdlcheck.harness.rank_cache import write_whole_values
-from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_properties
+from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_additions, note_for_xml, note_shown_fixtures
+from pdlcheck.harness.relayed_logs import hears_records
 from pdlcheck.harness.reports import RANK_CRASH, RANK_REPORT, RANK_XFAIL
 from pdlcheck.worlds.processes.own_device import own_device
 from pdlcheck.worlds.processes.own_rank import own_rank, own_world_size
@@ -46,8 +48,8 @@ KEEP = "keep"  # instead of the next item: nobody knows which it is
 _NOT_IN_RANKS = frozenset(
     {
         *("basetemp", "cacheclear", "cacheshow", "collectonly", "debug", "dist", "failedfirst", "htmlpath", "lf"),
-        *("log_file", "looponfail", "newfirst", "no_cov", "numprocesses", "pastebin", "report_log", "setuponly"),
-        *("setupplan", "setupshow", "stepwise", "stepwise_reset", "stepwise_skip", "trace", "tx", "usepdb", "xmlpath"),
+        *("log_file", "looponfail", "newfirst", "no_cov", "numprocesses", "pastebin", "report_log"),
+        *("stepwise", "stepwise_reset", "stepwise_skip", "trace", "tx", "usepdb", "xmlpath"),
     }
 )
 _PLUGINS_NOT_IN_RANKS = ("cov_", "json_report")
@@ -65,6 +67,8 @@ class SessionDescription:
     filters: tuple[Sequence[str], Sequence[str]]  # of warnings: from the ini file, from the command line
     basetemp: str
     world: str
+    log_records: bool  # of each rank are wanted
+    xml: bool  # is written
 
 
 def describe(config: pytest.Config, world: str) -> SessionDescription:
@@ -96,7 +100,8 @@ def describe(config: pytest.Config, world: str) -> SessionDescription:
         and (pickled := _pickled(value)) is not None
     )
     filters = (config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or [])
-    return SessionDescription(tuple(arguments), options, filters, str(basetemp_of(config)), world)
+    wanted = hears_records(config), xml_key in config.stash
+    return SessionDescription(tuple(arguments), options, filters, str(basetemp_of(config)), world, *wanted)
 
 
 def _pickled(value: object) -> bytes | None:
@@ -125,7 +130,11 @@ class _RankSession:
             config._inicache["filterwarnings"], config.known_args_namespace.pythonwarnings = description.filters
             _set_basetemp(config, Path(description.basetemp), f"{description.world}-{own_world_size()}")
             rank_debugger.take_breakpoints()  # pytest's own debugger has just put itself in front
-            self._log = journal_log(config)
+            self._log = journal_log(config, records=description.log_records)
+            if description.xml:
+                note_for_xml(config)
+            if config.getoption("setupshow", False):
+                note_shown_fixtures(config)
             self.hooks = RankHooks(config)
             config.pluginmanager.register(self.hooks, "pdlcheck-rank")
             self.session = pytest.Session.from_config(config)
@@ -329,10 +338,10 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
         traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report
     if call.excinfo is None and not needs_report(item, when):
         note_passed(item, when)
-        note_properties(item)
+        note_additions(item)
         return
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
-    note_properties(item)
+    note_additions(item)
     if call.excinfo is None:
         if report.failed and (
             _xfail_marks(item) > item.stash[_marked] or not str(report.longrepr).startswith("[XPASS(strict)]")

@@ -88,6 +88,49 @@ def test_a_level_of_the_run_is_that_of_the_ranks(pytester):
     result.assert_outcomes(passed=2, failed=1)
 
 
+LIVE = """
+import logging
+
+import pytest
+import torch.distributed as dist
+
+pytestmark = pytest.mark.world_size(2)
+
+
+def test_logs(rank, caplog):
+    logging.getLogger("mine").debug("debug of %d", rank)
+    dist.barrier()
+    try:
+        raise ValueError("of %d" % rank)
+    except ValueError:
+        logging.exception("after the barrier")
+    assert caplog.messages[0] == f"debug of {rank}", "the level of the run is the lowest that anybody asked for"
+
+
+def test_next(rank):
+    logging.warning("next")
+"""
+
+
+def test_the_live_log_and_the_log_file_have_what_ranks_log(pytester):
+    pytester.makepyfile(test_live=LIVE)
+    options = ("--log-cli-level=INFO", "--log-file=all.log", "--log-file-level=DEBUG", "--log-file-format=%(message)s")
+    quiet = ("-p", "no:randomly", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("--world", "gloo", *quiet, *options)
+    result.assert_outcomes(passed=2)
+    shown, _, second = result.stdout.str().partition("test_next[gloo-2]")
+    for rank in (0, 1):
+        assert shown.count(f"ERROR    root:test_live.py:15 [rank {rank}] after the barrier\n") == 1
+        assert shown.count(f"ValueError: of {rank}\n") == 1
+        assert second.count(f"WARNING  root:test_live.py:20 [rank {rank}] next\n") == 1
+    assert "debug of" not in shown
+    lines = (pytester.path / "all.log").read_text().splitlines()
+    said = [line for line in lines if line.startswith("[rank")]
+    assert sorted(said[:2]) == ["[rank 0] debug of 0", "[rank 1] debug of 1"]
+    assert sorted(said[2:4]) == ["[rank 0] after the barrier", "[rank 1] after the barrier"]
+    assert sorted(said[4:]) == ["[rank 0] next", "[rank 1] next"]
+
+
 CONTROLLER = """
 import logging
 

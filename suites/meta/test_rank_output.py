@@ -180,10 +180,72 @@ def test_properties(rank, record_property):
 """,
         "--junit-xml=report.xml",
     )
-    result.assert_outcomes(passed=7, warnings=2)
-    result.stdout.fnmatch_lines(["*Mine: on all ranks", "*Mine: on one rank"])
-    names = [found.get("name") for found in ET.parse("report.xml").iter("property")]
-    assert names == ["same [rank 0]", "rank [rank 0]", "same [rank 1]", "rank [rank 1]"]
+    result.assert_outcomes(passed=7, warnings=3)
+    result.stdout.fnmatch_lines(["*Mine: on all ranks", "*Mine: on one rank", "*incompatible with junit_family*"])
+
+
+RECORDED = """
+@W
+def test_it(rank, request, record_property, record_xml_attribute, record_testsuite_property):
+    record_property("same", 1)
+    record_property("rank", rank)
+    request.node.user_properties.append(("own", 2))
+    record_xml_attribute("tested", "this")
+    record_xml_attribute("of", rank)
+    record_testsuite_property("host", "one")
+    record_testsuite_property("rank", rank)
+    request.node.add_report_section("call", "notes", "agreed")
+    request.node.add_report_section("call", "notes", f"by {rank}")
+
+@pytest.mark.world_size(3)
+def test_on_other_ranks(record_testsuite_property):
+    record_testsuite_property("host", "one")
+"""
+
+
+def test_what_tests_add_to_reports_and_xml_is_told_once_where_ranks_agree(run):
+    result = run(RECORDED, "--junit-xml=report.xml", "-o", "junit_family=xunit1", "-rA")
+    result.assert_outcomes(passed=2)
+    suite = ET.parse("report.xml").getroot()[0]
+    names = {place: [found.get("name") for found in suite.iterfind(f"{place}property")] for place in ("*/", "*/*/")}
+    assert names["*/"] == ["host", "rank [rank 0]", "rank [rank 1]"]
+    assert names["*/*/"] == ["same", "rank [rank 0]", "own", "rank [rank 1]"]
+    case = next(suite.iter("testcase"))
+    assert (case.get("tested"), case.get("of")) == ("this", "0 [rank 0], 1 [rank 1]")
+    result.stdout.fnmatch_lines(
+        [
+            *("*- Captured notes call -*", "agreed"),
+            *("*- Captured notes call [[]rank 0] -*", "by 0"),
+            *("*- Captured notes call [[]rank 1] -*", "by 1"),
+        ],
+        consecutive=True,
+    )
+
+
+def test_setup_show_shows_the_fixtures_of_ranks(run):
+    source = """
+@pytest.fixture(params=["a"])
+def mine(request, rank): return request.param
+
+@W
+def test_show(mine): pass
+
+@W
+def test_nothing_of_the_users(rank): pass
+"""
+    result = run(source, "--setup-show")
+    result.assert_outcomes(passed=2)
+    begin = next(number for number, line in enumerate(result.outlines) if "SETUP" in line)
+    assert [line.strip() for line in result.outlines[begin : begin + 8]] == [
+        "SETUP    F rank",
+        "SETUP    F mine (fixtures used: rank)['a']",
+        "test_inner.py::test_show[a-gloo-2] (fixtures used: mine, rank, request) .",
+        "TEARDOWN F mine['a']",
+        "TEARDOWN F rank",
+        "SETUP    F rank",
+        "test_inner.py::test_nothing_of_the_users[gloo-2] (fixtures used: rank) .",
+        "TEARDOWN F rank",
+    ]
 
 
 def test_the_notes_of_an_exception_are_shown_once_and_so_is_what_became_of_the_ranks(run):

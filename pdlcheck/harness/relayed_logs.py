@@ -1,0 +1,52 @@
+"""What ranks log, in the controller's live log at once, and in its log file in the order of time."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from _pytest.logging import LoggingPlugin
+
+__all__ = ["hears_records", "is_live", "show", "write"]
+
+
+def is_live(config: pytest.Config) -> bool:
+    """Whether records are shown while tests run."""
+    plugin = _plugin_of(config)
+    return plugin is not None and plugin._log_cli_enabled()
+
+
+def hears_records(config: pytest.Config) -> bool:
+    """Whether records go anywhere but into the reports of tests."""
+    plugin = _plugin_of(config)
+    has_file = plugin is not None and getattr(plugin.log_file_handler.stream, "name", os.devnull) != os.devnull
+    return has_file or is_live(config)
+
+
+def show(config: pytest.Config, rank: int, noted: Mapping[str, Any]) -> None:
+    """Hand a record of a rank to the live log."""
+    plugin = _plugin_of(config)
+    if plugin is not None:
+        _hand(plugin.log_cli_handler, rank, noted)
+
+
+def write(config: pytest.Config, noted: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+    """Hand records of ranks to the log file."""
+    plugin = _plugin_of(config)
+    if plugin is not None:
+        for rank, fields in sorted(noted, key=lambda one: one[1]["created"]):
+            _hand(plugin.log_file_handler, rank, fields)
+
+
+def _hand(handler: logging.Handler, rank: int, fields: Mapping[str, Any]) -> None:
+    record = logging.makeLogRecord({**fields, "msg": f"[rank {rank}] {fields['msg']}"})
+    if record.levelno >= handler.level:
+        handler.handle(record)
+
+
+def _plugin_of(config: pytest.Config) -> LoggingPlugin | None:
+    plugin: LoggingPlugin | None = config.pluginmanager.getplugin("logging-plugin")
+    return plugin
