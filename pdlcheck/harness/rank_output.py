@@ -14,6 +14,7 @@ import pytest
 from _pytest.junitxml import xml_key
 
 from pdlcheck.harness import relayed_logs
+from pdlcheck.worlds.outcome import without_addresses
 from pdlcheck.worlds.processes.journal import notes
 from pdlcheck.worlds.processes.member import Written
 
@@ -103,9 +104,11 @@ class RankOutput:
 
     def _agreed(self, noted: Mapping[int, list[Any]]) -> Iterator[tuple[str, Any]]:
         """What every rank noted, once; the rest with words that name its rank."""
+        known = [set(map(_words_of, noted.get(rank, []))) for rank in self._ranks]
+        by_all = set.intersection(*known)
         for rank in self._ranks:
             for value in noted.get(rank, []):
-                if not all(value in noted.get(other, []) for other in self._ranks):
+                if _words_of(value) not in by_all:
                     yield f" [rank {rank}]", value
                 elif rank == 0:
                     yield "", value
@@ -131,7 +134,7 @@ class RankOutput:
         for rank, reports in reported.items():
             seen: defaultdict[str, int] = defaultdict(int)
             for data in reports:
-                what = repr((data.get("_subtest.context"), data["outcome"], _crash(data)))
+                what = _words_of((data.get("_subtest.context"), data["outcome"], _crash(data)))
                 seen[what] += 1
                 merged.setdefault(f"{what} {seen[what]}", ([], data))[0].append(rank)
         for ranks, data in merged.values():
@@ -151,7 +154,11 @@ class RankOutput:
 
 def _once(warned: Mapping[int, list[Any]]) -> list[Any]:
     """Each warning once, whichever ranks it came from."""
-    return list({repr(warning): warning for rank in sorted(warned) for warning in warned[rank]}.values())
+    return list({_words_of(warning): warning for rank in sorted(warned) for warning in warned[rank]}.values())
+
+
+def _words_of(noted: Any) -> str:
+    return without_addresses(repr(noted))
 
 
 def _warn(item: pytest.Item, noted: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pdlcheck.harness.reports import RANK_REPORT, RANK_XFAIL
-from pdlcheck.worlds.outcome import Outcome, Raised, results
+from pdlcheck.worlds.outcome import Outcome, Raised, results, without_addresses
 
 __all__ = ["verdict"]
 
@@ -26,9 +26,9 @@ def verdict(outcomes: Sequence[Outcome]) -> list[Any]:
     raised = [outcome for outcome in ranked if isinstance(outcome, Raised)]
     skipped = [outcome for outcome in raised if isinstance(outcome.error, pytest.skip.Exception)]
     if raised and len(skipped) == len(raised):
-        reasons = {str(outcome.error) for outcome in skipped}
+        reasons = {without_addresses(str(outcome.error)) for outcome in skipped}
         if len(skipped) == len(outcomes) and len(reasons) == 1:
-            reason = reasons.pop()
+            reason = str(skipped[0].error)
         else:
             reason = "; ".join(f"rank {o.rank} of {len(outcomes)} skipped: {o.error}" for o in skipped)
         raise pytest.skip.Exception(reason, _use_item_location=True)

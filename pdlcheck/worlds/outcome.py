@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from traceback import StackSummary, TracebackException
@@ -10,7 +11,9 @@ from typing import Any
 
 from pdlcheck.worlds.site import is_ours
 
-__all__ = ["Outcome", "Raised", "Returned", "Stopped", "check_has_run", "results", "text_of"]
+__all__ = ["Outcome", "Raised", "Returned", "Stopped", "check_has_run", "results", "text_of", "without_addresses"]
+
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,11 @@ def text_of(error: BaseException) -> str:
         return "<exception str() failed>"
 
 
+def without_addresses(text: str) -> str:
+    """The same for equal objects in different memory, such as two ranks' ``<Net object at 0x7f54c6b0>``."""
+    return _ADDRESS.sub("at 0x...", text)
+
+
 def results(outcomes: Sequence[Outcome]) -> list[Any]:
     """Return the value of every rank, or raise the first cause with notes that tell the story of all ranks."""
     __tracebackhide__ = True
@@ -92,14 +100,16 @@ def results(outcomes: Sequence[Outcome]) -> list[Any]:
 
 def _story(first: Raised, outcomes: Sequence[Outcome]) -> list[str]:
     """One line for all ranks that ended alike; the whole of each other failure; the first cause first."""
-    lines: dict[str, list[int]] = {_words(first, first, len(outcomes)): []}
+    raised_this = _words(first, first, len(outcomes))
+    lines: dict[str, tuple[str, list[int]]] = {without_addresses(raised_this): (raised_this, [])}
     others: dict[tuple[type, str], Raised] = {}
     for outcome in outcomes:
-        lines.setdefault(_words(outcome, first, len(outcomes)), []).append(outcome.rank)
+        line = _words(outcome, first, len(outcomes))
+        lines.setdefault(without_addresses(line), (line, []))[1].append(outcome.rank)
         if isinstance(outcome, Raised) and not (outcome.consequence or _alike(outcome, first)):
-            others.setdefault((type(outcome.error), outcome.site or text_of(outcome.error)), outcome)
+            others.setdefault((type(outcome.error), outcome.site or _said(outcome.error)), outcome)
     notes = []
-    for line, ranks in lines.items():
+    for line, ranks in lines.values():
         was = "was" if len(ranks) == 1 else "were"
         notes.append(line.replace("{ranks}", _ranks(ranks)).replace("{was}", was))
     for raised in [first, *others.values()]:
@@ -117,7 +127,7 @@ def _words(outcome: Outcome, first: Raised, world_size: int) -> str:
     last = f"; last operation {outcome.last}" if outcome.last else ""
     match outcome:
         case Raised() if _alike(outcome, first):
-            if text_of(outcome.error) == text_of(first.error):
+            if _said(outcome.error) == _said(first.error):
                 return f"{{ranks}} of {world_size} raised this{last}"
             return f"{{ranks}} failed at the same line: {_difference(outcome.error, first.error)}{last}"
         case Raised(error=error, consequence=True):
@@ -146,14 +156,19 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _alike(one: Raised, other: Raised) -> bool:
     """One failure on two ranks: of one type, with one text or from one line."""
-    same_text = text_of(one.error) == text_of(other.error)
+    same_text = _said(one.error) == _said(other.error)
     return type(one.error) is type(other.error) and (same_text or (bool(one.site) and one.site == other.site))
+
+
+def _said(error: BaseException) -> str:
+    return without_addresses(text_of(error))
 
 
 def _difference(error: BaseException, other: BaseException) -> str:
     """The first line of one message that the other has not."""
-    known = set(text_of(other).splitlines())
-    return next((line for line in text_of(error).splitlines() if line not in known), _head(error))
+    known = set(_said(other).splitlines())
+    lines = text_of(error).splitlines()
+    return next((line for line in lines if without_addresses(line) not in known), _head(error))
 
 
 def _head(error: BaseException) -> str:

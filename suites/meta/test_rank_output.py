@@ -276,3 +276,32 @@ def test_wrong(rank):
     result.stdout.fnmatch_lines(["E*AssertionError: the message", "*test_wrong?gloo-2? - AssertionError: the m*"])
     result = run(source, "--tb=line", *options, *("-p", "no:randomly"))
     result.stdout.fnmatch_lines(["*test_inner.py:8: AssertionError: the message*"])
+
+
+ALIKE = """
+class Thing:
+    def __init__(self, rank):
+        self.padding = [object() for _ in range(100 * rank)]
+
+@W
+def test_fails(rank):
+    raise ValueError(f"bad thing\\n{Thing(rank)!r} of {%s}")
+
+@W
+def test_skips(rank):
+    pytest.skip(f"bad thing {Thing(rank)!r} of {%s}")
+
+@W
+def test_warns(rank):
+    warnings.warn(f"bad thing {Thing(rank)!r} of {%s}")
+"""
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_addresses_of_objects_do_not_tell_ranks_apart_and_values_do(run, same):
+    result = run(ALIKE.replace("%s", "'all'" if same else "rank"), "-rs")
+    result.assert_outcomes(failed=1, skipped=1, passed=1, warnings=1 if same else 2)
+    text = result.stdout.str()
+    assert ("ranks 0-1 of 2 raised this" in text) == same
+    assert ("failed at the same line: <test_inner.Thing object at 0x" in text) == (not same)
+    assert ("of 2 skipped" in text) == (not same)
