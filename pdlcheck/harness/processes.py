@@ -16,6 +16,7 @@ from pdlcheck.harness.folders import has_failed, shared_path
 from pdlcheck.harness.following import Following, next_on_the_same_ranks
 from pdlcheck.harness.loggers import attach_quickly
 from pdlcheck.harness.rank_output import RankOutput
+from pdlcheck.harness.session_description import SessionDescription, describe
 from pdlcheck.harness.time_limits import not_counted, read_marker, seconds_left
 from pdlcheck.harness.verdicts import verdict
 from pdlcheck.worlds import World
@@ -26,7 +27,7 @@ from pdlcheck.worlds.processes.templates import Beginning
 __all__ = ["ProcessItem", "finish"]
 
 _collected = pytest.StashKey[set[tuple[object, ...]]]()
-_description = pytest.StashKey[dict[str, rank_session.SessionDescription]]()
+_description = pytest.StashKey[dict[str, SessionDescription]]()
 
 
 class ProcessItem:
@@ -148,8 +149,8 @@ def _beginning(item: pytest.Function, world: str) -> Beginning | None:
     return Beginning(key, rank_session.collect, (_describe(item.config, world), str(item.path), item.nodeid))
 
 
-def _describe(config: pytest.Config, world: str) -> rank_session.SessionDescription:
+def _describe(config: pytest.Config, world: str) -> SessionDescription:
     known = config.stash.setdefault(_description, {})
     if world not in known:
-        known[world] = rank_session.describe(config, world)
+        known[world] = describe(config, world)
     return known[world]

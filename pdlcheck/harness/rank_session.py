@@ -12,9 +12,8 @@ import pickle
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +21,6 @@ import pytest
 import torch.distributed as dist
 from _pytest.capture import FDCapture, MultiCapture
 from _pytest.config import _prepareconfig
-from _pytest.junitxml import xml_key
 from _pytest.tmpdir import tmppath_result_key
 from _pytest.warnings import catch_warnings_for_item
 
@@ -30,85 +28,19 @@ from pdlcheck.harness import rank_coverage, rank_debugger
 from pdlcheck.harness.at_once import only_own_teardown
 from pdlcheck.harness.cases import IN_RANK, RankContext, set_rank_context
 from pdlcheck.harness.examples import is_property
-from pdlcheck.harness.folders import SHARED, basetemp_of
+from pdlcheck.harness.folders import SHARED
 from pdlcheck.harness.passed import needs_report, note_passed
 from pdlcheck.harness.rank_asserts import explain_for
 from pdlcheck.harness.rank_cache import write_whole_values
 from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_additions, note_for_xml, note_shown_fixtures
-from pdlcheck.harness.relayed_logs import hears_records
 from pdlcheck.harness.reports import RANK_CRASH, RANK_REPORT, RANK_XFAIL
+from pdlcheck.harness.session_description import SessionDescription
 from pdlcheck.worlds.processes.own_device import own_device
 from pdlcheck.worlds.processes.own_rank import own_rank, own_world_size
 
-__all__ = ["KEEP", "SessionDescription", "call", "collect", "describe", "finish", "run", "setup", "teardown"]
+__all__ = ["KEEP", "call", "collect", "finish", "run", "setup", "teardown"]
 
 KEEP = "keep"  # instead of the next item: nobody knows which it is
-
-# what the controller alone distributes, measures, remembers, shows, writes or asks
-_NOT_IN_RANKS = frozenset(
-    {
-        *("basetemp", "cacheclear", "cacheshow", "collectonly", "debug", "dist", "failedfirst", "htmlpath", "lf"),
-        *("log_file", "looponfail", "newfirst", "no_cov", "numprocesses", "pastebin", "report_log"),
-        *("stepwise", "stepwise_reset", "stepwise_skip", "trace", "tx", "usepdb", "xmlpath"),
-    }
-)
-_PLUGINS_NOT_IN_RANKS = ("cov_", "json_report")
-_GIVEN_AS_ARGUMENTS = frozenset({"capture", "file_or_dir", "inifilename", "override_ini", "plugins", "rootdir"})
-# read when conftest files are loaded, which is before options are set
-_BEFORE_CONFTEST_FILES = {"assertmode": "--assert", "confcutdir": "--confcutdir", "importmode": "--import-mode"}
-
-
-@dataclass(frozen=True)
-class SessionDescription:
-    """What a rank needs to make the same session as the controller's."""
-
-    arguments: tuple[str, ...]
-    options: tuple[tuple[str, bytes], ...]  # pickled: a conftest file of the rank may define the classes of values
-    filters: tuple[Sequence[str], Sequence[str]]  # of warnings: from the ini file, from the command line
-    basetemp: str
-    world: str
-    log_records: bool  # of each rank are wanted
-    xml: bool  # is written
-
-
-def describe(config: pytest.Config, world: str) -> SessionDescription:
-    """The controller's session, for the ranks of a world."""
-    arguments = ["-p", "no:terminal", "-p", "no:faulthandler"]
-    if config.pluginmanager.hasplugin("capturemanager"):
-        arguments.append("-s")
-    for override in config.getoption("override_ini") or []:
-        arguments += ["-o", override]
-    arguments += ["--rootdir", str(config.rootpath), "-o", "addopts=", "-o", "log_file="]  # one file, one writer
-    # filters are for tests: pytest itself warns of modules that the fork server imported before it
-    arguments += ["-o", "filterwarnings=ignore"]
-    if config.getoption("noconftest"):
-        arguments.append("--noconftest")
-    if config.inipath is not None:
-        arguments += ["-c", str(config.inipath)]
-    for name, argument in _BEFORE_CONFTEST_FILES.items():
-        if (value := getattr(config.known_args_namespace, name, None)) is not None:
-            value = config.invocation_params.dir / value if name == "confcutdir" else value
-            arguments.append(f"{argument}={value}")
-    for plugin in config.getoption("plugins") or []:
-        arguments += ["-p", plugin]
-    arguments += config.getoption("file_or_dir") or []  # so that the same conftest files add their options
-    options = tuple(
-        (name, pickled)
-        for name, value in sorted(vars(config.option).items())
-        if name not in _NOT_IN_RANKS | _GIVEN_AS_ARGUMENTS
-        and not name.startswith(_PLUGINS_NOT_IN_RANKS)
-        and (pickled := _pickled(value)) is not None
-    )
-    filters = (config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or [])
-    wanted = hears_records(config), xml_key in config.stash
-    return SessionDescription(tuple(arguments), options, filters, str(basetemp_of(config)), world, *wanted)
-
-
-def _pickled(value: object) -> bytes | None:
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # an open file, a lambda; classes of users may raise anything
-        return None
 
 
 class _RankSession:

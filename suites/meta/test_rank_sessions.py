@@ -260,6 +260,10 @@ def pytest_addoption(parser):
     parser.addoption("--pair", type=lambda text: tuple(text.split(",")))
     parser.addoption("--setting", action=Split)
     parser.addoption("--made", type=lambda text: lambda: text)
+    parser.addoption("--same", default=lambda: "each rank's own")
+
+def pytest_configure(config):
+    config.option.set_by_a_hook = lambda: "each rank's own"
 """
     source = """
 @W
@@ -268,9 +272,16 @@ def test_options(request):
     assert str(option("--data-dir")) == "/data" and option("--colour").name == "BLUE"
     assert option("--pair") == ("a", "b") and option("--setting") == {"one": "1"}
     assert option("--made") is None, "what cannot be pickled is the controller's own"
+    assert option("--same")() == request.config.option.set_by_a_hook() == "each rank's own"
+
+@W
+def test_next(): pass
 """
-    given = ("--data-dir=/data", "--colour=blue", "--pair=a,b", "--setting=one=1", "--made=here")
-    run(source, *given, conftest=options).assert_outcomes(passed=1)
+    given = ("--data-dir=/data", "--colour=blue", "--pair=a,b", "--setting=one=1", "--made=here", "-W", "default")
+    result = run(source, *given, conftest=options)
+    result.assert_outcomes(passed=2, warnings=1)
+    result.stdout.fnmatch_lines(["*PytestConfigWarning: --made is None in rank processes, as its value <function*"])
+    run(source.replace("assert option(\"--made\")", "#"), conftest=options).stdout.no_fnmatch_line("*ConfigWarning*")
 
 
 def test_options_about_conftest_files_hold_in_ranks(pytester):
