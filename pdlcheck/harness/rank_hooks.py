@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,13 @@ class RankHooks:
         self._config = config
         self.not_collected: list[str] = []
         self.collected: list[pytest.Item] = []
+        self._folders: dict[tuple[type, Path], pytest.Collector] = {}
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collect_directory(self, path: Path) -> Generator[None, pytest.Collector | None, pytest.Collector | None]:
+        """Files that are collected one by one share their folders: fixtures belong to these, and are set up once."""
+        found = yield
+        return None if found is None else self._folders.setdefault((type(found), path), found)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, object]:

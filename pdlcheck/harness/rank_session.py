@@ -75,7 +75,6 @@ class _RankSession:
         self.explains = config.pluginmanager.hasplugin("assertion")
         self.items: dict[str, pytest.Function] = {}
         self.around = ExitStack()  # from an item's set-up to its teardown
-        self._folders: dict[tuple[type, str], Any] = {}
 
     def item(self, path: str, nodeid: str) -> pytest.Function:
         if nodeid not in self.items:
@@ -86,7 +85,6 @@ class _RankSession:
                 self.session.perform_collect([path])
                 for item in self.hooks.collected:
                     if isinstance(item, pytest.Function):
-                        self._same_folders(item)
                         self.items[item.nodeid] = item
         if nodeid not in self.items:
             why = "".join(f"\n{text}" for text in self.hooks.not_collected) or "; do test ids differ from run to run?"
@@ -113,14 +111,6 @@ class _RankSession:
             yield
         finally:
             self._log.once = False
-
-    def _same_folders(self, node: Any) -> None:
-        """Files that were collected one by one share their packages: fixtures of these are set up once."""
-        while node.parent is not None:
-            parent = node.parent
-            if parent.path.is_dir():
-                node.parent = self._folders.setdefault((type(parent), parent.nodeid), parent)
-            node = node.parent
 
 
 _session: _RankSession | None = None

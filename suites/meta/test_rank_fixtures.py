@@ -157,6 +157,33 @@ def test_without_ranks(): pass
     assert (package / "log3-2").read_text().split() == only_one
 
 
+@pytest.mark.parametrize("isolation", ["pool", "fresh"])
+def test_conftest_files_of_a_folder_serve_each_of_its_files(pytester, isolation):
+    pytester.makeconftest("import pytest\n\n@pytest.fixture\ndef given(): return 1")
+    folder = pytester.mkdir("folder")
+    (folder / "conftest.py").write_text(
+        """
+import pytest
+
+told = []
+
+@pytest.fixture
+def given(given): return given + 1
+
+@pytest.fixture(autouse=True)
+def telling(given): told.append(given)
+
+@pytest.fixture(params=["one"])
+def several(request): return told
+"""
+    )
+    test = "def test_it(rank, given, several):\n    assert given == 2 and several[-1:] == [2]\n"
+    for name in ("first", "second"):
+        (folder / f"test_{name}.py").write_text(f"import pytest\n\n@pytest.mark.world_size(2)\n{test}")
+    options = ("--world", "gloo", "--isolation", isolation, "-p", "no:randomly", "-p", "no:cacheprovider")
+    pytester.runpytest_subprocess(*options).assert_outcomes(passed=2)
+
+
 def test_an_error_in_a_late_teardown_belongs_to_the_test_that_pytest_blames(run):
     result = run(
         """
