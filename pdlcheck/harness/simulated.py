@@ -33,8 +33,9 @@ from pdlcheck.worlds.simulated.schedules import DrawnSchedule, Replay, Schedule
 
 __all__ = ["SimulatedItem"]
 
-# pytest can capture the output of a process once: these are set up by the first rank and serve all of them
-_OF_THE_PROCESS = frozenset({"capfd", "capfdbinary", "capsys", "capsysbinary", "capteesys"})
+# pytest can capture the output of a process once, and patches that ranks make in turn are undone in the order of all
+# of them: these are set up by the first rank and serve all of them
+_OF_THE_PROCESS = frozenset({"capfd", "capfdbinary", "capsys", "capsysbinary", "capteesys", "monkeypatch"})
 
 
 @dataclass
@@ -114,6 +115,9 @@ class SimulatedItem:
         if self._used:
             notes = dict(self._item.stash._storage)
             self.teardown()
+            for definition in _definitions(self._item):
+                if definition.argname in _OF_THE_PROCESS:
+                    definition.finish(self._item._request)
             self._item.stash._storage.update(notes)
             self._stack = ExitStack()
             self.setup()

@@ -332,6 +332,37 @@ async def test_async(rank):
     result.stdout.fnmatch_lines(["*the body of an async test cannot run on ranks*"])
 
 
+def test_what_simulated_ranks_patch_in_any_order_is_undone(run):
+    result = run(
+        HEAD
+        + """
+import os
+
+@pytest.mark.world_size(2)
+def test_patches(rank, monkeypatch):
+    if rank == 0:
+        dist.barrier()
+    monkeypatch.setenv("PATCHED", str(rank))
+    if rank == 1:
+        dist.barrier()
+
+@pytest.fixture
+def nothing_patched():
+    assert "PATCHED" not in os.environ
+
+@pytest.mark.world_size(2)
+@pytest.mark.schedules(3)
+def test_under_schedules(nothing_patched, rank, monkeypatch):
+    monkeypatch.setenv("PATCHED", str(rank))
+
+@pytest.mark.world_size(2)
+def test_after(nothing_patched):
+    pass
+"""
+    )
+    result.assert_outcomes(passed=3)
+
+
 def test_skip_xfail_and_errors_in_fixtures_are_what_they_are_on_one_rank(run):
     result = run(
         HEAD
