@@ -14,16 +14,20 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch.distributed as dist
+from _pytest._code.code import TerminalRepr
+from _pytest._io import TerminalWriter
 from _pytest.capture import FDCapture, MultiCapture
 from _pytest.config import _prepareconfig
 from _pytest.tmpdir import tmppath_result_key
 from _pytest.warnings import catch_warnings_for_item
 
+from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness import rank_coverage, rank_debugger
 from pdlcheck.harness.at_once import only_own_teardown
 from pdlcheck.harness.cases import IN_RANK, RankContext, set_rank_context
@@ -33,10 +37,11 @@ from pdlcheck.harness.passed import needs_report, note_passed
 from pdlcheck.harness.rank_asserts import explain_for
 from pdlcheck.harness.rank_cache import write_whole_values
 from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_additions, note_for_xml, note_shown_fixtures
-from pdlcheck.harness.reports import RANK_CRASH, RANK_REPORT, RANK_XFAIL
+from pdlcheck.harness.reports import RANK_CRASH, RANK_MESSAGE, RANK_REPORT, RANK_XFAIL
 from pdlcheck.harness.session_description import SessionDescription
 from pdlcheck.worlds.processes.own_device import own_device
 from pdlcheck.worlds.processes.own_rank import own_rank, own_world_size
+from pdlcheck.worlds.watch import end_at_user_line
 
 __all__ = ["KEEP", "call", "collect", "finish", "run", "setup", "teardown"]
 
@@ -258,6 +263,8 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
     call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt, pytest.exit.Exception))
     if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
         traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report
+    if call.excinfo is not None and isinstance(call.excinfo.value, PdlcheckError):
+        end_at_user_line(call.excinfo.value)
     if call.excinfo is None and not needs_report(item, when):
         note_passed(item, when)
         note_additions(item)
@@ -274,11 +281,21 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
     if report.skipped and hasattr(report, "wasxfail"):
         setattr(error, RANK_XFAIL, report.wasxfail)
     if not isinstance(error, pytest.skip.Exception | pytest.xfail.Exception):
-        setattr(error, RANK_REPORT, str(report.longrepr))
+        setattr(error, RANK_REPORT, _rendered(report.longrepr))
         if crash := getattr(report.longrepr, "reprcrash", None):
             setattr(error, RANK_CRASH, f"{crash.path}:{crash.lineno}")
+            setattr(error, RANK_MESSAGE, crash.message)
         rank_debugger.post_mortem(item.nodeid, error, str(report.longrepr))
     raise error
+
+
+def _rendered(longrepr: Any) -> str:
+    """As pytest does it, but for the indentation of the first line."""
+    if not isinstance(longrepr, TerminalRepr):
+        return str(longrepr)
+    text = StringIO()
+    longrepr.toterminal(TerminalWriter(text))
+    return text.getvalue().strip("\n")
 
 
 _marked = pytest.StashKey[int]()

@@ -14,11 +14,11 @@ from _pytest._io import TerminalWriter
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness import cases
 from pdlcheck.harness.schedules import FOUND
-from pdlcheck.worlds.outcome import text_of
 
-__all__ = ["RANK_CRASH", "RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
+__all__ = ["RANK_CRASH", "RANK_MESSAGE", "RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
 
 RANK_CRASH = "_pdlcheck_crash"  # attribute of an exception: ``path:line`` where the rank's pytest saw it raised
+RANK_MESSAGE = "_pdlcheck_message"  # attribute of an exception: what the summary of the rank's pytest would say
 RANK_REPORT = "_pdlcheck_report"  # attribute of an exception: the report as the rank rendered it
 RANK_XFAIL = "_pdlcheck_xfail"  # attribute of an exception: the reason for which the rank's pytest expected it
 
@@ -41,7 +41,7 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
         # its frames are the controller's own: the verdict alone tells more
         rendered = "\n".join(f"E   {line}" for line in f"{type(error).__name__}: {error}".splitlines())
     if rendered is not None:
-        report.longrepr = _RankReport(item, error, rendered)
+        report.longrepr = _RankReport(item, call.excinfo, rendered)
     world = cases.world_of(item)
     if world is not None:
         command = ["pytest", item.nodeid, "--world", world, f"--pdl-seed={item.config.getoption('--pdl-seed')}"]
@@ -64,10 +64,10 @@ def _passes_through(error: BaseException, path: str) -> bool:
 class _RankReport(ReprExceptionInfo):
     """A failure as its rank rendered it, with what became of the other ranks; pytest-xdist can send it."""
 
-    def __init__(self, item: pytest.Item, error: BaseException, rendered: str) -> None:
+    def __init__(self, item: pytest.Item, raised: pytest.ExceptionInfo[BaseException], rendered: str) -> None:
+        error = raised.value
         self._text = "\n".join([rendered, "", *_not_in(rendered, getattr(error, "__notes__", []))])
-        head = (text_of(error).splitlines() or [""])[0]
-        message = f"{type(error).__name__}: {head}"
+        message = getattr(error, RANK_MESSAGE, None) or raised.exconly(tryshort=True)
         super().__init__(ReprTracebackNative([f"{self._text}\n"]), ReprFileLocation(*_crash_of(error, item), message))
 
     def toterminal(self, tw: TerminalWriter) -> None:

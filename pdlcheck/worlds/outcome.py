@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from traceback import StackSummary, TracebackException
 from typing import Any
 
+from pdlcheck.errors import RankFailed
 from pdlcheck.worlds.site import is_ours
 
 __all__ = ["Outcome", "Raised", "Returned", "Stopped", "check_has_run", "results", "text_of", "without_addresses"]
@@ -107,7 +108,7 @@ def _story(first: Raised, outcomes: Sequence[Outcome]) -> list[str]:
         line = _words(outcome, first, len(outcomes))
         lines.setdefault(without_addresses(line), (line, []))[1].append(outcome.rank)
         if isinstance(outcome, Raised) and not (outcome.consequence or _alike(outcome, first)):
-            others.setdefault((type(outcome.error), outcome.site or _said(outcome.error)), outcome)
+            others.setdefault((type(outcome.error), outcome.site or _said(outcome)), outcome)
     notes = []
     for line, ranks in lines.values():
         was = "was" if len(ranks) == 1 else "were"
@@ -127,9 +128,9 @@ def _words(outcome: Outcome, first: Raised, world_size: int) -> str:
     last = f"; last operation {outcome.last}" if outcome.last else ""
     match outcome:
         case Raised() if _alike(outcome, first):
-            if _said(outcome.error) == _said(first.error):
+            if _said(outcome) == _said(first):
                 return f"{{ranks}} of {world_size} raised this{last}"
-            return f"{{ranks}} failed at the same line: {_difference(outcome.error, first.error)}{last}"
+            return f"{{ranks}} failed at the same line: {_difference(outcome, first)}{last}"
         case Raised(error=error, consequence=True):
             waited = "imed out" in _head(error) or _head(error).startswith("wait timeout")
             became = "gave up waiting" if waited else "lost the connection"
@@ -156,19 +157,21 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _alike(one: Raised, other: Raised) -> bool:
     """One failure on two ranks: of one type, with one text or from one line."""
-    same_text = _said(one.error) == _said(other.error)
+    same_text = _said(one) == _said(other)
     return type(one.error) is type(other.error) and (same_text or (bool(one.site) and one.site == other.site))
 
 
-def _said(error: BaseException) -> str:
-    return without_addresses(text_of(error))
+def _said(raised: Raised) -> str:
+    """What two ranks have in common that failed in the same way."""
+    text = without_addresses(text_of(raised.error))
+    return text.removeprefix(f"rank {raised.rank} ") if isinstance(raised.error, RankFailed) else text
 
 
-def _difference(error: BaseException, other: BaseException) -> str:
+def _difference(raised: Raised, other: Raised) -> str:
     """The first line of one message that the other has not."""
     known = set(_said(other).splitlines())
-    lines = text_of(error).splitlines()
-    return next((line for line in lines if without_addresses(line) not in known), _head(error))
+    lines = zip(_said(raised).splitlines(), text_of(raised.error).splitlines(), strict=False)
+    return next((line for said, line in lines if said not in known), _head(raised.error))
 
 
 def _head(error: BaseException) -> str:

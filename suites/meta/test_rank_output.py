@@ -305,3 +305,44 @@ def test_addresses_of_objects_do_not_tell_ranks_apart_and_values_do(run, same):
     assert ("ranks 0-1 of 2 raised this" in text) == same
     assert ("failed at the same line: <test_inner.Thing object at 0x" in text) == (not same)
     assert ("of 2 skipped" in text) == (not same)
+
+
+FAILING = """
+class Mine(Exception):
+    pass
+
+class Unsendable(Exception):
+    def __init__(self, one, two):
+        super().__init__("unsendable")
+
+@W
+def test_assert(): assert [1] == [2]
+
+@W
+def test_own_class(): raise Mine("first line\\nsecond")
+
+@W
+def test_unsendable(): raise Unsendable(1, 2)
+
+@W
+def test_deadlock(rank): dist.recv(torch.ones(1), 1 - rank)
+"""
+
+
+def test_the_short_summary_is_that_of_simulated_ranks(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    summaries = []
+    for world in ("sim", "gloo"):
+        result = run(FAILING, "-rf", world=world)
+        result.assert_outcomes(failed=4)
+        lines = [line.replace(world, "world") for line in result.outlines if line.startswith("FAILED")]
+        summaries.append(lines)
+    assert summaries[0] == summaries[1]
+    assert summaries[1][:2] == [
+        "FAILED test_inner.py::test_assert[world-2] - assert [1] == [2]",
+        "FAILED test_inner.py::test_own_class[world-2] - test_inner.Mine: first line",
+    ]
+    text = result.stdout.str()
+    assert text.count("ranks 0-1 of 2 raised this") == 3, "the deadlock tells of both by itself"
+    assert "announced.py" not in text, "a verdict is shown at the user's line"
+    assert "\n    @W\n>   def test_unsendable" in text, "the first line of the source is indented as the others"
