@@ -14,7 +14,9 @@ from torch import Tensor
 
 from pdlcheck.checks.message import case, failure, first_index, likely_cause, name_of, show
 
-__all__ = ["Calls", "Causes", "bits", "group_of", "listed"]
+__all__ = ["Calls", "Causes", "bits", "group_of", "listed", "possible_order"]
+
+KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters  # older releases sort a group's ranks
 
 Causes = Callable[[], Iterable[tuple[str, Tensor]]]
 
@@ -159,11 +161,18 @@ def group_of(ranks: Sequence[int] | None) -> dist.ProcessGroup | None:
     """A group of these global ranks, in this order; ``None`` stays None. To be called on every rank."""
     if ranks is None:
         return None
-    keywords: dict[str, Any] = {}
-    if "sort_ranks" in inspect.signature(dist.new_group).parameters:
-        keywords["sort_ranks"] = False  # older releases of torch sort the ranks of a group
+    if list(ranks) != possible_order(ranks):
+        raise ValueError(
+            f"torch {torch.__version__} sorts the ranks of a group, got ranks={list(ranks)}; give them in that order"
+        )
+    keywords: dict[str, Any] = {"sort_ranks": False} if KEEPS_ORDER else {}
     group: dist.ProcessGroup = dist.new_group(list(ranks), **keywords)
     return group
+
+
+def possible_order(ranks: Sequence[int]) -> list[int]:
+    """These ranks as a group of this torch can have them."""
+    return list(ranks) if KEEPS_ORDER else sorted(ranks)
 
 
 def _call(

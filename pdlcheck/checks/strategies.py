@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch import Tensor
 
+from pdlcheck.checks.held import possible_order
+
 __all__ = [
     "EXACT_DTYPES",
     "float_rank_tensors",
@@ -73,10 +75,10 @@ def float_rank_tensors(draw: Drawn, *, max_numel: int = 40) -> list[Tensor]:
 
 @st.composite
 def group_ranks(draw: Drawn, *, world_size: int) -> list[int]:
-    """Global ranks of a group: it may start at any rank, leave some out, and be in any order."""
+    """Global ranks of a group: it may start at any rank, leave some out, and be in any order that torch keeps."""
     outside = draw(st.integers(0, 2))
     order: list[int] = draw(st.permutations(range(world_size + outside)))
-    return order[:world_size]
+    return possible_order(order[:world_size])
 
 
 def shard_sizes(

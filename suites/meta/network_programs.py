@@ -33,6 +33,16 @@ def both_post_their_send_first():
     return y[0].item()
 
 
+def a_batch_to_oneself(order):
+    """Two messages to oneself in one batch, its sends and receives in the order given; what they left."""
+    given, taken = [torch.ones(1), torch.full((1,), 2.0)], [torch.zeros(1), torch.zeros(1)]
+    left = {"send": iter(given), "recv": iter(taken)}
+    kinds = {"send": dist.isend, "recv": dist.irecv}
+    for work in dist.batch_isend_irecv([dist.P2POp(kinds[op], next(left[op]), dist.get_rank()) for op in order]):
+        work.wait()
+    return [x.item() for x in taken]
+
+
 def both_post_a_batch():
     x, y = torch.full((2,), float(dist.get_rank())), torch.empty(2)
     for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer()), dist.P2POp(dist.irecv, y, peer())]):

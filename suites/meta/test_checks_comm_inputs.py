@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pdlcheck.checks import check_all_gather, check_all_reduce, check_reduce_scatter
+from pdlcheck.checks import check_all_gather, check_all_reduce, check_reduce_scatter, held
+from pdlcheck.worlds import get_world
 
 WHOLE = [torch.arange(12.0).view(3, 4) + 100 * rank for rank in range(3)]
 STRIDED = [whole[:, :2] for whole in WHOLE]
@@ -21,6 +22,12 @@ def summed(tensor, group=None):
 
 def summed_in_what_may_be_a_copy(tensor, group=None):
     dist.all_reduce(tensor.reshape(-1), group=group)
+
+
+def everyone(tensor, group=None):
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, tensor, group=group)
+    return found
 
 
 def gathered_by_storage(tensor, group=None):
@@ -78,3 +85,12 @@ def test_check_all_reduce_compares_complex_numbers(world):
 def test_inputs_that_cannot_be_compared_are_refused(world, check, inputs, ranks, message):
     with pytest.raises(ValueError, match=message):
         check(summed, inputs, world, ranks=ranks)
+
+
+def test_an_order_that_this_torch_does_not_keep_is_refused(monkeypatch):
+    """In ranks that are threads of this process, which see the patch."""
+    monkeypatch.setattr(held, "KEEPS_ORDER", False)
+    world = get_world("sim")
+    check_all_gather(everyone, WHOLE, world, ranks=[0, 1, 2])
+    with pytest.raises(ValueError, match=r"sorts the ranks of a group, got ranks=\[2, 0, 1\]; give them in that order"):
+        check_all_gather(everyone, WHOLE, world, ranks=[2, 0, 1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -174,6 +176,12 @@ def test_messages_in_order_let_only_a_batch_cross():
         run(network_programs.both_post_their_send_first, semantics="nccl")
     assert sorted(caught.value.cycle) == [0, 1]
     assert run(network_programs.both_post_a_batch, semantics="nccl") == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("order", sorted({*itertools.permutations(["send", "send", "recv", "recv"])}), ids="-".join)
+@pytest.mark.parametrize("semantics", ["nccl", "rendezvous"])
+def test_a_rank_may_send_to_itself_in_a_batch(order, semantics):
+    assert run(network_programs.a_batch_to_oneself, order, semantics=semantics) == [[1.0, 2.0]] * 2
 
 
 def test_a_second_wait_says_that_it_is_one():

@@ -61,7 +61,9 @@ def _pair(sender: _Batch, receiver: _Batch) -> Match | None:
     send, recv = sender.first("send"), receiver.first("recv")
     if send is None or recv is None:
         return None
-    (sent, key), (taken, other) = sender.operations.pop(send), receiver.operations.pop(recv)
+    (sent, key), (taken, other) = sender.operations[send], receiver.operations[recv]
+    sender.operations.remove((sent, key))  # by value: of a message to oneself, both are in one batch
+    receiver.operations.remove((taken, other))
     if error := p2p_mismatch(sent, taken):
         raise error
     return Match((sent, taken), (key, other))
