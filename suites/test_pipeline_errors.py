@@ -266,7 +266,7 @@ def test_a_step_without_a_loss_is_refused(subject, world):
     ("loss", "got"),
     [
         (lambda out, targets: (out - targets).pow(2).mean(1), "a tensor of shape (2,)"),
-        (lambda out, targets: float((out - targets).pow(2).mean()), "float"),
+        (lambda out, targets: (out - targets).pow(2).mean().item(), "float"),
     ],
     ids=["of each sample", "no tensor"],
 )

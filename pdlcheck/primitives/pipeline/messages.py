@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -25,14 +25,34 @@ class Form:
     Args:
         tensors: shape and dtype of each.
         packed: the stage returns a tuple, even of one.
+        flagged: some of the tensors may get no gradient: a flag for each, at the end, says which have one.
     """
 
     tensors: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     packed: bool
+    flagged: bool = field(default=False, compare=False)
 
     def gradients(self) -> Form:
         """The form of the message that comes back: integers have no gradient."""
-        return Form(tuple(one for one in self.tensors if one[1].is_floating_point or one[1].is_complex), True)
+        floating = tuple(one for one in self.tensors if one[1].is_floating_point or one[1].is_complex)
+        return Form((*floating, ((len(floating),), torch.uint8)) if self.flagged else floating, True)
+
+    def pack(self, gradients: Sequence[Tensor | None], device: torch.device) -> tuple[Tensor, ...]:
+        """The message that comes back; zeros stand in for None."""
+        shapes = self.gradients().tensors[: len(gradients)]
+        filled = tuple(
+            torch.zeros(shape, dtype=dtype, device=device) if gradient is None else gradient
+            for gradient, (shape, dtype) in zip(gradients, shapes, strict=True)
+        )
+        flags = [gradient is not None for gradient in gradients]
+        return (*filled, torch.tensor(flags, dtype=torch.uint8, device=device)) if self.flagged else filled
+
+    def unpack(self, message: Sequence[Tensor]) -> list[Tensor | None]:
+        """The gradients in a message that came back."""
+        if not self.flagged:
+            return list(message)
+        *filled, flags = message
+        return [one if flag else None for one, flag in zip(filled, flags.tolist(), strict=True)]
 
     def __str__(self) -> str:
         return ", ".join(f"{str(dtype).removeprefix('torch.')} {shape}" for shape, dtype in self.tensors) or "nothing"

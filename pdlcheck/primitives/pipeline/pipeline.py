@@ -53,7 +53,8 @@ class Pipeline:
     processes pass is not looked at. Gradients are those of one process on the whole batch, for every schedule but
     ``"pipedream"``: batches that do not divide, several tensors between stages, integers that have no gradient,
     and parameters that stages share (their gradients are added, their copies stay equal bit for bit) included. Layers
-    that look at the batch as a whole, such as batch norm in training mode, see micro-batches.
+    that look at the batch as a whole, such as batch norm in training mode, see micro-batches. A parameter that gets no
+    gradient keeps None, also where a later stage does not use what its own returns.
 
     Shapes and dtypes of messages are found out at the first step with inputs and targets of a shape, or in a mode of
     training or autocast, by running every stage once on zeros. A step costs one all_reduce of 32 bytes and 8 for each
@@ -417,7 +418,8 @@ class Pipeline:
     def _backward(self, cell: Cell, read: Tensors, work: Work) -> Tensors:
         stage, number = self._built.stages[cell.stage], cell.microbatch
         stash = self._stashes.get(cell.stage)
-        gradients: Sequence[Tensor] = read
+        forms = work.forms[work.samples[number]]
+        gradients = forms[cell.stage].unpack(read)
         if cell.stage == self.schedule.n_stages - 1:
             loss = stage.losses[number]
             gradients = [torch.full_like(loss, 1.0 if stash else work.shares[number])]
@@ -427,7 +429,7 @@ class Pipeline:
             if self._data_group is not None and work.counts[number]:  # else all have gradients of zero
                 self._sync(stage.layers, work.weights[number])
             stash.step()
-        return tuple(result)
+        return forms[cell.stage - 1].pack(result, stage.device) if cell.stage else ()
 
     def _sync(self, module: nn.Module, weight: float) -> None:
         """Average gradients over pipelines that work on other samples, or add them."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.func import functional_call
 
+from pdlcheck.primitives.data_parallel.outputs import parameters_behind
 from pdlcheck.primitives.pipeline.cells import Schedule
 from pdlcheck.primitives.pipeline.messages import Form, form_of
-from pdlcheck.primitives.pipeline.stage import LossError, Stage, as_tensors, versions
+from pdlcheck.primitives.pipeline.stage import LossError, Stage, as_tensors, leaf_of, versions
 
 __all__ = ["Forms", "find_forms"]
 
@@ -27,7 +29,8 @@ def find_forms(
 ) -> Forms:
     """Run every stage, and the loss, once on zeros, one after the other, and tell all ranks what stages return.
 
-    A stage that writes its inputs in place gets copies of them from then on.
+    A stage that writes its inputs in place gets copies of them from then on. Where a stage does not use one of its
+    inputs, that gets no gradient: messages to the stages before it are flagged.
 
     Weights, buffers, gradients and random numbers stay as they are.
 
@@ -44,6 +47,7 @@ def find_forms(
     """
     forms: Forms = {}
     before: Mapping[int, Form] = inputs
+    last_unused = 0
     for index, place in enumerate(schedule.stage_ranks):
         found: list[Any] = [None]
         if index in stages:
@@ -60,22 +64,28 @@ def find_forms(
             dist.broadcast_object_list(found, group=group, group_src=place)
         if isinstance(found[0], str):
             raise ValueError(found[0])
-        before = found[0]
+        before = {samples: form for samples, (form, _) in found[0].items()}
+        if any(unused for _, unused in found[0].values()):
+            last_unused = index
         for samples, form in before.items():
             forms.setdefault(samples, []).append(form)
-    return forms
+    return {n: [replace(f, flagged=place < last_unused) for place, f in enumerate(form)] for n, form in forms.items()}
 
 
-def _try(stage: Stage, form: Form, targets: Any) -> Form:
-    with torch.inference_mode(False):  # its tensors do not know whether they are written
-        inputs = tuple(torch.zeros(shape, dtype=dtype, device=stage.device) for shape, dtype in form.tensors)
+def _try(stage: Stage, form: Form, targets: Any) -> tuple[Form, bool]:
+    """What the stage returns, and whether it leaves an input unused."""
+    with torch.inference_mode(False), torch.enable_grad():  # its tensors do not know whether they are written
+        zeros = [torch.zeros(shape, dtype=dtype, device=stage.device) for shape, dtype in form.tensors]
+        leaves = [leaf_of(tensor) for tensor in zeros]
+        inputs = tuple(leaf.clone() for leaf in leaves)  # which may be written
     before = versions(inputs)
     buffers = {name: buffer.detach().clone() for name, buffer in stage.layers.named_buffers()}
     cuda = [stage.device] if stage.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), torch.no_grad():
+    with torch.random.fork_rng(devices=cuda), torch.enable_grad():
         out = functional_call(stage.layers, buffers, (inputs if form.packed else inputs[0],))
         tensors = as_tensors(out, f"stage {stage.index}")
-        if stage.loss is not None and targets is not None:
-            stage.loss_of(out, targets)
+        roots = tensors if stage.loss is None or targets is None else (stage.loss_of(out, targets),)
     stage.copies = stage.copies or versions(inputs) != before
-    return form_of(tensors, isinstance(out, tuple | list))
+    used = parameters_behind(roots)
+    unused = any(leaf.requires_grad and id(leaf) not in used for leaf in leaves)
+    return form_of(tensors, isinstance(out, tuple | list)), unused

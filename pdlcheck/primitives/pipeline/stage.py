@@ -13,7 +13,7 @@ from torch.func import functional_call
 from pdlcheck.primitives.pipeline.batches import packed_as
 from pdlcheck.primitives.pipeline.recompute import Recipe, start_recipe
 
-__all__ = ["LossError", "Stage", "Tensors", "as_tensors", "versions"]
+__all__ = ["LossError", "Stage", "Tensors", "as_tensors", "leaf_of", "versions"]
 
 Tensors = tuple[Tensor, ...]
 Weights = Mapping[str, Tensor]
@@ -88,7 +88,7 @@ class Stage:
             keep_outputs: keep detached outputs in ``outputs``.
         """
         if keep and self.index:
-            inputs = tuple(_leaf(tensor) for tensor in inputs)
+            inputs = tuple(leaf_of(tensor) for tensor in inputs)
         before = versions(inputs)
         if keep and self.recompute:
             recipe = start_recipe(self.layers, self.device)
@@ -113,14 +113,15 @@ class Stage:
             self.live[microbatch] = Live(inputs, roots, packed, recipe, weights)
         return out
 
-    def backward(self, microbatch: int, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    def backward(self, microbatch: int, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Run the reverse pass of ``microbatch``; gradients of the parameters are added to their ``grad``.
 
         Args:
-            gradients: of each root that is floating point; of the loss, how much it counts.
+            gradients: of each root that is floating point, None where nothing used it; of the loss, how much it
+                counts.
 
         Returns:
-            The gradient of every floating-point input; zeros where the layers did not use it. Nothing in stage 0.
+            The gradient of every floating-point input; None where the layers did not use it. Nothing in stage 0.
         """
         kept = self.live.pop(microbatch)
         roots = kept.roots
@@ -130,23 +131,20 @@ class Stage:
                 overrides = {**buffers, **(kept.weights or {})}
                 _, roots = self._run(kept.inputs, kept.packed, kept.recipe.targets, overrides or None)
         floating = [root for root in roots if root.is_floating_point() or root.is_complex()]
-        pairs = [(root, g) for root, g in zip(floating, gradients, strict=True) if root.requires_grad]
-        if pairs:
-            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
-        if not self.index:
-            return []
-        return [
-            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for tensor in kept.inputs
-            if tensor.requires_grad
-        ]
+        used = [(root, g) for root, g in zip(floating, gradients, strict=True) if root.requires_grad and g is not None]
+        if used:
+            torch.autograd.backward([root for root, _ in used], [gradient for _, gradient in used])
+        return [tensor.grad for tensor in kept.inputs if tensor.requires_grad] if self.index else []
 
-    def skip(self, microbatch: int) -> list[Tensor]:
+    def skip(self, microbatch: int) -> list[Tensor | None]:
         """As :meth:`backward` where the loss does not count: a mean over nothing is no number, its gradient is zero."""
         kept = self.live.pop(microbatch)
-        for weight in (kept.weights or {}).values():
+        inputs = [tensor for tensor in kept.inputs if tensor.requires_grad] if self.index else []
+        if kept.weights is None:  # others of the batch count
+            return [None] * len(inputs)
+        for weight in kept.weights.values():
             weight.grad = torch.zeros_like(weight)  # other stages get zeros, and step with them
-        return [torch.zeros_like(tensor) for tensor in kept.inputs if tensor.requires_grad] if self.index else []
+        return [torch.zeros_like(tensor) for tensor in inputs]
 
     def loss_of(self, outputs: Any, targets: Any) -> Tensor:
         """The loss of a micro-batch; LossError where it is not one number, whose share in the batch's is known."""
@@ -193,7 +191,8 @@ def versions(tensors: Tensors) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-def _leaf(tensor: Tensor) -> Tensor:
+def leaf_of(tensor: Tensor) -> Tensor:
+    """The same without a graph, and a gradient of its own if it can have one."""
     tensor = tensor.detach()
     return tensor.requires_grad_() if tensor.is_floating_point() or tensor.is_complex() else tensor
 
