@@ -127,6 +127,33 @@ def test_a_change_after_wrapping_is_named_on_every_rank(subject, rank, change, w
 
 @ddp
 @pytest.mark.world_size(2)
+@pytest.mark.parametrize("where", [[0, 1], [1]], ids=["everywhere", "on rank 1"])
+def test_a_model_whose_parameters_are_all_replaced_is_seen(subject, rank, where):
+    wrapped = subject(alike())
+    if rank in where:
+        wrapped.load_state_dict(wrapped.state_dict(), assign=True)
+    ranks = "every rank" if len(where) == 2 else "rank 1"
+    with pytest.raises(RuntimeError, match=f": on {ranks}, parameter '0.weight' was replaced by another one after"):
+        squared(wrapped, rank).backward()
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_a_call_with_other_parameters_is_no_change(subject, rank):
+    model = alike()
+    squared(model, rank).backward()
+    own = gradients(model)
+    model.zero_grad()
+    wrapped = subject(model)
+    others = {n: p.detach().clone().requires_grad_() for n, p in wrapped.named_parameters()}
+    torch.func.functional_call(wrapped, others, (samples(rank),)).square().mean().backward()
+    require_close({name.removeprefix("module."): p.grad for name, p in others.items()}, own)
+    squared(wrapped, rank).backward()
+    require_close(gradients(model), mean_gradients(2, squared))
+
+
+@ddp
+@pytest.mark.world_size(2)
 def test_casting_the_whole_model_after_wrapping_is_seen(subject, rank):
     wrapped = subject(alike())
     wrapped.float()

@@ -173,8 +173,9 @@ class Reducer:
 
         def end() -> None:
             self._pass = _no_pass
-            self._has_begun = any(bucket.ready or bucket.early for bucket in self.buckets)
-            if self._has_begun:  # else it was torch.autograd.grad
+            fired = any(bucket.ready or bucket.early for bucket in self.buckets)
+            self._has_begun = fired or bool(self.problems and self._explain())
+            if self._has_begun:  # else it was torch.autograd.grad, or a functional_call
                 self._expecting = False
                 self._finish()
 
