@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from .data_parallel_models import (
@@ -382,6 +383,13 @@ def expanded_buffer(rank):
     return model
 
 
+def in_tensor_parallel(rank):
+    model = nn.Linear(2, 2)
+    mesh = init_device_mesh("cpu", (2,))
+    model.bias = nn.Parameter(distribute_tensor(torch.ones(2), mesh, [Shard(0)]))
+    return model
+
+
 def lazy(rank):
     return nn.LazyLinear(2) if rank else nn.Linear(2, 2)
 
@@ -398,6 +406,7 @@ def lazy(rank):
         (half_frozen, r"that requires a gradient on rank 0, 'weight' torch.float32 \(2, 2\) on cpu on rank 1"),
         (more_layers, r"tensor 2 is nothing on rank 0, '1.weight' .* on rank 1"),
         (other_buffer, r"tensor 2 is 'running_mean' .* on rank 0, nothing on rank 1"),
+        (in_tensor_parallel, r"on every rank, needs tensors that each rank holds whole, 'bias' is a DTensor; torch's"),
         (lazy, r"on rank 1, got 'weight', which has no shape yet; run one forward pass first"),
         (expanded_buffer, r"on rank 1, got 'mask', an expanded tensor, .* share memory; replace it by its .clone\(\)"),
         (other_frozen, r"on rank 1, Linear has no parameter that requires a gradient; use it as it is"),

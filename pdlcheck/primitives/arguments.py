@@ -97,11 +97,16 @@ def require_tensor(caller: str, tensor: object, group: dist.ProcessGroup | None,
 
 
 def require_state(caller: str, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
-    """Every named tensor of a module must be made, dense and on a device of the group's backend."""
+    """Every named tensor of a module must be made, whole, dense and on a device of the group's backend."""
     usable = _usable_devices(group)
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ValueError(f"{caller} got {name!r}, which has no shape yet; run one forward pass first")
+        if hasattr(tensor, "to_local"):
+            raise ValueError(
+                f"{caller} needs tensors that each rank holds whole, {name!r} is a {type(tensor).__name__}; "
+                "torch's DistributedDataParallel(device_mesh=...) and fully_shard take layers in tensor parallel"
+            )
         if tensor.layout != torch.strided:
             raise ValueError(f"{caller} needs dense tensors, {name!r} has layout {tensor.layout}")
         _require_device(caller, repr(name), tensor, group, usable)

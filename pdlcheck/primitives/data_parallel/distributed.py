@@ -93,7 +93,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     Raises:
         TypeError: ``module`` is not a module.
-        ValueError: no parameter requires a gradient; a lazy or expanded tensor, a sparse embedding; bucket sizes that
+        ValueError: no parameter requires a gradient; a lazy, expanded or DTensor, a sparse embedding; bucket sizes that
             are not positive; several devices, or some for a module that is not on one GPU; an argument that must be
             None; a mesh of several dimensions, or beside a group; models or options that differ between ranks. The
             same on every rank.
