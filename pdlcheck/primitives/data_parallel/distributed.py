@@ -26,9 +26,9 @@ from pdlcheck.primitives.data_parallel.logging_data import logging_data
 from pdlcheck.primitives.data_parallel.options import (
     bucket_caps,
     group_of,
+    takes_buffers,
+    wrong_arguments,
     wrong_devices,
-    wrong_module,
-    wrong_option,
 )
 from pdlcheck.primitives.data_parallel.reducer import Reducer
 
@@ -176,26 +176,13 @@ class DistributedDataParallel(nn.Module, Joinable):
             "reduce_dtype": reduce_dtype,
         }
         self.parameters_to_ignore = set(getattr(module, IGNORED, ()))
-        takes_buffers = broadcast_buffers or forward_sync_buffers is not None
-        problem = (
-            wrong_option(
-                {"bucket_cap_mb": cap_mb, "first_bucket_mb": first_bucket_mb, "bucket_cap_mb_list": caps_mb or []},
-                {
-                    "delay_all_reduce_named_params": delay_all_reduce_named_params,
-                    "param_to_hook_all_reduce": param_to_hook_all_reduce,
-                    "mixed_precision": mixed_precision,
-                },
-                reduce_dtype,
-            )
-            or wrong_devices(module, device_ids, output_device)
-            or wrong_module(
-                module,
-                self.parameters_to_ignore,
-                who,
-                takes_buffers=takes_buffers,
-                as_view=gradient_as_bucket_view,
-                reduce_dtype=reduce_dtype,
-            )
+        absent = {
+            "delay_all_reduce_named_params": delay_all_reduce_named_params,
+            "param_to_hook_all_reduce": param_to_hook_all_reduce,
+            "mixed_precision": mixed_precision,
+        }
+        problem = wrong_devices(module, device_ids, output_device) or wrong_arguments(
+            module, self.parameters_to_ignore, who, self._options, absent
         )
         if problem is not None and not init_sync:
             raise ValueError(f"{ME}: {problem}")
@@ -205,7 +192,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             held = {**self._wrapped.parameters, **self._wrapped.buffers()}
         if init_sync:
             require_alike(ME, held, self._options, problem, who)
-            sent = held if takes_buffers else self._wrapped.parameters
+            sent = held if takes_buffers(self._options) else self._wrapped.parameters
             broadcast_tensors(sent.values(), who.at(0), who.group)
         trained = {name: param for name, param in self._wrapped.parameters.items() if param.requires_grad}
         self.device = next(iter(trained.values())).device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pdlcheck.primitives.arguments import Members, require_state, require_writable
 
-__all__ = ["bucket_caps", "group_of", "wrong_devices", "wrong_module", "wrong_option"]
+__all__ = ["bucket_caps", "group_of", "takes_buffers", "wrong_arguments", "wrong_devices"]
 
 ME = "DistributedDataParallel"
 Devices = Sequence[int | str | torch.device] | None
@@ -43,24 +44,33 @@ def bucket_caps(first_mb: float, cap_mb: float, caps_mb: Sequence[float] | None)
     return [max(1, int(cap * 2**20)) for cap in caps_mb or [min(first_mb, cap_mb), cap_mb]]
 
 
-def wrong_option(sizes: Mapping[str, object], absent: Mapping[str, object], reduce_dtype: object) -> str | None:
+def takes_buffers(options: Mapping[str, Any]) -> bool:
+    """Whether buffers are those of rank 0 from the construction on."""
+    return options["broadcast_buffers"] or options["forward_sync_buffers"] is not None
+
+
+def wrong_arguments(
+    module: nn.Module, ignored: set[str], who: Members, options: Mapping[str, Any], absent: Mapping[str, object]
+) -> str | None:
     """What is wrong with the arguments of this rank.
 
     Args:
-        sizes: of buckets: one, or a list of them.
-        absent: arguments of torch's that are not served; None or empty is right.
-        reduce_dtype: as it was given.
+        module, ignored, who: what is wrapped, names in it that are not, and the ranks.
+        options: the arguments that must be the same on every rank.
+        absent: arguments of torch's that are not served; None or an empty list is right.
     """
-    for name, value in sizes.items():
-        entries = value if isinstance(value, list | tuple) else [value]
+    for name in ("bucket_cap_mb", "bucket_cap_mb_list", "first_bucket_mb"):
+        value = options[name]
+        entries = (value or []) if name == "bucket_cap_mb_list" else [value]
         if any(isinstance(one, bool) or not isinstance(one, int | float) or not one > 0 for one in entries):
             return f"it needs a positive {name}, got {name}={value!r}"
     for name, value in absent.items():
         if value is not None and value != []:
             return f"it does not take {name}, got {type(value).__name__}; {ABSENT[name]}"
-    if reduce_dtype is not None and not (isinstance(reduce_dtype, torch.dtype) and reduce_dtype.is_floating_point):
-        return f"it sums in a floating dtype, got reduce_dtype={reduce_dtype!r}"
-    return None
+    dtype = options["reduce_dtype"]
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        return f"it sums in a floating dtype, got reduce_dtype={dtype!r}"
+    return _wrong_module(module, ignored, who, options)
 
 
 def wrong_devices(module: nn.Module, device_ids: Devices, output_device: object) -> str | None:
@@ -76,21 +86,13 @@ def wrong_devices(module: nn.Module, device_ids: Devices, output_device: object)
     return None
 
 
-def wrong_module(
-    module: nn.Module,
-    ignored: set[str],
-    who: Members,
-    *,
-    takes_buffers: bool,
-    as_view: bool,
-    reduce_dtype: torch.dtype | None,
-) -> str | None:
+def _wrong_module(module: nn.Module, ignored: set[str], who: Members, options: Mapping[str, Any]) -> str | None:
     """What is wrong with the module of this rank."""
     parameters: dict[str, Tensor] = {n: p for n, p in module.named_parameters() if n not in ignored}
     buffers = {n: b for n, b in module.named_buffers() if n not in ignored}
     try:
         require_state(ME, {**parameters, **buffers}, who.group)
-        require_writable(ME, {**parameters, **buffers} if takes_buffers else parameters)
+        require_writable(ME, {**parameters, **buffers} if takes_buffers(options) else parameters)
     except ValueError as error:
         return str(error).removeprefix(f"{ME} ")
     trained = {n: p for n, p in parameters.items() if p.requires_grad}
@@ -99,7 +101,8 @@ def wrong_module(
     for name, part in module.named_modules():
         if getattr(part, "sparse", False) and isinstance(part, nn.Embedding | nn.EmbeddingBag):
             return f"embedding {name!r} makes sparse gradients; build it with sparse=False"
-    if as_view and reduce_dtype is not None:
+    reduce_dtype = options["reduce_dtype"]
+    if options["gradient_as_bucket_view"] and reduce_dtype is not None:
         for name, param in trained.items():
             if param.dtype in (torch.float16, torch.bfloat16) and param.dtype != reduce_dtype:
                 return (
