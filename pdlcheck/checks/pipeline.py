@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from pdlcheck.checks.message import case, failure, first_index, name_of, show
 from pdlcheck.checks.pipeline_steps import (
@@ -59,7 +61,8 @@ def check_pipeline(
             ``(loss, outputs)`` where it has them, None where not. The check calls ``zero_grad`` and steps optimizers.
         make: makes the model; no batch norm or dropout, which see micro-batches.
         loss: of outputs and targets, a mean or a sum over samples.
-        batches: one for each step, not all of one size; three or more show momentum.
+        batches: one for each step, not all of one size; three or more show momentum. Inputs and targets are tensors, or
+            tuples, lists and dicts of them.
         world: where the ranks run.
         world_size: ranks.
         n_microbatches: parts of a batch, for the likely cause of a wrong number.
@@ -73,6 +76,8 @@ def check_pipeline(
         Inconclusive: the gradient of one process is zero.
     """
     __tracebackhide__ = True
+    if not batches:
+        raise ValueError("check_pipeline compares after each step, it needs a batch or more, got none")
     optimizer = optimizer or (lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
     batches = [(in_float64(x), in_float64(y)) for x, y in batches]
     with torch.random.fork_rng():
@@ -115,11 +120,12 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
         raise failure(f"{when} no rank returned a loss; results=False accepts that", case=facts)
     for rank in given:
         one = taken[rank]
-        found = one.outputs if isinstance(one.outputs, tuple | list) else [one.outputs]
-        goals = truth.outputs if isinstance(truth.outputs, tuple | list) else [truth.outputs]
+        found, goals = tree_leaves(one.outputs), tree_leaves(truth.outputs)
         if len(found) != len(goals):
             raise failure(f"{when} rank {rank} returns {len(found)} outputs, one process {len(goals)}", case=facts)
         for value, goal in zip(found, goals, strict=True):
+            if not isinstance(goal, Tensor):
+                continue
             if not isinstance(value, Tensor) or value.shape != goal.shape:
                 shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise failure(
@@ -138,11 +144,13 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
                     case=facts,
                 )
         assert one.loss is not None  # it is one of those given
-        if not is_near(one.loss.double(), truth.loss):
-            factor = float(one.loss) / float(truth.loss)
+        rounding = 4 * torch.finfo(one.loss.dtype).eps * abs(float(truth.loss))  # of a loss in float32
+        if not abs(float(one.loss) - float(truth.loss)) <= tolerance(truth.loss) + rounding:
+            factor = float(one.loss) / float(truth.loss) if truth.loss else math.inf
+            fit = f"{factor:.6g} times the loss of one process, n_microbatches = {truth.count}"
             raise failure(
                 f"{when} rank {rank} returns the loss {show(one.loss)}, one process has {show(truth.loss)}",
-                best_fit=f"{factor:.6g} times the loss of one process, n_microbatches = {truth.count}",
+                best_fit=fit if truth.loss else None,
                 likely_cause=truth.cause_of_loss(factor),
                 case=facts,
             )

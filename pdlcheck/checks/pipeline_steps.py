@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from pdlcheck.checks.message import failure, first_index, show
+from pdlcheck.checks.message import failure, first_index, name_of, show
 from pdlcheck.checks.state import whole
 
 __all__ = [
@@ -71,7 +72,7 @@ def train(
     taken = []
     for inputs, targets in batches:
         module.zero_grad()
-        loss, outputs = step(inputs, targets) or (None, None)
+        loss, outputs = _result(name_of(start), step(inputs, targets))
         gradients = gradients_of(module)
         if steps:
             steps.step()
@@ -125,28 +126,36 @@ def named_weights(module: nn.Module) -> Named:
 
 
 def split_batch(batch: Any, count: int) -> list[Any]:
-    if isinstance(batch, Tensor):
-        return list(batch.tensor_split(count))
-    return [tuple(parts) for parts in zip(*(one.tensor_split(count) for one in batch), strict=True)]
+    leaves, form = tree_flatten(batch)
+    columns = (one.tensor_split(count) for one in leaves)
+    return [tree_unflatten(list(parts), form) for parts in zip(*columns, strict=True)]
 
 
 def joined_batch(parts: Sequence[Any]) -> Any:
-    if isinstance(parts[0], Tensor):
-        return torch.cat(list(parts))
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    columns = zip(*(tree_leaves(part) for part in parts), strict=True)
+    return tree_unflatten([torch.cat(column) for column in columns], tree_flatten(parts[0])[1])
 
 
 def samples_in(batch: Any) -> int:
-    return len(batch if isinstance(batch, Tensor) else batch[0])
+    return len(tree_leaves(batch)[0])
 
 
 def in_float64(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.double() if value.is_floating_point() else value
-    return tuple(in_float64(one) for one in value)
+    """A batch whose floating tensors are float64: a tensor, or tensors in tuples, lists and dicts."""
+    for leaf in tree_leaves(value):
+        if not isinstance(leaf, Tensor) or not leaf.dim():
+            raise ValueError(f"a batch is tensors whose first dimension is samples, got {type(leaf).__name__} {leaf!r}")
+    return tree_map(lambda one: one.double() if one.is_floating_point() else one, value)
 
 
 def on_cpu(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    return tuple(on_cpu(one) for one in value) if isinstance(value, tuple | list) else value
+    return tree_map(lambda one: one.detach().cpu() if isinstance(one, Tensor) else one, value)
+
+
+def _result(who: str, returned: Any) -> tuple[Tensor | None, Any]:
+    if returned is None:
+        return None, None
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        raise TypeError(f"step of {who} must return (loss, outputs), or None, got {type(returned).__name__}")
+    loss, outputs = returned
+    return torch.tensor(loss, dtype=torch.float64) if isinstance(loss, float | int) else loss, outputs

@@ -156,6 +156,77 @@ def test_a_pipeline_that_returns_nothing_is_seen():
     check(starter(Silent), results=False)
 
 
+class Named(nn.Module):
+    """Takes and gives dicts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, batch):
+        return {"logits": self.layer(batch["x"]), "first": batch["x"][:, :1], "name": "a text"}
+
+
+def of_logits(outputs, targets):
+    return MSE(outputs["logits"], targets)
+
+
+def told_by_rank_0(*, change=lambda loss, outputs: (loss, outputs)):
+    """Rank 0 has it all; ``change`` is what its step returns."""
+
+    def start(model):
+        def step(x, y):
+            outputs = model(x)
+            loss = of_logits(outputs, y)
+            loss.backward()
+            return change(loss.detach(), outputs)
+
+        return (model, step) if dist.get_rank() == 0 else (nn.Module(), lambda x, y: None)
+
+    return start
+
+
+def check_named(**keywords):
+    data = [({"x": x}, y) for x, y in UNEVEN]
+    check_pipeline(
+        told_by_rank_0(**keywords), Named, of_logits, data, get_world("sim"), world_size=2, n_microbatches=M
+    )
+
+
+def test_batches_and_outputs_may_be_dicts_and_losses_numbers():
+    check_named()
+    check_named(change=lambda loss, outputs: (loss.item(), outputs))
+    check_named(change=lambda loss, outputs: (loss.float(), outputs))
+    with pytest.raises(AssertionError, match=r"returns with \S+ at \(0, 0\) of the outputs"):
+        check_named(change=lambda loss, outputs: (loss, outputs | {"first": outputs["first"] + 1}))
+    with pytest.raises(AssertionError, match=r"returns the loss \S+, one process has \S+\n  best fit  1.00001 times"):
+        check_named(change=lambda loss, outputs: (1.00001 * loss.float(), outputs))
+    with pytest.raises(TypeError, match=r"step of start must return \(loss, outputs\), or None, got Tensor"):
+        check_named(change=lambda loss, outputs: loss)
+
+
+def test_a_loss_of_zero_is_compared():
+    def zero(outputs, targets):
+        return outputs.sum() - outputs.sum().detach()
+
+    def start(model):
+        def step(x, y):
+            outputs = model(x)
+            zero(outputs, y).backward()
+            return 1.0, outputs
+
+        return model, step
+
+    with pytest.raises(AssertionError, match="returns the loss 1, one process has 0\n  case"):
+        check_pipeline(start, net, zero, EVEN, get_world("sim"), world_size=1, n_microbatches=M)
+
+
+def test_batches_that_cannot_be_cut_are_refused():
+    for data, message in (([], "needs a batch or more, got none"), ([(1.0, 2.0)], "got float 1.0")):
+        with pytest.raises(ValueError, match=message):
+            check(starter(), data=data)
+
+
 def test_check_pipeline_does_not_decide_without_a_gradient():
     def constant():
         return nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)).requires_grad_(False)
