@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pdlcheck.checks.held import bits
 from pdlcheck.checks.message import case, failure, name_of
 from pdlcheck.errors import Inconclusive
 
@@ -145,14 +146,14 @@ def check_digest(digest: Callable[[Tensor], str], data: Tensor, world: Any, *, w
         world_size: number of ranks.
     """
     __tracebackhide__ = True
-    changed = data.clone().view(-1)
-    changed[-1] += 1
+    changed = data.clone(memory_format=torch.contiguous_format).view(-1)
+    bits(changed).view(-1)[-1:].bitwise_xor_(1)  # adding 1 leaves a large number as it is
     variants = {
         "the data": data,
         "the data with another last element": changed.view(data.shape),
         "the data as another dtype": data.to(torch.float64 if data.dtype != torch.float64 else torch.float32),
         "the data in another shape": data.unsqueeze(0),
-        "the data twice": torch.cat([data.view(-1), data.view(-1)]),
+        "the data twice": torch.cat([data.reshape(-1), data.reshape(-1)]),
     }
     facts = case(world, world_size, shape=tuple(data.shape), dtype=data.dtype)
     ranks = world.run(_digests, digest, variants, world_size=world_size)

@@ -197,6 +197,22 @@ def test_check_digest_accepts(world):
     check_digest(sha, torch.arange(6).view(2, 3), world)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        torch.tensor([1.0, 1e20]),
+        torch.arange(6.0).view(2, 3).t(),
+        torch.tensor([True, False]),
+        torch.tensor([4096.0]).half(),
+    ],
+    ids=["large", "transposed", "bool", "half"],
+)
+def test_check_digest_changes_what_it_is_given(world, data):
+    check_digest(sha, data, world)
+    with pytest.raises(AssertionError, match="another last element has the digest of the data"):
+        check_digest(lambda tensor: sha(tensor.flatten()[:-1]) + str(tensor.shape), data, world)
+
+
 @rows(
     (of_the_sum, "the data .* has the digest of the data"),
     (of_the_values, "the data as another dtype has the digest of the data"),
