@@ -45,7 +45,7 @@ def check_clip_grad_norm(
         AssertionError: names rank, gradient, index and the likely cause: clipped by the norm of the rank alone,
             replicated gradients counted on every rank, squares that overflow. A cause is named if it explains every
             gradient of the rank.
-        Inconclusive: all gradients are zero or None.
+        Inconclusive: all gradients are zero or None, or one is not finite.
 
     Example:
         >>> from pdlcheck.primitives import clip_grad_norm
@@ -64,6 +64,8 @@ def check_clip_grad_norm(
     norm = norms.of_all()
     if not norm:
         raise Inconclusive(f"{name_of(clip)}: all gradients are zero, there is nothing to clip")
+    if not math.isfinite(norm):
+        raise Inconclusive(f"{name_of(clip)}: the norm of the gradients is {norm}, no factor brings it to {max_norm}")
     factor = min(1.0, max_norm / (norm + 1e-6))
     told = f"{show(norm)} over all ranks, {', '.join(f'rank {r}: {show(n)}' for r, n in enumerate(norms.of_ranks()))}"
     for rank, held in enumerate(ranks):
@@ -91,7 +93,7 @@ def check_clip_grad_norm(
     for rank, held in enumerate(ranks):
         if held.norm is None:
             continue
-        if abs(held.norm - norm) > norms.rounding * norm:
+        if not abs(held.norm - norm) <= norms.rounding * norm:
             raise failure(
                 f"{name_of(clip)}: rank {rank} returns {held.norm:.9g}, the norm of all gradients is {norm:.9g}",
                 norms=told,

@@ -108,6 +108,11 @@ def loses_the_first(parameters, max_norm):
         parameters[0].grad.zero_()
 
 
+def nan_returned(parameters, max_norm):
+    sharded(parameters, max_norm)
+    return torch.nan
+
+
 def loses_a_gradient(parameters, max_norm):
     sharded(parameters, max_norm)
     if dist.get_rank() == 1:
@@ -132,6 +137,7 @@ def test_check_clip_grad_norm_accepts(world):
     (not_the_first, r"rank 1 holds 4 at [\s\S]*gradient 0 was not clipped on this rank\n"),
     (loses_the_first, r"rank 1 holds 0 at [\s\S]*gradient 0 was multiplied by 0 on this rank\n"),
     (wrong_norm_returned, r"rank 0 returns 6.5, the norm of all gradients is 13"),
+    (nan_returned, r"rank 0 returns nan, the norm of all gradients is 13"),
     (another_last_digit, r"rank 1 returns 13.0\d+, rank 0 returns 13.0\n.*different orders"),
     (loses_a_gradient, r"rank 1 has another gradient 1: None"),
 )
@@ -161,6 +167,9 @@ def test_check_clip_grad_norm_names_no_overflow_where_powers_have_a_place_in_the
 def test_check_clip_grad_norm_needs_a_gradient(world):
     with pytest.raises(Inconclusive, match="all gradients are zero"):
         check_clip_grad_norm(sharded, world, gradients=[[torch.zeros(2)], [None]], max_norm=1.0)
+    for number in (torch.inf, torch.nan):
+        with pytest.raises(Inconclusive, match=r"the norm of the gradients is (inf|nan), no factor brings it to 1"):
+            check_clip_grad_norm(sharded, world, gradients=[[torch.tensor([number, 1.0])], [None]], max_norm=1.0)
 
 
 def trained(before_step):
