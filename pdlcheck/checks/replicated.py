@@ -266,6 +266,8 @@ def _batch(batch: Callable[[int], tuple[Any, ...]], size: int, seed: int) -> tup
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         inputs = batch(size)
+    if not isinstance(inputs, tuple | list):
+        raise TypeError(f"batch must return a tuple of the arguments of one call, got {type(inputs).__name__}")
     return tuple(_mapped(inputs, lambda t: t.double() if t.is_floating_point() else t))
 
 

@@ -175,3 +175,8 @@ def test_check_replicated_module_is_inconclusive_where_it_sees_nothing():
         check_replicated_module(in_pieces, lambda: nn.Sequential(nn.Linear(2, 8), nn.Dropout()), batch)
     with pytest.raises(Inconclusive, match="the gradient of the plain module is zero"):
         check_replicated_module(in_pieces, net, batch, loss=lambda y: y.sum() * 0)
+
+
+def test_check_replicated_module_says_what_a_batch_is():
+    with pytest.raises(TypeError, match="batch must return a tuple of the arguments of one call, got Tensor"):
+        check_replicated_module(in_pieces, net, lambda n: torch.randn(n, 2))
