@@ -176,6 +176,8 @@ def check_broadcast(
     """
     __tracebackhide__ = True
     calls = Calls(broadcast, inputs, world, ranks)
+    if not 0 <= src < len(inputs):
+        raise ValueError(f"src is a place in inputs, 0 to {len(inputs) - 1}, got {src}")
     for rank, found in enumerate(calls.overwritten(src=src if ranks is None else ranks[src])):
 
         def causes(rank: int = rank) -> Iterator[tuple[str, Tensor]]:

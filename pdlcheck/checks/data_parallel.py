@@ -44,7 +44,8 @@ def check_data_parallel(
     Args:
         wrap: called as ``wrap(module)`` on every rank; returns a module that is called as the wrapped one, and whose
             backward pass leaves the mean over ranks in the gradients of ``module``. To compare, ``module`` itself is
-            looked at.
+            looked at. The modules hold some hundred bytes: with buckets of the usual size there is only one, so check
+            it with buckets of a few bytes too.
         world: where the ranks run.
         world_size: number of replicas, 2 or more.
         unused: parameters may have no gradient, others on each rank.

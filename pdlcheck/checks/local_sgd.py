@@ -86,6 +86,9 @@ def check_local_sgd(
     each = (steps,) * world_size if isinstance(steps, int) else tuple(steps)
     if len(each) < 2:
         raise ValueError(f"check_local_sgd compares replicas, it needs world_size 2 or more, got {len(each)}")
+    for name, every in (("sync_every", sync_every), ("gradients_every", gradients_every)):
+        if every is not None and every < 1:
+            raise ValueError(f"check_local_sgd needs a {name} of 1 or more, or None, got {every}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = (_net if make is None else make)().double()

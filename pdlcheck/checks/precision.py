@@ -74,6 +74,9 @@ def check_grad_scaler(
     __tracebackhide__ = True
     if not any(overflows) or all(overflows):
         raise Inconclusive("check_grad_scaler needs steps with an overflow and steps without one, got only one sort")
+    for rank in {*idle}.union(*overflows):
+        if not 0 <= rank < world_size:
+            raise ValueError(f"check_grad_scaler has ranks 0 to {world_size - 1}, overflows or idle names rank {rank}")
     mean = sync is not None if replicated is None else replicated
     plan = Plan([list(ranks) for ranks in overflows], sync, step or _plain_step, optimizer, list(idle))
     ranks: list[list[Seen]] = world.run(_scaled_steps, make_scaler, plan, world_size=world_size)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pdlcheck.checks import check_all_gather, check_all_reduce, check_reduce_scatter, held
+from pdlcheck.checks import check_all_gather, check_all_reduce, check_broadcast, check_reduce_scatter, held
 from pdlcheck.worlds import get_world
 
 WHOLE = [torch.arange(12.0).view(3, 4) + 100 * rank for rank in range(3)]
@@ -94,3 +94,8 @@ def test_an_order_that_this_torch_does_not_keep_is_refused(monkeypatch):
     check_all_gather(everyone, WHOLE, world, ranks=[0, 1, 2])
     with pytest.raises(ValueError, match=r"sorts the ranks of a group, got ranks=\[2, 0, 1\]; give them in that order"):
         check_all_gather(everyone, WHOLE, world, ranks=[2, 0, 1])
+
+
+def test_the_sender_is_one_of_the_ranks(world):
+    with pytest.raises(ValueError, match="src is a place in inputs, 0 to 2, got 3"):
+        check_broadcast(dist.broadcast, WHOLE, world, src=3)

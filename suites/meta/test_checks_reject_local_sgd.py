@@ -284,6 +284,12 @@ def test_one_rank_is_nothing_to_compare(world):
         check_local_sgd(Trainer, world, sync_every=2, world_size=1)
 
 
+def test_replicas_meet_after_a_step_or_more(world):
+    for name in ("sync_every", "gradients_every"):
+        with pytest.raises(ValueError, match=f"needs a {name} of 1 or more, or None, got 0"):
+            check_local_sgd(Trainer, world, **{"sync_every": 2, name: 0})
+
+
 class Gradients:
     """Gradients at every second step."""
 

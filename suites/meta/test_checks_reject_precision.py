@@ -235,6 +235,12 @@ def test_check_grad_scaler_names_no_cause_that_does_not_explain_the_weights(worl
     assert "likely cause" not in str(error.value)
 
 
+def test_check_grad_scaler_knows_its_ranks(world):
+    for wrong in ({"overflows": [[], [2]]}, {"overflows": [[], [1]], "idle": [2]}):
+        with pytest.raises(ValueError, match="has ranks 0 to 1, overflows or idle names rank 2"):
+            check_grad_scaler(scaler(Agreeing), world, **wrong)
+
+
 def test_check_grad_scaler_needs_both_sorts_of_steps(world):
     for steps in ([[], []], [[0], [1]]):
         with pytest.raises(Inconclusive, match="needs steps with an overflow and steps without one"):
