@@ -231,6 +231,8 @@ def refusals():
     tries = {
         "AVG of integers": lambda: dist.all_reduce(torch.ones(2, dtype=torch.int64), op=dist.ReduceOp.AVG),
         "BOR of floats": lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BOR),
+        "two dtypes": lambda: dist.all_gather_into_tensor(torch.zeros(4, dtype=torch.int32), torch.ones(1)),
+        "two shapes": lambda: dist.all_gather([torch.zeros(3) for _ in range(4)], torch.ones(2)),
         "a sparse tensor": lambda: dist.all_reduce(torch.ones(2).to_sparse()),
     }
     said = {}

@@ -83,7 +83,9 @@ def test_a_long_message_moves_while_its_sender_waits_for_something_else(under_mp
 def test_what_has_no_meaning_is_refused_with_the_cure_and_the_group_goes_on(under_mpiexec):
     for said, total in under_mpiexec["refusals"]:
         assert "use SUM" in said["AVG of integers"]
-        assert "use an integer tensor" in said["BOR of floats"]
+        assert "needs a tensor of integers, got torch.float32; use another reduce-op" in said["BOR of floats"]
+        assert "needs tensors of one dtype, got torch.float32, torch.int32" in said["two dtypes"]
+        assert "needs tensors of one shape, got (2,), (3,)" in said["two shapes"]
         assert "call .to_dense() first" in said["a sparse tensor"]
         assert total == 4.0
 

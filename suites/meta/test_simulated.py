@@ -212,6 +212,20 @@ def test_a_world_is_fit_for_use_after_a_failure(sim):
         assert ranks.run(all_reduce) == [3.0, 3.0]
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda xs, root: dist.gather(torch.zeros(1), xs[:1] if root else None), "gather needs 2 outputs"),
+        (lambda xs, root: dist.gather(torch.zeros(2), xs if root else None), "gather needs tensors of one shape"),
+        (lambda xs, root: dist.scatter(torch.zeros(1), xs[:1] if root else None), "scatter needs 2 inputs"),
+        (lambda xs, root: dist.scatter(torch.zeros(2), xs if root else None), "scatter needs tensors of one shape"),
+    ],
+)
+def test_a_list_that_does_not_fit_is_refused_on_the_rank_that_gives_it(sim, call, said):
+    with pytest.raises(RuntimeError, match=said):
+        sim.run(lambda: call([torch.zeros(1), torch.zeros(1)], dist.get_rank() == 0), world_size=2)
+
+
 def test_ranks_end_with_the_block_that_opened_them(sim):
     with sim.open(2) as ranks:
         assert ranks.run(all_reduce) == [3.0, 3.0]

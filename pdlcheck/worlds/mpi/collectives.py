@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pdlcheck.worlds.mpi.datatypes import Reduction, raw, reduction
 from pdlcheck.worlds.mpi.library import MPI
-from pdlcheck.worlds.watch import Operation
+from pdlcheck.worlds.watch import Operation, refuse
 
 __all__ = ["Begun", "begin"]
 
@@ -34,8 +34,10 @@ def begin(communicator: MPI.Intracomm, operation: Operation) -> Begun:
 
     Raises:
         ValueError: a tensor is sparse or not on the CPU, or the reduce-op has no meaning on its dtype.
+        RuntimeError: the tensors do not fit one another.
     """
     begun = Begun()
+    refuse(operation)
     for part in operation.parts:
         for tensor in (*part.inputs, *part.outputs):
             _check(tensor)

@@ -95,12 +95,9 @@ def reduction(dtype: torch.dtype, reduce_op: Any, world_size: int) -> Reduction:
     if dtype is torch.bool:
         _require(name in _TRUTH, name, dtype, "BAND, BOR, BXOR, MAX, MIN, PRODUCT or SUM")
         return Reduction(_TRUTH[name], torch.uint8, lambda tensor: tensor.to(torch.uint8), None)
-    whole = not (dtype.is_floating_point or dtype.is_complex)
     if name in _BITWISE:
-        _require(whole, name, dtype, "an integer tensor")
         return Reduction(_BITWISE[name], dtype, None, None)
     _require(name in _ARITHMETIC, name, dtype, "another reduce-op")
-    _require(name != "AVG" or not whole, name, dtype, "SUM")
     _require(not dtype.is_complex or name in _COMPLEX, name, dtype, "torch.view_as_real")
     compute = dtype if dtype in _NUMBERS else torch.float32
     prepare: Callable[[Tensor], Tensor] | None = None

@@ -20,13 +20,12 @@ from pdlcheck.worlds.simulated.collectives import read_by, written_by
 from pdlcheck.worlds.simulated.lanes import Lanes
 from pdlcheck.worlds.simulated.leaks import leaked
 from pdlcheck.worlds.simulated.origin import origin
-from pdlcheck.worlds.simulated.refused import refuse
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
 from pdlcheck.worlds.simulated.schedules.access import Post, Question
 from pdlcheck.worlds.simulated.store import SimulatedStore
 from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
 from pdlcheck.worlds.simulated.work import SimulatedWork, Transfer
-from pdlcheck.worlds.watch import Match, Matcher, Operation, Signature, Traffic, deadlock
+from pdlcheck.worlds.watch import Match, Matcher, Operation, Signature, Traffic, deadlock, refuse
 from pdlcheck.worlds.watch.traffic import nbytes_of
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from pdlcheck.worlds.watch.group import Engine, WatchedGroup
 from pdlcheck.worlds.watch.matcher import Match, Matcher
 from pdlcheck.worlds.watch.new_group import is_local, new_group
 from pdlcheck.worlds.watch.operation import Operation, Part
+from pdlcheck.worlds.watch.refused import refuse
 from pdlcheck.worlds.watch.signature import Signature
 from pdlcheck.worlds.watch.traffic import Count, Traffic
 from pdlcheck.worlds.watch.work import WatchedWork
@@ -26,6 +27,7 @@ __all__ = [
     "end_at_user_line",
     "is_local",
     "new_group",
+    "refuse",
     "short",
     "user_call",
     "user_line",

@@ -83,6 +83,12 @@ def reduce_scatter_of_matrices():
     return _told(out, flat)
 
 
+def reduce_scatter_of_pieces_of_different_lengths():
+    out = torch.zeros(dist.get_rank() + 1)
+    dist.reduce_scatter(out, list(_mine(10).split([1, 2, 3, 4])))
+    return _told(out)
+
+
 def reduce_scatter_later():
     out, flat = torch.zeros(1, dtype=torch.int64), torch.zeros(2)
     works = [

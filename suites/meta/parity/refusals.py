@@ -41,6 +41,11 @@ def list_of_the_wrong_length():
     )
 
 
+def all_to_all_of_lists_of_the_wrong_length():
+    short = [torch.zeros(1) for _ in range(3)]
+    return _refused(lambda: dist.all_to_all(short, [torch.zeros(1) for _ in range(3)]))
+
+
 def flat_tensor_of_the_wrong_length():
     return _refused(lambda: dist.all_gather_into_tensor(torch.zeros(3), torch.ones(1))), _refused(
         lambda: dist.reduce_scatter_tensor(torch.zeros(1), torch.ones(3))

@@ -6,12 +6,20 @@ has written.
 
 from __future__ import annotations
 
-from pdlcheck.worlds.watch import Operation, Part
+from pdlcheck.worlds.watch.operation import Operation, Part
+from pdlcheck.worlds.watch.signature import Signature
 
 __all__ = ["refuse"]
 
 _BITWISE = ("BAND", "BOR", "BXOR")
 _OF_SOME_DTYPES = ("AVG", *_BITWISE)
+_LISTS = {  # what a collective takes as a list
+    "all_gather": ("outputs",),
+    "all_to_all": ("inputs", "outputs"),
+    "gather": ("outputs",),
+    "reduce_scatter": ("inputs",),
+    "scatter": ("inputs",),
+}
 
 
 def refuse(operation: Operation) -> None:
@@ -25,16 +33,19 @@ def refuse(operation: Operation) -> None:
         return
     for part in operation.parts:
         _refuse_dtypes(part, signature.op, signature.reduce_op)
-        if signature.op in ("all_gather", "reduce_scatter"):
-            _refuse_list(part, signature.op, len(signature.members))
+        if signature.op in _LISTS and signature.root in (-1, signature.rank):
+            _refuse_lists(part, signature)
 
 
-def _refuse_list(part: Part, op: str, size: int) -> None:
-    tensors, name = (part.outputs, "outputs") if op == "all_gather" else (part.inputs, "inputs")
-    if len(tensors) != size:
-        raise RuntimeError(f"{op} needs {size} {name}, one for each rank of the group, got {len(tensors)}")
-    shapes = {tuple(tensor.shape) for tensor in (*part.inputs, *part.outputs)}
-    if len(shapes) > 1:
+def _refuse_lists(part: Part, signature: Signature) -> None:
+    op, size, own = signature.op, len(signature.members), signature.members.index(signature.rank)
+    for name in _LISTS[op]:
+        tensors = getattr(part, name)
+        if len(tensors) != size:
+            raise RuntimeError(f"{op} needs {size} {name}, one for each rank of the group, got {len(tensors)}")
+    inputs = part.inputs[own : own + 1] if op == "reduce_scatter" else part.inputs  # the others' may be of any length
+    shapes = {tuple(tensor.shape) for tensor in (*inputs, *part.outputs)}
+    if len(shapes) > 1 and op != "all_to_all":
         raise RuntimeError(f"{op} needs tensors of one shape, got {', '.join(sorted(map(str, shapes)))}")
 
 
@@ -48,4 +59,4 @@ def _refuse_dtypes(part: Part, op: str, reduce_op: str) -> None:
         if reduce_op == "AVG" and whole:
             raise RuntimeError(f"ReduceOp.AVG needs a floating-point tensor, got {dtype}; use SUM")
         if reduce_op in _BITWISE and not whole:
-            raise RuntimeError(f"ReduceOp.{reduce_op} needs a tensor of integers, got {dtype}")
+            raise RuntimeError(f"ReduceOp.{reduce_op} needs a tensor of integers, got {dtype}; use another reduce-op")
