@@ -316,6 +316,12 @@ def test_several_nodes_need_a_place_to_meet():
     assert launch_of(SLURM, "file:///shared/run1") == Launch("srun", 3, 4, 1, 2, "file:///shared/run1")
 
 
+@pytest.mark.parametrize("place", ["tcp://host", "tcp://:29500", "file://run1", "env://", "/shared/run1", "mpi://"])
+def test_an_init_method_that_names_no_place_is_refused_on_every_rank(place):
+    with pytest.raises(ValueError, match=f"--init-method must be tcp://HOST:PORT, .*; got '{place}'"):
+        launch_of(BY_TORCHRUN, place)
+
+
 def test_a_variable_that_is_no_number_is_named():
     with pytest.raises(ValueError, match="WORLD_SIZE must be a number, got 'two'"):
         launch_of(BY_TORCHRUN | {"WORLD_SIZE": "two"})

@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlparse
 
 from pdlcheck.worlds.processes.surroundings import INSIDE
 
@@ -81,10 +82,12 @@ def launch_of(environment: Mapping[str, str], init_method: str | None = None) ->
             ``MASTER_PORT`` are set, a file in the directory for temporary files where all processes are on one node.
 
     Raises:
-        ValueError: a variable is no number, or several nodes have no place to meet.
+        ValueError: a variable is no number, ``init_method`` names no place, or several nodes have none to meet.
     """
     if INSIDE in environment:
         return None
+    if init_method is not None:
+        _check_place(init_method, environment)
     for names in _LAUNCHERS:
         if names.rank in environment and names.world_size in environment:
             if names is _PMI and _place(environment, _PMI) == _place(environment, _SLURM):
@@ -107,6 +110,21 @@ def launch_of(environment: Mapping[str, str], init_method: str | None = None) ->
                 init_method or _meeting_place(names, environment, local_world_size, world_size),
             )
     return None
+
+
+def _check_place(init_method: str, environment: Mapping[str, str]) -> None:
+    place = urlparse(init_method)
+    if place.scheme == "env":
+        names_one = {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys()
+    elif place.scheme == "tcp":
+        names_one = bool(re.fullmatch(r"(\[.+\]|[^:]+):\d+", place.netloc))
+    else:
+        names_one = place.scheme == "file" and place.path.startswith("/") and not place.netloc
+    if not names_one:
+        raise ValueError(
+            "--init-method must be tcp://HOST:PORT, file:///PATH, or env:// with MASTER_ADDR and MASTER_PORT set; "
+            f"got {init_method!r}"
+        )
 
 
 def _place(environment: Mapping[str, str], names: _Names) -> tuple[str | None, str | None]:
