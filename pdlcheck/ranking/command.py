@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,10 @@ def _file(text: str) -> Path:
 
 def _npz(text: str) -> Path:
     path = Path(text)
-    if path.suffix != ".npz" or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"must be a name that ends in .npz, in a folder that exists; got {text!r}")
+    if path.suffix != ".npz" or path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(
+            f"must be a file that ends in .npz, in a folder that exists and can be written; got {text!r}"
+        )
     return path
 
 

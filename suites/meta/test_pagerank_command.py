@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import signal
 import subprocess
@@ -59,6 +60,14 @@ def test_a_terminal_shows_a_bar(web):
     assert child.exitstatus == 0
 
 
+def test_a_terminal_that_cannot_write_every_letter_gets_its_table(web):
+    path, _ = web
+    narrow = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "20"}  # so that the ends of words are left out
+    found = subprocess.run([*COMMAND, str(path)], env=narrow, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    assert re.search(r"^\| +1 \| +\d+ \| \d\.\d+\?\|$", found.stdout, re.M), found.stdout
+
+
 def test_damping_and_tol_are_honoured_and_all_scores_are_saved(web):
     path, graph = web
     found = run(path, "--damping", 0.5, "--tol", "1e-11", "--output", "scores.npz", folder=path.parent)
@@ -107,13 +116,15 @@ def test_a_wrong_file_is_exit_code_1_with_its_line(web, text, message):
         (["web.txt", "--damping", "nan"], "--damping: must be a number from 0 to below 1; got 'nan'"),
         (["web.txt", "--tol", "0"], "--tol: must be a number above 0; got '0'"),
         (["web.txt", "--tol", "tight"], "--tol: must be a number above 0; got 'tight'"),
-        (["web.txt", "--output", "scores.txt"], "--output: must be a name that ends in .npz"),
-        (["web.txt", "--output", "no/scores.npz"], "in a folder that exists; got 'no/scores.npz'"),
+        (["web.txt", "--output", "scores.txt"], "--output: must be a file that ends in .npz"),
+        (["web.txt", "--output", "no/scores.npz"], "in a folder that exists and can be written; got 'no/scores.npz'"),
+        (["web.txt", "--output", "a folder.npz"], "must be a file that ends in .npz"),
         ([], "the following arguments are required: FILE"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_arguments_are_exit_code_2_with_the_cure(web, arguments, message):
+    (web[0].parent / "a folder.npz").mkdir()
     found = run(*arguments, folder=web[0].parent)
     assert found.returncode == 2
     assert message in found.stderr
