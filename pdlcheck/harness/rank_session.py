@@ -281,10 +281,13 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
     if report.skipped and hasattr(report, "wasxfail"):
         setattr(error, RANK_XFAIL, report.wasxfail)
     if not isinstance(error, pytest.skip.Exception | pytest.xfail.Exception):
-        setattr(error, RANK_REPORT, _rendered(report.longrepr))
+        rendered = _rendered(report.longrepr)
+        setattr(error, RANK_REPORT, rendered)
         if crash := getattr(report.longrepr, "reprcrash", None):
             setattr(error, RANK_CRASH, f"{crash.path}:{crash.lineno}")
             setattr(error, RANK_MESSAGE, crash.message)
+        elif said := [line for line in rendered.splitlines() if line.startswith("E ")]:  # such as: fixture not found
+            setattr(error, RANK_MESSAGE, said[0].removeprefix("E").strip())
         rank_debugger.post_mortem(item.nodeid, error, str(report.longrepr))
     raise error
 

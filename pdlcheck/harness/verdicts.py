@@ -49,6 +49,8 @@ def _in_order(outcome: Outcome) -> Outcome:
 
 def _rendered(outcome: Outcome, first: int) -> Outcome:
     """A rank's report tells more than the bare traceback; :mod:`pdlcheck.harness.reports` shows the first cause's."""
+    if isinstance(outcome, Raised) and isinstance(outcome.error, pytest.exit.Exception):
+        return replace(outcome, traceback="")  # its reason is all that pytest shows
     report = getattr(outcome.error, RANK_REPORT, None) if isinstance(outcome, Raised) else None
     if report is None or not isinstance(outcome, Raised):
         return outcome

@@ -346,3 +346,22 @@ def test_the_short_summary_is_that_of_simulated_ranks(run, monkeypatch):
     assert text.count("ranks 0-1 of 2 raised this") == 3, "the deadlock tells of both by itself"
     assert "announced.py" not in text, "a verdict is shown at the user's line"
     assert "\n    @W\n>   def test_unsendable" in text, "the first line of the source is indented as the others"
+
+
+def test_a_missing_fixture_and_the_end_of_the_session_are_told_in_a_line(run):
+    source = """
+@W
+def test_missing(nosuch): pass
+
+@W
+def test_exit(rank):
+    if rank == 1:
+        pytest.exit("enough")
+
+@W
+def test_never(): pass
+"""
+    result = run(source)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["ERROR *test_missing?gloo-2? - fixture 'nosuch' not found", "!* *Exit: enough"])
+    assert "Traceback" not in result.stdout.str()
