@@ -1,0 +1,124 @@
+"""How the one report tells of failures on rank processes: what, where, on which ranks, without the insides."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_the_notes_of_an_exception_are_shown_once_and_so_is_what_became_of_the_ranks(run):
+    source = """
+@W
+def test_noted(rank):
+    error = ValueError("wrong")
+    error.add_note("first line of a note\\nsecond line of it")
+    raise error
+"""
+    result = run(source)
+    result.assert_outcomes(failed=1)
+    text = result.stdout.str().partition("= FAILURES =")[2]
+    assert "\nE       second line of it" in text
+    assert text.count("second line of it") == 2, "in the source and in the error"
+    assert "ranks 0-1 of 2 raised this" in text
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
+def test_the_short_summary_tells_what_was_raised_and_one_line_where(run, options):
+    source = """
+@W
+def test_wrong(rank):
+    dist.barrier()
+    assert rank < 0, "the message"
+"""
+    result = run(source, *options, *("-p", "no:randomly"))
+    result.stdout.fnmatch_lines(["E*AssertionError: the message", "*test_wrong?gloo-2? - AssertionError: the m*"])
+    result = run(source, "--tb=line", *options, *("-p", "no:randomly"))
+    result.stdout.fnmatch_lines(["*test_inner.py:8: AssertionError: the message*"])
+
+
+ALIKE = """
+class Thing:
+    def __init__(self, rank):
+        self.padding = [object() for _ in range(100 * rank)]
+
+@W
+def test_fails(rank):
+    raise ValueError(f"bad thing\\n{Thing(rank)!r} of {%s}")
+
+@W
+def test_skips(rank):
+    pytest.skip(f"bad thing {Thing(rank)!r} of {%s}")
+
+@W
+def test_warns(rank):
+    warnings.warn(f"bad thing {Thing(rank)!r} of {%s}")
+"""
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_addresses_of_objects_do_not_tell_ranks_apart_and_values_do(run, same):
+    result = run(ALIKE.replace("%s", "'all'" if same else "rank"), "-rs")
+    result.assert_outcomes(failed=1, skipped=1, passed=1, warnings=1 if same else 2)
+    text = result.stdout.str()
+    assert ("ranks 0-1 of 2 raised this" in text) == same
+    assert ("failed at the same line: <test_inner.Thing object at 0x" in text) == (not same)
+    assert ("of 2 skipped" in text) == (not same)
+
+
+FAILING = """
+class Mine(Exception):
+    pass
+
+class Unsendable(Exception):
+    def __init__(self, one, two):
+        super().__init__("unsendable")
+
+@W
+def test_assert(): assert [1] == [2]
+
+@W
+def test_own_class(): raise Mine("first line\\nsecond")
+
+@W
+def test_unsendable(): raise Unsendable(1, 2)
+
+@W
+def test_deadlock(rank): dist.recv(torch.ones(1), 1 - rank)
+"""
+
+
+def test_the_short_summary_is_that_of_simulated_ranks(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    summaries = []
+    for world in ("sim", "gloo"):
+        result = run(FAILING, "-rf", world=world)
+        result.assert_outcomes(failed=4)
+        lines = [line.replace(world, "world") for line in result.outlines if line.startswith("FAILED")]
+        summaries.append(lines)
+    assert summaries[0] == summaries[1]
+    assert summaries[1][:2] == [
+        "FAILED test_inner.py::test_assert[world-2] - assert [1] == [2]",
+        "FAILED test_inner.py::test_own_class[world-2] - test_inner.Mine: first line",
+    ]
+    text = result.stdout.str()
+    assert text.count("ranks 0-1 of 2 raised this") == 3, "the deadlock tells of both by itself"
+    assert "announced.py" not in text, "a verdict is shown at the user's line"
+    assert "\n    @W\n>   def test_unsendable" in text, "the first line of the source is indented as the others"
+
+
+def test_a_missing_fixture_and_the_end_of_the_session_are_told_in_a_line(run):
+    source = """
+@W
+def test_missing(nosuch): pass
+
+@W
+def test_exit(rank):
+    if rank == 1:
+        pytest.exit("enough")
+
+@W
+def test_never(): pass
+"""
+    result = run(source)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["ERROR *test_missing?gloo-2? - fixture 'nosuch' not found", "!* *Exit: enough"])
+    assert "Traceback" not in result.stdout.str()
