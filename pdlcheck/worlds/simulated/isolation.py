@@ -1,9 +1,9 @@
 """What belongs to a rank although torch and Python keep it for the whole process.
 
 Swapped at every switch: the random streams of torch, numpy and Python, the default dtype, the launcher's
-environment variables. Grad mode, autocast, inference mode and the default device are per thread in torch
-already. The streams of devices stay the controller's, also where a rank calls ``torch.manual_seed``: it computes on
-the CPU.
+environment variables, where warnings and text go (:mod:`pdlcheck.worlds.simulated.diverted`). Grad mode, autocast,
+inference mode and the default device are per thread in torch already. The streams of devices stay the controller's,
+also where a rank calls ``torch.manual_seed``: it computes on the CPU.
 
 Not swapped: the module globals of the user's code, and what can be reached from them. A program that lets one rank see
 what another has put there ends otherwise on processes. :func:`pdlcheck.worlds.check_same_on_worlds`, and pytest in a
@@ -34,6 +34,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from pdlcheck.worlds.simulated import diverted
 from pdlcheck.worlds.simulated.normals import kept_normal, set_kept_normal
 from pdlcheck.worlds.simulated.streams import python_stream, set_python_stream
 
@@ -79,6 +80,7 @@ class RankState:
         self._seed = seed * 10_007 + rank  # ranks start with different streams
         self._numpy = _generator_of(rank)
         self._environment = _environment_of(rank, world_size)
+        self._kept: diverted.Diverted | None = None
 
     def enter(self) -> None:
         """The rank starts."""
@@ -89,6 +91,7 @@ class RankState:
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(1)  # of this thread alone
         self._set_environment()
+        diverted.begin(self._kept)
         self._python = python_stream()
         if observer is not None:
             observer.arrive(self._rank)
@@ -99,6 +102,7 @@ class RankState:
         self._python = python_stream(self._python)
         self._normal = kept_normal()
         self._dtype = torch.get_default_dtype()
+        self._diverted = diverted.present()
 
     def restore(self) -> None:
         """The rank has its turn again."""
@@ -109,8 +113,13 @@ class RankState:
         if torch.get_default_dtype() is not self._dtype:
             torch.set_default_dtype(self._dtype)
         self._set_environment()
+        diverted.put_back(self._diverted)
         if observer is not None:
             observer.arrive(self._rank)
+
+    def leave(self) -> None:
+        """The rank has ended."""
+        self._kept = diverted.end()
 
     def _set_environment(self) -> None:
         for name, value in self._environment.items():
@@ -126,7 +135,8 @@ def isolated_controller() -> Iterator[None]:
     dtype, hook = torch.get_default_dtype(), sys.excepthook
     environment = {name: os.environ.get(name) for name in _RANK_VARIABLES}
     try:
-        yield
+        with diverted.controllers():
+            yield
     finally:
         if observer is not None:
             observer.arrive(-1)

@@ -235,6 +235,8 @@ class Scheduler:
                 if me.body is None:
                     return
                 me.outcome = self._call(me, me.body)
+                if not self.given_up:
+                    me.state.leave()
                 if self.error is None and not self._stopping:
                     self._pending[me.rank] = None
                 self.progress()
