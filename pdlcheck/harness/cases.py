@@ -38,6 +38,7 @@ __all__ = [
     "require_ranks",
     "runs_in_a_rank",
     "set_rank_context",
+    "sets_up_a_rank",
     "too_few_ranks_skip",
     "warm_up",
     "with_faults",
@@ -275,6 +276,10 @@ def open_world(config: pytest.Config, name: str | None) -> World:
         try:
             world = get_world(name, device=device, seed=seed, **_options(config, name))
             world.check()
+            if world.shares_process:
+                from pdlcheck.harness.own_fixtures import follow_patches
+
+                follow_patches()
         except WorldUnavailable as missing:
             raise pytest.skip.Exception(str(missing), _use_item_location=True) from None
         worlds[name] = world
@@ -322,6 +327,11 @@ def leave_rank_context(context: RankContext) -> None:
     """Say that no rank is meant, unless another one is by now: a rank that was left behind may end late."""
     if _context is context:
         set_rank_context(None)
+
+
+def sets_up_a_rank() -> bool:
+    """True while the fixtures of a simulated rank are set up or torn down."""
+    return _context is not None
 
 
 def rank_context(fixture: str) -> RankContext:

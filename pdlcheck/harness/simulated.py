@@ -25,6 +25,7 @@ from pdlcheck.harness.at_once import needs_one_message
 from pdlcheck.harness.cases import CASE, Case, RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.loggers import attach_quickly
+from pdlcheck.harness.own_fixtures import Text, follow_fixture, follow_log
 from pdlcheck.harness.schedules import runs_under_schedules, search_schedules
 from pdlcheck.harness.verdicts import verdict
 from pdlcheck.worlds.outcome import Outcome
@@ -46,6 +47,7 @@ class _RankFixtures:
     arguments: dict[str, Any] = field(default_factory=dict)
     returned: Any = None
     aside: list[tuple[Any, Any, list[Callable[[], object]], Any]] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
 
 
 class SimulatedItem:
@@ -68,7 +70,13 @@ class SimulatedItem:
         if self._at_once:
             verdict(self._cluster.run_bodies(fill, faults=()))
         else:
-            verdict([self._on_rank(rank, work) for rank, work in enumerate(fill)])
+            ended = [self._on_rank(rank, work) for rank, work in enumerate(fill)]
+            self._show_texts()
+            verdict(ended)
+
+    def _show_texts(self) -> None:
+        for text in [text for rank in self._ranks for text in rank.texts]:
+            text.show()
 
     def call(self, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
@@ -108,7 +116,11 @@ class SimulatedItem:
     def _outcomes(self, drawn: dict[str, Any], schedule: Schedule | None) -> list[Outcome]:
         __tracebackhide__ = True
         faults = next((value for value in drawn.values() if isinstance(value, DrawnFaults)), None)
-        return self._cluster.run_bodies([partial(self._body, rank, drawn) for rank in self._ranks], schedule, faults)
+        bodies = [partial(self._body, rank, drawn) for rank in self._ranks]
+        try:
+            return self._cluster.run_bodies(bodies, schedule, faults)
+        finally:
+            self._show_texts()
 
     def _run_afresh(self, schedule: Schedule) -> BaseException | None:
         """Run the bodies on new ranks with new fixtures, as in a run of this one schedule alone."""
@@ -183,13 +195,16 @@ class SimulatedItem:
             item._obj = getattr(item._instance, item.originalname)
         mine.body = item.obj
         item.funcargs[CASE] = self._case
+        follow_log(item)
         try:
             item._request._fillfixtures()
         finally:
             for definition in _definitions(item):
-                if definition.argname in _OF_THE_PROCESS:
+                if definition.scope != "function" or definition.cached_result is None:
                     continue
-                if definition.scope == "function" and definition.cached_result is not None:
+                if (text := follow_fixture(definition.cached_result[0])) is not None:
+                    mine.texts.append(text)
+                if definition.argname not in _OF_THE_PROCESS:
                     mine.aside.append(
                         (definition, definition.cached_result, list(definition._finalizers), item._request)
                     )

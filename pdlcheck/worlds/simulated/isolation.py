@@ -38,7 +38,7 @@ from pdlcheck.worlds.simulated import diverted
 from pdlcheck.worlds.simulated.normals import kept_normal, set_kept_normal
 from pdlcheck.worlds.simulated.streams import python_stream, set_python_stream
 
-__all__ = ["Observer", "RankState", "isolated_controller"]
+__all__ = ["Observer", "Own", "RankState", "isolated_controller"]
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _environment: Any = os.environb if os.supports_bytes_environ else os.environ  # which takes twice as long
@@ -72,6 +72,16 @@ class Observer(Protocol):
         """The controller is about to call ``fn`` on the ranks."""
 
 
+class Own(Protocol):
+    """Something more that is in force while one rank runs."""
+
+    def leave(self) -> None:
+        """Take it back: the rank gives up its turn, or has ended."""
+
+    def arrive(self) -> None:
+        """Do it again: the rank goes on, or starts anew."""
+
+
 class RankState:
     """The process-wide state of one rank, while another rank runs."""
 
@@ -81,6 +91,7 @@ class RankState:
         self._numpy = _generator_of(rank)
         self._environment = _environment_of(rank, world_size)
         self._kept: diverted.Diverted | None = None
+        self.own: list[Own] = []  # added while the rank runs
 
     def enter(self) -> None:
         """The rank starts."""
@@ -95,9 +106,13 @@ class RankState:
         self._python = python_stream()
         if observer is not None:
             observer.arrive(self._rank)
+        for own in self.own:
+            own.arrive()
 
     def save(self) -> None:
         """The rank gives up its turn."""
+        for own in reversed(self.own):
+            own.leave()
         self._torch = torch.default_generator.get_state()
         self._python = python_stream(self._python)
         self._normal = kept_normal()
@@ -116,9 +131,13 @@ class RankState:
         diverted.put_back(self._diverted)
         if observer is not None:
             observer.arrive(self._rank)
+        for own in self.own:
+            own.arrive()
 
     def leave(self) -> None:
         """The rank has ended."""
+        for own in reversed(self.own):
+            own.leave()
         self._kept = diverted.end()
 
     def _set_environment(self) -> None:

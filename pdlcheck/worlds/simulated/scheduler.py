@@ -235,8 +235,6 @@ class Scheduler:
                 if me.body is None:
                     return
                 me.outcome = self._call(me, me.body)
-                if not self.given_up:
-                    me.state.leave()
                 if self.error is None and not self._stopping:
                     self._pending[me.rank] = None
                 self.progress()
@@ -246,10 +244,8 @@ class Scheduler:
         __tracebackhide__ = True
         if self.given_up:
             return Stopped(me.rank)
-        me.state.enter()
         try:
-            self._check(me)
-            value = body()
+            value = self._as_rank(me, body)
             if self._refused is not None:
                 raise copy(self._refused)
             return Returned(me.rank, value)
@@ -263,6 +259,16 @@ class Scheduler:
                 end_at_user_line(error)
             return Raised(me.rank, error, order=self._failures, site=site_of(error))
 
+    def _as_rank(self, me: RankThread, body: Callable[[], Any]) -> Any:
+        __tracebackhide__ = True
+        me.state.enter()
+        try:
+            self._check(me)
+            return body()
+        finally:
+            if not self.given_up:  # else the process is no longer this rank's to change
+                me.state.leave()
+
     def _yield(self, me: RankThread, kind: str, pending: Any) -> None:
         __tracebackhide__ = True
         if self.error is None and not self._stopping:  # else the rank only ends
@@ -274,7 +280,7 @@ class Scheduler:
             self._running = following
             following.turn.release()
             me.turn.acquire()
-            if not self.given_up:  # else the process is no longer this rank's to change
+            if not self.given_up:  # as above
                 me.state.restore()
         self._check(me)
 

@@ -1,0 +1,177 @@
+"""pytest's ``monkeypatch``, ``caplog`` and ``capsys`` of simulated ranks: in force while their rank runs.
+
+Each changes or hears something of the whole process. When its rank gives up the turn that is taken back, and done again
+when the rank goes on, so no rank sees another's and it does not matter in which order they end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from functools import wraps
+from inspect import getattr_static, isclass, isdatadescriptor
+from io import StringIO
+from typing import Any
+
+import pytest
+from _pytest.capture import CaptureFixture
+from _pytest.logging import caplog_handler_key, caplog_records_key
+
+from pdlcheck.harness import cases
+from pdlcheck.worlds.simulated.scheduler import current_rank, running_rank
+
+__all__ = ["Text", "follow_fixture", "follow_log", "follow_patches"]
+
+_ABSENT: Any = object()
+
+
+_HasLevel = logging.Handler | logging.Logger
+
+
+def follow_log(item: pytest.Item) -> None:
+    """On a rank, before its fixtures are set up: let what ``caplog`` hears from now on be the rank's own."""
+    if "caplog" in item.fixturenames and caplog_handler_key in item.stash:  # type: ignore[attr-defined]  # a Function
+        running_rank().state.own.append(_Log(item))
+
+
+def follow_fixture(value: object) -> Text | None:
+    """On a rank, when its fixtures are set up: let what the value of one of them does be the rank's own from now on."""
+    own: Any = None
+    if isinstance(value, pytest.MonkeyPatch):
+        own = _Patches(value)
+    elif isinstance(value, CaptureFixture):
+        own = Text(value)
+    if own is not None:
+        running_rank().state.own.append(own)
+    return own if isinstance(own, Text) else None
+
+
+def follow_patches() -> None:
+    """From now on a ``MonkeyPatch`` that the body of a rank makes is its own; one of a fixture may be everybody's."""
+    init: Any = pytest.MonkeyPatch.__init__
+    if hasattr(init, "__wrapped__"):
+        return
+
+    @wraps(init)
+    def follow(self: pytest.MonkeyPatch) -> None:
+        init(self)
+        rank = current_rank()
+        if rank is not None and not cases.sets_up_a_rank():
+            rank.state.own.append(_Patches(self))
+
+    pytest.MonkeyPatch.__init__ = follow  # type: ignore[method-assign]
+
+
+class _Patches:
+    """What a ``MonkeyPatch`` has set."""
+
+    def __init__(self, patches: pytest.MonkeyPatch) -> None:
+        self._patches: Any = patches
+        self._attributes: list[tuple[Any, str, Any]] = []
+        self._items: list[tuple[Any, Any, Any]] = []
+        self._folder: str | None = None
+        self._path: list[str] | None = None
+
+    def leave(self) -> None:
+        patches = self._patches
+        self._attributes = [(target, name, _value(target, name)) for target, name, _ in patches._setattr]
+        self._items = [(mapping, key, mapping.get(key, _ABSENT)) for mapping, key, _ in patches._setitem]
+        self._folder = None if patches._cwd is None else os.getcwd()
+        self._path = None if patches._savesyspath is None else sys.path[:]
+        patches.undo()
+
+    def arrive(self) -> None:
+        patches = self._patches
+        for target, name, value in self._attributes:
+            if value is _ABSENT:
+                patches.delattr(target, name, raising=False)
+            else:
+                patches.setattr(target, name, value, raising=False)
+        for mapping, key, value in self._items:
+            if value is _ABSENT:
+                patches.delitem(mapping, key, raising=False)
+            else:
+                patches.setitem(mapping, key, value)
+        if self._folder is not None:
+            patches.chdir(self._folder)
+        if self._path is not None:
+            patches._savesyspath, sys.path[:] = sys.path[:], self._path
+
+
+def _value(target: Any, name: str) -> Any:
+    """What the target itself holds under that name."""
+    own = getattr(target, "__dict__", {})
+    if name in own:
+        return own[name]
+    of_type = getattr_static(type(target), name, None)
+    return getattr(target, name, _ABSENT) if not isclass(target) and isdatadescriptor(of_type) else _ABSENT
+
+
+class _Log:
+    """What ``caplog`` has heard, and the levels that it has set."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._stash = item.stash
+        self._handler: Any = item.stash[caplog_handler_key]
+        self._filters = list(self._handler.filters)
+        self._heard: dict[str, tuple[list[logging.LogRecord], StringIO]] = {}
+        self._records: dict[str, list[logging.LogRecord]] = {}
+        self._set: dict[_HasLevel, int] = {}
+        self._disabled: int | None = None
+        self.arrive()
+
+    def arrive(self) -> None:
+        handler, everybodys = self._handler, self._stash[caplog_records_key]
+        self._everybodys = everybodys, handler.records, handler.stream, handler.filters
+        self._when = next(reversed(everybodys))
+        handler.records, handler.stream = self._heard.get(self._when, ([], StringIO()))
+        handler.filters = self._filters
+        self._records[self._when] = handler.records
+        self._stash[caplog_records_key] = self._records
+        self._levels, self._disable = _levels(handler), logging.root.manager.disable
+        for one, level in self._set.items():
+            one.setLevel(level)
+        if self._disabled is not None:
+            logging.disable(self._disabled)
+
+    def leave(self) -> None:
+        handler = self._handler
+        self._heard[self._when] = handler.records, handler.stream
+        self._stash[caplog_records_key], handler.records, handler.stream, handler.filters = self._everybodys
+        self._set = {one: level for one, level in _levels(handler).items() if self._levels.get(one, level) != level}
+        for one in self._set:
+            one.setLevel(self._levels[one])
+        self._disabled = None
+        if (disabled := logging.root.manager.disable) != self._disable:
+            self._disabled = disabled
+            logging.disable(self._disable)
+
+
+def _levels(handler: logging.Handler) -> dict[_HasLevel, int]:
+    known = [one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+    both: list[_HasLevel] = [handler, logging.root, *known]
+    return {one: one.level for one in both}
+
+
+class Text:
+    """What a rank has written and nobody has read from ``capsys`` or one of its kin, which the ranks share."""
+
+    def __init__(self, fixture: CaptureFixture[Any]) -> None:
+        self._fixture: Any = fixture
+        self._unread = self._shown = fixture.captureclass.EMPTY_BUFFER, fixture.captureclass.EMPTY_BUFFER
+
+    def arrive(self) -> None:
+        self._fixture._captured_out, self._fixture._captured_err = self._unread
+
+    def leave(self) -> None:
+        self._unread = tuple(self._fixture.readouterr())
+
+    def show(self) -> None:
+        """At the end of a phase, in the report, as pytest does; a fixture's teardown may still read it."""
+        capture = self._fixture._capture
+        if capture is None or getattr(self._fixture, "_config", {}).get("tee"):
+            return
+        for stream, unread, shown in zip((capture.out, capture.err), self._unread, self._shown, strict=True):
+            stream.writeorg(unread.removeprefix(shown))
+        self._shown = self._unread

@@ -1,0 +1,219 @@
+"""pytest's fixtures in ranks that take turns while they use them: each rank has its own, on every world."""
+
+from __future__ import annotations
+
+import pytest
+
+WORLDS = pytest.mark.parametrize("world", ["sim", "gloo"])
+
+
+@WORLDS
+def test_caplog_and_the_levels_it_sets_are_of_one_rank(run, world):
+    run(
+        """
+log = logging.getLogger("mine")
+
+@pytest.fixture
+def heard(caplog, rank):
+    log.warning("set-up of %d", rank)
+    return caplog
+
+@W
+def test_records(rank, heard):
+    log.warning("of %d", rank)
+    dist.barrier()
+    if rank == 0:
+        heard.clear()
+    log.warning("then %d", rank)
+    dist.barrier()
+    assert heard.messages == (["then 0"] if rank == 0 else ["of 1", "then 1"])
+    assert heard.text.count(f"then {rank}") == 1 and f"then {1 - rank}" not in heard.text
+    assert [record.getMessage() for record in heard.get_records("setup")] == [f"set-up of {rank}"]
+
+@W
+def test_levels(rank, caplog):
+    if rank == 0:
+        with caplog.at_level(logging.DEBUG), caplog.filtering(lambda record: record.name == "mine"):
+            dist.barrier()
+            log.debug("heard")
+            logging.debug("filtered")
+            dist.barrier()
+        dist.barrier()
+        assert caplog.messages == ["heard"]
+    else:
+        dist.barrier()
+        log.debug("too low")
+        caplog.set_level(logging.CRITICAL)
+        dist.barrier()
+        log.error("still too low")
+        dist.barrier()
+        assert caplog.messages == []
+
+def test_after(caplog):
+    assert logging.getLogger().level == logging.WARNING
+    log.info("too low")
+    log.warning("heard")
+    assert caplog.messages == ["heard"]
+""",
+        world=world,
+    ).assert_outcomes(passed=3)
+
+
+@WORLDS
+def test_what_a_rank_reads_from_capsys_is_its_own_and_what_it_does_not_read_is_reported(run, world):
+    result = run(
+        """
+@pytest.fixture
+def captured(capsys, rank):
+    print("set-up of", rank)
+    yield capsys
+    assert capsys.readouterr().out.count(f"unread by {rank}\\n") == 1
+
+@W
+def test_text(rank, captured):
+    print("of", rank)
+    dist.barrier()
+    print("then", rank)
+    dist.barrier()
+    assert captured.readouterr().out == f"set-up of {rank}\\nof {rank}\\nthen {rank}\\n"
+    print("unread by", rank)
+
+@W
+def test_descriptors(rank, capfd):
+    os.write(1, b"of %d\\n" % rank)
+    dist.barrier()
+    os.system(f"echo then {rank} >&2")
+    dist.barrier()
+    assert capfd.readouterr() == (f"of {rank}\\n", f"then {rank}\\n")
+
+@W
+def test_bytes(rank, capsysbinary):
+    sys.stdout.buffer.write(b"%d" % rank)
+    dist.barrier()
+    assert capsysbinary.readouterr().out == b"%d" % rank
+""",
+        "-rA",
+        world=world,
+    )
+    result.assert_outcomes(passed=3)
+    for rank in range(2):
+        assert result.stdout.str().count(f"unread by {rank}\n") == 1
+    result.stdout.no_fnmatch_line("then *")
+
+
+@WORLDS
+def test_what_a_rank_patches_is_of_one_rank_and_undone_in_whatever_order(run, world):
+    run(
+        """
+class Thing:
+    value = "none"
+    gone = "there"
+    @staticmethod
+    def call(): return "none"
+
+class Slotted:
+    __slots__ = ("value",)
+
+slotted, table, start, path = Slotted(), {"old": 0}, os.getcwd(), list(sys.path)
+slotted.value = "none"
+
+@pytest.fixture
+def patched(monkeypatch, rank):
+    monkeypatch.setattr(Thing, "value", rank)
+    return monkeypatch
+
+@pytest.fixture(scope="module")
+def of_all():
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setenv("OF_ALL", "yes")
+        yield
+
+@W
+def test_patches(rank, patched, tmp_path, of_all):
+    patched.setattr(slotted, "value", rank)
+    patched.setattr(Thing, "call", lambda: rank)
+    patched.setenv("MINE", str(rank))
+    patched.setitem(table, "new", rank)
+    patched.syspath_prepend(str(tmp_path))
+    patched.chdir(tmp_path)
+    if rank == 0:
+        patched.delattr(Thing, "gone")
+        patched.delitem(table, "old")
+    for _ in range(3):
+        dist.barrier()
+        assert (Thing.value, Thing.call(), slotted.value) == (rank, rank, rank)
+        assert os.environ["MINE"] == str(rank) and os.environ["OF_ALL"] == "yes"
+        assert table == ({"new": 0} if rank == 0 else {"old": 0, "new": 1})
+        assert hasattr(Thing, "gone") == (rank == 1)
+        assert sys.path[0] == os.getcwd() == str(tmp_path)
+
+@W
+def test_blocks_that_overlap(rank):
+    if rank == 1:
+        dist.barrier()
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(Thing, "value", rank)
+        dist.barrier()
+        dist.barrier()
+        assert Thing.value == rank
+    assert Thing.value == "none"
+    if rank == 0:
+        dist.barrier()
+
+@W
+def test_after(rank):
+    assert (Thing.value, Thing.call(), slotted.value) == ("none", "none", "none")
+    assert Thing.gone == "there" and table == {"old": 0}
+    assert "MINE" not in os.environ and os.getcwd() == start and sys.path == path
+
+def test_without_ranks():
+    assert (Thing.value, os.getcwd(), os.environ.get("MINE")) == ("none", start, None)
+""",
+        world=world,
+    ).assert_outcomes(passed=4)
+
+
+@WORLDS
+def test_what_a_function_on_ranks_patches_is_of_one_rank(run, world):
+    run(
+        """
+import colorsys
+
+def overlap():
+    rank = dist.get_rank()
+    if rank == 1:
+        dist.barrier()
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(colorsys, "ONE_THIRD", rank)
+        dist.barrier()
+        dist.barrier()
+        seen = colorsys.ONE_THIRD
+    if rank == 0:
+        dist.barrier()
+    return seen
+
+def test_function(world):
+    assert world.run(overlap, world_size=2) == [0, 1]
+    assert 0 < colorsys.ONE_THIRD < 1
+""",
+        world=world,
+    ).assert_outcomes(passed=1)
+
+
+@WORLDS
+def test_recwarn_hears_the_warnings_of_its_rank(run, world):
+    run(
+        """
+@W
+def test_warns(rank, recwarn):
+    dist.barrier()
+    warnings.warn(f"of {rank}")
+    dist.barrier()
+    assert [str(warning.message) for warning in recwarn] == [f"of {rank}"]
+
+def test_after():
+    with pytest.warns(UserWarning):
+        warnings.warn("heard")
+""",
+        world=world,
+    ).assert_outcomes(passed=2)
