@@ -12,7 +12,19 @@ from typing import Any
 from pdlcheck.errors import RankFailed
 from pdlcheck.worlds.site import is_ours
 
-__all__ = ["Outcome", "Raised", "Returned", "Stopped", "check_has_run", "results", "text_of", "without_addresses"]
+__all__ = [
+    "Outcome",
+    "Raised",
+    "Returned",
+    "Stopped",
+    "check_has_run",
+    "lesser",
+    "results",
+    "text_of",
+    "without_addresses",
+]
+
+lesser: list[type[BaseException]] = []  # what counts less than a failure, the least last: the skip of a test framework
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+", re.IGNORECASE)
 
@@ -89,7 +101,7 @@ def without_addresses(text: str) -> str:
 def results(outcomes: Sequence[Outcome]) -> list[Any]:
     """Return the value of every rank, or raise the first cause with notes that tell the story of all ranks."""
     __tracebackhide__ = True
-    raised = sorted((o for o in outcomes if isinstance(o, Raised)), key=lambda o: o.order)
+    raised = sorted((o for o in outcomes if isinstance(o, Raised)), key=lambda o: (_weight(o.error), o.order))
     if not raised:
         return [o.value for o in outcomes if isinstance(o, Returned)]
     first = raised[0]
@@ -97,6 +109,10 @@ def results(outcomes: Sequence[Outcome]) -> list[Any]:
     for note in _output(first) if told else _story(first, outcomes):
         first.error.add_note(note)
     raise first.error
+
+
+def _weight(error: BaseException) -> int:
+    return next((number for number, kind in enumerate(lesser, 1) if isinstance(error, kind)), 0)
 
 
 def _story(first: Raised, outcomes: Sequence[Outcome]) -> list[str]:

@@ -165,6 +165,28 @@ def test_a_failure_of_one_rank_counts_more_than_a_skip_of_another(run, world):
         assert words in text, words
 
 
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_failure_in_a_function_on_ranks_counts_more_than_what_came_before_it_on_another(run, world):
+    source = """
+import time
+
+def leaves(leave, right, who):
+    if dist.get_rank() == who:
+        leave(f"rank {who} leaves")
+    time.sleep(0.2)  # so that this comes later
+    assert right, "a failure"
+
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("leave", [pytest.skip, pytest.xfail])
+@pytest.mark.parametrize("who", [0, 1])
+def test_leaves(world, leave, right, who):
+    world.run(leaves, leave, right, who, world_size=2)
+"""
+    result = run(source, world=world)
+    result.assert_outcomes(skipped=2, xfailed=2, failed=4)
+    result.stdout.fnmatch_lines(["E*AssertionError: a failure", "E*rank 0 raised Skipped: rank 0 leaves"])
+
+
 @pytest.mark.parametrize(("right", "outcome"), [(True, "skipped"), (False, "failed")])
 def test_a_failure_under_one_schedule_counts_more_than_a_skip_under_another(run, right, outcome):
     source = f"""
