@@ -12,39 +12,42 @@ import sys
 from functools import wraps
 from inspect import getattr_static, isclass, isdatadescriptor
 from io import StringIO
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from _pytest.capture import CaptureFixture
 from _pytest.logging import caplog_handler_key, caplog_records_key
 
 from pdlcheck.harness import cases
+from pdlcheck.worlds.simulated.isolation import Own
 from pdlcheck.worlds.simulated.scheduler import current_rank, running_rank
 
-__all__ = ["Text", "follow_fixture", "follow_log", "follow_patches"]
+__all__ = ["Text", "follow", "follow_fixture", "follow_log", "follow_patches"]
 
 _ABSENT: Any = object()
 
 
+_Own = TypeVar("_Own", bound=Own)
 _HasLevel = logging.Handler | logging.Logger
+
+
+def follow(own: _Own) -> _Own:
+    """On a rank: let this be in force while the rank runs."""
+    running_rank().state.own.append(own)
+    return own
 
 
 def follow_log(item: pytest.Item) -> None:
     """On a rank, before its fixtures are set up: let what ``caplog`` hears from now on be the rank's own."""
     if "caplog" in item.fixturenames and caplog_handler_key in item.stash:  # type: ignore[attr-defined]  # a Function
-        running_rank().state.own.append(_Log(item))
+        follow(_Log(item))
 
 
 def follow_fixture(value: object) -> Text | None:
     """On a rank, when its fixtures are set up: let what the value of one of them does be the rank's own from now on."""
-    own: Any = None
     if isinstance(value, pytest.MonkeyPatch):
-        own = _Patches(value)
-    elif isinstance(value, CaptureFixture):
-        own = Text(value)
-    if own is not None:
-        running_rank().state.own.append(own)
-    return own if isinstance(own, Text) else None
+        follow(_Patches(value))
+    return follow(Text(value)) if isinstance(value, CaptureFixture) else None
 
 
 def follow_patches() -> None:

@@ -14,7 +14,8 @@ import pytest
 from _pytest.junitxml import xml_key
 
 from pdlcheck.harness import relayed_logs
-from pdlcheck.worlds.outcome import without_addresses
+from pdlcheck.harness.agreed import agreed, words_of
+from pdlcheck.harness.properties import record
 from pdlcheck.worlds.processes.journal import notes
 from pdlcheck.worlds.processes.member import Written
 
@@ -70,8 +71,7 @@ class RankOutput:
             _warn(self._item, warning)
         for which, line in self._agreed(noted["fixture"]):
             self._show_fixture(f"{line}{which}")
-        for which, (name, value) in self._agreed(noted["property"]):
-            self._item.user_properties.append((f"{name}{which}", value))
+        record(self._item, self._by_rank(noted["property"]))
         for which, (phase, title, text) in self._agreed(noted["section"]):
             self._item.add_report_section(f"{phase}{which}", title, text)
         self._write_xml(noted)
@@ -102,16 +102,11 @@ class RankOutput:
             writer.write(f"\n{line}")
             writer.flush()
 
+    def _by_rank(self, noted: Mapping[int, list[Any]]) -> list[list[Any]]:
+        return [noted.get(rank, []) for rank in self._ranks]
+
     def _agreed(self, noted: Mapping[int, list[Any]]) -> Iterator[tuple[str, Any]]:
-        """What every rank noted, once; the rest with words that name its rank."""
-        known = [set(map(_words_of, noted.get(rank, []))) for rank in self._ranks]
-        by_all = set.intersection(*known)
-        for rank in self._ranks:
-            for value in noted.get(rank, []):
-                if _words_of(value) not in by_all:
-                    yield f" [rank {rank}]", value
-                elif rank == 0:
-                    yield "", value
+        return agreed(self._by_rank(noted))
 
     def _write_xml(self, noted: Mapping[str, Mapping[int, list[Any]]]) -> None:
         xml = self._item.config.stash.get(xml_key, None)
@@ -134,7 +129,7 @@ class RankOutput:
         for rank, reports in reported.items():
             seen: defaultdict[str, int] = defaultdict(int)
             for data in reports:
-                what = _words_of((data.get("_subtest.context"), data["outcome"], _crash(data)))
+                what = words_of((data.get("_subtest.context"), data["outcome"], _crash(data)))
                 seen[what] += 1
                 merged.setdefault(f"{what} {seen[what]}", ([], data))[0].append(rank)
         for ranks, data in merged.values():
@@ -154,11 +149,7 @@ class RankOutput:
 
 def _once(warned: Mapping[int, list[Any]]) -> list[Any]:
     """Each warning once, whichever ranks it came from."""
-    return list({_words_of(warning): warning for rank in sorted(warned) for warning in warned[rank]}.values())
-
-
-def _words_of(noted: Any) -> str:
-    return without_addresses(repr(noted))
+    return list({words_of(warning): warning for rank in sorted(warned) for warning in warned[rank]}.values())
 
 
 def _warn(item: pytest.Item, noted: Mapping[str, Any]) -> None:

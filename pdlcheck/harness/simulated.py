@@ -25,7 +25,8 @@ from pdlcheck.harness.at_once import needs_one_message
 from pdlcheck.harness.cases import CASE, Case, RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.loggers import attach_quickly
-from pdlcheck.harness.own_fixtures import Text, follow_fixture, follow_log
+from pdlcheck.harness.own_fixtures import Text, follow, follow_fixture, follow_log
+from pdlcheck.harness.properties import Properties, record
 from pdlcheck.harness.schedules import runs_under_schedules, search_schedules
 from pdlcheck.harness.verdicts import verdict
 from pdlcheck.worlds.outcome import Outcome
@@ -48,6 +49,7 @@ class _RankFixtures:
     returned: Any = None
     aside: list[tuple[Any, Any, list[Callable[[], object]], Any]] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
+    properties: Properties | None = None
 
 
 class SimulatedItem:
@@ -71,12 +73,17 @@ class SimulatedItem:
             verdict(self._cluster.run_bodies(fill, faults=()))
         else:
             ended = [self._on_rank(rank, work) for rank, work in enumerate(fill)]
-            self._show_texts()
+            self._tell()
             verdict(ended)
 
-    def _show_texts(self) -> None:
+    def _tell(self) -> None:
+        """At the end of a phase: what ranks have written and nobody has read, and what they have recorded."""
         for text in [text for rank in self._ranks for text in rank.texts]:
             text.show()
+        self._record(self._ranks)
+
+    def _record(self, ranks: list[_RankFixtures]) -> None:
+        record(self._item, [rank.properties.take() if rank.properties else [] for rank in ranks])
 
     def call(self, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
@@ -120,7 +127,7 @@ class SimulatedItem:
         try:
             return self._cluster.run_bodies(bodies, schedule, faults)
         finally:
-            self._show_texts()
+            self._tell()
 
     def _run_afresh(self, schedule: Schedule) -> BaseException | None:
         """Run the bodies on new ranks with new fixtures, as in a run of this one schedule alone."""
@@ -161,6 +168,7 @@ class SimulatedItem:
             for rank, fixtures in reversed(list(enumerate(ranks))):
                 self._item.stash._storage.update(notes)
                 ended.append(self._on_rank(rank, partial(self._as_rank, rank, partial(self._finish, fixtures))))
+            self._record(ranks)
             verdict(ended[::-1])
 
     def _on_rank(self, rank: int, work: Callable[[], Any]) -> Outcome:
@@ -196,6 +204,8 @@ class SimulatedItem:
         mine.body = item.obj
         item.funcargs[CASE] = self._case
         follow_log(item)
+        if "record_property" in item.fixturenames:
+            mine.properties = follow(Properties(item))
         try:
             item._request._fillfixtures()
         finally:

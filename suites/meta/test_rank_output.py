@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+import pytest
+
 OUTPUT = """
 print("imported")
 
@@ -244,3 +246,34 @@ def test_nothing_of_the_users(rank): pass
         "test_inner.py::test_nothing_of_the_users[gloo-2] (fixtures used: rank) .",
         "TEARDOWN F rank",
     ]
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_what_ranks_record_alike_is_told_once_and_else_with_the_rank(run, world):
+    run(
+        """
+@pytest.fixture
+def recorded(record_property):
+    record_property("set up", 1)
+    yield record_property
+    record_property("torn down", 2)
+
+@W
+def test_same(recorded):
+    recorded("same", 3)
+
+@W
+def test_own(rank, recorded):
+    dist.barrier()
+    if rank == 1:
+        recorded("own", rank)
+""",
+        *("--junit-xml=report.xml", "-o", "junit_family=xunit1"),
+        world=world,
+    ).assert_outcomes(passed=2)
+    same, own = (
+        [(found.get("name"), found.get("value")) for found in case.iter("property")]
+        for case in ET.parse("report.xml").iter("testcase")
+    )
+    assert same == [("set up", "1"), ("same", "3"), ("torn down", "2")]
+    assert own == [("set up", "1"), ("own [rank 1]", "1"), ("torn down", "2")]
