@@ -76,6 +76,10 @@ class RankOutput:
             self._item.add_report_section(f"{phase}{which}", title, text)
         self._write_xml(noted)
         self._report(noted["report"])
+        if said := noted["example"]:
+            from pdlcheck.harness.noted import tell
+
+            tell(self._by_rank(said))
 
     def _forget(self) -> None:
         self._text: defaultdict[tuple[int, str], str] = defaultdict(str)

@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +40,7 @@ from pdlcheck.harness.rank_cache import write_whole_values
 from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_additions, note_for_xml, note_shown_fixtures
 from pdlcheck.harness.reports import RANK_CRASH, RANK_MESSAGE, RANK_REPORT, RANK_XFAIL
 from pdlcheck.harness.session_description import SessionDescription
+from pdlcheck.worlds.processes.journal import note
 from pdlcheck.worlds.processes.own_device import own_device
 from pdlcheck.worlds.processes.own_rank import own_rank, own_world_size
 from pdlcheck.worlds.watch import end_at_user_line
@@ -172,10 +174,13 @@ def call(nodeid: str, drawn: dict[str, Any]) -> None:
     if not is_property(item):
         _phase(item, "call", lambda: item.ihook.pytest_runtest_call(item=item))
         return
+    from pdlcheck.harness.noted import hear
+
     body = item.obj.hypothesis.inner_test
     instance = getattr(item.obj, "__self__", None)
     fixtures = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
-    _phase(item, "call", lambda: body(*([] if instance is None else [instance]), **fixtures, **drawn))
+    with hear(partial(note, "example")):
+        _phase(item, "call", lambda: body(*([] if instance is None else [instance]), **fixtures, **drawn))
 
 
 def teardown(nodeid: str, following: tuple[str, str] | Literal["keep"] | None, failed: bool) -> None:

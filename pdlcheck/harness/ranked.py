@@ -66,12 +66,17 @@ def call(item: pytest.Function) -> None:
     if not is_property(item):
         ranked.call({})
         return
+    from pdlcheck.harness.noted import refuse_drawing
+
     refuse_own_fixtures(item)
-    fixtures = dict.fromkeys(item._fixtureinfo.argnames, _EachRanksOwn())
+    fixtures = {name: _shown(item, name) for name in item._fixtureinfo.argnames}
 
     def on_ranks(arguments: dict[str, Any]) -> None:
         __tracebackhide__ = True
-        ranked.call({name: value for name, value in arguments.items() if name not in fixtures})
+        drawn = {name: value for name, value in arguments.items() if name not in fixtures}
+        for name, value in drawn.items():
+            refuse_drawing(name, value)
+        ranked.call(drawn)
 
     with ranks_receive_examples(item, on_ranks):
         item.obj(**fixtures)
@@ -85,6 +90,19 @@ def finish_ranks(config: pytest.Config, exitstatus: int) -> None:
         from pdlcheck.harness.processes import finish
 
         finish(world, exitstatus)
+
+
+def _shown(item: pytest.Function, name: str) -> Any:
+    """In a falsifying example: the value of a parameter, which is the same on all ranks."""
+    definitions = item._fixtureinfo.name2fixturedefs.get(name, ())
+    made_by = definitions[-1].func.__module__ if definitions else "_pytest."
+    if name in item.callspec.params and made_by.startswith("_pytest."):  # else it is the parameter of a fixture
+        return item.callspec.params[name]
+    if name == "world_size" and made_by == "pdlcheck.plugin":
+        case = cases.case_of(item)
+        assert case is not None
+        return case.world_size
+    return _EachRanksOwn()
 
 
 class _EachRanksOwn:

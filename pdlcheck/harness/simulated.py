@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -33,6 +33,9 @@ from pdlcheck.worlds.outcome import Outcome
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
 from pdlcheck.worlds.simulated.schedules import DrawnSchedule, Replay, Schedule
 
+if TYPE_CHECKING:
+    from pdlcheck.harness.noted import Said
+
 __all__ = ["SimulatedItem"]
 
 # pytest can capture the output of a process once, and patches that ranks make in turn are undone in the order of all
@@ -50,6 +53,7 @@ class _RankFixtures:
     aside: list[tuple[Any, Any, list[Callable[[], object]], Any]] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
     properties: Properties | None = None
+    said: list[Said] = field(default_factory=list)  # of the example under way
 
 
 class SimulatedItem:
@@ -128,6 +132,13 @@ class SimulatedItem:
             return self._cluster.run_bodies(bodies, schedule, faults)
         finally:
             self._tell()
+            if is_property(self._item):
+                from pdlcheck.harness.noted import tell
+
+                said = [rank.said[:] for rank in self._ranks]
+                for rank in self._ranks:
+                    rank.said.clear()
+                tell(said)
 
     def _run_afresh(self, schedule: Schedule) -> BaseException | None:
         """Run the bodies on new ranks with new fixtures, as in a run of this one schedule alone."""
@@ -190,10 +201,15 @@ class SimulatedItem:
         __tracebackhide__ = True
         body = rank.body
         if hasattr(body, "hypothesis"):
+            from pdlcheck.harness.noted import hear
+
             instance = getattr(body, "__self__", None)
             body = body.hypothesis.inner_test.__wrapped__
             body = body if instance is None else partial(body, instance)
-        rank.returned = body(**rank.arguments, **deepcopy(drawn))
+            with hear(rank.said.append):
+                body(**rank.arguments, **deepcopy(drawn))
+        else:
+            rank.returned = body(**rank.arguments)
 
     def _fill(self, mine: _RankFixtures) -> None:
         item = self._item
