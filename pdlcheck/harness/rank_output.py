@@ -16,6 +16,7 @@ from _pytest.junitxml import xml_key
 from pdlcheck.harness import relayed_logs
 from pdlcheck.harness.agreed import agreed, words_of
 from pdlcheck.harness.properties import record
+from pdlcheck.harness.rank_subtests import id_of, report
 from pdlcheck.worlds.processes.journal import notes
 from pdlcheck.worlds.processes.member import Written
 
@@ -75,7 +76,7 @@ class RankOutput:
         for which, (phase, title, text) in self._agreed(noted["section"]):
             self._item.add_report_section(f"{phase}{which}", title, text)
         self._write_xml(noted)
-        self._report(noted["report"])
+        report(self._item, len(self._ranks), noted["report"])
         if said := noted["example"]:
             from pdlcheck.harness.noted import tell
 
@@ -124,31 +125,7 @@ class RankOutput:
         for which, (name, value) in self._agreed(last):
             attributes[name].append(f"{value}{which}")
         for name, values in attributes.items():
-            xml.node_reporter(_id_of(self._item)).add_attribute(name, ", ".join(values))
-
-    def _report(self, reported: Mapping[int, list[Any]]) -> None:
-        """Equal subtests of several ranks are one; others name their ranks."""
-        config = self._item.config
-        merged: dict[str, tuple[list[int], dict[str, Any]]] = {}
-        for rank, reports in reported.items():
-            seen: defaultdict[str, int] = defaultdict(int)
-            for data in reports:
-                what = words_of((data.get("_subtest.context"), data["outcome"], _crash(data)))
-                seen[what] += 1
-                merged.setdefault(f"{what} {seen[what]}", ([], data))[0].append(rank)
-        for ranks, data in merged.values():
-            context = data.get("_subtest.context")
-            if context is not None and len(ranks) < len(self._ranks):
-                who = f"rank {', '.join(map(str, ranks))}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-                context["msg"] = who if context["msg"] is None else f"{who}: {context['msg']}"
-            report = config.hook.pytest_report_from_serializable(config=config, data=data)
-            if report is None:
-                continue
-            if report.failed:
-                _count_failed_subtest(self._item)
-            capture = config.pluginmanager.getplugin("capturemanager")
-            with capture.global_and_fixture_disabled():
-                self._item.ihook.pytest_runtest_logreport(report=report)
+            xml.node_reporter(id_of(self._item)).add_attribute(name, ", ".join(values))
 
 
 def _once(warned: Mapping[int, list[Any]]) -> list[Any]:
@@ -173,22 +150,6 @@ def _warn(item: pytest.Item, noted: Mapping[str, Any]) -> None:
             "location": None,
         }
     )
-
-
-def _crash(report: Mapping[str, Any]) -> Any:
-    longrepr = report.get("longrepr")
-    return longrepr.get("reprcrash") if isinstance(longrepr, dict) else longrepr
-
-
-def _count_failed_subtest(item: pytest.Item) -> None:
-    """pytest fails a test that passed but for its subtests."""
-    from _pytest.subtests import failed_subtests_key  # pytest 9; before, nothing sends such reports
-
-    item.config.stash[failed_subtests_key][_id_of(item)] += 1
-
-
-def _id_of(item: pytest.Item) -> Any:
-    return getattr(item, "id", item.nodeid)  # of the releases of pytest 9, some count by the one, some by the other
 
 
 def _stream(name: str, *, tee: bool) -> TextIO:

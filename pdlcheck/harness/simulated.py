@@ -27,6 +27,7 @@ from pdlcheck.harness.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.loggers import attach_quickly
 from pdlcheck.harness.own_fixtures import Text, follow, follow_fixture, follow_log
 from pdlcheck.harness.properties import Properties, record
+from pdlcheck.harness.rank_subtests import keep_reports, report
 from pdlcheck.harness.schedules import runs_under_schedules, search_schedules
 from pdlcheck.harness.verdicts import verdict
 from pdlcheck.worlds.outcome import Outcome
@@ -53,6 +54,7 @@ class _RankFixtures:
     aside: list[tuple[Any, Any, list[Callable[[], object]], Any]] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
     properties: Properties | None = None
+    reports: list[dict[str, Any]] = field(default_factory=list)  # of subtests
     said: list[Said] = field(default_factory=list)  # of the example under way
 
 
@@ -85,6 +87,10 @@ class SimulatedItem:
         for text in [text for rank in self._ranks for text in rank.texts]:
             text.show()
         self._record(self._ranks)
+        reported = {number: rank.reports[:] for number, rank in enumerate(self._ranks) if rank.reports}
+        for rank in self._ranks:
+            rank.reports.clear()
+        report(self._item, self._case.world_size, reported)
 
     def _record(self, ranks: list[_RankFixtures]) -> None:
         record(self._item, [rank.properties.take() if rank.properties else [] for rank in ranks])
@@ -230,6 +236,7 @@ class SimulatedItem:
                     continue
                 if (text := follow_fixture(definition.cached_result[0])) is not None:
                     mine.texts.append(text)
+                keep_reports(definition.cached_result[0], mine.reports)
                 if definition.argname not in _OF_THE_PROCESS:
                     mine.aside.append(
                         (definition, definition.cached_result, list(definition._finalizers), item._request)

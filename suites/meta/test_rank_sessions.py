@@ -207,7 +207,8 @@ def test_the_first_schedule_skips():
 
 
 @pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest 8 has no subtests; install pytest 9")
-def test_a_failing_subtest_fails_the_test_and_names_its_rank(run):
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_failing_subtest_fails_the_test_and_names_its_rank(run, world):
     result = run(
         """
 @W
@@ -221,13 +222,18 @@ def test_some(subtests, rank):
 @W
 def test_good(subtests):
     with subtests.test("step"):
-        pass
-"""
+        dist.barrier()
+        print("printed in a subtest")
+        dist.barrier()
+""",
+        "-rA",
+        world=world,
     )
     text = result.stdout.str()
     text = text.replace("'", "")  # only some releases quote the values
-    assert "SUBFAILED[rank 1: step] (i=1) test_inner.py::test_some[gloo-2]" in text
+    assert f"SUBFAILED[rank 1: step] (i=1) test_inner.py::test_some[{world}-2]" in text
     assert text.count("SUBFAILED[step] (i=2)") == 1, "what fails in the same way on all ranks is told once"
+    assert text.count("\nprinted in a subtest") == 2
     assert "contains 2 failed subtests" in text
     outcomes = result.parseoutcomes()
     assert (outcomes["passed"], outcomes["failed"]) == (1, 3)
