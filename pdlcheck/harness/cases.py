@@ -279,8 +279,10 @@ def open_world(config: pytest.Config, name: str | None) -> World:
             world.check()
             if world.shares_process:
                 from pdlcheck.harness.own_fixtures import follow_patches
+                from pdlcheck.harness.own_mocks import follow_mocks
 
                 follow_patches()
+                follow_mocks()
         except WorldUnavailable as missing:
             raise pytest.skip.Exception(str(missing), _use_item_location=True) from None
         worlds[name] = world

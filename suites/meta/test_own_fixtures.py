@@ -201,6 +201,75 @@ def test_function(world):
 
 
 @WORLDS
+def test_what_a_rank_mocks_is_of_one_rank_and_undone_in_whatever_order(run, world):
+    run(
+        """
+import colorsys
+from unittest import mock
+
+def overlap(rank, patch, value):
+    if rank == 1:
+        dist.barrier()
+    with patch:
+        dist.barrier()
+        dist.barrier()
+        seen = value()
+    if rank == 0:
+        dist.barrier()
+    return seen
+
+@W
+def test_attribute(rank):
+    patch = mock.patch("colorsys.ONE_THIRD", rank)
+    assert overlap(rank, patch, lambda: colorsys.ONE_THIRD) == rank
+    assert 0 < colorsys.ONE_THIRD < 1
+
+@W
+def test_new_attribute(rank):
+    patch = mock.patch.object(colorsys, "NEW", rank, create=True)
+    assert overlap(rank, patch, lambda: colorsys.NEW) == rank
+    assert not hasattr(colorsys, "NEW")
+
+@W
+def test_several(rank):
+    patch = mock.patch.multiple("colorsys", ONE_THIRD=rank, ONE_SIXTH=rank)
+    assert overlap(rank, patch, lambda: (colorsys.ONE_THIRD, colorsys.ONE_SIXTH)) == (rank, rank)
+
+@W
+@pytest.mark.parametrize("clear", [False, True])
+def test_dict(rank, clear):
+    patch = mock.patch.dict("os.environ", {"MINE": str(rank)}, clear=clear)
+    assert overlap(rank, patch, lambda: os.environ["MINE"]) == str(rank)
+    assert "MINE" not in os.environ and os.environ["RANK"] == str(rank)
+
+@W
+@mock.patch("colorsys.rgb_to_hls")
+def test_decorated(mocked, rank):
+    dist.barrier()
+    colorsys.rgb_to_hls(rank)
+    dist.barrier()
+    mocked.assert_called_once_with(rank)
+
+@W
+def test_started(rank):
+    patch = mock.patch.object(colorsys, "rgb_to_yiq", return_value=rank)
+    mocked = patch.start()
+    dist.barrier()
+    assert colorsys.rgb_to_yiq() == rank
+    patch.stop()
+    mocked.assert_called_once_with()
+
+def test_after():
+    assert colorsys.rgb_to_hls(0, 0, 0) == (0, 0, 0) == colorsys.rgb_to_yiq(0, 0, 0)
+    assert "MINE" not in os.environ and 0 < colorsys.ONE_SIXTH < colorsys.ONE_THIRD < 1
+    with mock.patch("colorsys.ONE_THIRD", 5):
+        assert colorsys.ONE_THIRD == 5
+""",
+        world=world,
+    ).assert_outcomes(passed=8)
+
+
+@WORLDS
 def test_recwarn_hears_the_warnings_of_its_rank(run, world):
     run(
         """
