@@ -72,6 +72,7 @@ class RankContext:
     world_size: int
     device: torch.device
     group: dist.ProcessGroup
+    in_body: bool = False  # of the test, which may ask for fixtures
 
 
 def world_names(config: pytest.Config) -> list[str]:
@@ -334,7 +335,7 @@ def leave_rank_context(context: RankContext) -> None:
 
 def sets_up_a_rank() -> bool:
     """True while the fixtures of a simulated rank are set up or torn down."""
-    return _context is not None
+    return _context is not None and not _context.in_body
 
 
 def rank_context(fixture: str) -> RankContext:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import wraps
 from inspect import getattr_static, isclass, isdatadescriptor
 from io import StringIO
@@ -22,7 +24,7 @@ from pdlcheck.harness import cases
 from pdlcheck.worlds.simulated.isolation import Own
 from pdlcheck.worlds.simulated.scheduler import current_rank, running_rank
 
-__all__ = ["Text", "follow", "follow_fixture", "follow_log", "follow_patches"]
+__all__ = ["Text", "follow", "follow_fixture", "follow_log", "follow_patches", "in_force"]
 
 _ABSENT: Any = object()
 
@@ -35,6 +37,19 @@ def follow(own: _Own) -> _Own:
     """On a rank: let this be in force while the rank runs."""
     running_rank().state.own.append(own)
     return own
+
+
+@contextmanager
+def in_force(own: Own) -> Iterator[None]:
+    """On a rank: in the block, and while the rank runs."""
+    owned = running_rank().state.own
+    own.arrive()
+    owned.append(own)
+    try:
+        yield
+    finally:
+        owned.remove(own)
+        own.leave()
 
 
 def follow_log(item: pytest.Item) -> None:

@@ -25,7 +25,7 @@ from pdlcheck.harness.at_once import needs_one_message
 from pdlcheck.harness.cases import CASE, Case, RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.loggers import attach_quickly
-from pdlcheck.harness.own_fixtures import Text, follow, follow_fixture, follow_log
+from pdlcheck.harness.own_fixtures import Text, follow, follow_fixture, follow_log, in_force
 from pdlcheck.harness.properties import Properties, record
 from pdlcheck.harness.rank_subtests import keep_reports, report
 from pdlcheck.harness.schedules import runs_under_schedules, search_schedules
@@ -51,7 +51,8 @@ class _RankFixtures:
     body: Callable[..., Any] = field(default=lambda: None)
     arguments: dict[str, Any] = field(default_factory=dict)
     returned: Any = None
-    aside: list[tuple[Any, Any, list[Callable[[], object]], Any]] = field(default_factory=list)
+    request: Any = None
+    aside: list[tuple[Any, Any, list[Callable[[], object]]]] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
     properties: Properties | None = None
     reports: list[dict[str, Any]] = field(default_factory=list)  # of subtests
@@ -133,7 +134,7 @@ class SimulatedItem:
     def _outcomes(self, drawn: dict[str, Any], schedule: Schedule | None) -> list[Outcome]:
         __tracebackhide__ = True
         faults = next((value for value in drawn.values() if isinstance(value, DrawnFaults)), None)
-        bodies = [partial(self._body, rank, drawn) for rank in self._ranks]
+        bodies = [partial(self._with_request, *of_rank, drawn) for of_rank in enumerate(self._ranks)]
         try:
             return self._cluster.run_bodies(bodies, schedule, faults)
         finally:
@@ -176,7 +177,7 @@ class SimulatedItem:
     def teardown(self) -> None:
         ranks, self._ranks = self._ranks, []
         with self._stack:
-            if self._at_once:
+            if self._at_once and not self._asked_for_more(ranks):
                 for fixtures in ranks:
                     self._finish(fixtures)
                 return
@@ -188,6 +189,10 @@ class SimulatedItem:
             self._record(ranks)
             verdict(ended[::-1])
 
+    def _asked_for_more(self, ranks: list[_RankFixtures]) -> bool:
+        """Whether a body has had fixtures set up that the test does not name."""
+        return any(known.argname not in self._item.fixturenames for rank in ranks for known, _, _ in rank.aside)
+
     def _on_rank(self, rank: int, work: Callable[[], Any]) -> Outcome:
         """Run ``work`` as one rank while the others stand still."""
         bodies: list[Callable[[], Any]] = [_stand_still] * self._case.world_size
@@ -196,12 +201,24 @@ class SimulatedItem:
 
     def _as_rank(self, rank: int, work: Callable[[], Any]) -> Any:
         """On the rank: what fixtures of ranks return is its own meanwhile."""
-        context = RankContext(rank, self._case.world_size, torch.device("cpu"), dist.group.WORLD)  # type: ignore[arg-type]
+        context = self._context(rank)
         set_rank_context(context)
         try:
             return work()
         finally:
             leave_rank_context(context)
+
+    def _context(self, rank: int, *, in_body: bool = False) -> RankContext:
+        group: Any = dist.group.WORLD
+        return RankContext(rank, self._case.world_size, torch.device("cpu"), group, in_body)
+
+    def _with_request(self, number: int, rank: _RankFixtures, drawn: dict[str, Any]) -> None:
+        __tracebackhide__ = True
+        if "request" not in self._item.fixturenames:
+            self._body(rank, drawn)
+            return
+        with in_force(_AtHand(self._item, rank, self._context(number, in_body=True))):
+            self._body(rank, drawn)
 
     def _body(self, rank: _RankFixtures, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
@@ -231,33 +248,64 @@ class SimulatedItem:
         try:
             item._request._fillfixtures()
         finally:
-            for definition in _definitions(item):
-                if definition.scope != "function" or definition.cached_result is None:
-                    continue
+            mine.request = item._request
+            for definition in _set_up(item, mine.request):
                 if (text := follow_fixture(definition.cached_result[0])) is not None:
                     mine.texts.append(text)
                 keep_reports(definition.cached_result[0], mine.reports)
-                if definition.argname not in _OF_THE_PROCESS:
-                    mine.aside.append(
-                        (definition, definition.cached_result, list(definition._finalizers), item._request)
-                    )
-                    definition.cached_result = None
-                    definition._finalizers.clear()
+            _put_aside(item, mine)
         mine.arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
 
     def _finish(self, rank: _RankFixtures) -> None:
-        for definition, cached, finalizers, _ in rank.aside:
-            definition.cached_result = cached
-            definition._finalizers[:] = finalizers
+        aside = _put_back(rank)
         with ExitStack() as stack:  # every fixture is finished, also after one of them failed
-            for definition, _, _, request in rank.aside:
-                stack.callback(definition.finish, request)
+            for definition in aside:
+                stack.callback(definition.finish, rank.request)
 
 
-def _definitions(item: pytest.Function) -> dict[Any, None]:
-    """Of the fixtures that the item has used, in their order; pytest's request knows none whose set-up has failed."""
-    known = [*item._request._fixture_defs.values()]
-    return dict.fromkeys(known + [one for defs in item._fixtureinfo.name2fixturedefs.values() for one in defs])
+class _AtHand:
+    """In a body that may ask for fixtures with ``request``: those of its rank."""
+
+    def __init__(self, item: pytest.Function, rank: _RankFixtures, context: RankContext) -> None:
+        self._item = item
+        self._rank = rank
+        self._context = context
+        self._here = False
+
+    def arrive(self) -> None:
+        self._here = True
+        set_rank_context(self._context)
+        _put_back(self._rank)
+        self._item._request = self._rank.request
+
+    def leave(self) -> None:
+        if self._here:  # else the ranks were given up while this one waited
+            self._here = False
+            _put_aside(self._item, self._rank)
+            leave_rank_context(self._context)
+
+
+def _put_aside(item: pytest.Function, rank: _RankFixtures) -> None:
+    for definition in _set_up(item, rank.request):
+        if definition.argname not in _OF_THE_PROCESS:
+            rank.aside.append((definition, definition.cached_result, list(definition._finalizers)))
+            definition.cached_result = None
+            definition._finalizers.clear()
+
+
+def _put_back(rank: _RankFixtures) -> list[Any]:
+    aside, rank.aside = rank.aside, []
+    for definition, cached, finalizers in aside:
+        definition.cached_result = cached
+        definition._finalizers[:] = finalizers
+    return [definition for definition, _, _ in aside]
+
+
+def _set_up(item: pytest.Function, request: Any) -> list[Any]:
+    """The function-scoped fixtures that are, in their order; pytest's request knows none whose set-up has failed."""
+    known = [*request._fixture_defs.values()]
+    used = dict.fromkeys(known + [one for defs in item._fixtureinfo.name2fixturedefs.values() for one in defs])
+    return [one for one in used if one.scope == "function" and one.cached_result is not None]
 
 
 def _stand_still() -> None:

@@ -225,3 +225,44 @@ def test_simulated_ranks_whose_fixtures_are_ours_are_set_up_in_one_run(run, monk
     monkeypatch.setattr(SimulatedRanks, "run_bodies", lambda *all, **more: seen.append(1) or honest(*all, **more))
     run(source, world="sim").assert_outcomes(passed=1)
     assert len(seen) == runs
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_body_may_ask_for_fixtures(run, world):
+    result = run(
+        """
+@pytest.fixture
+def known(rank):
+    return [rank]
+
+@pytest.fixture
+def late(known, rank, monkeypatch):
+    monkeypatch.setenv("LATE", str(rank))
+    yield known
+    print("torn down", rank, os.environ["LATE"])
+
+@W
+def test_asks(request, known):
+    dist.barrier()
+    mine = request.getfixturevalue("late")
+    rank = request.getfixturevalue("rank")
+    dist.barrier()
+    assert mine is request.getfixturevalue("known") is known == [rank] == [dist.get_rank()]
+    assert os.environ["LATE"] == str(rank)
+
+@W
+@pytest.mark.parametrize("name", ["late", "tmp_path"])
+def test_asks_by_name(request, name):
+    first = request.getfixturevalue(name)
+    dist.barrier()
+    assert first is request.getfixturevalue(name)
+
+def test_after():
+    assert "LATE" not in os.environ
+""",
+        "-rP",
+        world=world,
+    )
+    result.assert_outcomes(passed=4)
+    for rank in range(2):
+        assert result.stdout.str().count(f"torn down {rank} {rank}") == 2
