@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SimulatedItem"]
 
-# pytest can capture the output of a process once, and patches that ranks make in turn are undone in the order of all
-# of them: these are set up by the first rank and serve all of them
-_OF_THE_PROCESS = frozenset({"capfd", "capfdbinary", "capsys", "capsysbinary", "capteesys", "monkeypatch"})
+# pytest can capture the output of a process once: these are set up by the first rank and serve all of them
+_OF_THE_PROCESS = frozenset({"capfd", "capfdbinary", "capsys", "capsysbinary", "capteesys"})
 
 
 @dataclass
@@ -152,9 +151,6 @@ class SimulatedItem:
         if self._used:
             notes = dict(self._item.stash._storage)
             self.teardown()
-            for definition in _definitions(self._item):
-                if definition.argname in _OF_THE_PROCESS:
-                    definition.finish(self._item._request)
             self._item.stash._storage.update(notes)
             self._stack = ExitStack()
             self.setup()

@@ -25,7 +25,7 @@ def run(pytester):
         pytester.makepyfile(test_inner=HEAD + source, **files)
         # in this process, and where the project is installed in place, pytest finds its files imported already
         quiet = ("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
-        return pytester.runpytest_inprocess("--world", world, "-p", "no:cacheprovider", *quiet, *options)
+        return pytester.runpytest_inprocess("--world", world, "-p", "no:cacheprovider", *options, *quiet)
 
     return run
 
