@@ -24,7 +24,7 @@ def torchrun(folder, *options):
     done = subprocess.run(
         [*command, str(EXAMPLE), *options],
         cwd=folder,
-        env=outside() | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env=outside() | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=150,

@@ -31,7 +31,7 @@ def start(command, folder):
     return subprocess.Popen(
         [*map(str, command)],
         cwd=folder,
-        env=environment(),
+        env=environment() | {"TMPDIR": str(folder.parent)},  # torchrun leaves a folder there
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,

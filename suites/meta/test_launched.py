@@ -82,7 +82,13 @@ def outside() -> dict[str, str]:
 def launched(command: list[str], folder: Path, **more: str) -> tuple[int, str]:
     (folder / "test_launched_ranks.py").write_text(FILE)
     done = subprocess.run(
-        command, cwd=folder, env=outside() | more, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        command,
+        cwd=folder,
+        env=outside() | {"TMPDIR": str(folder)} | more,  # torchrun leaves a folder there
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
     )
     return done.returncode, done.stdout + done.stderr
 
