@@ -65,7 +65,10 @@ def _made(config: pytest.Config, own: Launch) -> LaunchedPlacement:
     if _placement not in config.stash:
         from pdlcheck.worlds.launched.placement import LaunchedPlacement
 
-        config.stash[_placement] = LaunchedPlacement(own)
+        try:
+            config.stash[_placement] = LaunchedPlacement(own)
+        except WorldUnavailable as error:
+            raise pytest.UsageError(str(error)) from None
     return config.stash[_placement]
 
 
@@ -89,6 +92,6 @@ def lead(config: pytest.Config) -> Generator[None, object, object]:
     finally:
         own = config.stash.get(_launch, None)
         if own is not None and own.rank == 0:
-            with contextlib.suppress(WorldUnavailable):  # they cannot be reached
+            with contextlib.suppress(pytest.UsageError):  # they cannot be reached
                 _made(config, own).close(exitcode)
     return result

@@ -205,6 +205,16 @@ def test_a_command_that_never_comes_to_tests_ends_on_every_rank(tmp_path, argume
     assert not texts[1].strip()
 
 
+def test_a_port_that_somebody_else_has_is_told_with_the_cure(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        place = f"tcp://127.0.0.1:{somebody.getsockname()[1]}"
+        process = by_hand(tmp_path, 0, place)
+        text = process.communicate(timeout=60)[0]
+    assert process.returncode == pytest.ExitCode.USAGE_ERROR, text
+    assert f"rank 0 cannot wait for the others at {place}: " in text
+    assert "must name rank 0's host and a port that is free there" in text
+
+
 def test_a_launched_process_that_is_killed_fails_its_tests_and_nothing_hangs(tmp_path):
     place = f"file://{tmp_path}/meeting"
     (tmp_path / "conftest.py").write_text(

@@ -30,12 +30,29 @@ __all__ = ["Listener", "reach"]
 _KEY = "pdlcheck/rank0"
 _PATIENCE_S = 300.0  # rank 0 may import much before it listens
 _HELLO_S = 20.0
+_PLACE = "MASTER_ADDR and MASTER_PORT, or --init-method, must name rank 0's host and a port that is free there"
+_CURE = "export MASTER_ADDR=... MASTER_PORT=..."
 
 
 class Listener:
-    """Rank 0's end. What connects must know the key, which only the launch's store tells."""
+    """Rank 0's end. What connects must know the key, which only the launch's store tells.
+
+    Raises:
+        WorldUnavailable: the place to meet cannot be made.
+    """
 
     def __init__(self, launch: Launch) -> None:
+        try:
+            self._open(launch)
+        except (OSError, dist.DistError) as error:
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            raise WorldUnavailable(
+                f"rank 0 cannot wait for the others at {launch.init_method}: {why}; {_PLACE}",
+                world="launched",
+                cure=_CURE,
+            ) from error
+
+    def _open(self, launch: Launch) -> None:
         self._launch = launch
         self.host = _host_of(launch)
         self._key = secrets.token_bytes(32)
@@ -85,9 +102,9 @@ def reach(launch: Launch) -> Iterator[Connection[Any, Any]]:
         if time.monotonic() > until:
             raise WorldUnavailable(
                 f"rank {launch.rank} cannot reach rank 0 through {launch.init_method} within {_PATIENCE_S:g} s; "
-                "MASTER_ADDR and MASTER_PORT must name rank 0's host and a port that is free there",
+                f"{_PLACE}",
                 world="launched",
-                cure="export MASTER_ADDR=... MASTER_PORT=...",
+                cure=_CURE,
             )
         time.sleep(0.05)
     yield first
