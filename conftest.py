@@ -24,8 +24,10 @@ def inner_runs_keep_the_order_of_the_file(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def names_in_docstring_examples(doctest_namespace):
+def names_in_docstring_examples(request, doctest_namespace):
     """What the examples of docstrings take for granted."""
+    if request.node.name.endswith(".pagerank_v0"):
+        pytest.importorskip("dgl", reason="pagerank_v0 needs DGL: pip install pdlcheck[dgl], on Python 3.11")
     import numpy
     import torch
     import torch.distributed

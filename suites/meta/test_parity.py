@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from pdlcheck.worlds import get_world
 
-from .parity import BOTH_REFUSE, COARSE, DIFFERENT, ONLY_GLOO, ONLY_SIM, REFUSALS, SAME, TRAINING
+from .parity import BOTH_REFUSE, COARSE, DIFFERENT, ONLY_GLOO, ONLY_SIM, REFUSALS, SAME, TRAINING, refusals
 from .programs import DEADLOCKS, EXPECTED, MISMATCHES, train_ddp
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of names that it renames from release to release
@@ -51,7 +52,13 @@ def test_a_program_returns_the_same_bits_on_both_worlds(worlds, program):
     assert simulated == real
 
 
-@pytest.mark.parametrize("program", REFUSALS, ids=_name)
+ACCEPTED = {  # program -> whether this torch does not refuse it
+    refusals.group_with_a_rank_twice: torch.__version__ < (2, 13),  # it waits for ever
+    refusals.bf16_hook_without_nccl: dist.is_nccl_available(),
+}
+
+
+@pytest.mark.parametrize("program", [program for program in REFUSALS if not ACCEPTED.get(program)], ids=_name)
 def test_what_torch_refuses_is_refused_on_every_rank_of_both_worlds(worlds, program):
     simulated, real = _on_both(worlds, program)
     assert simulated == real

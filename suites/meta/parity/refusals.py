@@ -85,8 +85,12 @@ def empty_batch():
     return _refused(lambda: dist.batch_isend_irecv([])), _refused(lambda: dist.batch_isend_irecv([1]))
 
 
-def groups_that_cannot_be():
-    return _refused(lambda: dist.new_group([0, 9])), _refused(lambda: dist.new_group([0, 0]))
+def group_with_a_rank_that_is_not_there():
+    return _refused(lambda: dist.new_group([0, 9]))
+
+
+def group_with_a_rank_twice():
+    return _refused(lambda: dist.new_group([0, 0]))
 
 
 def subgroups_that_do_not_fit():
