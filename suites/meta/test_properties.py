@@ -1,4 +1,4 @@
-"""What Hypothesis offers in the body of a property that runs on ranks."""
+"""Properties on ranks: examples come from the controller, and what Hypothesis offers holds in their bodies."""
 
 from __future__ import annotations
 
@@ -13,6 +13,113 @@ from hypothesis import assume, event, given, note, settings, strategies as st, t
 
 FEW = settings(suppress_health_check=list(hypothesis.HealthCheck), max_examples=10, database=None, derandomize=True)
 """
+
+
+@WORLDS
+def test_a_property_is_drawn_and_shrunk_in_the_controller(run, world):
+    result = run(
+        PROPERTY
+        + """
+@pytest.mark.world_size(2)
+@settings(database=None, derandomize=True, deadline=None, max_examples=60)
+@given(n=st.integers(0, 1000))
+def test_property(rank, n):
+    x = torch.tensor([n])
+    dist.all_reduce(x)
+    assert x.item() == 2 * n
+    assert n < 17 or rank == 0
+""",
+        world=world,
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*rank 1 of 2 raised this*", "*n=17*"])
+
+
+@WORLDS
+def test_the_world_fixture_runs_functions_under_given(run, world):
+    result = run(
+        PROPERTY
+        + """
+def total(n):
+    x = torch.tensor([n * dist.get_rank()])
+    dist.all_reduce(x)
+    return x.item()
+
+@settings(database=None, deadline=None, max_examples=10)
+@given(n=st.integers(-5, 5))
+def test_total(world, n):
+    assert world.run(total, n, world_size=3) == [3 * n] * 3
+""",
+        "-v",
+        world=world,
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"*::test_total?{world}? PASSED*"])
+
+
+@WORLDS
+def test_a_property_may_be_a_method(run, world):
+    result = run(
+        PROPERTY
+        + """
+few = settings(database=None, max_examples=5, deadline=None)
+
+class TestProperties:
+    greeting = "hello"
+
+    @pytest.mark.world_size(2, 3)
+    @few
+    @given(n=st.integers(0, 9))
+    def test_marked_last(self, rank, n):
+        assert 0 <= n <= 9 and self.greeting == "hello"
+
+    @few
+    @given(n=st.integers(0, 9))
+    @pytest.mark.world_size(2)
+    def test_marked_first(this, rank, n):
+        assert this.greeting == "hello"
+
+    @staticmethod
+    @pytest.mark.world_size(2)
+    @few
+    @given(n=st.integers(0, 9))
+    def test_static(rank, n):
+        assert 0 <= n <= 9
+""",
+        world=world,
+    )
+    result.assert_outcomes(passed=4)
+
+
+def test_a_property_that_is_a_method_runs_in_several_worlds(run):
+    run(
+        PROPERTY
+        + """
+class TestProperties:
+    @settings(database=None, max_examples=5, deadline=None)
+    @given(n=st.integers(0, 9))
+    def test_world(self, world, n):
+        assert world.run(max, n, 0, world_size=2) == [n, n]
+""",
+        world="sim,gloo",
+    ).assert_outcomes(passed=2)
+
+
+@WORLDS
+def test_a_function_scoped_fixture_of_the_users_is_refused_by_name_unless_it_is_wanted(run, world):
+    source = PROPERTY + """
+from hypothesis import HealthCheck
+
+@pytest.mark.world_size(2, 3)
+@settings(database=None, max_examples=5, deadline=None, suppress_health_check=[%s])
+@given(n=st.integers(0, 9))
+def test_folder(rank, tmp_path, n):
+    assert tmp_path.exists()
+"""
+    result = run(source % "", world=world)
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*FailedHealthCheck: *uses a function-scoped fixture 'tmp_path'*"])
+    run(source % "HealthCheck.function_scoped_fixture", world=world).assert_outcomes(passed=2)
 
 
 @WORLDS
