@@ -166,8 +166,11 @@ def test_two_ranks_that_came_late_are_compared_with_each_other():
 
 
 def test_the_frames_of_a_rank_are_the_programs_alone(sim):
-    names = sim.run(lambda: [frame.f_code.co_name for frame in user_frames()], world_size=1)
-    assert names == [["<listcomp>", "<lambda>"]]
+    def inner():
+        return list(user_frames())
+
+    (frames,) = sim.run(lambda: [frame.f_code.co_name for frame in inner()], world_size=1)
+    assert [name for name in frames if name != "<listcomp>"] == ["inner", "<lambda>"]  # of which Python 3.12 has none
 
 
 def test_the_first_cause_is_raised_and_the_others_are_told(sim):
