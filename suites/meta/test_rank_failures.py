@@ -15,7 +15,7 @@ def test_noted(rank):
 """
     result = run(source)
     result.assert_outcomes(failed=1)
-    text = result.stdout.str().partition("= FAILURES =")[2]
+    text = result.stdout.str().partition("= FAILURES =")[2].partition("= short test summary info =")[0]
     assert "\nE       second line of it" in text
     assert text.count("second line of it") == 2, "in the source and in the error"
     assert "ranks 0-1 of 2 raised this" in text
