@@ -5,14 +5,18 @@ Each note has its counterpart in ``rank_output``, which tells it to the controll
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest._io import TerminalWriter
 from _pytest.junitxml import _check_record_param_type, xml_key
 from _pytest.logging import LogCaptureHandler, LoggingPlugin, caplog_handler_key, caplog_records_key
 
@@ -105,15 +109,24 @@ class _Xml:
 
 
 def note_shown_fixtures(config: pytest.Config) -> None:
-    """Note what ``--setup-show`` shows."""
-    config.get_terminal_writer = _Shown  # type: ignore[method-assign, assignment]
+    """Note what ``--setup-show`` shows. pytest 8 asks for a terminal's writer for colours of comparisons, too."""
+    shows = config.getoption("setupshow", False)
+    config.get_terminal_writer = _Shown if shows else _unseen  # type: ignore[method-assign, assignment]
+
+
+def _unseen() -> TerminalWriter:
+    return TerminalWriter(StringIO())
 
 
 class _Shown:
-    """As much of a terminal writer as one line of that option needs."""
+    """Such a writer, but for the lines of that option, which it notes."""
 
     def __init__(self) -> None:
+        self._writer = _unseen()
         self._text = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
 
     def line(self) -> None:
         self._text = ""
@@ -139,7 +152,10 @@ def journal_log(config: pytest.Config, *, records: bool) -> StandingHandlers | N
         journal.setLevel(plugin.log_level)
         plugin.caplog_handler.setLevel(plugin.log_level)
     handlers = StandingHandlers(plugin, [journal, _Records()] if records else [journal])
-    plugin._runtest_for = handlers.runtest_for  # type: ignore[method-assign]
+    runtest_for: Any = handlers.runtest_for
+    if inspect.isgeneratorfunction(type(plugin)._runtest_for):  # pytest 8 delegates to a generator
+        runtest_for = partial(runtest_for.__wrapped__, handlers)
+    plugin._runtest_for = runtest_for  # type: ignore[method-assign]
     return handlers
 
 

@@ -72,8 +72,7 @@ class _RankSession:
             self._log = journal_log(config, records=description.log_records)
             if description.xml:
                 note_for_xml(config)
-            if config.getoption("setupshow", False):
-                note_shown_fixtures(config)
+            note_shown_fixtures(config)
             self.hooks = RankHooks(config)
             config.pluginmanager.register(self.hooks, "pdlcheck-rank")
             self.session = pytest.Session.from_config(config)
