@@ -18,6 +18,7 @@ from pdlcheck.checks.data import check_digest, check_epochs_differ, check_gather
 from pdlcheck.checks.data_parallel import check_data_parallel
 from pdlcheck.checks.gradients import check_gradients_equal_single_process
 from pdlcheck.checks.local_sgd import check_local_sgd
+from pdlcheck.checks.metrics import check_metric
 from pdlcheck.checks.pagerank import (
     check_error_bound,
     check_pagerank,
@@ -29,6 +30,7 @@ from pdlcheck.checks.pagerank_ranks import check_halo_bytes, check_pagerank_over
 from pdlcheck.checks.pipedream import check_pipedream
 from pdlcheck.checks.pipeline import check_pipeline
 from pdlcheck.checks.precision import check_grad_scaler, check_low_precision_sum
+from pdlcheck.checks.random_streams import check_random_streams
 from pdlcheck.checks.replicas import check_replicas_in_sync, check_same_start
 from pdlcheck.checks.replicated import check_replicated_module
 from pdlcheck.checks.same_gradients import check_same_gradients
@@ -57,6 +59,7 @@ __all__ = [
     "check_halo_bytes",
     "check_local_sgd",
     "check_low_precision_sum",
+    "check_metric",
     "check_pagerank",
     "check_pagerank_agreement",
     "check_pagerank_over_ranks",
@@ -64,6 +67,7 @@ __all__ = [
     "check_pagerank_rounds",
     "check_pipedream",
     "check_pipeline",
+    "check_random_streams",
     "check_reduce_scatter",
     "check_replicas_in_sync",
     "check_replicated_module",

@@ -1,0 +1,168 @@
+"""Ranks that work on samples of their own draw random numbers of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pdlcheck.checks.message import case, failure, name_of
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_random_streams"]
+
+_OF_TORCH = "torch"
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
+
+def check_random_streams(
+    make: Callable[[], Any],
+    step: Callable[[Any], object],
+    world: Any,
+    *,
+    world_size: int = 2,
+    steps: int = 2,
+    same_samples: Sequence[Sequence[int]] = (),
+) -> None:
+    """No two ranks may draw the same random numbers in a step, as they do where all are seeded alike.
+
+    Their dropout masks, noise and augmentations would be the same. What counts is the state of the generator that a
+    draw begins with, not the numbers, so shapes, probabilities and order do not matter. Seeding alike for the initial
+    weights is fine, and so are generators of the program's own (``generator=``), by which samplers agree.
+
+    Args:
+        make: called as ``make()`` on every rank: seeds as the program does, and returns the model or whatever ``step``
+            works on.
+        step: called as ``step(made)`` on every rank, in training mode.
+        world: where the ranks run.
+        world_size: number of ranks.
+        steps: so many calls of ``step``.
+        same_samples: sets of ranks that work on the same samples, as in tensor parallelism, and may draw alike.
+
+    Raises:
+        AssertionError: names both ranks, the call and its line on each, and the seed if it is the same.
+        Inconclusive: no step draws random numbers of torch's, NumPy's or Python's global generators.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> from torch import nn
+        >>> from pdlcheck.worlds import get_world
+        >>> def make():
+        ...     torch.manual_seed(0)
+        ...     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
+        ...     torch.manual_seed(1 + dist.get_rank())
+        ...     return model
+        >>> check_random_streams(make, lambda model: model(torch.ones(2, 4)), get_world("sim"))
+    """
+    __tracebackhide__ = True
+    if world_size < 2 or steps < 1:
+        raise ValueError(
+            f"check_random_streams compares ranks over steps: world_size must be 2 or more, got {world_size}, "
+            f"steps 1 or more, got {steps}"
+        )
+    ranks: list[_Drawn] = world.run(_record, make, step, steps, world_size=world_size)
+    if not any(drawn.draws for drawn in ranks):
+        raise Inconclusive(
+            f"{name_of(step)} draws no random numbers of torch's, NumPy's or Python's global generators in {steps} "
+            "step(s): is the model in training mode?"
+        )
+    together = [set(ranks_of_one) for ranks_of_one in same_samples]
+    for rank in range(world_size):
+        for other in range(rank):
+            if any({rank, other} <= alike for alike in together):
+                continue
+            _compare(name_of(step), (other, rank), (ranks[other], ranks[rank]), case(world, world_size, steps=steps))
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What has drawn on a rank, and where, by the state of the generator that it began with."""
+
+    draws: dict[str, str]
+    seed: int  # of torch
+
+
+def _compare(who: str, numbers: tuple[int, int], ranks: tuple[_Drawn, _Drawn], facts: str) -> None:
+    __tracebackhide__ = True
+    (first, second), (of_first, of_second) = numbers, ranks
+    same = [state for state in of_first.draws if state in of_second.draws]
+    if not same:
+        return
+    one, two = of_first.draws[same[0]], of_second.draws[same[0]]
+    cause = None
+    if of_first.seed == of_second.seed and same[0].startswith(_OF_TORCH):
+        cause = f"torch.manual_seed({of_first.seed}) on both: add the rank to the seed once the weights are made"
+    raise failure(
+        f"{who}: ranks {first} and {second} draw the same random numbers: "
+        f"rank {first} in {one}, rank {second} in {two}",
+        draws=f"{len(of_first.draws)} on rank {first}, {len(of_second.draws)} on rank {second}, {len(same)} the same",
+        likely_cause=cause,
+        case=facts,
+    )
+
+
+def _record(make: Callable[[], Any], step: Callable[[Any], object], steps: int) -> _Drawn:
+    made = make()
+    seed = torch.initial_seed()
+    draws: dict[str, str] = {}
+    for _ in range(steps):
+        before = _other_states()
+        with _Recorder(draws):
+            step(made)
+        after = _other_states()
+        for name, state in before.items():
+            if after[name] != state:
+                draws.setdefault(f"{name} {state}", name)
+    return _Drawn(draws, seed)
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes the state of the global generator before each operation that draws from it."""
+
+    def __init__(self, draws: dict[str, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._draws = draws
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or _has_generator(args, kwargs):
+            return func(*args, **kwargs)
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
+        before = _state_of(device)
+        result = func(*args, **kwargs)
+        if _state_of(device) != before:  # it may draw nothing, as dropout with p=0
+            self._draws.setdefault(before, f"{func} at {_line()}")
+        return result
+
+
+def _has_generator(args: Any, kwargs: Any) -> bool:
+    return any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
+
+
+def _state_of(device: torch.device) -> str:
+    state = torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+    return f"{_OF_TORCH} on {device}: {hashlib.sha256(state.numpy().tobytes()).hexdigest()}"
+
+
+def _other_states() -> dict[str, str]:
+    states = {"the random module": random.getstate(), "numpy.random": np.random.get_state()}
+    return {name: hashlib.sha256(pickle.dumps(state)).hexdigest() for name, state in states.items()}
+
+
+def _line() -> str:
+    """The nearest line that is neither torch's nor of this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
