@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from pdlcheck.uncompiled import uncompiled
+
 __all__ = ["Wrapped"]
 
 Kind = tuple[torch.dtype, torch.Size, torch.device]
 
 
+@uncompiled
 class Wrapped:
     """What ``module`` holds now; later calls say what became different. Cheap, as each step asks.
 

@@ -31,6 +31,7 @@ from pdlcheck.primitives.data_parallel.options import (
     wrong_devices,
 )
 from pdlcheck.primitives.data_parallel.reducer import Reducer
+from pdlcheck.uncompiled import uncompiled, uncompiled_frame
 
 __all__ = ["DistributedDataParallel"]
 
@@ -219,6 +220,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._owner = Owner()
         weakref.finalize(self._owner, self._reducer.close).atexit = False
 
+    @uncompiled_frame
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; what it returns leads to a backward pass that is synchronised, but in ``no_sync()``."""
         reducer = self._reducer
@@ -370,6 +372,7 @@ class DistributedDataParallel(nn.Module, Joinable):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"{ME} holds a process group, which cannot be pickled; save .module or its state_dict()")
 
+    @uncompiled
     def _take_buffers(self) -> str | None:
         """Returns how those of this rank have changed, in words, after the broadcast that other ranks wait for."""
         buffers, change = self._wrapped.buffers_to_take()

@@ -24,10 +24,12 @@ from pdlcheck.primitives.data_parallel.agreement import raise_together
 from pdlcheck.primitives.data_parallel.buckets import Bucket, assign_buckets
 from pdlcheck.primitives.data_parallel.hook_answers import Hook, ask, take_answer
 from pdlcheck.primitives.data_parallel.outputs import parameters_behind, tensors_in
+from pdlcheck.uncompiled import uncompiled
 
 __all__ = ["Reducer"]
 
 
+@uncompiled
 class Reducer:
     """Reduces the gradients of ``params`` over a group in buckets, in the same order on every rank.
 

@@ -28,6 +28,7 @@ from pdlcheck.primitives.pipeline.ties import share_tied_values, sum_tied_gradie
 from pdlcheck.primitives.pipeline.together import Peers, build_together
 from pdlcheck.primitives.pipeline.work import Work, form_of_batch, leaves_of
 from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients
+from pdlcheck.uncompiled import uncompiled
 
 __all__ = ["Pipeline", "Result"]
 
@@ -45,6 +46,7 @@ class Result:
     outputs: Any
 
 
+@uncompiled
 class Pipeline:
     """A sequential model whose stages are on different ranks, or on several devices of one process.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.mpi.backend import BACKEND
 from pdlcheck.worlds.mpi.library import MPI, start
 from pdlcheck.worlds.mpi.progress import Progress
@@ -49,6 +50,7 @@ class MpiEngine:
         self._communicator = None
 
 
+@uncompiled
 class MpiGroup(WatchedGroup):
     """A group that compares nothing and does not look for the caller's line: what is left is the call itself."""
 

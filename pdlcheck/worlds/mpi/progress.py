@@ -12,6 +12,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.mpi.collectives import Begun, begin
 from pdlcheck.worlds.mpi.library import MPI, at_exit
 from pdlcheck.worlds.watch import Operation, WatchedWork
@@ -77,6 +78,7 @@ class Progress:
             self._thread.join()
 
 
+@uncompiled
 class MpiWork(WatchedWork):
     """The handle of an operation that MPI carries out."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pdlcheck.errors import PeerFailed
+from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.processes.meeting import Meeting
 from pdlcheck.worlds.watch import Operation, Signature, WatchedWork
 
@@ -26,6 +27,7 @@ _LOOK_S = 0.05  # at most, once the controller was asked
 _UNDER_WAY = timedelta(seconds=30)  # data for which nobody has waited
 
 
+@uncompiled
 class AnnouncedWork(WatchedWork):
     """What :class:`Announcer` gives back for an operation."""
 

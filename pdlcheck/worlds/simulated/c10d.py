@@ -21,6 +21,7 @@ from torch.distributed import c10d_logger
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.simulated.backward import Engine
+from pdlcheck.worlds.simulated.eager import ranks_do_not_compile
 from pdlcheck.worlds.simulated.groups import BACKEND, install
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank, running_rank
 from pdlcheck.worlds.simulated.threads import follow_threads, rank_behind
@@ -152,6 +153,7 @@ def _install() -> None:
 def rank_local_torch_distributed() -> Iterator[None]:
     """While the block runs, each rank thread has process groups of its own."""
     _install()
+    ranks_do_not_compile()
     _set_thread_isolation_mode(True)
     try:
         yield

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.simulated.collectives import Order, Write, moves, read_by, write, written_by
 from pdlcheck.worlds.simulated.origin import Origin
 from pdlcheck.worlds.simulated.poison import poison
@@ -23,6 +24,7 @@ __all__ = ["SimulatedWork", "Transfer"]
 _networks_own = torch._C._DisableTorchDispatch  # what the network does to tensors, no mode of a rank sees
 
 
+@uncompiled
 class SimulatedWork(WatchedWork):
     """An operation is posted, then *matched* when its partners are there, then *finished* by its rank.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,8 @@ _INTERNAL = (
     os.path.dirname(clock.__file__) + os.sep,
     "<frozen",
     threading.__file__,  # below the first function of a thread
+    "<eval_with_key>",  # what torch.compile has made
+    os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(tempfile.gettempdir(), "torchinductor_"),
     *WRAPPERS,
 )
 # and of those that call the user's tests

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
+from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.watch.naming import Name, line_and_names
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature
@@ -323,3 +324,4 @@ def _define_flat_calls() -> None:
 
 
 _define_flat_calls()
+uncompiled(WatchedGroup)  # with them

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.watch.operation import Operation
 
 __all__ = ["WatchedFuture", "WatchedWork"]
 
 
+@uncompiled
 class WatchedWork(dist.Work):
     """The handle of an operation; a subclass says how to wait, and when the outcome is known."""
 
@@ -56,6 +58,7 @@ class WatchedWork(dist.Work):
         raise TypeError(f"{type(self).__name__} must resolve the future of an operation")
 
 
+@uncompiled
 class WatchedFuture(torch.futures.Future[Any]):
     """A future whose ``wait`` is the operation's own."""
 
