@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import dataloader
 
 from pdlcheck.checks.message import case, failure, name_of
 from pdlcheck.errors import Inconclusive
@@ -22,6 +23,7 @@ from pdlcheck.errors import Inconclusive
 __all__ = ["check_random_streams"]
 
 _OF_TORCH = "torch"
+_MAKES_WORKERS = dataloader._BaseDataLoaderIter.__init__.__code__
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
@@ -38,7 +40,8 @@ def check_random_streams(
 
     Their dropout masks, noise and augmentations would be the same. What counts is the state of the generator that a
     draw begins with, not the numbers, so shapes, probabilities and order do not matter. Seeding alike for the initial
-    weights is fine, and so are generators of the program's own (``generator=``), by which samplers agree.
+    weights is fine, and so is what ranks agree by on the order of samples: generators of the program's own
+    (``generator=``) and permutations. The seed that a ``DataLoader`` draws counts if it has workers, who get it.
 
     Args:
         make: called as ``make()`` on every rank: seeds as the program does, and returns the model or whatever ``step``
@@ -135,19 +138,21 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or _has_generator(args, kwargs):
+        if torch.Tag.nondeterministic_seeded not in func.tags or _is_agreed(func, args, kwargs):
             return func(*args, **kwargs)
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
         before = _state_of(device)
         result = func(*args, **kwargs)
-        if _state_of(device) != before:  # it may draw nothing, as dropout with p=0
-            self._draws.setdefault(before, f"{func} at {_line()}")
+        if _state_of(device) != before and (line := _line()):  # it may draw nothing, as dropout with p=0
+            self._draws.setdefault(before, f"{func} at {line}")
         return result
 
 
-def _has_generator(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
+def _is_agreed(func: Any, args: Any, kwargs: Any) -> bool:
+    """May ranks draw alike here, to agree?"""
+    has_generator = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
+    return has_generator or func.overloadpacket is torch.ops.aten.randperm
 
 
 def _state_of(device: torch.device) -> str:
@@ -161,8 +166,10 @@ def _other_states() -> dict[str, str]:
 
 
 def _line() -> str:
-    """The nearest line that is neither torch's nor of this package."""
+    """The nearest line that is neither torch's nor of this package; none, if a loader draws a seed that nobody gets."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        if frame.f_code is _MAKES_WORKERS and frame.f_locals["self"]._num_workers == 0:
+            return ""
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from pdlcheck.checks import check_random_streams
 from pdlcheck.errors import Inconclusive
+from pdlcheck.worlds import get_world
 
 
 def model():
@@ -125,6 +126,41 @@ def test_generators_of_the_program_s_own_may_agree(world):
         step(model)
 
     check_random_streams(seeded_by_rank, shuffles, world)
+
+
+DATA = TensorDataset(torch.arange(4.0))
+
+
+def in_a_common_order(model):
+    """Ranks draw one permutation, and each takes its share."""
+    torch.randperm(4)[dist.get_rank() :: dist.get_world_size()]
+
+
+def loaded(model):
+    list(DataLoader(DATA, sampler=DistributedSampler(DATA)))
+
+
+def loaded_by_workers(model):
+    list(DataLoader(DATA, sampler=DistributedSampler(DATA), num_workers=1))
+
+
+def loaded_in_any_order(model):
+    list(DataLoader(DATA, shuffle=True))
+
+
+@pytest.mark.parametrize("draw", [in_a_common_order, loaded])
+def test_what_ranks_agree_by_does_not_count(draw, world):
+    with pytest.raises(Inconclusive):
+        check_random_streams(seeded_alike, draw, world)
+
+
+def test_seeds_of_a_loader_s_workers_and_of_a_sampler_count():
+    """On processes: threads, as simulated ranks are, had better not fork."""
+    world = get_world("gloo")
+    check_random_streams(seeded_by_rank, loaded_by_workers, world)
+    for draw in (loaded_by_workers, loaded_in_any_order):
+        with pytest.raises(AssertionError, match=r"aten\.random_.* at test_checks_reject_random_streams\.py"):
+            check_random_streams(seeded_alike, draw, world)
 
 
 def numpys_seeded(seed):
