@@ -23,7 +23,7 @@ from pdlcheck.primitives.arguments import Members
 from pdlcheck.primitives.data_parallel.agreement import raise_together
 from pdlcheck.primitives.data_parallel.buckets import Bucket, assign_buckets
 from pdlcheck.primitives.data_parallel.hook_answers import Hook, ask, take_answer
-from pdlcheck.primitives.data_parallel.outputs import parameters_behind, tensors_in
+from pdlcheck.primitives.outputs import parameters_behind, tensors_in
 from pdlcheck.uncompiled import uncompiled
 
 __all__ = ["Reducer"]

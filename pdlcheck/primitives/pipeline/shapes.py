@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.func import functional_call
 
-from pdlcheck.primitives.data_parallel.outputs import parameters_behind
+from pdlcheck.primitives.outputs import parameters_behind
 from pdlcheck.primitives.pipeline.cells import Schedule
 from pdlcheck.primitives.pipeline.messages import Form, form_of
 from pdlcheck.primitives.pipeline.stage import LossError, Stage, as_tensors, leaf_of, versions
