@@ -52,7 +52,8 @@ def check_gradients_equal_single_process(
             as they do in batch norm, but where ``sync`` or the model itself makes up for that.
         loss: ``loss(model(inputs), targets)``, a mean or a sum over samples.
         shards: inputs and targets of each rank, first dimension is samples; uneven and empty ones find most
-            faults. A rank without samples has no gradient (None) when it calls ``sync``.
+            faults. A rank without samples has no gradient (None) when it calls ``sync``, which is where it takes part
+            with an empty batch if the model communicates, as synchronised batch norm does.
         sync: called as ``sync(model, num_samples)`` on every rank after backward.
         world: where the ranks run.
         seed: of the initial weights.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -55,6 +56,65 @@ def test_samples_that_see_each_other_are_told_from_a_wrong_weight(world, loss, s
     check_gradients_equal_single_process(lambda: normalised().eval(), loss, SHARDS, sync, world)
     with pytest.raises(AssertionError, match=rf"it is the {what} of what the shards give, .* as in batch norm"):
         check_gradients_equal_single_process(normalised, loss, SHARDS, sync, world)
+
+
+class SyncedNorm(nn.Module):
+    """Batch norm over the samples of all ranks, of which one may have none."""
+
+    def __init__(self, statistics):
+        super().__init__()
+        self.statistics = statistics
+
+    def forward(self, x):
+        mean, square = self.statistics(x)
+        return (x - mean) / (square - mean**2 + 1e-3).sqrt()
+
+
+class SummedOverRanks(torch.autograd.Function):
+    """So is its gradient: what each rank computes of the sum counts."""
+
+    @staticmethod
+    def forward(ctx, x):
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return SummedOverRanks.forward(ctx, grad)
+
+
+def over_ranks(x):
+    return SummedOverRanks.apply(x) if dist.is_initialized() else x
+
+
+def of_sums(x):
+    count = over_ranks(torch.tensor(float(len(x))))
+    return over_ranks(x.sum(0)) / count, over_ranks(x.square().sum(0)) / count
+
+
+def of_means(x):
+    """Each rank counts the same, and one without samples divides by 0."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return over_ranks(x.mean(0)) / ranks, over_ranks(x.square().mean(0)) / ranks
+
+
+def with_empty_batches(model, num_samples):
+    if not num_samples:
+        model(torch.empty(0, 2, dtype=torch.float64)).sum().backward()
+    summed(model, num_samples)
+
+
+@pytest.mark.parametrize("sizes", [(6, 6), (5, 7), (5, 7, 0)])
+def test_a_norm_over_ranks_is_that_of_all_samples(world, sizes):
+    def net(statistics):
+        return nn.Sequential(nn.Linear(2, 4), SyncedNorm(statistics), nn.Linear(4, 1))
+
+    shards = [(part[:, :2], part[:, 2:]) for part in DRAWN.split(sizes)]
+    check_gradients_equal_single_process(lambda: net(of_sums), SUM, shards, with_empty_batches, world)
+    says = "rank 0 holds nan" if 0 in sizes else "one process on all samples holds"
+    with nullcontext() if sizes == (6, 6) else pytest.raises(AssertionError, match=says):
+        check_gradients_equal_single_process(lambda: net(of_means), SUM, shards, with_empty_batches, world)
 
 
 class Attention(nn.Module):
