@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 from pathlib import Path
@@ -115,8 +116,6 @@ def test_a_folder_that_cannot_be_made_is_told_to_all(subject, world, tmp_path):
 
 @pytest.mark.verifies("save_checkpoint")
 def test_what_a_killed_writer_left_is_removed_and_what_another_writes_is_not(subject, tmp_path):
-    import fcntl
-
     stale = tmp_path / ".step_000000000001.ckpt.0123abcd.tmp"
     written_now = tmp_path / ".step_000000000001.ckpt.4567cdef.tmp"
     foreign = tmp_path / ".step_1.tmp"
@@ -126,6 +125,19 @@ def test_what_a_killed_writer_left_is_removed_and_what_another_writes_is_not(sub
         fcntl.flock(file, fcntl.LOCK_EX)
         subject(tmp_path, 2, model=nn.Linear(1, 1))
     assert not stale.exists() and written_now.exists() and foreign.exists()
+
+
+@pytest.mark.verifies("save_checkpoint")
+def test_a_file_system_without_locks_keeps_checkpoints_too(subject, tmp_path, monkeypatch):
+    def unknown(descriptor, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    left = tmp_path / ".step_000000000001.ckpt.0123abcd.tmp"
+    left.write_bytes(b"half")
+    path = subject(tmp_path, 2, model=nn.Linear(1, 1))
+    assert latest_checkpoint(tmp_path) == path
+    assert sorted(os.listdir(tmp_path)) == [left.name, path.name], "it may be another's, who writes it now"
 
 
 UNREADABLE = [

@@ -110,7 +110,8 @@ def _locked(path: Path) -> tuple[int, Path]:
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks: nobody takes it for stale either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:  # otherwise another writer took it for stale before it was locked
             return descriptor, temporary
         os.close(descriptor)
