@@ -79,6 +79,11 @@ def hostile_pickle(path):
     path.write_bytes(sealed(body) + body)
 
 
+def in_a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
 REFUSED = [
     (cut, r"was cut at byte 200: it should be \d+ bytes long"),
     (cut_in_the_first_lines, "was cut at byte 40, inside its first lines"),
@@ -92,6 +97,7 @@ REFUSED = [
     (hostile, "holds something that weights_only=True does not load"),
     (hostile_pickle, "holds something that weights_only=True does not load"),
     (Path.unlink, "does not exist"),
+    (in_a_folder, "is a folder: pass a file of it, such as latest_checkpoint gives"),
 ]
 
 
@@ -273,6 +279,31 @@ def test_a_load_state_dict_that_forgets_is_found_out(tmp_path):
     with pytest.raises(ValueError, match=r"sampler does not hold.*sampler\['position'\] is 0, it should be 3"):
         load_checkpoint(path, model=model, sampler=sampler)
     assert model.weight.item() == before
+
+
+def test_an_object_that_does_not_take_its_own_state_back_keeps_no_other_from_it(tmp_path):
+    class Once(Holder):
+        def load_state_dict(self, state):
+            if not self.state["new"]:
+                raise KeyError("once")
+            self.state = state
+
+    class Never(Holder):
+        def load_state_dict(self, state):
+            raise KeyError("never")
+
+    path = save_checkpoint(
+        tmp_path, 1, once=Once({"new": False}), model=nn.Linear(1, 1), sampler=Never({"position": 3})
+    )
+    model = nn.Linear(1, 1)
+    before = model.weight.item()
+    with pytest.raises(ValueError, match="sampler does not take its state: KeyError: 'never'") as caught:
+        load_checkpoint(path, once=Once({"new": True}), model=model, sampler=Never({"position": 0}))
+    assert model.weight.item() == before
+    assert caught.value.__notes__ == [
+        "once does not take back its own state either: KeyError: 'once'",
+        "sampler does not take back its own state either: KeyError: 'never'",
+    ]
 
 
 @pytest.mark.verifies("load_checkpoint")

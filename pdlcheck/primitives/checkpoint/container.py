@@ -48,6 +48,8 @@ def verify(path: Path) -> tuple[str, memoryview]:
         content = path.read_bytes()
     except FileNotFoundError:
         raise Refused("does not exist") from None
+    except IsADirectoryError:
+        raise Refused("is a folder: pass a file of it, such as latest_checkpoint gives") from None
     except OSError as error:
         raise Refused(f"cannot be read: {error.strerror or error}") from None
     header_nbytes, nbytes, digest = _header(content)

@@ -134,9 +134,12 @@ def load_checkpoint(
     before: dict[str, Any] = {}
     try:
         who.together(lambda: _apply(objects, states, before))
-    except Exception:
+    except Exception as error:
         for name, state in before.items():
-            _put(objects[name], state)
+            try:
+                _put(objects[name], state)
+            except Exception as again:  # the others must be as they were all the same
+                error.add_note(f"{name} does not take back its own state either: {type(again).__name__}: {again}")
         raise
     if "rng" not in ignore:
         if own == who.rank:
