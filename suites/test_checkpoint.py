@@ -128,6 +128,7 @@ STATE = {
     "dtypes": [torch.ones(2, dtype=d) for d in (torch.bfloat16, torch.bool, torch.int16, torch.complex64, torch.uint8)],
     "shapes": (torch.tensor(2.5), torch.empty(0, 3), torch.arange(6).view(2, 3).t(), torch.ones(2, 1).expand(2, 4)),
     "float": [float("nan"), float("inf"), -0.0, 1e-320, 2**80, True, None, "text", b"bytes", 1 + 2j],
+    "as torch does not load them": [2**2039, -(2**20000), b"", [b""]],
     "arrays": np.arange(3, dtype="uint32"),
     1: Counter({3: 2}),
 }
@@ -137,7 +138,8 @@ def test_every_kind_of_state_comes_back_as_it_was(tmp_path):
     holder = Holder()
     load_checkpoint(save_checkpoint(tmp_path, 0, holder=Holder(STATE)), holder=holder)
     found = holder.state
-    assert repr(found) == repr(STATE)
+    assert found.pop("as torch does not load them") == STATE["as torch does not load them"]
+    assert repr(found) == repr({key: held for key, held in STATE.items() if key in found})
     assert type(found[1]) is Counter and found["arrays"].dtype == np.uint32
     assert [t.dtype for t in found["dtypes"]] == [t.dtype for t in STATE["dtypes"]]
 

@@ -146,6 +146,9 @@ UNREADABLE = [
     ({(1, 2): 3}, "holder has a key of type tuple"),
     ({"t": torch.ones(2).to_sparse()}, "a tensor torch.sparse_coo.*takes dense tensors"),
     ({"t": torch.ones(2, device="meta")}, "on the meta device"),
+    ({"a": np.ones(2, dtype=">f4")}, r"holder\['a'\] is an array of >f4"),
+    ({b"": 3}, "holder has a key that weights_only=True does not load"),
+    ({2**2039: 3}, "holder has a key that weights_only=True does not load"),
     ({"a": np.array(["x"], dtype=object)}, "an array of object"),
     ({"i": np.int64(3)}, "is of type int64"),
 ]

@@ -20,6 +20,7 @@ Node = tuple[str, Any]
 Tensors = dict[str, Tensor]
 
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
+_INT_BITS = 2039  # weights_only=True loads no int of more, and no empty bytes
 _MAPPINGS: dict[str, Callable[[Any], Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 
 
@@ -37,11 +38,15 @@ def encode(value: object, tensors: Tensors, where: str) -> Node:
         for key in value:
             if type(key) not in _VALUES:
                 raise TypeError(f"{where} has a key of type {type(key).__name__}, a checkpoint takes str and numbers")
+            if not _loads_as_it_is(key):
+                raise TypeError(f"{where} has a key that weights_only=True does not load: empty bytes, or a huge int")
         nodes = [(key, encode(held, tensors, f"{where}[{key!r}]")) for key, held in value.items()]
         return type(value).__name__, nodes
     if type(value) in (list, tuple):
         nodes_ = [encode(held, tensors, f"{where}[{i}]") for i, held in enumerate(value)]  # type: ignore[arg-type,var-annotated]  # a list or tuple
         return type(value).__name__, nodes_
+    if type(value) in (int, bytes) and not _loads_as_it_is(value):
+        return ("int", hex(value)) if isinstance(value, int) else ("bytes", "")
     if type(value) in _VALUES or isinstance(value, np.float64):
         return "value", float(value) if isinstance(value, np.float64) else value
     raise TypeError(
@@ -62,7 +67,9 @@ def decode(node: Node, tensors: Tensors) -> Any:
     if kind in ("list", "tuple"):
         children = [decode(child, tensors) for child in held]
         return children if kind == "list" else tuple(children)
-    return held
+    if kind == "int":
+        return int(held, 16)
+    return b"" if kind == "bytes" else held
 
 
 def difference(found: Node, expected: Node, where: str) -> str | None:
@@ -88,12 +95,19 @@ def difference(found: Node, expected: Node, where: str) -> str | None:
         return None if found[1] == held else f"{where} holds other values"
     else:
         same = type(found[1]) is type(held) and repr(found[1]) == repr(held)
-        return None if same else f"{where} is {found[1]!r}, it should be {held!r}"
+        return None if same else f"{where} is {_kind(found)}, it should be {_kind(expected)}"
     return next((text for text in (difference(*pair) for pair in pairs) if text), None)
 
 
+def _loads_as_it_is(value: object) -> bool:
+    """Whether torch's unpickler, which is not all of pickle, knows how a number or bytes are written."""
+    if isinstance(value, int):
+        return value.bit_length() <= _INT_BITS
+    return not isinstance(value, bytes) or bool(value)
+
+
 def _kind(node: Node) -> str:
-    return repr(node[1]) if node[0] == "value" else f"a {node[0]}"
+    return {"value": repr(node[1]), "int": str(node[1]), "bytes": "b''"}.get(node[0], f"a {node[0]}")
 
 
 def _store(tensor: Tensor, tensors: Tensors, where: str) -> str:
@@ -119,5 +133,5 @@ def _store(tensor: Tensor, tensors: Tensors, where: str) -> str:
 def _tensor_of(array: Any, where: str) -> Tensor:
     try:
         return torch.from_numpy(array.copy())
-    except TypeError:
+    except (TypeError, ValueError):  # ValueError: the other byte order
         raise TypeError(f"{where} is an array of {array.dtype}, which torch has no dtype for") from None
