@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from pdlcheck.checks.lost import STREAMS, first_difference, parts_of, put_back, seed_streams, states_of
+from pdlcheck.checks.lost import STREAMS, first_difference, is_no_state, parts_of, put_back, seed_streams, states_of
 from pdlcheck.checks.message import case, failure, name_of
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
 from pdlcheck.errors import Inconclusive
@@ -53,7 +53,8 @@ def check_resume(
         AssertionError: names the first step, rank, tensor and index that differ, and what was lost: each thing with a
             state that the functions hold (optimizer, scheduler, sampler, ...) and each random stream is put back from
             the straight run by experiment, and the likely cause is what makes the training go on exactly. Where the
-            weights do, but not such a state, such as that of an average of weights, names that.
+            weights do, but not such a state, such as that of an average of weights, names that. A plain dict or list of
+            tensors is one too, if the steps after saving change it; with other entries than without a stop it is a log.
         Inconclusive: the straight run is not deterministic, or no parameter changes after saving.
 
     Example:
@@ -139,27 +140,26 @@ class Trace:
 def _straight(start: Start, plan: Plan, saves: bool) -> Trace:
     seed_streams(plan.seed + dist.get_rank())
     model, step, save, load = start()
-    parts = parts_of(model, (step, save, load))
     for i in range(plan.saved_after):
         step(i)
     if saves:
         save(Path(plan.file))
-    left = states_of(parts)
-    return Trace(_go_on(model, step, plan), left, states_of(parts))
+    left = states_of(parts_of(model, (step, save, load)))
+    return Trace(_go_on(model, step, plan), left, states_of(parts_of(model, (step, save, load))))
 
 
 def _resumed(start: Start, plan: Plan, straight: list[dict[str, Any]] | None, names: list[str]) -> Trace:
     seed_streams(plan.seed + 7919 + dist.get_rank())
     model, step, save, load = start()
-    parts = parts_of(model, (step, save, load))
     if _STEPS in names:
         for i in range(plan.saved_after):
             step(i)
     load(Path(plan.file))
+    parts = parts_of(model, (step, save, load))
     if straight is not None:
         put_back(parts, straight[dist.get_rank()], [name for name in names if name != _STEPS])
     left = states_of(parts)
-    return Trace(_go_on(model, step, plan), left, states_of(parts))
+    return Trace(_go_on(model, step, plan), left, states_of(parts_of(model, (step, save, load))))
 
 
 def _go_on(model: nn.Module, step: Callable[[int], object], plan: Plan) -> list[State]:
@@ -188,7 +188,9 @@ def _require_same_parts(
     for rank, (found, expected, again) in enumerate(zip(resumed, straight, saved, strict=True)):
         kept = [part for part in expected.end if part not in STREAMS]
         kept = [part for part in kept if not first_difference(again.end.get(part), expected.end[part])]
-        texts = {part: first_difference(found.end.get(part), expected.end[part], part) for part in kept}
+        ends = {part: (found.end.get(part), expected.end[part]) for part in kept}
+        kept = [part for part, (mine, end) in ends.items() if not is_no_state(mine, expected.left.get(part), end)]
+        texts = {part: first_difference(*ends[part], part) for part in kept}
         lost = [part for part in kept if texts[part]]
         if lost:
             raise failure(
@@ -236,7 +238,7 @@ def _cause(
     evidence = {}
     for part in straight[0].left:
         texts = (
-            first_difference(mine.left.get(part), wanted.left.get(part), part)
+            first_difference(mine.left.get(part, {}), wanted.left.get(part, {}), part)
             for mine, wanted in zip(resumed, straight, strict=True)
         )
         evidence[part] = next((text for text in texts if text), None)

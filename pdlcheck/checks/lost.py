@@ -16,13 +16,17 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.held import bits
 
-__all__ = ["STREAMS", "first_difference", "parts_of", "put_back", "seed_streams", "states_of"]
+__all__ = ["STREAMS", "first_difference", "is_no_state", "parts_of", "put_back", "seed_streams", "states_of"]
 
 STREAMS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "the random numbers of torch": (torch.get_rng_state, torch.set_rng_state),
     "the random numbers of Python": (random.getstate, random.setstate),
     "the random numbers of numpy": (np.random.get_state, np.random.set_state),
 }
+
+
+class Entries(dict[Any, Any]):
+    """What a plain dict or list of tensors and numbers holds: by key, or by place where keys are objects."""
 
 
 def seed_streams(seed: int) -> None:
@@ -36,35 +40,56 @@ def parts_of(model: nn.Module, functions: tuple[Callable[..., object], ...]) -> 
     """The objects with a state that ``functions`` reach, by the names that the functions have for them.
 
     Closures, globals that are named, bound objects and their attributes, arguments of a partial; containers one level
-    deep. What shares parameters with ``model`` is the model.
+    deep. Plain dicts and lists of tensors are among them; as a step may replace one, ask again before each use. What
+    shares parameters with ``model`` is the model.
     """
     own = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    places = {_place(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     found: dict[str, Any] = {}
     for function in functions:
         for name, held in _reached(function):
             if isinstance(held, nn.Module) and any(id(tensor) in own for tensor in held.parameters()):
                 continue
-            if held is not model and _has_state(held) and not any(held is other for other in found.values()):
+            entries = _entries(held) or Entries()
+            if any(_place(entry) in places for entry in entries.values() if isinstance(entry, Tensor)):
+                continue
+            plain = isinstance(held, dict | list)
+            if held is not model and (plain or _has_state(held)) and not any(held is one for one in found.values()):
                 found.setdefault(name, held)
     return found
 
 
 def states_of(parts: dict[str, Any]) -> dict[str, Any]:
-    """Copies of the states of the streams and the parts; what cannot be copied is left out."""
+    """Copies of the states of the streams and the parts; what has none, or cannot be copied, is left out."""
     states: dict[str, Any] = {name: copy.deepcopy(get()) for name, (get, _) in STREAMS.items()}
     for name, held in parts.items():
         try:
-            states[name] = pickle.loads(pickle.dumps(_state(held)))  # it travels to the controller
+            state = pickle.loads(pickle.dumps(_state(held)))  # it travels to the controller
         except Exception:
             continue
+        if state is not None:
+            states[name] = state
     return states
+
+
+def is_no_state(found: Any, before: Any, after: Any) -> bool:
+    """Whether a plain dict or list is a constant, as steps leave what they found ``before``, or a log, of which a run
+    that was resumed has ``found`` other entries than there are ``after`` one without a stop.
+    """
+    if not isinstance(after, Entries):
+        return False
+    return not isinstance(found, Entries) or found.keys() != after.keys() or not first_difference(before, after)
 
 
 def put_back(parts: dict[str, Any], states: dict[str, Any], names: list[str]) -> None:
     """Give the named parts and streams these states."""
     for name in names:
+        if name not in states or name not in {*STREAMS, *parts}:
+            continue
         if name in STREAMS:
             STREAMS[name][1](states[name])
+        elif isinstance(states[name], Entries):
+            _put_entries(parts[name], states[name])
         elif isinstance(parts[name], torch.Generator):
             parts[name].set_state(states[name])
         else:
@@ -106,7 +131,34 @@ def _own(tensor: Any) -> Tensor:
     return held if held.layout == torch.strided else held.to_dense()
 
 
+def _place(tensor: Tensor) -> int:
+    """Where its memory is; equal for what shares memory from its first element on."""
+    held = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return (held.data_ptr() if held.layout == torch.strided else 0) or id(tensor)
+
+
+def _entries(held: Any) -> Entries | None:
+    """What a plain dict or list holds, if that is tensors, and numbers perhaps."""
+    if _has_state(held) or not isinstance(held, dict | list):
+        return None
+    pairs = list(held.items() if isinstance(held, dict) else enumerate(held))
+    kinds = {Tensor if isinstance(value, Tensor) else type(value) for _, value in pairs}
+    if Tensor not in kinds or kinds - {Tensor, bool, int, float, type(None)}:
+        return None
+    return Entries({key if isinstance(key, str | int) else i: value for i, (key, value) in enumerate(pairs)})
+
+
+def _put_entries(held: Any, entries: Entries) -> None:
+    for place, (label, value) in enumerate(copy.deepcopy(entries).items()):
+        if isinstance(held, list):
+            held[place : place + 1] = [value]
+        elif label in held or isinstance(label, str):
+            held[label] = value
+
+
 def _state(held: Any) -> Any:
+    if isinstance(held, dict | list) and not _has_state(held):
+        return _entries(held)
     return held.get_state() if isinstance(held, torch.Generator) else held.state_dict()
 
 
@@ -122,7 +174,8 @@ def _reached(function: Any) -> Iterator[tuple[str, Any]]:
     for name, held in _named(function):
         yield name, held
         if isinstance(held, dict):
-            yield from ((str(key), value) for key, value in held.items())
+            for place, (key, value) in enumerate(held.items()):
+                yield key if isinstance(key, str) else f"{name}[{place}]", value
         elif isinstance(held, (list, tuple)):
             yield from ((f"{name}[{i}]", value) for i, value in enumerate(held))
         elif inspect.isfunction(held):  # a helper beside it, one level deep

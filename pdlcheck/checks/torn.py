@@ -99,18 +99,17 @@ def _write(start: Start, steps: int, file: str, seed: int) -> None:
 def _try(start: Start, file: str, seed: int) -> Attempt:
     seed_streams(seed + 7919 + dist.get_rank())
     model, step, save, load = start()
-    parts = parts_of(model, (step, save, load))
-    before, left = digest(state_of(model)), states_of(parts)
+    before, left = digest(state_of(model)), states_of(parts_of(model, (step, save, load)))
     try:
         load(Path(file))
     except (Deadlock, PeerFailed):
         raise
     except Exception as error:
-        now = states_of(parts)
+        now = states_of(parts_of(model, (step, save, load)))
         changed = differing([before, digest(state_of(model))])
         return Attempt(
             f"{type(error).__name__}: {error}",
-            changed + [name for name in left if first_difference(now[name], left[name])],
+            changed + [name for name in left if first_difference(now.get(name), left[name])],
         )
     return Attempt(None, [])
 

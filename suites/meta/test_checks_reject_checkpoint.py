@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -243,6 +244,83 @@ def test_check_resume_sees_what_no_weight_depends_on(world, forget):
         return
     with pytest.raises(AssertionError, match=r"(?s)but averaged\['n_averaged'\] holds other.*loaded: averaged, or"):
         check_resume(start, world)
+
+
+def by_hand(container, forget=(), *, counts=False):
+    """A training with an average, or a momentum, that is in no object but a plain dict or list."""
+
+    def start():
+        model = nn.Linear(2, 1)
+        if container == "list":
+            plain = [torch.zeros_like(p) for p in model.parameters()]
+        else:
+            plain = {} if container == "filled" else {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+        initial = {name: p.detach().clone() for name, p in model.named_parameters()}  # a constant, of no account
+        losses = []  # a log, of which a run that is resumed has the end
+        parts = {"model": model}
+
+        def step(i):
+            model.zero_grad()
+            loss = (model(torch.ones(3, 2)) - i).square().mean()
+            loss.backward()
+            losses.append(loss.detach() - initial["bias"])
+            for place, (name, p) in enumerate(model.named_parameters()):
+                key = place if container == "list" else name
+                before = plain[key] if container != "filled" or key in plain else torch.zeros_like(p)
+                plain[key] = 0.9 * before + p.grad
+                p.data -= 0.1 * (plain[key] if counts else p.grad)
+
+        def save(path):
+            write(path, dist.get_rank(), everything_of(parts) | {"plain": plain})
+
+        def load(path):
+            state = read(path, dist.get_rank())
+            put(parts, state)
+            if "plain" not in forget:
+                plain.clear()
+                plain.update(state["plain"]) if isinstance(plain, dict) else plain.extend(state["plain"])
+
+        return model, step, save, load
+
+    return start
+
+
+@pytest.mark.parametrize("container", ["dict", "list", "filled"])
+def test_check_resume_sees_plain_dicts_and_lists_of_tensors(world, container):
+    check_resume(by_hand(container), world)
+    check_resume(by_hand(container, counts=True), world)
+    first = r"plain\[0\]" if container == "list" else r"plain\['weight'\]"
+    with pytest.raises(AssertionError, match=rf"(?s)but {first} holds other values.*not loaded: plain, or"):
+        check_resume(by_hand(container, forget=["plain"]), world)
+    with pytest.raises(AssertionError, match=rf"(?s)lost: plain{EXACTLY}.*{first} (holds other values|is missing)"):
+        check_resume(by_hand(container, forget=["plain"], counts=True), world)
+
+
+def test_check_resume_sees_a_dict_that_every_step_replaces(world):
+    class Trainer:
+        def __init__(self, forget):
+            self.model, self.forget = nn.Linear(2, 1), forget
+            self.average = {"weight": torch.rand(1, 2)}
+
+        def step(self, i):
+            self.model.weight.data += i
+            self.average = {"weight": (self.average["weight"] + self.model.weight.detach()) / 2}
+
+        def save(self, path):
+            write(path, dist.get_rank(), {"model": self.model.state_dict(), "average": self.average})
+
+        def load(self, path):
+            state = read(path, dist.get_rank())
+            self.model.load_state_dict(state["model"])
+            self.average = self.average if self.forget else state["average"]
+
+    def start(forget):
+        trainer = Trainer(forget)
+        return trainer.model, trainer.step, trainer.save, trainer.load
+
+    check_resume(partial(start, False), world)
+    with pytest.raises(AssertionError, match=r"(?s)but average.* holds other values.*not loaded: average, or"):
+        check_resume(partial(start, True), world)
 
 
 def test_a_training_that_does_not_repeat_is_inconclusive(world):
