@@ -397,6 +397,21 @@ def test_autocast_about_halves_the_activations_that_are_kept(subject, net):
     assert 0.45 < half / full < 0.65  # all but the images, softmax and indices of max pooling
 
 
+@pytest.mark.verifies("saved_activation_bytes")
+def test_pieces_of_one_memory_are_all_kept(subject):
+    x, layer = torch.ones(8, 4), nn.Linear(4, 30, bias=False)
+
+    def gated():
+        query, key, _ = layer(x).chunk(3, dim=-1)
+        return query * key
+
+    assert subject(layer, gated) == 4 * (8 * 4 + 8 * 20)
+    rows = torch.ones(8, 4, requires_grad=True)
+    assert subject(layer, lambda: rows[:4].square().sum() + rows[2:6].t().square().sum()) == 4 * 6 * 4
+    chosen = torch.eye(4).to_sparse().requires_grad_()
+    assert subject(layer, lambda: torch.sparse.mm(chosen, layer.weight.t())) == 4 * (2 * 8 + 4)
+
+
 @pytest.mark.gpu
 @pytest.mark.verifies("DistributedGradScaler")
 @pytest.mark.world_size(1)

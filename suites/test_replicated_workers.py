@@ -143,6 +143,29 @@ def test_memory_counts_what_each_worker_holds(subject):
 
 
 @pytest.mark.verifies("memory_by_worker")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_memory_counts_the_batch_and_not_the_data_that_it_was_cut_from(subject, workers):
+    from pdlcheck.primitives import DataParallel
+
+    replicated = DataParallel(nn.Linear(8, 1), workers=workers)
+    found = subject(replicated, torch.sum, torch.ones(1000, 8)[:6])
+    assert [m.activations for m in found] == [4 * 8 * 6 // workers] * workers
+
+
+@pytest.mark.verifies("memory_by_worker")
+def test_memory_of_sparse_gradients_and_buffers_and_of_modules_without_any(subject):
+    from pdlcheck.primitives import DataParallel
+
+    table = nn.Embedding(10, 3, sparse=True)
+    table.register_buffer("chosen", torch.eye(10).to_sparse())
+    first, other = subject(DataParallel(table, workers=2), torch.sum, torch.tensor([1, 2, 2, 5, 5, 5]))
+    assert first.gradients == 6 * (8 + 3 * 4), "the samples of all workers are added up in the module"
+    assert other.gradients == 3 * (8 + 3 * 4)
+    assert first.parameters == other.parameters == 10 * 3 * 4 + 10 * (2 * 8 + 4)
+    assert len(subject(DataParallel(nn.Identity(), workers=2), torch.sum, torch.ones(2, 1, requires_grad=True))) == 2
+
+
+@pytest.mark.verifies("memory_by_worker")
 def test_memory_is_of_data_parallel_only(subject):
     with pytest.raises(TypeError, match="memory_by_worker takes a DataParallel of pdlcheck, got Linear"):
         subject(nn.Linear(1, 1), torch.sum, torch.ones(1, 1))

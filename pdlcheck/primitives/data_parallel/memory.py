@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pdlcheck.primitives.data_parallel.replicated import DataParallel
+from pdlcheck.primitives.kept import KeptBytes, nbytes_of
 
 __all__ = ["WorkerMemory", "memory_by_worker"]
 
@@ -48,8 +49,8 @@ def memory_by_worker(
 ) -> list[WorkerMemory]:
     """Take one forward and one backward pass, and measure what each worker holds in it.
 
-    Memory that several tensors share counts once. The first worker's device also holds the outputs of all workers, the
-    loss, and the state of the optimizer, which is not counted here: twice the parameters for Adam.
+    What several tensors see of one memory counts once. The first worker's device also holds the outputs of all
+    workers, the loss, and the state of the optimizer, which is not counted here: twice the parameters for Adam.
 
     Args:
         replicated: gradients of its module are set to None before and after.
@@ -91,35 +92,35 @@ def memory_by_worker(
         loss(replicated.watched(args, kwargs, watch)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     for device in on_cuda:
         torch.cuda.synchronize(device)
-    counts[0].gradients = _nbytes(p.grad for p in module.parameters())
+    counts[0].gradients = sum(nbytes_of(p.grad) for p in module.parameters() if p.grad is not None)
     module.zero_grad(set_to_none=True)
     return [
         WorkerMemory(
             worker,
             str(device),
-            parameters=sum(count.parameters.values()),
+            parameters=count.parameters.nbytes,
             gradients=count.gradients,
-            activations=sum(count.kept.values()),
+            activations=count.kept.nbytes,
             peak=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         )
         for worker, (device, count) in enumerate(zip(devices, counts, strict=True))
-        if count.parameters or count.kept
+        if count.called
     ]
 
 
-@dataclass
 class _Count:
-    """Bytes by memory, so that what is shared counts once; the tensors stay alive, so that no address comes twice."""
+    """Bytes of one worker, filled while it computes."""
 
-    parameters: dict[int, int] = field(default_factory=dict)
-    kept: dict[int, int] = field(default_factory=dict)
-    gradients: int = 0
-    alive: list[Tensor] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.called = False
+        self.parameters = KeptBytes()
+        self.kept = KeptBytes(but=self.parameters)
+        self.gradients = 0
 
     def look_at(self, replica: nn.Module) -> None:
+        self.called = True
         for tensor in chain(replica.parameters(), replica.buffers()):
-            storage = tensor.untyped_storage()
-            self.parameters[storage.data_ptr()] = storage.nbytes()
+            self.parameters.add(tensor)
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(self._add)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
@@ -129,15 +130,8 @@ class _Count:
             yield
 
     def _keep(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.parameters:
-            self.kept[storage.data_ptr()] = storage.nbytes()
-            self.alive.append(tensor)
+        self.kept.add(tensor)
         return tensor
 
     def _add(self, grad: Tensor) -> None:
-        self.gradients += grad.nbytes
-
-
-def _nbytes(tensors: Iterator[Tensor | None]) -> int:
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        self.gradients += nbytes_of(grad)

@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pdlcheck.primitives.kept import KeptBytes
+
 __all__ = ["saved_activation_bytes"]
 
 
 def saved_activation_bytes(module: nn.Module, forward: Callable[[], Any]) -> int:
     """Bytes that ``forward`` keeps for backward, without the parameters of ``module``. No communication.
 
-    A piece of memory that several operations keep counts once, with the elements that they see of it. The casts
-    of weights that autocast makes do count: they are kept too.
+    Memory that several operations keep counts once, with all the elements that any of them sees. The casts of weights
+    that autocast makes do count: they are kept too.
 
     Args:
         module: its parameters and buffers are there anyway and do not count.
@@ -31,15 +33,15 @@ def saved_activation_bytes(module: nn.Module, forward: Callable[[], Any]) -> int
 
     Source: "halves memory" in "How to scale training on multiple GPUs" (2019), measured.
     """
-    known = {tensor.untyped_storage().data_ptr() for tensor in [*module.parameters(), *module.buffers()]}
-    kept: dict[int, tuple[int, Tensor]] = {}  # the tensor too, so that its memory is not used again
+    parameters = KeptBytes()
+    for tensor in [*module.parameters(), *module.buffers()]:
+        parameters.add(tensor)
+    kept = KeptBytes(but=parameters)
 
     def pack(tensor: Tensor) -> Tensor:
-        place, nbytes = tensor.untyped_storage().data_ptr(), tensor.numel() * tensor.element_size()
-        if place not in known and nbytes > kept.get(place, (0,))[0]:
-            kept[place] = nbytes, tensor
+        kept.add(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         forward()
-    return sum(nbytes for nbytes, _ in kept.values())
+    return kept.nbytes
