@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
 
 from pdlcheck.checks import check_digest, check_epochs_differ, check_gathered_digests, check_shards
 from pdlcheck.checks.strategies import rank_tensors
@@ -80,7 +81,32 @@ def test_a_digest_sees_the_order_of_batches_and_not_their_memory(subject):
 
 
 @pytest.mark.verifies("shard_digest")
+def test_a_digest_is_of_all_tensors_that_a_loader_gives(subject):
+    x, y = torch.arange(8.0).view(4, 2), torch.arange(4)
+    pairs = DataLoader(TensorDataset(x, y), batch_size=2)
+    assert subject(pairs) == subject([x[:2], y[:2], x[2:], y[2:]]) != subject([x[:2], x[2:]])
+    assert subject([{"input": x, "target": (y,)}]) == subject([x, y])
+    wave = torch.tensor([1 + 2j, 3j])
+    assert subject(wave.conj()) == subject(wave.conj().resolve_conj()) != subject(wave)
+
+
+@pytest.mark.verifies("gather_shard_digests")
+def test_data_of_one_rank_that_cannot_be_read_is_told_to_all(subject, world):
+    def gather():
+        with pytest.raises((TypeError, ValueError)) as caught:
+            subject(torch.ones(1) if dist.get_rank() == 0 else ["one"])
+        return str(caught.value)
+
+    assert world.run(gather, world_size=2) == [
+        "gather_shard_digests was refused on rank 1, whose own error says why; no rank goes on",
+        "shard_digest takes tensors, got str; torch.as_tensor makes one",
+    ]
+
+
+@pytest.mark.verifies("shard_digest")
 def test_a_digest_of_something_else_than_tensors_is_refused(subject):
+    with pytest.raises(TypeError, match=r"shard_digest takes tensors, got ndarray; torch.as_tensor makes one"):
+        subject(torch.ones(2).numpy())
     with pytest.raises(TypeError, match=r"shard_digest takes tensors, got int; torch.as_tensor makes one"):
         subject([1, 2])
 

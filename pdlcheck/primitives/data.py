@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from pdlcheck.primitives.arguments import members, require_at_least, require_int, wire_device
+from pdlcheck.primitives.precision.rows import raise_everywhere
 
 __all__ = ["gather_shard_digests", "shard_digest", "shard_digest_table", "shard_indices"]
 
@@ -75,13 +76,13 @@ def shard_indices(
     return order[rank::world_size]
 
 
-def shard_digest(data: Tensor | Iterable[Tensor]) -> str:
+def shard_digest(data: Tensor | Iterable[Any]) -> str:
     """SHA-256 of what a rank loaded: dtype, shape and bytes of every tensor, in order. No communication.
 
     The digest of equal data is equal on every rank, in every process and on every machine of one byte order.
 
     Args:
-        data: a tensor, or tensors such as batches as they come from a loader; indices will do as well.
+        data: a tensor, or tensors in lists, tuples and dicts, or a loader that gives such; indices will do as well.
 
     Returns:
         64 hexadecimal digits.
@@ -93,26 +94,27 @@ def shard_digest(data: Tensor | Iterable[Tensor]) -> str:
     Source: SHAs of the tensors that each GPU loads, in "How to scale training on multiple GPUs" (2019).
     """
     digest = hashlib.sha256()
-    for tensor in [data] if isinstance(data, Tensor) else data:
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"shard_digest takes tensors, got {type(tensor).__name__}; torch.as_tensor makes one")
+    for tensor in _tensors(data):
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        values = tensor.detach().cpu().contiguous().view(-1)
+        values = tensor.detach().cpu().resolve_conj().contiguous().view(-1)
         digest.update(values.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def gather_shard_digests(data: Tensor | Iterable[Tensor], group: dist.ProcessGroup | None = None) -> list[str]:
+def gather_shard_digests(data: Tensor | Iterable[Any], group: dist.ProcessGroup | None = None) -> list[str]:
     """Tell every rank the :func:`shard_digest` of every rank. Shards differ if no two digests are equal.
 
-    One all_gather of 32 bytes from each rank.
+    One all_gather of 33 bytes from each rank.
 
     Args:
-        data: what this rank loaded; may differ from rank to rank in every respect.
+        data: what this rank loaded, as in :func:`shard_digest`; may differ from rank to rank in every respect.
         group: process group; ``None`` is the default group.
 
     Returns:
         One digest for each rank of the group, in its order; the same list on every rank.
+
+    Raises:
+        ValueError: the data of another rank could not be read, whose own error says why.
 
     Example:
         >>> gathered = world.run(lambda: gather_shard_digests(torch.tensor(dist.get_rank())), world_size=2)
@@ -122,10 +124,17 @@ def gather_shard_digests(data: Tensor | Iterable[Tensor], group: dist.ProcessGro
     Source: as :func:`shard_digest`.
     """
     who = members("gather_shard_digests", group)
-    own = torch.tensor(list(bytes.fromhex(shard_digest(data))), dtype=torch.uint8, device=wire_device(group))
+    problem, found = None, bytes(32)
+    try:
+        found = bytes.fromhex(shard_digest(data))
+    except Exception as error:  # whatever a loader raises, the others are told
+        problem = error
+    own = torch.tensor([problem is not None, *found], dtype=torch.uint8, device=wire_device(group))
     everyone = [torch.empty_like(own) for _ in who.ranks]
     dist.all_gather(everyone, own, group=group)
-    return [bytes(digest.tolist()).hex() for digest in everyone]
+    rows = [one.tolist() for one in everyone]
+    raise_everywhere("gather_shard_digests", problem, rows, who)
+    return [bytes(digest).hex() for _, *digest in rows]
 
 
 def shard_digest_table(digests: Mapping[str, Sequence[str]]) -> str:
@@ -162,6 +171,17 @@ def shard_digest_table(digests: Mapping[str, Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
+
+
+def _tensors(data: object) -> Iterator[Tensor]:
+    """The tensors in ``data``, in their order."""
+    if isinstance(data, Tensor):
+        yield data
+    elif isinstance(data, Iterable) and not isinstance(data, str | bytes) and not hasattr(data, "__array__"):
+        for part in data.values() if isinstance(data, Mapping) else data:
+            yield from _tensors(part)
+    else:
+        raise TypeError(f"shard_digest takes tensors, got {type(data).__name__}; torch.as_tensor makes one")
 
 
 def _order(num_samples: int, seed: int, epoch: int) -> Tensor:
