@@ -176,6 +176,14 @@ def test_training_refuses(name, subject):
     keywords = {**train.keywords}
     with pytest.raises(ValueError, match=f"{name} needs a target for every input, got 12 inputs and 3 targets"):
         subject(tanh_net(), MSE, (DATA[0], DATA[1][:3]), **keywords)
+    with pytest.raises(TypeError, match=f"{name} takes data as two tensors, .* got Tensor, ndarray; torch.as_tensor"):
+        subject(tanh_net(), MSE, (DATA[0], DATA[1].numpy()), **keywords)
+    with pytest.raises(TypeError, match=f"{name} takes data as two tensors, .* got Tensor, Tensor, Tensor"):
+        subject(tanh_net(), MSE, (*DATA, DATA[1]), **keywords)
+    with pytest.raises(TypeError, match=f"{name} takes data as two tensors, .* got NoneType"):
+        subject(tanh_net(), MSE, None, **keywords)
+    with pytest.raises(ValueError, match=f"{name} needs a sample in each row .* without dimensions"):
+        subject(tanh_net(), MSE, (DATA[0], torch.tensor(1.0)), **keywords)
     with pytest.raises(ValueError, match="got an empty model"):
         subject(nn.ReLU(), MSE, DATA, **keywords)
 
@@ -202,6 +210,8 @@ def test_what_is_wrong_with_the_training_of_one_rank_is_refused_on_all(name, sub
         subject(tanh_net().double(), MSE, DATA, **{**keywords, "epochs": -rank})
     with pytest.raises(ValueError, match=f"{name} needs the same number of samples on every rank, got 12 .* and 11 on"):
         subject(tanh_net().double(), MSE, (DATA[0][rank:], DATA[1][rank:]), **keywords)
+    with pytest.raises(TypeError, match=rf"{name} takes data as two tensors, .* got list, list; .* \(on rank 1\)"):
+        subject(tanh_net().double(), MSE, tuple(part.tolist() for part in DATA) if rank else DATA, **keywords)
     with pytest.raises(ValueError, match=rf"{name} got an empty model: ReLU .*\(on rank 1\)"):
         subject(nn.ReLU() if rank else tanh_net().double(), MSE, DATA, **keywords)
     with pytest.raises(ValueError, match=r"needs the same lr of the optimizer's group 0 on every rank, got 0.5"):

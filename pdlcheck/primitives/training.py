@@ -183,6 +183,7 @@ def _start(
             if name in settings:
                 require_at_least(caller, name, settings[name], least)
         require_int(caller, "seed", settings["seed"])
+        _require_tensors(caller, data)
         inputs, targets = data
         if len(inputs) != len(targets) or not len(inputs):
             raise ValueError(
@@ -196,6 +197,16 @@ def _start(
     require_agreement(caller, who, facts)
     broadcast_parameters(model, src=who.at(0), group=group)
     return who
+
+
+def _require_tensors(caller: str, data: object) -> None:
+    kinds = [type(part).__name__ for part in data] if isinstance(data, tuple | list) else [type(data).__name__]
+    if not (len(kinds) == 2 and isinstance(data, tuple | list) and all(isinstance(part, Tensor) for part in data)):
+        raise TypeError(
+            f"{caller} takes data as two tensors, inputs and targets, got {', '.join(kinds)}; torch.as_tensor makes one"
+        )
+    if not all(part.dim() for part in data):
+        raise ValueError(f"{caller} needs a sample in each row of inputs and targets, got a tensor without dimensions")
 
 
 def _require_first_step(parameters: list[Tensor], optimizer: Optimizer, who: Members) -> None:
