@@ -216,6 +216,8 @@ def test_64_samples_on_4_workers_are_16_each_and_their_gradients_add_up(subject)
     own = [2 * piece.square().mean() for piece in x.tensor_split(4)]
     assert list(seen.values()) == [16] * 4 and losses.shape == (4,)
     assert torch.isclose(model.weight.grad, sum(own) / 4)
+    assert subject(model, workers=4)(x[:1]).shape == (1,), "the last batch of an epoch, as any other"
+    assert subject(model, workers=1)(x).shape == ()
 
 
 @verifies

@@ -118,7 +118,7 @@ class DataParallel(nn.Module):
                 return replicas[worker](*mine, **named)
 
         outputs = run_workers([partial(call, worker) for worker in range(len(calls))], devices, rng=self.rng)
-        return gather(outputs, self.output_device, dim=self.dim)
+        return gather(outputs, self.output_device, dim=self.dim, alone=len(self.devices) == 1)
 
     def sizes(self, num_samples: int) -> list[int]:
         """Samples of each worker, for a batch of ``num_samples``.

@@ -111,11 +111,17 @@ def scatter(
     return calls
 
 
-def gather(outputs: Sequence[Any], device: torch.device, *, dim: int = 0) -> Any:
+def gather(outputs: Sequence[Any], device: torch.device, *, dim: int = 0, alone: bool = False) -> Any:
     """What the workers returned, as one structure on ``device``: tensors are concatenated along ``dim``.
 
-    Tensors without dimensions become a vector, one element for each worker that had samples. What is no tensor must be
-    equal on all workers. The output of a single worker is passed on as it is.
+    Tensors without dimensions become a vector, one element for each worker that had samples, also where one had all.
+    What is no tensor must be equal on all workers.
+
+    Args:
+        outputs: of the workers that had samples.
+        device: where they are put together.
+        dim: of the samples.
+        alone: there is one worker for batches of any size, whose output is passed on as it is.
 
     Raises:
         ValueError: shapes differ in another dimension than ``dim``, or structures differ.
@@ -125,12 +131,14 @@ def gather(outputs: Sequence[Any], device: torch.device, *, dim: int = 0) -> Any
         >>> gather([(torch.zeros(2), 1), (torch.ones(1), 1)], torch.device("cpu"))
         (tensor([0., 0., 1.]), 1)
     """
+    def passed_on(values: list[Any], path: str) -> Any:
+        value = values[0]
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(device) if alone or value.dim() else value.to(device).unsqueeze(0)
+
     if len(outputs) == 1:
-        return map_nested(
-            lambda values, path: values[0].to(device) if isinstance(values[0], Tensor) else values[0],
-            outputs,
-            "output",
-        )
+        return map_nested(passed_on, outputs, "output")
 
     def join(values: list[Any], path: str) -> Any:
         if all(isinstance(value, Tensor) for value in values):
