@@ -189,6 +189,28 @@ def test_clip_grad_norm_refuses(subject, rank, error, message, call):
 
 
 @pytest.mark.verifies("clip_grad_norm")
+@pytest.mark.world_size(2)
+def test_the_norm_of_a_dtensor_counts_once(subject, rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    def weight():
+        placed = distribute_tensor(torch.zeros(4), mesh, [Shard(0)])
+        placed.grad = distribute_tensor(torch.tensor([3.0, 0.0, 4.0, 0.0]), mesh, [Shard(0)])
+        return placed
+
+    mesh = init_device_mesh("cpu", (2,))
+    own, dtensor = weight_with(12.0, 0.0), weight()
+    assert subject([dtensor, own], 1.0).item() == pytest.approx(13)
+    assert dtensor.grad.to_local()[0].item() == pytest.approx((3 + rank) / 13)
+    assert own.grad[0].item() == pytest.approx(12 / 13)
+    own = weight_with(12.0 * rank, 0.0)
+    assert subject([weight(), own], 1.0, sharded=[own]).item() == pytest.approx(13)
+    with pytest.raises(ValueError, match="clip_grad_norm got a DTensor as sharded, whose norm is that of all"):
+        subject([weight(), own], 1.0, sharded=True)
+
+
+@pytest.mark.verifies("clip_grad_norm")
 @pytest.mark.world_size(3)
 def test_what_one_rank_may_not_do_is_refused_on_all(subject, rank):
     weight = weight_with(1.0)

@@ -49,8 +49,9 @@ def clip_grad_norm(
         max_norm: above 0; ``math.inf`` only measures.
         norm_type: above 0, ``math.inf`` for the largest element; the same on every rank, as ``max_norm`` is.
         sharded: False where every rank holds the same, synchronised gradients. True where each holds elements of its
-            own (pipeline stages, ZeRO, tensor parallel): a rank may have none. Or those of ``parameters`` that are
-            sharded, while the others are the same on every rank.
+            own (pipeline stages, ZeRO): a rank may have none. Or those of ``parameters`` that are sharded, while the
+            others are the same on every rank, as DTensors are (FSDP2, tensor parallel): each rank knows their whole
+            norm.
         copies: sharded ones that another rank counts, such as the second copy of an embedding that the first and the
             last stage share: scaled, not counted.
         error_if_nonfinite: raise, on every rank, where the norm is infinite or not a number.
@@ -65,8 +66,9 @@ def clip_grad_norm(
     Raises:
         TypeError: something other than tensors is to be clipped.
         ValueError: ``max_norm`` or ``norm_type`` is not above 0, or differs between ranks; no rank has a parameter; a
-            sparse gradient; ``sharded`` or ``copies`` name a tensor that is not clipped; gradients that should be the
-            same on every rank have different norms; ``agree=False`` beside ``sharded``. On every rank if on one.
+            sparse gradient; a DTensor as sharded; ``sharded`` or ``copies`` name a tensor that is not clipped;
+            gradients that should be the same on every rank have different norms; ``agree=False`` beside ``sharded``.
+            On every rank if on one.
         RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set.
 
     Example:
@@ -86,7 +88,7 @@ def clip_grad_norm(
     problem: Exception | None = None
     found = Found([], [], 0.0, 0.0)
     try:
-        found = _look(parameters, max_norm, norm_type, sharded, copies)
+        found = _look(parameters, max_norm, norm_type, sharded, copies, who.ranks)
     except (TypeError, ValueError) as error:
         problem = error
     flag = float(problem is not None)
@@ -104,7 +106,8 @@ def clip_grad_norm(
     norm = torch.tensor(total, dtype=torch.float64, device=found.grads[0].device if found.grads else None)
     if found.grads and max_norm != math.inf and not max_norm / (total + 1e-6) >= 1:  # also where it is not a number
         wide = total > FLOAT32_MAX or any(grad.dtype in WIDE for grad in found.grads)
-        nn.utils.clip_grads_with_norm_(found.parameters, max_norm, norm if wide else norm.float())  # twice as fast
+        for parameters_ in _apart(found.parameters):
+            nn.utils.clip_grads_with_norm_(parameters_, max_norm, norm if wide else norm.float())  # twice as fast
     return norm
 
 
@@ -124,6 +127,7 @@ def _look(
     norm_type: float,
     sharded: bool | Iterable[Tensor],
     copies: Iterable[Tensor],
+    ranks: Sequence[int],
 ) -> Found:
     for argument, value in (("max_norm", max_norm), ("norm_type", norm_type)):
         if not value > 0:  # also where it is not a number
@@ -155,6 +159,13 @@ def _look(
         raise ValueError("clip_grad_norm got a tensor in sharded that is not among its parameters; pass it in both")
     if not uncounted <= own:
         raise ValueError("clip_grad_norm got a tensor in copies that is not sharded; what is not counts once anyway")
+    for key, grad in filled:
+        mesh = getattr(grad, "device_mesh", None)
+        if key in own and mesh is not None and len(set(mesh.mesh.flatten().tolist()).intersection(ranks)) > 1:
+            raise ValueError(
+                "clip_grad_norm got a DTensor as sharded, whose norm is that of all its shards already and would count "
+                "once for each rank; leave sharded=False, or name those that are not DTensors"
+            )
     return Found(
         list(once.values()),
         [grad for _, grad in filled],
@@ -168,13 +179,18 @@ def _norm(grads: Sequence[Tensor], norm_type: float) -> float:
     low = [grad for grad in grads if grad.dtype in LOW_PRECISION]
     wide = [grad for grad in grads if grad.dtype not in LOW_PRECISION]
     norms = [torch.linalg.vector_norm(grad, norm_type, dtype=torch.float32) for grad in low]
-    if wide:
-        norms.append(nn.utils.get_total_norm(wide, norm_type))
+    norms += [nn.utils.get_total_norm(some, norm_type) for some in _apart(wide)]
     total = _combined([float(norm) for norm in norms], norm_type)
     if not math.isfinite(total):
         again = [g.to(torch.complex128 if g.is_complex() else torch.float64) for g in grads]
         total = _combined([float(torch.linalg.vector_norm(grad, norm_type)) for grad in again], norm_type)
     return total
+
+
+def _apart(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """DTensors and others, which torch does not scale, or take the norm of, in one call."""
+    sharded = [tensor for tensor in tensors if hasattr(tensor, "to_local")]
+    return [some for some in (sharded, [t for t in tensors if not hasattr(t, "to_local")]) if some]
 
 
 def _combined(norms: Sequence[float], norm_type: float) -> float:
