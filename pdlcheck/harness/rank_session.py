@@ -12,7 +12,7 @@ import pickle
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from io import StringIO
@@ -93,8 +93,7 @@ class _RankSession:
                     if isinstance(item, pytest.Function):
                         self.items[item.nodeid] = item
         if nodeid not in self.items:
-            why = "".join(f"\n{text}" for text in self.hooks.not_collected) or "; do test ids differ from run to run?"
-            raise LookupError(f"a rank collected {path} and found no {nodeid}{why}")
+            raise _not_found(path, nodeid, self.hooks.not_collected)
         return self.items[nodeid]
 
     @contextmanager
@@ -117,6 +116,18 @@ class _RankSession:
             yield
         finally:
             self._log.once = False
+
+
+def _not_found(path: str, nodeid: str, not_collected: Sequence[str]) -> LookupError:
+    """Shown without frames: they are not the user's."""
+    what = f"a rank collected {path} and found no {nodeid}"
+    if not not_collected:
+        what += "; do test ids differ from run to run?"
+    error = LookupError("\n".join([what, *not_collected]))
+    said = [line for text in not_collected for line in text.splitlines() if line.startswith("E ")]
+    setattr(error, RANK_REPORT, "\n".join([*not_collected, f"E   LookupError: {what}"]))
+    setattr(error, RANK_MESSAGE, said[-1].removeprefix("E").strip() if said else what)
+    return error
 
 
 _session: _RankSession | None = None

@@ -122,3 +122,19 @@ def test_never(): pass
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["ERROR *test_missing?gloo-2? - fixture 'nosuch' not found", "!* *Exit: enough"])
     assert "Traceback" not in result.stdout.str()
+
+
+def test_a_file_that_one_rank_cannot_import_is_told_by_its_own_error_without_the_insides(run):
+    source = """
+if os.environ.get("RANK") == "1":
+    import absent_here
+
+@W
+def test_alone(rank): ...
+"""
+    result = run(source)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["E   ModuleNotFoundError: No module named 'absent_here'", "rank 1 of 2 raised this"])
+    result.stdout.fnmatch_lines(["E   LookupError: a rank collected */test_inner.py and found no *test_alone?gloo-2?"])
+    result.stdout.fnmatch_lines(["ERROR *test_alone?gloo-2? - ModuleNotFoundError: No modu*"])
+    result.stdout.no_fnmatch_line("*ranked.py*")
