@@ -18,7 +18,7 @@ from pdlcheck.worlds.launched import Launch, launch_of
 if TYPE_CHECKING:
     from pdlcheck.worlds.launched.placement import LaunchedPlacement
 
-__all__ = ["PRELOAD", "follow", "headline", "launch", "lead", "placement"]
+__all__ = ["PRELOAD", "excuse", "follow", "headline", "launch", "lead", "placement"]
 
 PRELOAD = ("pytest", "hypothesis", "pdlcheck.harness.preloaded")  # what every rank of a test session needs
 
@@ -39,6 +39,29 @@ def launch(config: pytest.Config) -> Launch | None:
             )
         config.stash[_launch] = found
     return config.stash[_launch]
+
+
+def excuse(config: pytest.Config) -> Generator[None, object, object]:
+    """Where conftest files cannot be loaded in this process of a launch: tell the others, which would wait for it."""
+    try:
+        return (yield)
+    except (Exception, SystemExit) as error:
+        options = config.known_args_namespace
+        if not (options.help or options.version):
+            with contextlib.suppress(ValueError, pytest.UsageError):  # they cannot be reached
+                own = launch_of(os.environ, options.init_method)
+                if own is not None:
+                    _excuse(config, own, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _excuse(config: pytest.Config, own: Launch, why: str) -> None:
+    if own.rank == 0:
+        _made(config, own).close(int(pytest.ExitCode.USAGE_ERROR))
+    else:
+        from pdlcheck.worlds.launched.agent import excuse
+
+        excuse(own, why)
 
 
 def follow(config: pytest.Config) -> int | None:

@@ -26,6 +26,7 @@ from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.launched.environment import INSIDE, Launch
 from pdlcheck.worlds.launched.meeting import reach
 from pdlcheck.worlds.launched.messages import (
+    Absent,
     Bye,
     Ended,
     Fork,
@@ -42,7 +43,7 @@ from pdlcheck.worlds.launched.messages import (
 from pdlcheck.worlds.processes import forkserver
 from pdlcheck.worlds.processes.local import LocalProcess
 
-__all__ = ["serve", "software", "variables"]
+__all__ = ["excuse", "serve", "software", "variables"]
 
 _SIOCGIFADDR = 0x8915
 _GOODBYE_S = 60.0
@@ -72,6 +73,14 @@ def serve(launch: Launch) -> int:
         return 1
     finally:
         forkserver.stop()
+
+
+def excuse(launch: Launch, why: str) -> None:
+    """Tell rank 0 that this process cannot serve; wait for its end, as launchers end all when one has failed."""
+    with contextlib.suppress(WorldUnavailable, EOFError, OSError):  # rank 0 has gone, or never came
+        control = next(reach(launch))
+        control.send(Absent(launch.rank, platform.node(), why))
+        control.recv()
 
 
 def software() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
+    "Absent",
     "Bye",
     "Ended",
     "Fork",
@@ -37,6 +38,15 @@ class Hello:
     variables: dict[str, str]
     cores: int
     host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The first message of a launched process that has no session and cannot serve; ``why`` in words."""
+
+    rank: int
+    host: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pdlcheck.worlds.launched.agent import software, variables
 from pdlcheck.worlds.launched.environment import INSIDE, Launch
 from pdlcheck.worlds.launched.meeting import Listener
 from pdlcheck.worlds.launched.messages import (
+    Absent,
     Bye,
     Ended,
     Fork,
@@ -62,6 +63,8 @@ class LaunchedPlacement:
         self._listener = Listener(launch)
         self.host = self._listener.host
         self._agents: dict[int, tuple[Connection[Any, Any], Hello]] = {}
+        self._absent: dict[int, tuple[Connection[Any, Any], Absent]] = {}
+        self._join_until: float | None = None
         self._forks = 0
 
     def check(self, world_size: int) -> None:
@@ -100,32 +103,46 @@ class LaunchedPlacement:
         """Let every launched process end with this exit code, once this process has ended."""
         with contextlib.suppress(WorldUnavailable):  # whoever is not here will not hear it; the launcher ends it
             self._join()
-        for control, _ in self._agents.values():
+        controls = [control for control, _ in (*self._agents.values(), *self._absent.values())]
+        for control in controls:
             with contextlib.suppress(OSError):  # it has gone
                 control.send(Bye(exitcode))
-        _kept.extend(control for control, _ in self._agents.values())
+        _kept.extend(controls)
         self._agents.clear()
+        self._absent.clear()
         self._listener.close()
         forkserver.release(self)
 
     def _join(self) -> None:
-        """Wait until every launched process has said hello."""
-        until = time.monotonic() + _JOIN_S
-        while len(self._agents) < self.launch.world_size - 1:
+        """Wait until every launched process has said hello, or why it cannot serve; all in all no longer than that."""
+        if self._join_until is None:
+            self._join_until = time.monotonic() + _JOIN_S
+        while len(self._agents) + len(self._absent) < self.launch.world_size - 1:
             try:
-                connection = self._listener.accept(until)
+                connection = self._listener.accept(self._join_until)
                 hello = connection.recv()
             except (TimeoutError, EOFError, OSError) as error:
-                missing = sorted(set(range(1, self.launch.world_size)) - self._agents.keys())
+                missing = sorted(set(range(1, self.launch.world_size)) - self._agents.keys() - self._absent.keys())
                 raise WorldUnavailable(
                     f"ranks {missing} of {self.launch.world_size} did not join rank 0 at {self.host} "
                     f"within {_JOIN_S:g} s; start all of them with the same command",
                     world="launched",
                     cure="start all ranks with the same command",
                 ) from error
+            if isinstance(hello, Absent):
+                self._absent[hello.rank] = (connection, hello)
+                continue
             self._agents[hello.rank] = (connection, hello)
             self._compare(hello)
         self._listener.all_are_here()
+        if self._absent:
+            said = [message for _, message in self._absent.values()]
+            whys = sorted(f"rank {absent.rank} on {absent.host}: {absent.why}" for absent in said)
+            raise WorldUnavailable(
+                f"launched processes could not start their session, {'; '.join(whys)}",
+                world="launched",
+                cure="make pytest start in every launched process",
+            )
 
     def _compare(self, hello: Hello) -> None:
         ours = software()
