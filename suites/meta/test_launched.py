@@ -53,6 +53,14 @@ def test_the_next_one(rank):
     dist.barrier()
 
 
+@pytest.mark.world_size(2)
+def test_a_group_that_is_made_again(rank):
+    for _ in range(2):
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        dist.barrier()
+
+
 def test_every_rank_has_its_own_process(world):
     places = world.run(lambda: (os.getppid(), os.environ["LOCAL_RANK"]), world_size=3)
     assert len({parent for parent, _ in places}) == 3  # each was forked by the launched process in its place
@@ -68,6 +76,7 @@ VERDICTS = {
     "test_one_rank_fails[gloo-3]": "FAILED",
     "test_one_rank_dies[gloo-2]": "FAILED",
     "test_the_next_one[gloo-2]": "PASSED",
+    "test_a_group_that_is_made_again[gloo-2]": "PASSED",
     "test_every_rank_has_its_own_process[gloo]": "PASSED",
 }
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
@@ -101,7 +110,7 @@ def verdicts(text: str) -> dict[str, str]:
 def assert_one_true_report(code: int, text: str, launcher: str) -> None:
     assert verdicts(text) == VERDICTS, text
     assert code == 1
-    assert text.count("2 failed, 4 passed, 2 skipped") == 1, text
+    assert text.count("2 failed, 5 passed, 2 skipped") == 1, text
     assert f"needs 5 ranks, {launcher} launched 3" in text
     assert f"needs 4 ranks, {launcher} launched 3" in text
     assert "rank 2 of 3 raised this" in text

@@ -211,6 +211,20 @@ def test_a_function_that_destroys_the_default_group_does_not_harm_the_next_call(
     assert processes.run(dist.get_rank, world_size=2) == [0, 1]
 
 
+def test_a_function_may_end_the_default_group_and_make_it_again_by_the_environment(processes):
+    def cycle():
+        for _ in range(3):
+            dist.destroy_process_group()
+            dist.init_process_group("gloo")
+            x = torch.ones(1)
+            dist.all_reduce(x)
+            assert x == 2
+        return dist.get_rank()
+
+    for _ in range(2):
+        assert processes.run(cycle, world_size=2) == [0, 1]
+
+
 def test_what_ranks_print_is_shown_with_the_rank(processes, capsys):
     processes.run(lambda: print("hello"), world_size=2)
     assert capsys.readouterr().out == "[rank 0] hello\n[rank 1] hello\n"

@@ -93,6 +93,8 @@ def software() -> dict[str, str]:
 def variables(launch: Launch, address: str) -> dict[str, str]:
     """What ranks in this process's place find in their environment."""
     own = {"LOCAL_RANK": str(launch.local_rank), "LOCAL_WORLD_SIZE": str(launch.local_world_size)}
+    if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
+        own["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # at MASTER_PORT of a rank is the store of its pool
     interface = _interface_of(address)
     if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
         own["GLOO_SOCKET_IFNAME"] = interface

@@ -33,6 +33,7 @@ from pdlcheck.worlds.processes.journal import open_journal
 from pdlcheck.worlds.processes.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
 from pdlcheck.worlds.processes.own_device import own_device, select_own_device, take_device, was_lost
 from pdlcheck.worlds.processes.own_rank import take_rank
+from pdlcheck.worlds.processes.own_store import meet_at
 from pdlcheck.worlds.processes.payload import dump_error, dump_result, import_module_of, load_call
 from pdlcheck.worlds.processes.position import user_traceback
 from pdlcheck.worlds.processes.watched_gloo import watch_gloo
@@ -125,6 +126,7 @@ def _join(start: Start, listening: int | None) -> TCPStore:
         wait_for_workers=False,
         master_listen_fd=listening,  # bound to that host; torch's own would listen everywhere
     )
+    meet_at(start.host, start.port)
     _init(start, store)
     return store
 

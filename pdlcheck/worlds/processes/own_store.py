@@ -1,0 +1,33 @@
+"""What ``init_process_group`` of a user finds at MASTER_ADDR and MASTER_PORT in a rank: the store of its pool.
+
+torch would open a second server there, and groups made one after the other would read each other's addresses.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+__all__ = ["meet_at"]
+
+
+def meet_at(host: str, port: int) -> None:
+    """Let ranks that meet there do so in the store that is there, each time under names of its own."""
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # as an attribute it is a function
+    torchs = rendezvous._create_c10d_store
+    times = itertools.count()
+
+    def create(
+        hostname: str, its_port: int, rank: int, world_size: int, timeout: timedelta, *more: Any, **options: Any
+    ) -> Store:
+        if (hostname, its_port) != (host, port):
+            store: Store = torchs(hostname, its_port, rank, world_size, timeout, *more, **options)
+            return store
+        own = TCPStore(host, port, world_size, is_master=False, timeout=timeout, wait_for_workers=False)
+        return PrefixStore(f"meeting {next(times)}", own)
+
+    rendezvous._create_c10d_store = create
