@@ -83,6 +83,25 @@ def test_what_ranks_write_is_in_the_xml_of_passing_tests_too(run, pytester):
     assert cases["test_fails[gloo-2]"].find("failure") is not None
 
 
+def test_ranks_print_any_letter_in_any_locale_as_under_pytests_capture(pytester, monkeypatch):
+    for name, value in {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}.items():
+        monkeypatch.setenv(name, value)
+    pytester.makepyfile(
+        r"""
+        import sys, pytest
+        @pytest.mark.world_size(2)
+        def test_prints(rank):
+            print("gr\xfcn \ud800")
+            print("r\xf6t \ud800", file=sys.stderr)
+        """
+    )
+    result = pytester.runpytest_subprocess("--world", "gloo", "--junit-xml=out.xml", "-o", "junit_logging=all")
+    result.assert_outcomes(passed=1)
+    said = ET.parse(pytester.path / "out.xml").find(".//testcase")
+    assert "gr\xfcn ?" in said.findtext("system-out")
+    assert "r\xf6t \\ud800" in said.findtext("system-err")
+
+
 def test_without_capture_lines_appear_while_the_test_runs_with_the_rank_before_them(run):
     result = run(
         """

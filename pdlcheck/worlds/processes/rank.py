@@ -87,7 +87,9 @@ def begin(fds: Sequence[int], parent_pid: int) -> None:
     """What concerns the process alone: its end, and where it writes."""
     _die_with(parent_pid)
     open_journal(fds[3])
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text file in every fork
+    # text files in every fork; whatever the locale, the controller reads UTF-8, and pytest's capture refuses no letter
+    sys.stdout.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]
+    sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     faulthandler.enable(file=2, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)  # the main thread comes last
 
