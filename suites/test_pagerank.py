@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pdlcheck.checks.graphs import graphs
 from pdlcheck.checks.pagerank import check_error_bound, check_pagerank, check_pagerank_agreement
-from pdlcheck.primitives.pagerank import Graph, debian_dependencies, document_graph, threads
+from pdlcheck.primitives.pagerank import Graph, debian_dependencies, document_graph, pagerank_many, threads
 
 from .pagerank_cases import DAMPING, VERSIONS, cases, left_over
 
@@ -70,6 +70,18 @@ def test_a_tolerance_finer_than_float64_is_reported_not_claimed(subject):
     result = subject(document_graph(50), tol=1e-18)
     assert not result.converged
     assert 1e-18 < result.error_bound < 1e-12
+
+
+@pytest.mark.verifies("pagerank")
+def test_rounds_that_only_move_the_last_bits_come_to_an_end(subject):
+    """Some graph needs 4568 rounds at this damping; here one finds the ranks, and then a bit comes and goes."""
+    graph = Graph.from_edges([], [], 44)
+    for method in ("power", "gauss-seidel"):
+        result = subject(graph, damping=0.99, tol=1e-15, method=method)
+        assert result.iterations < 400
+        assert 1e-15 < result.error_bound < 2e-12
+    many = pagerank_many(graph, [None, {0: 1}], damping=0.99, tol=1e-15)
+    assert many[0].iterations < 400
 
 
 @st.composite

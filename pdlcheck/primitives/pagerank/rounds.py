@@ -119,6 +119,7 @@ class Rounds:
         self._at_once = in_place and not self._single
         # in so many rounds the residual is halved, and halved again, unless rounding keeps it up
         self._patience = 8 + (math.ceil(2 * math.log(2) / -math.log(damping)) if damping else 0)
+        self._drowned = 1 / 16  # of what a round can lose: a residual below it is round-off
         self._reach = float(np.finfo(np.float32).eps) / (1 - damping)  # what float32 can promise, about
         self._late_rows = slice(self._late_row, layout.end_of_blocks)
         self._landing_late = self._landing[self._late_rows].sum(axis=0)
@@ -279,8 +280,12 @@ class Rounds:
                 step, mass, total, size, weighted = self._sums()
                 sums = step, mass, total + upstream, size + abs(upstream), weighted
                 bound, enough = self._judged(system, unit, (met, *sums), tol)
-            if self._single and self.iteration - looked_at >= self._patience:
-                enough = enough or bool(np.all((bound <= tol) | (bound > 3 / 4 * before)))
+            if self.iteration - looked_at >= self._patience:
+                if np.all((bound <= tol) | (bound > 3 / 4 * before)):
+                    if self._single:
+                        enough = True
+                    else:
+                        self._drowned = 4
                 looked_at, before = self.iteration, bound
             self._progress(self.iteration, float(np.max(bound)))
             if enough or self.iteration >= max_iter:
@@ -322,7 +327,7 @@ class Rounds:
         residual = damping * (step + abs(new_mass - met)) * (1 + 1e-9)
         bound = (residual + lost) / (1 - damping) + rounding + self._off(system.total + total)
         refinable = self._single & (lost > tol * (1 - damping) / 2)
-        drowned = residual <= lost * np.where(refinable, 4, 1 / 16)  # it is round-off
+        drowned = residual <= lost * np.where(refinable, 4, self._drowned)  # it is round-off
         return bound, bool(np.all((bound <= tol) | drowned))
 
     def _sweep(
