@@ -138,6 +138,11 @@ class Graph:
     @classmethod
     def from_dgl(cls, graph: Any, *, weight: str | None = None) -> Graph:
         """From a homogeneous DGL graph; ``weight`` names the edge feature to read, ``None`` is weight 1."""
+        if not graph.is_homogeneous:
+            raise ValueError(
+                f"graph: a DGL graph must have one type of nodes and one of edges, got {graph.ntypes} and "
+                f"{graph.canonical_etypes}; number all nodes together with dgl.to_homogeneous(graph)"
+            )
         src, dst = graph.edges(order="eid")
         return cls(src, dst, int(graph.num_nodes()), None if weight is None else graph.edata[weight])
 
