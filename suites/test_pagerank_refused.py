@@ -37,6 +37,12 @@ BAD_GRAPHS = {
         "weights holds -1.0",
     ),
     "networkx weight of words": (lambda: as_graph(nx.DiGraph([(0, 1, {"weight": "x"})])), "must be a number"),
+    "networkx weight beyond float64": (
+        lambda: as_graph(nx.DiGraph([(0, 1, {"weight": 10**400})])),
+        "must be a number",
+    ),
+    "weight of words": (lambda: Graph.from_edges([0], [1], 2, ["x"]), "weights must hold numbers .*'x'"),
+    "weight of 1e400": (lambda: Graph.from_edges([0], [1], 2, [10**400]), "weights must hold numbers .*large"),
     "ring of one": (lambda: document_graph(1), "num_nodes must be 2 or more"),
     "degree": (lambda: document_graph(5, mean_degree=9), r"mean_degree must be in \[0, 4\]"),
     "permutation": (
@@ -103,6 +109,8 @@ BAD_ARGUMENTS = {
     ),
     "personalization unknown": ({"personalization": {9: 1}}, "personalization: 9 is not a node of the graph"),
     "personalization empty": ({"personalization": {}}, "personalization is 0 everywhere"),
+    "personalization of words": ({"personalization": ["a", "b", "c"]}, "personalization must hold numbers .*'a'"),
+    "dict of words": ({"dangling": {0: "a"}}, "dangling must hold numbers .*'a'"),
     "dangling negative": ({"dangling": {0: -1}}, "dangling holds -1.0 at 0"),
     "dangling all 0": ({"dangling": [0, 0, 0]}, "dangling is 0 everywhere"),
 }

@@ -113,7 +113,7 @@ class Graph:
         if weight is not None:
             try:
                 weights = np.fromiter((w for _, _, w in graph.edges(data=weight, default=1)), np.float64, edges)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise ValueError(
                     f"graph: the edge attribute {weight!r} must be a number; weight=None ignores it"
                 ) from error
@@ -200,8 +200,7 @@ class Graph:
                     f"{name}: {unknown[0]!r} is not a node of the graph; remove it or add the node"
                 )
             vector = np.zeros(self.num_nodes)
-            for node, value in values.items():
-                vector[index[node]] = value
+            vector[[index[node] for node in values]] = _numbers(name, list(values.values()))
             return vector
         vector = _numbers(name, values)
         if vector.shape != (self.num_nodes,):
@@ -286,7 +285,10 @@ def _numbers(name: str, values: Any) -> Float64:
     given = np.asarray(_on_host(values))
     if given.dtype.kind == "c":
         raise TypeError(f"{name} must hold real numbers, got dtype {given.dtype}; pass their absolute values, perhaps")
-    return np.array(given, dtype=np.float64)
+    try:
+        return np.array(given, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} must hold numbers that float64 has ({error}); convert them first") from error
 
 
 def _checked_weights(values: Any, num_edges: int) -> Float64:
