@@ -186,7 +186,9 @@ def test_what_it_cannot_run_is_left_to_networkx_with_the_reason():
     assert can_run("pagerank", (), {"G": WEB, "alpha": -1}) == "alpha must be in [0, 1), got -1"
     assert "attribute" in can_run("pagerank", (WEB,), {"weight": len})
     assert can_run("google_matrix", (WEB,), {"nodelist": ["a"]}) == "nodelist must hold each node once"
+    assert can_run("google_matrix", (WEB,), {"nodelist": list("abcx")}) == "nodelist must hold each node once"
     assert can_run("google_matrix", (WEB, 0.85, None, list("dcba")), {}) is True
+    assert can_run("google_matrix", (converted(WEB),), {"nodelist": list("dcba")}) is True
 
 
 def test_a_conversion_that_would_lose_attributes_is_not_made():

@@ -107,7 +107,7 @@ def can_run(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool
     if not 0 <= alpha < 1:
         return f"alpha must be in [0, 1), got {alpha}"
     nodelist = args[3] if len(args) > 3 else kwargs.get("nodelist")
-    if name == "google_matrix" and nodelist is not None and len(set(nodelist)) != _num_nodes(given["G"]):
+    if name == "google_matrix" and nodelist is not None and set(nodelist) != _set_of_nodes(given["G"]):
         return "nodelist must hold each node once"
     if callable(given.get("weight")):
         return "weight must be the name of an edge attribute, not a function"
@@ -152,8 +152,8 @@ def _nodes(graph: Graph) -> Any:
     return range(graph.num_nodes) if graph.names is None else graph.names
 
 
-def _num_nodes(graph: Any) -> int:
-    return graph.num_nodes if isinstance(graph, Graph) else len(graph)
+def _set_of_nodes(graph: Any) -> set[Any]:
+    return set(_nodes(graph) if isinstance(graph, Graph) else graph)
 
 
 def _per_node(graph: Graph, name: str, values: Vector) -> Float64 | None:
