@@ -51,6 +51,8 @@ def add_pagerank_command(commands: Any, formatter: type[argparse.HelpFormatter])
 
 def run_pagerank_command(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     """Run it and return the exit code; errors about the file are one line on stderr."""
+    if arguments.output is not None and arguments.output.exists() and arguments.output.samefile(arguments.file):
+        parser.error(f"argument --output: must not be FILE, whose edges would be lost; got {str(arguments.output)!r}")
     try:
         from rich.console import Console
 
@@ -76,9 +78,12 @@ def run_pagerank_command(parser: argparse.ArgumentParser, arguments: argparse.Na
 
 
 def _file(text: str) -> Path:
-    if not Path(text).is_file():
+    path = Path(text)
+    if path.is_fifo():
+        raise argparse.ArgumentTypeError(f"must be a file of edges; {text!r} is a pipe, write it to a file first")
+    if not path.is_file():
         raise argparse.ArgumentTypeError(f"must be a file of edges; there is none at {text!r}")
-    return Path(text)
+    return path
 
 
 def _npz(text: str) -> Path:

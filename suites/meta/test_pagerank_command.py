@@ -119,12 +119,16 @@ def test_a_wrong_file_is_exit_code_1_with_its_line(web, text, message):
         (["web.txt", "--output", "scores.txt"], "--output: must be a file that ends in .npz"),
         (["web.txt", "--output", "no/scores.npz"], "in a folder that exists and can be written; got 'no/scores.npz'"),
         (["web.txt", "--output", "a folder.npz"], "must be a file that ends in .npz"),
+        (["web.npz", "--output", "./web.npz"], "--output: must not be FILE, whose edges would be lost; got 'web.npz'"),
+        (["pipe"], "argument FILE: must be a file of edges; 'pipe' is a pipe, write it to a file first"),
         ([], "the following arguments are required: FILE"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_arguments_are_exit_code_2_with_the_cure(web, arguments, message):
     (web[0].parent / "a folder.npz").mkdir()
+    np.savez(web[0].parent / "web.npz", src=web[1].src, dst=web[1].dst)
+    os.mkfifo(web[0].parent / "pipe")
     found = run(*arguments, folder=web[0].parent)
     assert found.returncode == 2
     assert message in found.stderr
