@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -343,6 +344,8 @@ BAD_ARRAYS = {
     "negative": ({"src": [0], "dst": [-1]}, ValueError, "e.npz: dst holds -1 at 0"),
     "above num_nodes": ({"src": [0, 5], "dst": [1, 1], "num_nodes": 3}, ValueError, "e.npz: src holds 5 at 1"),
     "lengths": ({"src": [0, 1], "dst": [1]}, ValueError, "e.npz: src and dst must have one id per edge"),
+    "weight": ({"src": [0], "dst": [1], "weight": [2.0]}, ValueError, "e.npz: .* from array weights, it holds weight;"),
+    "weights of words": ({"src": [0], "dst": [1], "weights": ["a"]}, ValueError, "e.npz: weights must hold numbers"),
     "weights": ({"src": [0], "dst": [1], "weights": [-1.0]}, ValueError, "e.npz: weights holds -1.0 at 0"),
     "huge id": ({"src": [10**15], "dst": [1]}, MemoryError, f"e.npz: ranking 1 edges between {10**15 + 1} nodes needs"),
 }
@@ -367,8 +370,9 @@ def test_wrong_arrays_are_named_with_their_file(subject, tmp_path, case):
         ({"src": [0, 1], "dst": [1, None]}, "column dst is null at row 1"),
         ({"src": [0, 1], "dst": [1, -4]}, "column dst holds -4 at row 1"),
         ({"src": [0], "dst": [1], "weight": [-1.0]}, "weights holds -1.0 at 0"),
+        ({"src": [0], "dst": [1], "weights": [2.0]}, "read from column weight, it has weights; rename the column"),
     ],
-    ids=["names", "words", "null", "negative", "weight"],
+    ids=["names", "words", "null", "negative", "weight", "weights"],
 )
 def test_wrong_columns_are_named_with_their_file(subject, tmp_path, columns, message):
     import pyarrow as pa
@@ -377,6 +381,26 @@ def test_wrong_columns_are_named_with_their_file(subject, tmp_path, columns, mes
     pq.write_table(pa.table(columns), tmp_path / "e.parquet")
     with pytest.raises(ValueError, match=f"e.parquet.*{message}"):
         subject(tmp_path / "e.parquet")
+
+
+@NEEDS_PYARROW
+@pytest.mark.verifies("read_edges")
+def test_a_column_that_is_there_twice_is_refused(subject, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    twice = pa.Table.from_arrays([pa.array([0]), pa.array([1]), pa.array([2])], names=["src", "dst", "src"])
+    pq.write_table(twice, tmp_path / "e.parquet")
+    with pytest.raises(ValueError, match=r"e.parquet has 2 columns src; rename all but one"):
+        subject(tmp_path / "e.parquet")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are of POSIX systems")
+@pytest.mark.verifies("read_edges")
+def test_a_pipe_is_refused_before_anything_is_read(subject, tmp_path):
+    os.mkfifo(tmp_path / "edges")
+    with pytest.raises(ValueError, match="edges is a pipe, of no known length; write what comes from it to a file"):
+        subject(tmp_path / "edges")
 
 
 @pytest.mark.verifies("read_edges")

@@ -55,7 +55,11 @@ def _columns(path: Path, schema: Any) -> list[str]:
     names = [name for name in ("src", "dst", "weight") if name in schema.names]
     if names[:2] != ["src", "dst"]:
         raise ValueError(f"{path} must have columns src and dst, it has {', '.join(schema.names) or 'none'}")
+    if "weights" in schema.names and "weight" not in names:
+        raise ValueError(f"{path}: weights of edges are read from column weight, it has weights; rename the column")
     for name in names:
+        if schema.names.count(name) > 1:
+            raise ValueError(f"{path} has {schema.names.count(name)} columns {name}; rename all but one")
         kind = schema.field(name).type
         if not (pa.types.is_integer(kind) or (name == "weight" and pa.types.is_floating(kind))):
             raise ValueError(f"{path}: column {name} must hold numbers, ids whole ones, it holds {kind}; convert it")

@@ -59,6 +59,8 @@ def read_edges(
         Graph(num_nodes=3, num_edges=3, weighted=False)
     """
     path = Path(path)
+    if path.is_fifo():
+        raise ValueError(f"{path} is a pipe, of no known length; write what comes from it to a file, and read that")
     if path.suffix == ".npz":
         with _named(path):
             return _read_npz(path, num_nodes, progress)
@@ -94,6 +96,8 @@ def _read_npz(path: Path, num_nodes: int | None, progress: Progress | None) -> G
                 return Graph.from_scipy(sp.load_npz(path))
             if not {"src", "dst"} <= names:
                 raise ValueError(f"it must hold arrays src and dst, it holds {', '.join(sorted(names)) or 'none'}")
+            if "weight" in names and "weights" not in names:
+                raise ValueError("weights of edges are read from array weights, it holds weight; rename the array")
             found: dict[str, Any] = {}
             for name in sorted(names & {"src", "dst", "weights", "num_nodes"}):
                 found[name] = arrays[name]
