@@ -11,7 +11,7 @@ from itertools import filterfalse, repeat
 from operator import attrgetter, delitem
 
 import pytest
-from _pytest.logging import LoggingPlugin, caplog_handler_key, caplog_records_key
+from _pytest.logging import LoggingPlugin, caplog_handler_key, caplog_records_key, catching_logs
 
 from pdlcheck.harness import cases
 
@@ -19,12 +19,14 @@ __all__ = ["Destinations", "all_have", "attach_quickly"]
 
 _propagates, _handlers_of = attrgetter("propagate"), attrgetter("handlers")
 
+_hears_all = hasattr(catching_logs, "attached_loggers")  # pytest 8 attaches its handlers to the root alone
+
 _is_quick = pytest.StashKey[bool]()
 _found = pytest.StashKey[list[logging.Logger]]()
 
 
 class Destinations:
-    """The root, and the loggers that do not propagate to it.
+    """The root and, where pytest hears them, the loggers that do not propagate to it.
 
     There are many, and several looks at them in each test, so here and below loops over them run in C.
     """
@@ -36,6 +38,8 @@ class Destinations:
     def now(self) -> list[logging.Logger]:
         """Those of this moment."""
         root = logging.getLogger()
+        if not _hears_all:
+            return [root]
         known = list(root.manager.loggerDict.values())
         if known != self._known:  # they are compared by identity, in C
             self._known = known
