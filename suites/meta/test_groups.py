@@ -115,7 +115,7 @@ def test_a_second_default_group_is_refused_as_torch_does():
 
 
 def test_a_rank_that_is_not_its_own_is_refused():
-    with pytest.raises(ValueError, match="on a simulated rank whose world_size is 3"):
+    with pytest.raises(ValueError, match="on a rank whose world_size is 3"):
         run(lambda: dist.init_process_group("gloo", rank=dist.get_rank(), world_size=5))
 
 

@@ -32,6 +32,7 @@ from pdlcheck.worlds.processes.channel import Channel
 from pdlcheck.worlds.processes.journal import open_journal
 from pdlcheck.worlds.processes.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
 from pdlcheck.worlds.processes.own_device import own_device, select_own_device, take_device, was_lost
+from pdlcheck.worlds.processes.own_group import offer, offer_groups
 from pdlcheck.worlds.processes.own_rank import take_rank
 from pdlcheck.worlds.processes.own_store import meet_at
 from pdlcheck.worlds.processes.payload import dump_error, dump_result, import_module_of, load_call
@@ -130,6 +131,7 @@ def _join(start: Start, listening: int | None) -> TCPStore:
     )
     meet_at(start.host, start.port)
     _init(start, store)
+    offer_groups()
     return store
 
 
@@ -137,6 +139,7 @@ def _rejoin(call: int, start: Start, store: TCPStore) -> None:
     """A new default group on the same store; names of other groups count from the start again."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    offer(None)
     own = PrefixStore(f"call {call}", store)
     _init(start, own)
 
@@ -164,6 +167,7 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
         fn, args, kwargs = load_call(call.payload)
         if call.seed is not None:
             fresh_state(call.seed, start)
+        offer(default_group)
         value = fn(*args, **kwargs)
         announcer.end(failed=False)
         report: Any = Done(call.call, dump_result(value, start.rank), _aftermath(default_group, announcer))

@@ -16,7 +16,7 @@ from pdlcheck.worlds.simulated import monitored
 from pdlcheck.worlds.simulated.losses import is_consequence, never_joined
 from pdlcheck.worlds.simulated.origin import origin
 from pdlcheck.worlds.simulated.scheduler import current_rank
-from pdlcheck.worlds.watch import Operation, is_local, new_group, user_line
+from pdlcheck.worlds.watch import Operation, is_local, new_group, require_own, user_line
 
 __all__ = ["BACKEND", "install"]
 
@@ -129,9 +129,7 @@ def _adopted(init: Callable[..., Any]) -> Callable[..., Any]:
         if me is None or me.c10d["default_pg"] is None or me.c10d["adopted"]:
             return init(*args, **kwargs)  # type: ignore[no-any-return]
         me.c10d["adopted"] = True
-        for name, own in (("rank", me.rank), ("world_size", me.c10d["default_pg"].size())):
-            if kwargs.get(name, -1) not in (-1, own):
-                raise ValueError(f"init_process_group({name}={kwargs[name]}) on a simulated rank whose {name} is {own}")
+        require_own(kwargs, me.rank, me.c10d["default_pg"].size())
         return None
 
     return adopt

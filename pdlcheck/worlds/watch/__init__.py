@@ -1,5 +1,6 @@
 """What every world can observe: what each rank posts, from which line, and whether the ranks fit together."""
 
+from pdlcheck.worlds.watch.adopted import require_own
 from pdlcheck.worlds.watch.callsite import calls_tests, end_at_user_line, short, user_call, user_line
 from pdlcheck.worlds.watch.deadlock import deadlock
 from pdlcheck.worlds.watch.group import Engine, WatchedGroup
@@ -28,6 +29,7 @@ __all__ = [
     "is_local",
     "new_group",
     "refuse",
+    "require_own",
     "short",
     "user_call",
     "user_line",
