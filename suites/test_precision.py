@@ -328,6 +328,11 @@ def test_masters_resume_exactly_and_refuse_another_model(subject):
         subject(nn.Linear(2, 3).bfloat16()).load_state_dict(masters.state_dict())
     with pytest.raises(ValueError, match="MasterWeights got an empty model"):
         subject(nn.ReLU())
+    with pytest.raises(ValueError, match="MasterWeights got a state without 'masters'"):
+        again.load_state_dict({})
+    assert [tuple(master.shape) for master in subject(model.weight).parameters()] == [(1, 2)]
+    with pytest.raises(TypeError, match="MasterWeights takes a module or tensors, got dict; of groups"):
+        subject([{"params": model.parameters()}])
 
 
 @pytest.mark.verifies("MasterWeights")

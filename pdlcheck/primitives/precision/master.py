@@ -18,14 +18,17 @@ class MasterWeights:
 
     A bfloat16 weight of 1 has neighbours at 0.996 and 1.008: a step of 0.001 leaves it where it is, and a thousand of
     them do. Their sum arrives in the float32 copy, and from there in the model. Costs 4 bytes a parameter, and 4 more
-    for its gradient. Parameters of float32 or float64 are their own masters.
+    for its gradient. Parameters of float32 or float64 are their own masters: their gradients add up until the
+    optimizer's ``zero_grad()``, which a model that has some needs in each step.
 
     No communication: synchronise what :meth:`parameters` gives, or the model before :meth:`take_gradients`.
 
     Args:
-        module_or_params: whose weights, each once; frozen ones are left out.
+        module_or_params: a module, a tensor or tensors, whose weights, each once; frozen ones are left out. For groups
+            of parameters with options of their own make masters of each group.
 
     Raises:
+        TypeError: something other than tensors.
         ValueError: no parameter requires a gradient.
 
     Example:
@@ -44,8 +47,16 @@ class MasterWeights:
     Source: P. Micikevicius et al., "Mixed precision training", ICLR (2018), section 3.1.
     """
 
-    def __init__(self, module_or_params: nn.Module | Iterable[Tensor]) -> None:
-        listed = module_or_params.parameters() if isinstance(module_or_params, nn.Module) else module_or_params
+    def __init__(self, module_or_params: nn.Module | Tensor | Iterable[Tensor]) -> None:
+        if isinstance(module_or_params, Tensor):
+            module_or_params = [module_or_params]
+        listed = list(module_or_params.parameters() if isinstance(module_or_params, nn.Module) else module_or_params)
+        for p in listed:
+            if not isinstance(p, Tensor):
+                raise TypeError(
+                    f"MasterWeights takes a module or tensors, got {type(p).__name__}; "
+                    "of groups of parameters make masters each"
+                )
         self._weights = list({id(p): p for p in listed if p.requires_grad}.values())
         if not self._weights:
             raise ValueError("MasterWeights got an empty model: no parameter requires a gradient")
@@ -59,7 +70,10 @@ class MasterWeights:
         return list(self._masters)
 
     def take_gradients(self) -> None:
-        """Move the gradients of the model to the masters, in float32. After backward, before unscaling and clipping."""
+        """Move the gradients of the model to the masters, in float32, in the place of what these have.
+
+        After backward, after the last one where gradients are accumulated, before unscaling and clipping.
+        """
         for weight, master in self._pairs():
             master.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
@@ -79,8 +93,10 @@ class MasterWeights:
         """Take the masters of ``state`` and round them into the model.
 
         Raises:
-            ValueError: they are those of another model; nothing is changed.
+            ValueError: they are those of another model, or no masters; nothing is changed.
         """
+        if "masters" not in state:
+            raise ValueError("MasterWeights got a state without 'masters'; pass what state_dict() gave")
         found, own = [tuple(t.shape) for t in state["masters"]], [tuple(t.shape) for t in self._masters]
         if found != own:
             raise ValueError(f"MasterWeights has shapes {own}, the state has {found}; load the state of the same model")
