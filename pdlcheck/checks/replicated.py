@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ Gradients = dict[str, Tensor | None]
 # gradient that counts twice, is off by 1e-3 and more.
 RELATIVE = 1e-9
 ABSOLUTE = 1e-12
+ROUNDINGS = 64  # of what is not in float64, such as complex64
 
 
 def check_replicated_module(
@@ -39,7 +41,8 @@ def check_replicated_module(
     For each number of workers a module and its wrapped twin take one step of SGD with momentum on a batch of each
     size, in float64, and are compared before and after it: outputs with their order and structure, gradients of the
     inputs, gradients of the parameters with None where it belongs, the weights. An element may be off by 1e-9 of the
-    largest of its tensor.
+    largest of its tensor, and by what a few operations round where it is not in float64. What is infinite or no number
+    must be so in both.
 
     Only for a module in which samples do not see each other, and that draws no random numbers: not for BatchNorm in
     training, whose statistics are those of a worker's piece by definition.
@@ -107,7 +110,7 @@ class Pair:
         __tracebackhide__ = True
         with torch.no_grad():
             expected, again = self.plain(*_copied(inputs)), self.plain(*_copied(inputs))
-            if not all(torch.equal(a, b) for (_, a), (_, b) in zip(_leaves(expected), _leaves(again), strict=True)):
+            if any(_unequal(a, b).any() for (_, a), (_, b) in zip(_leaves(expected), _leaves(again), strict=True)):
                 raise Inconclusive(f"{self.who}: the plain module gives two outputs for one batch; call .eval() on it")
             found = wrapped(*_copied(inputs))
         self.same_output(found, expected)
@@ -299,10 +302,18 @@ def _leaf_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 def _wrong(found: Tensor, expected: Tensor) -> Tensor:
     if found.shape != expected.shape:
         return torch.ones(found.shape, dtype=torch.bool)
-    if not found.is_floating_point():
-        return found != expected
-    scale = float(expected.abs().max()) if expected.numel() else 0.0
-    return ~((found - expected).abs() <= RELATIVE * scale + ABSOLUTE)
+    unequal = _unequal(found, expected)
+    if not (found.is_floating_point() or found.is_complex()):
+        return unequal
+    finite = expected[expected.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    relative = max(RELATIVE, ROUNDINGS * torch.finfo(expected.dtype).eps)
+    return unequal & ~((found - expected).abs() <= relative * scale + ABSOLUTE)
+
+
+def _unequal(found: Tensor, expected: Tensor) -> Tensor:
+    """Element by element; what is no number is like itself."""
+    return (found != expected) & ~(found.isnan() & expected.isnan())
 
 
 def _shape_cause(found: Tensor, expected: Tensor) -> str | None:
@@ -357,11 +368,15 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     if isinstance(value, Mapping):
         new = {key: _mapped(value[key], change) for key in value}
-        return type(value)(new) if type(value) is not dict else new  # type: ignore[call-arg]  # a dict of its own kind
+        if not isinstance(value, MutableMapping):
+            return type(value)(new)  # type: ignore[call-arg]  # a mapping of its own kind
+        result = copy.copy(value)  # keeps the default of a defaultdict
+        result.update(new)
+        return result
     if isinstance(value, list | tuple):
         parts = [_mapped(entry, change) for entry in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [part.name for part in dataclasses.fields(value)]
+        names = [part.name for part in dataclasses.fields(value) if part.init]
         return dataclasses.replace(value, **{name: _mapped(getattr(value, name), change) for name in names})
     return value

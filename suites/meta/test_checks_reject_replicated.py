@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import dataclasses
 import threading
 
 import pytest
@@ -180,3 +182,82 @@ def test_check_replicated_module_is_inconclusive_where_it_sees_nothing():
 def test_check_replicated_module_says_what_a_batch_is():
     with pytest.raises(TypeError, match="batch must return a tuple of the arguments of one call, got Tensor"):
         check_replicated_module(in_pieces, net, lambda n: torch.randn(n, 2))
+
+
+class Masked(nn.Module):
+    """Logits of which one is out of the question, and one that is no number."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Linear(2, 3)
+
+    def forward(self, x):
+        beside = torch.tensor([[-torch.inf, torch.nan]], dtype=x.dtype).expand(len(x), 2)
+        return torch.cat([self.scores(x), beside], 1)
+
+
+def off_by_a_thousandth(module, n):
+    return lambda x: in_pieces(module, n)(x) * 1.001
+
+
+def never_infinite(module, n):
+    return lambda x: in_pieces(module, n)(x).nan_to_num(torch.nan, neginf=-1e300)
+
+
+def test_what_is_infinite_or_no_number_is_so_in_both():
+    def loss(y):
+        return y[:, :3].square().mean()
+
+    check_replicated_module(in_pieces, Masked, batch, loss=loss)
+    with pytest.raises(AssertionError, match=r"wrong elements +18 of 30"):
+        check_replicated_module(off_by_a_thousandth, Masked, batch, loss=loss)
+    with pytest.raises(AssertionError, match=r"holds -1e\+300 at \(0, 3\), the plain module's holds -inf"):
+        check_replicated_module(never_infinite, Masked, batch, loss=loss)
+
+
+class Wave(nn.Module):
+    """Its weights stay complex64 where others become float64."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (x * self.weight).abs()
+
+
+def test_what_is_not_in_float64_may_be_off_by_its_own_roundings():
+    def waves(n):
+        return (torch.randn(n, 2, dtype=torch.complex64),)
+
+    check_replicated_module(in_pieces, Wave, waves)
+    with pytest.raises(AssertionError, match="output holds"):
+        check_replicated_module(off_by_a_thousandth, Wave, waves)
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    size: int = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.size = len(self.x)
+
+
+class Structured(nn.Linear):
+    def forward(self, given):
+        return collections.defaultdict(list, {"y": super().forward(given["batch"].x)})
+
+
+def test_dataclasses_with_fields_of_their_own_and_dicts_with_a_default():
+    def wrap(module, n):
+        def forward(given):
+            pieces = [module({"batch": Batch(x)})["y"] for x in given["batch"].x.tensor_split(n)]
+            return collections.defaultdict(list, {"y": torch.cat(pieces)})
+
+        return forward
+
+    def structured(n):
+        return (collections.defaultdict(int, {"batch": Batch(torch.randn(n, 2))}),)
+
+    check_replicated_module(wrap, lambda: Structured(2, 1), structured)
