@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 verifies = pytest.mark.verifies("DataParallel")
 
@@ -106,6 +107,23 @@ def test_with_the_same_numbers_the_first_worker_draws_what_the_plain_module_draw
     torch.manual_seed(3)
     found = subject(nn.Dropout(0.5), workers=2, rng="same")(torch.ones(4, 8)), torch.rand(1)
     assert torch.equal(found[0][:2], plain[0]) and torch.equal(found[1], plain[1])
+
+
+@verifies
+@pytest.mark.parametrize("rng", ["same", "distinct"])
+def test_what_is_computed_again_in_backward_draws_the_same_numbers_again(subject, rng):
+    class Recomputed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2000))
+
+        def forward(self, x):
+            return checkpoint(lambda x: nn.functional.dropout(x * self.weight), x, use_reentrant=False)
+
+    model = Recomputed()
+    found = subject(model, workers=4, rng=rng)(torch.ones(4, 2000))
+    found.sum().backward()
+    assert torch.equal(model.weight.grad, found.detach().sum(0))
 
 
 @verifies

@@ -36,8 +36,9 @@ class ShardSampler(Sampler[int]):
                 train(batch)
                 sampler.commit(len(batch))              # state_dict() now says: go on with the next batch
 
-    Without ``commit`` every pass is a whole epoch, and so is one after a pass that was used up here. A state that was
-    saved when the epoch was used up leaves nothing of it: the loop above goes on to the next.
+    Without ``commit`` every pass is a whole epoch, and so is one after a pass that was used up here. One that was not,
+    as under a loader with ``drop_last=True``, goes on with what is left until ``set_epoch`` names another. A state that
+    was saved when the epoch was used up leaves nothing of it: the loop above goes on to the next.
 
     Args:
         dataset: anything with a length.

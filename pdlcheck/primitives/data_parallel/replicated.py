@@ -54,7 +54,8 @@ class DataParallel(nn.Module):
         rng: which random numbers workers draw (dropout): ``"device"``, those of their device; CPU workers share one
             generator, and which of its numbers a worker gets depends on timing. ``"same"``: all workers draw the same
             numbers. ``"distinct"``: different ones, the same in every run. With these two, workers on one device take
-            turns.
+            turns. One of them is needed where workers on one device draw inside ``torch.utils.checkpoint``: it draws
+            again what its worker drew, and others must not have drawn in between.
 
     Raises:
         TypeError: ``module`` is no module, or one that cannot be copied: compiled, or a wrapper that makes replicas.
