@@ -25,7 +25,7 @@ def train(options: argparse.Namespace, device: torch.device) -> nn.Module:
     torch.manual_seed(0)
     data, half = TensorDataset(*digits()), torch.float16 if device.type == "cuda" else torch.bfloat16
     model, sampler = DistributedDataParallel(ConvNet().to(device)), ShardSampler(data)
-    loader = DataLoader(data, 100 // dist.get_world_size(), sampler=sampler)
+    loader = DataLoader(data, 100 // dist.get_world_size(), sampler=sampler, generator=torch.Generator())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scaler = DistributedGradScaler(device.type, enabled=half == torch.float16)  # bfloat16 needs none
     parts = {"model": model.module, "optimizer": optimizer, "scaler": scaler, "sampler": sampler}

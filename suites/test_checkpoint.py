@@ -13,10 +13,12 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import DataLoader
 
 from pdlcheck.checks import check_resume
 from pdlcheck.errors import CheckpointError
 from pdlcheck.primitives import (
+    ShardSampler,
     broadcast_parameters,
     latest_checkpoint,
     load_checkpoint,
@@ -232,6 +234,36 @@ def test_a_loop_that_is_stopped_and_started_again_ends_with_the_same_bits(
             assert taken[0] == reached - reached % save_every
             reached = taken[-1] + 1
     assert found == expected
+
+
+def test_a_loader_with_a_generator_of_its_own_leaves_dropout_its_numbers(tmp_path):
+    """A loop that goes on in the middle of an epoch calls iter(loader) once more than one that was not stopped."""
+
+    def train(folder, until=None):
+        torch.manual_seed(1)
+        model, sampler = nn.Linear(4, 1), ShardSampler(range(12), 1, 0)
+        optimizer = SGD(model.parameters())
+
+        def batches():
+            while True:
+                loader = DataLoader(torch.arange(12.0), 4, sampler=sampler, generator=torch.Generator())
+                yield from loader
+                sampler.set_epoch(sampler.epoch + 1)
+
+        samples = batches()
+        for i in resumable_steps(folder, steps=7, save_every=1, model=model, optimizer=optimizer, sampler=sampler):
+            if i == until:
+                break
+            optimizer.zero_grad()
+            model(nn.functional.dropout(next(samples).sin())).square().backward()
+            optimizer.step()
+            sampler.commit(4)
+        return model.weight.tolist()
+
+    expected = train(tmp_path / "straight")
+    for until in (1, 3, 5):
+        train(tmp_path / str(until), until)
+        assert train(tmp_path / str(until)) == expected
 
 
 @pytest.mark.verifies("resumable_steps")

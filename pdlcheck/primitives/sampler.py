@@ -36,6 +36,9 @@ class ShardSampler(Sampler[int]):
                 train(batch)
                 sampler.commit(len(batch))              # state_dict() now says: go on with the next batch
 
+    Where training draws random numbers, as for dropout, make it ``DataLoader(..., generator=torch.Generator())``: a
+    loader draws one whenever a pass begins, and a run that goes on begins one more.
+
     Without ``commit`` every pass is a whole epoch, and so is one after a pass that was used up here. One that was not,
     as under a loader with ``drop_last=True``, goes on with what is left until ``set_epoch`` names another. A state that
     was saved when the epoch was used up leaves nothing of it: the loop above goes on to the next.

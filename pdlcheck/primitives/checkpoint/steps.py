@@ -36,6 +36,8 @@ def resumable_steps(
     Loads it before the first number, and saves after every ``save_every``-th step and after the last one. A process
     that is killed in between and started again, by torchrun or by hand, takes the same steps as one that is not: the
     same bits on the same number of ranks. Seed the random streams before the call: there is no checkpoint at first.
+    Give a DataLoader a ``generator`` of its own: each ``iter(loader)`` draws a number, otherwise from torch's stream,
+    and in the middle of an epoch only a run that goes on calls it.
 
     Args:
         folder: where checkpoints are and will be; a relative one is one of the working directory at the call.
