@@ -267,6 +267,27 @@ def slow(rank):
     assert "pdlcheck: rank 1 ends, as rank 0 has gone" in texts[1]
 
 
+def test_ctrl_c_on_one_node_alone_ends_its_processes_and_the_test_says_so(tmp_path):
+    place = f"file://{tmp_path}/meeting"
+    (tmp_path / "conftest.py").write_text(
+        """
+import os, pathlib, signal, pytest, torch.distributed as dist
+@pytest.fixture(autouse=True)
+def interrupted(rank):
+    if rank == 1:
+        os.kill(int(pathlib.Path("agent").read_text()), signal.SIGINT)
+        signal.pause()
+"""
+    )
+    second = by_hand(tmp_path, 1, place)
+    (tmp_path / "agent").write_text(str(second.pid))
+    first = by_hand(tmp_path, 0, place)
+    texts = [process.communicate(timeout=60)[0] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (1, 2), texts
+    assert "RankDied: rank 1 went down with the process that had forked it" in texts[0]
+    assert "pdlcheck: rank 1 ends, as it was interrupted, and rank 0 was not" in texts[1]
+
+
 def test_a_stranger_does_not_get_in(tmp_path):
     from pdlcheck.worlds.launched.meeting import Listener
 

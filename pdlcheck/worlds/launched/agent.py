@@ -47,13 +47,19 @@ __all__ = ["excuse", "serve", "software", "variables"]
 
 _SIOCGIFADDR = 0x8915
 _GOODBYE_S = 60.0
+_INTERRUPTED = 2  # the exit code of pytest
+_INTERRUPTED_S = 5.0
 
 
 def serve(launch: Launch) -> int:
-    """Serve until rank 0 ends; return the exit code that it ends with, 1 if it vanishes."""
+    """Serve until rank 0 ends; return the exit code that it ends with, 1 if it vanishes.
+
+    Ctrl-C is rank 0's to handle; where it reaches this node alone, this process ends a moment later.
+    """
     os.environ[INSIDE] = "1"
     server = forkserver.retain(launch)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's to handle
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, lambda *_: signal.setitimer(signal.ITIMER_REAL, _INTERRUPTED_S) and None)
     connections = reach(launch)
     control = next(connections)
     try:
@@ -66,11 +72,16 @@ def serve(launch: Launch) -> int:
                 case Fork(fork=fork):
                     _fork(launch.rank, fork, server, connections)
                 case Bye(exitcode=exitcode):
+                    signal.setitimer(signal.ITIMER_REAL, 0)
                     control.poll(_GOODBYE_S)  # until rank 0 has ended: launchers end it when another one fails first
                     return exitcode
     except (EOFError, OSError) as error:
         print(f"pdlcheck: rank {launch.rank} ends, as rank 0 has gone ({error!r})", file=sys.stderr, flush=True)
         return 1
+    except KeyboardInterrupt:
+        why = "it was interrupted, and rank 0 was not"
+        print(f"pdlcheck: rank {launch.rank} ends, as {why}", file=sys.stderr, flush=True)
+        os._exit(_INTERRUPTED)  # the ranks go with it: were they killed before, rank 0 would tell that of them
     finally:
         forkserver.stop()
 
