@@ -10,10 +10,11 @@ import zipfile
 import numpy as np
 import pytest
 
-from pdlcheck.primitives.pagerank import Graph, memory, pagerank, read_edges
+from pdlcheck.primitives.pagerank import Graph, memory, pagerank, pagerank_many, read_edges
 from pdlcheck.primitives.pagerank.memory import (
     free_memory,
     graph_nbytes,
+    many_nbytes,
     require_free_memory,
     solver_nbytes,
     vectors_nbytes,
@@ -77,6 +78,29 @@ def test_a_graph_whose_ranks_cannot_fit_is_refused_at_once():
     graph = Graph.from_edges([0], [1], 10**13)
     with pytest.raises(MemoryError, match=r"ranking Graph\(num_nodes=10000000000000, .* GiB are free; use a machine"):
         pagerank(graph)
+
+
+def test_many_vectors_that_cannot_fit_are_refused_at_once():
+    graph = Graph.from_edges([0], [1], 10**13)
+    with pytest.raises(MemoryError, match=r"ranking Graph\(num_nodes=10000000000000, .* for 2 vectors needs .* fewer"):
+        pagerank_many(graph, [None, {0: 1}])
+
+
+@pytest.mark.parametrize("count", [1, 17])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_many_vectors_take_no_more_than_was_said_and_not_much_less(count, weighted):
+    rng = np.random.default_rng(0)
+    ids, vectors = rng.integers(0, 1 << 16, (2, 1 << 20)), rng.random((count, 1 << 16))
+    graph = Graph(*ids, 1 << 16, rng.random(1 << 20) if weighted else None)
+    pagerank_many(([0, 1], [1, 0]), [None])  # what is compiled is no graph's
+    tracemalloc.start()
+    try:
+        pagerank_many(graph, vectors, tol=1e-12, dangling=vectors[0])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    said = many_nbytes(1 << 16, count) + solver_nbytes(0, 1 << 20, weighted=weighted)
+    assert said / 2 <= peak <= said
 
 
 def test_a_file_whose_edges_cannot_fit_is_refused_after_its_first_block(tmp_path):

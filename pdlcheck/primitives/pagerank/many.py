@@ -12,7 +12,8 @@ from pdlcheck.primitives.pagerank.arguments import distribution, require_damping
 from pdlcheck.primitives.pagerank.formats import as_graph
 from pdlcheck.primitives.pagerank.gathering import LANES
 from pdlcheck.primitives.pagerank.graph import Float64
-from pdlcheck.primitives.pagerank.layout import Layout, layout_of
+from pdlcheck.primitives.pagerank.layout import Layout, is_laid_out, layout_of
+from pdlcheck.primitives.pagerank.memory import many_nbytes, require_free_memory, solver_nbytes
 from pdlcheck.primitives.pagerank.rounds import Rounds
 from pdlcheck.primitives.pagerank.solve import PageRankResult, enough_iterations, require_tol
 
@@ -45,6 +46,7 @@ def pagerank_many(
 
     Raises:
         ValueError: as :func:`pagerank`; a bad vector is named with its place.
+        MemoryError: the layout and the vectors do not fit in memory, before they are allocated.
 
     Example:
         >>> both = pagerank_many(([0, 1, 2], [1, 2, 0]), [[1, 0, 0], None])
@@ -53,6 +55,12 @@ def pagerank_many(
     """
     graph, damping, tol = as_graph(graph), require_damping(damping), require_tol(tol)
     most = enough_iterations(damping, tol) if max_iter is None else require_iterations("max_iter", max_iter)
+    personalizations = list(personalizations)
+    nbytes = many_nbytes(graph.num_nodes, len(personalizations))
+    if not is_laid_out(graph):
+        nbytes += solver_nbytes(0, graph.num_edges, weighted=graph.weights is not None)
+    what = f"ranking {graph} for {len(personalizations)} vectors"
+    require_free_memory(what, nbytes, "use a machine with more memory, or pass fewer vectors at a time")
     vectors = [distribution(f"personalizations[{k}]", v, graph) for k, v in enumerate(personalizations)]
     landing = None if dangling is None else distribution("dangling", dangling, graph)
     if graph.num_nodes == 0:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pdlcheck.control_groups import control_groups
 
-__all__ = ["free_memory", "graph_nbytes", "require_free_memory", "solver_nbytes", "vectors_nbytes"]
+__all__ = ["free_memory", "graph_nbytes", "many_nbytes", "require_free_memory", "solver_nbytes", "vectors_nbytes"]
 
 SMALL = 1 << 26
 UNLIMITED = 1 << 60  # what cgroup v1 shows where no limit is set is beyond it
@@ -30,6 +30,11 @@ def solver_nbytes(num_nodes: int, num_edges: int, *, weighted: bool = False) -> 
 def vectors_nbytes(num_nodes: int, given: int) -> int:
     """Bytes that :func:`pagerank` takes on a graph whose edges it has laid out, where ``given`` vectors are given."""
     return num_nodes * (61 + 14 * given)
+
+
+def many_nbytes(num_nodes: int, num_vectors: int) -> int:
+    """Bytes that :func:`pagerank_many` takes on a graph whose edges it has laid out."""
+    return num_nodes * (1200 + 16 * num_vectors)
 
 
 def require_free_memory(what: str, nbytes: int, cure: str, *, free: int | None = None) -> None:
