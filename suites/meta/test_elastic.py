@@ -132,10 +132,9 @@ def test_when_a_machine_is_lost_the_others_go_on_with_all_of_the_data(agent):
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     options = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job"]
     options += ["--local-addr", "127.0.0.1", "--max-restarts", "3"]
-    options += ["--rdzv-conf", "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"]
-    first = agent("first", *options)  # it holds the meeting place
-    time.sleep(1)
-    second = agent("second", *options)
+    soon = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
+    second = agent("second", *options, "--rdzv-conf", f"{soon},is_host=0")
+    first = agent("first", *options, "--rdzv-conf", f"{soon},is_host=1")  # it holds the meeting place
     second.wait_for(r"step 6 on rank \d of 2")
     second.process.kill()
     os.kill(second.workers()[-1][1], signal.SIGKILL)
