@@ -173,7 +173,7 @@ class _Norms:
         power = self.norm_type if self.norm_type != math.inf else 1.0
         yield "the gradients were not clipped on this rank", 1.0
         for text, norm in (
-            ("the norm of this rank alone was used: it must be that of all ranks", own[rank]),
+            (f"the norm of this rank alone was used: it must be that of all ranks{self._if_copies()}", own[rank]),
             ("elements that several ranks hold were counted on each of them", self.of_all(everything=True)),
             ("norms of ranks were added: add their powers instead", sum(own)),
             ("the powers of the norms were averaged, not added", self.of_all() / len(own) ** (1 / power)),
@@ -186,6 +186,13 @@ class _Norms:
         yield "the gradients were multiplied by 0 on this rank", 0.0
         yield "the gradients were multiplied by inf on this rank, as where a norm of 0 divides", math.inf
 
+    def _if_copies(self) -> str:
+        """What to pass where every rank holds the same gradients, as after DistributedDataParallel."""
+        first, *others = self.gradients
+        if not others or not all(len(own) == len(first) and all(map(_equal, own, first)) for own in others):
+            return ""
+        return "; if these are copies of one gradient (data parallel), pass counted= with True on one rank alone"
+
 
 def _near(found: Tensor | None, given: Tensor | None, factor: float) -> bool:
     if found is None or given is None:
@@ -193,6 +200,10 @@ def _near(found: Tensor | None, given: Tensor | None, factor: float) -> bool:
     expected = given.double() * factor
     near = torch.isclose(found.double(), expected, rtol=2 * _rounding(given.dtype), atol=0, equal_nan=True)
     return bool(near.all())
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.equal(one, other)
 
 
 def _rounding(dtype: torch.dtype) -> float:

@@ -151,6 +151,14 @@ def test_check_clip_grad_norm_rejects_copies_that_count(world):
         check_clip_grad_norm(sharded, world, gradients=REPLICATED, max_norm=1.0, counted=[[True], [False], [False]])
 
 
+def test_check_clip_grad_norm_says_what_to_pass_for_copies_alone(world):
+    cure = "; if these are copies of one gradient .data parallel., pass counted= with True on one rank alone\n"
+    with pytest.raises(AssertionError, match=rf"it must be that of all ranks{cure}"):
+        check_clip_grad_norm(torchs_own, world, gradients=REPLICATED, max_norm=1.0)
+    with pytest.raises(AssertionError, match="it must be that of all ranks\n"):
+        check_clip_grad_norm(torchs_own, world, gradients=[*REPLICATED, []], max_norm=1.0)
+
+
 def test_check_clip_grad_norm_rejects_squares_that_overflow(world):
     with pytest.raises(
         AssertionError, match=r"^squares_in_half: rank 0 holds 0 at [\s\S]*float16 overflowed, beyond 65504"
