@@ -122,7 +122,10 @@ class SimulatedWorld:
         check_world_size(world_size)
         self.measures.check(world_size, self.faults)
         if current_rank() is not None:
-            raise RuntimeError("world.run was called inside a simulated rank; call it from the controller")
+            raise RuntimeError(
+                "world.run was called inside a simulated rank; call it from the controller: a test with the marker "
+                "world_size runs on every rank; remove the marker, checks and world.run take world_size themselves"
+            )
         me = threading.get_ident()
         if me in _open_clusters:
             raise RuntimeError("a simulated cluster is open in this thread already; use that one, or close it first")
