@@ -12,13 +12,15 @@ import torch.distributed as dist
 from torch import nn
 
 from pdlcheck.checks.lost import STREAMS, first_difference, is_no_state, parts_of, put_back, seed_streams, states_of
-from pdlcheck.checks.message import case, failure, name_of
+from pdlcheck.checks.message import case, failure, made_by_start, name_of
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["Start", "check_resume"]
 
 Start = Callable[[], tuple[nn.Module, Callable[[int], object], Callable[[Path], object], Callable[[Path], object]]]
+
+_MADE = ("model", "step", "save", "load")
 
 _STEPS = "what the steps before leave behind beside these, such as the position in an iterator over the data"
 
@@ -139,7 +141,7 @@ class Trace:
 
 def _straight(start: Start, plan: Plan, saves: bool) -> Trace:
     seed_streams(plan.seed + dist.get_rank())
-    model, step, save, load = start()
+    model, step, save, load = made_by_start(start(), *_MADE)
     for i in range(plan.saved_after):
         step(i)
     if saves:
@@ -150,7 +152,7 @@ def _straight(start: Start, plan: Plan, saves: bool) -> Trace:
 
 def _resumed(start: Start, plan: Plan, straight: list[dict[str, Any]] | None, names: list[str]) -> Trace:
     seed_streams(plan.seed + 7919 + dist.get_rank())
-    model, step, save, load = start()
+    model, step, save, load = made_by_start(start(), *_MADE)
     if _STEPS in names:
         for i in range(plan.saved_after):
             step(i)

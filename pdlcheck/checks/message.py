@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["case", "failure", "first_index", "likely_cause", "name_of", "show"]
+__all__ = ["case", "failure", "first_index", "likely_cause", "made_by_start", "name_of", "show"]
 
 
 def failure(headline: str, /, **details: object) -> AssertionError:
@@ -38,6 +38,21 @@ def name_of(subject: object) -> str:
     while isinstance(subject, functools.partial):
         subject = subject.func
     return getattr(subject, "__name__", type(subject).__name__)
+
+
+def made_by_start(made: Any, *names: str) -> Any:
+    """What the function ``start`` of a check returned, if that is one thing for each of ``names``.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(made, tuple | list):
+        found = "None" if made is None else f"a {type(made).__name__}"
+    elif len(made) != len(names):
+        found = f"a {type(made).__name__} of {len(made)}"
+    else:
+        return made
+    raise TypeError(f"start must return ({', '.join(names)}), it returned {found}")
 
 
 def show(value: object) -> str:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import case, failure, name_of
+from pdlcheck.checks.message import case, failure, made_by_start, name_of
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
@@ -130,7 +130,7 @@ class Trace:
 def _trace(start: Start, look: Look, seed: int) -> Trace:
     """On every rank: train, keep what was seen, then compare digests, so that only what differs travels."""
     torch.manual_seed(seed + dist.get_rank())
-    module, step = start()
+    module, step = made_by_start(start(), "model", "step")
     seen = [state_of(module, buffers=look.buffers, gradients=look.gradients)]
     for i in range(look.steps):
         step(i)

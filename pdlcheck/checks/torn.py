@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from pdlcheck.checks.checkpoint import Start
 from pdlcheck.checks.lost import first_difference, parts_of, seed_streams, states_of
-from pdlcheck.checks.message import case, failure, name_of
+from pdlcheck.checks.message import case, failure, made_by_start, name_of
 from pdlcheck.checks.state import differing, digest, state_of
 from pdlcheck.errors import Deadlock, Inconclusive, PeerFailed
 
@@ -90,7 +90,7 @@ class Attempt:
 
 def _write(start: Start, steps: int, file: str, seed: int) -> None:
     seed_streams(seed + dist.get_rank())
-    _, step, save, _ = start()
+    _, step, save, _ = made_by_start(start(), "model", "step", "save", "load")
     for i in range(steps):
         step(i)
     save(Path(file))
@@ -98,7 +98,7 @@ def _write(start: Start, steps: int, file: str, seed: int) -> None:
 
 def _try(start: Start, file: str, seed: int) -> Attempt:
     seed_streams(seed + 7919 + dist.get_rank())
-    model, step, save, load = start()
+    model, step, save, load = made_by_start(start(), "model", "step", "save", "load")
     before, left = digest(state_of(model)), states_of(parts_of(model, (step, save, load)))
     try:
         load(Path(file))

@@ -343,6 +343,12 @@ def test_nothing_to_compare_is_an_error(world):
         check_resume(trainer(), world, saved_after=3, steps=3)
 
 
+@pytest.mark.parametrize("check", [check_resume, check_torn_files])
+def test_a_start_that_makes_something_else_is_told(world, check):
+    with pytest.raises(TypeError, match=r"start must return \(model, step, save, load\), it returned a tuple of 2"):
+        check(lambda: trainer()()[:2], world)
+
+
 # damaged files
 
 
