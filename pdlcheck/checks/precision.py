@@ -220,6 +220,8 @@ def _scaled_steps(make_scaler: Callable[[], Any], plan: Plan) -> list[Seen]:
     module.weight, module.bias = nn.Parameter(torch.ones(WEIGHTS)), nn.Parameter(torch.ones(1))
     optimizer = plan.optimizer(module.parameters(), lr=LEARNING_RATE)
     scaler = make_scaler()
+    if not getattr(scaler, "is_enabled", lambda: True)():
+        raise ValueError("check_grad_scaler got a scaler that is switched off; enable it, on 'cpu' without CUDA")
     rule = Rule(
         scaler.get_scale(), scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
     )

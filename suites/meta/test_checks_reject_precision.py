@@ -241,6 +241,11 @@ def test_check_grad_scaler_knows_its_ranks(world):
             check_grad_scaler(scaler(Agreeing), world, **wrong)
 
 
+def test_check_grad_scaler_needs_a_scaler_that_is_switched_on(world):
+    with pytest.raises(ValueError, match="check_grad_scaler got a scaler that is switched off; enable it, on 'cpu'"):
+        check_grad_scaler(partial(torch.amp.GradScaler, "cpu", enabled=False), world, overflows=[[], [1]])
+
+
 def test_check_grad_scaler_needs_both_sorts_of_steps(world):
     for steps in ([[], []], [[0], [1]]):
         with pytest.raises(Inconclusive, match="needs steps with an overflow and steps without one"):
