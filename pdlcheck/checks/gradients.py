@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.message import case, failure, first_index, name_of, show
-from pdlcheck.checks.state import whole, widened
+from pdlcheck.checks.state import made_wide, whole
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_gradients_equal_single_process"]
@@ -48,8 +48,9 @@ def check_gradients_equal_single_process(
     wrong weight is 1e-3 and more.
 
     Args:
-        make: makes the model; made once, cast to float64 and copied to every rank. Its samples do not see each other,
-            as they do in batch norm, but where ``sync`` or the model itself makes up for that.
+        make: makes the plain model, outside of the ranks; made once, cast to float64 and copied to every rank. Its
+            samples do not see each other, as they do in batch norm, but where ``sync`` or the model itself makes up for
+            that. What wraps a model is for :func:`check_data_parallel`.
         loss: ``loss(model(inputs), targets)``, a mean or a sum over samples.
         shards: inputs and targets of each rank, first dimension is samples; uneven and empty ones find most
             faults. A rank without samples has no gradient (None) when it calls ``sync``, which is where it takes part
@@ -79,7 +80,7 @@ def check_gradients_equal_single_process(
         raise Inconclusive(f"{name_of(sync)}: no rank has a sample, there is no gradient to compare")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = widened(make())
+        model = made_wide(make)
     everyone: list[Gradients] = world.run(_synchronised, model, loss, shards, sync, world_size=len(shards))
     union = (torch.cat([x for x, _ in shards]), torch.cat([y for _, y in shards]))
     reference = Reference(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,17 @@ from torch import Tensor, nn
 from pdlcheck.checks.held import bits
 from pdlcheck.checks.message import failure, first_index, show
 
-__all__ = ["State", "differing", "digest", "require_bits", "scramble", "state_of", "tied_names", "whole", "widened"]
+__all__ = [
+    "State",
+    "differing",
+    "digest",
+    "made_wide",
+    "require_bits",
+    "scramble",
+    "state_of",
+    "tied_names",
+    "whole",
+]
 
 State = dict[str, Tensor | None]
 
@@ -68,13 +79,17 @@ def scramble(module: nn.Module, *, whole: int = 1) -> None:
                 tensor.copy_(torch.randint(1, 20, tensor.shape) * whole)
 
 
-def widened(module: nn.Module) -> nn.Module:
-    """``module`` itself, its numbers in float64 and complex128."""
-    module.double()
-    for tensor in [*module.parameters(), *module.buffers()]:
-        if tensor.is_complex():
-            tensor.data = tensor.data.to(torch.complex128)
-    return module
+def made_wide(make: Callable[[], nn.Module]) -> nn.Module:
+    """What ``make`` returns where no process group is, widened; an error for want of one says what is expected."""
+    try:
+        return _widened(make())
+    except (RuntimeError, ValueError) as error:
+        if re.search("process group|rendezvous", str(error)):
+            error.add_note(
+                "make is called outside of the ranks and returns the plain module; a wrapper is checked by "
+                "check_data_parallel, whole steps by check_same_trajectory and check_replicas_in_sync"
+            )
+        raise
 
 
 def tied_names(module: nn.Module) -> list[list[str]]:
@@ -109,6 +124,15 @@ def require_bits(who: str, name: str, pair: tuple[Tensor | None, Tensor | None],
     if differs.any():
         at = first_index(differs)
         raise failure(f"{who} holds {show(found[at])} at {at} of {name}, {what} {show(expected[at])}", **details)
+
+
+def _widened(module: nn.Module) -> nn.Module:
+    """``module`` itself, its numbers in float64 and complex128."""
+    module.double()
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if tensor.is_complex():
+            tensor.data = tensor.data.to(torch.complex128)
+    return module
 
 
 def _digest(tensor: Tensor | None) -> str:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.message import case, failure, first_index, name_of, show
-from pdlcheck.checks.state import State, require_bits, state_of, widened
+from pdlcheck.checks.state import State, made_wide, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_same_trajectory", "check_world_size_does_not_matter"]
@@ -43,7 +43,7 @@ def check_same_trajectory(
     Args:
         train, reference: called as ``train(model, steps)`` on every rank, with the same float64 weights on
             all.
-        make: makes the model.
+        make: makes the plain model, outside of the ranks; ``train`` wraps it.
         world: where the ranks run.
         world_size: number of replicas, of both.
         steps: 3 or more, because momentum shows from the second step on.
@@ -132,7 +132,7 @@ def check_world_size_does_not_matter(
 def _model(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return widened(make())
+        return made_wide(make)
 
 
 def _train(train: Train, model: nn.Module, steps: int) -> State:

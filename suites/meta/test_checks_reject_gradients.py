@@ -255,6 +255,19 @@ def test_check_same_trajectory_rejects_local_sgd_that_never_averages(world):
         check_same_trajectory(train(never), train(mean), net, world, world_size=3)
 
 
+def test_a_wrapper_is_not_what_make_returns(world):
+    def make():
+        return DistributedDataParallel(net())
+
+    cure = "make is called outside of the ranks and returns the plain module; a wrapper is checked by check_data_p"
+    with pytest.raises(ValueError, match="Default process group") as caught:
+        check_gradients_equal_single_process(make, MSE, EVEN, mean, world)
+    assert cure in caught.value.__notes__[0]
+    with pytest.raises(ValueError, match="Default process group") as caught:
+        check_same_trajectory(train(mean), train(mean), make, world)
+    assert cure in caught.value.__notes__[0]
+
+
 def test_check_same_trajectory_says_how_far_the_weights_went(world):
     with pytest.raises(AssertionError, match=r"they went 3 times as far in this direction"):
         check_same_trajectory(train(without_division), train(mean), net, world, world_size=3)
