@@ -93,9 +93,10 @@ def check_shards(
         )
     missing = sorted(set(range(num_samples)) - owners.keys())
     if len(missing) > (num_samples % world_size if tail == "drop" else 0):
+        order = _order_of_one_rank(shards, world, num_samples, epoch)
         raise failure(
             f"{subject}: {_some(missing)} in no shard, the shards must cover all {num_samples}",
-            likely_cause=_why_missing(missing, num_samples, _order_of_one_rank(shards, world, num_samples, epoch)),
+            likely_cause=_why_missing(missing, num_samples, order, lengths),
             case=facts,
         )
 
@@ -236,7 +237,7 @@ def _why_repeated(ranks: list[list[int]], num_samples: int, least: int) -> str:
     return "ranks draw different orders, or cut the order in overlapping parts"
 
 
-def _why_missing(missing: list[int], num_samples: int, order: list[int]) -> str | None:
+def _why_missing(missing: list[int], num_samples: int, order: list[int], lengths: list[int]) -> str | None:
     """Where the samples in no shard are in the order that one rank draws."""
     if order and set(missing) <= set(range(num_samples)) - set(order):
         return "they are not in the order that is cut: one rank alone leaves them out too"
@@ -244,6 +245,8 @@ def _why_missing(missing: list[int], num_samples: int, order: list[int]) -> str 
     if places == list(range(len(missing))):
         return "the first samples of the order are left out"
     if places == list(range(num_samples - len(missing), num_samples)) or missing[0] == num_samples - len(missing):
+        if len(missing) < len(lengths) and len(set(lengths)) == 1:
+            return "the tail is dropped: pass tail='drop' if that is meant"
         return "the tail is dropped"
     return None
 

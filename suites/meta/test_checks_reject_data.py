@@ -76,6 +76,10 @@ def without_the_end_of_the_order(num_samples, *, rank, world_size, epoch):
     return order(num_samples, epoch)[: num_samples // world_size * world_size][rank::world_size]
 
 
+def without_the_last_two(num_samples, *, rank, world_size, epoch):
+    return order(num_samples, epoch)[: num_samples - 2 * (world_size > 1)][rank::world_size]
+
+
 def without_sample_3(num_samples, *, rank, world_size, epoch):
     drawn = order(num_samples, epoch)
     return drawn[drawn != 3][rank::world_size]
@@ -122,12 +126,13 @@ def test_check_shards_accepts(world, correct, tail, num_samples):
         r"sample \d is in the shards of ranks [\s\S]*ranks draw different orders",
     ),
     (overlapping, "uneven", r"sample \d is in the shards of ranks \[0, 1\]|the shards have \[2, 3, 3\]"),
-    (without_the_tail, "uneven", r"samples \d in no shard, .* cover all 7[\s\S]*the tail is dropped"),
+    (without_the_tail, "uneven", r"samples \d in no shard, .* cover all 7[\s\S]*the tail is dropped: pass tail="),
     (
         without_the_end_of_the_order,
         "uneven",
-        r"samples \d in no shard, .* cover all 7\n.*cause  the tail is dropped\n",
+        r"samples \d in no shard, .* cover all 7\n.*cause  the tail is dropped: pass tail='drop' if that is meant\n",
     ),
+    (without_the_last_two, "uneven", r"samples \d, \d in no shard, .*\n.*cause  the tail is dropped\n"),
     (without_the_first, "uneven", r"samples \d in no shard, .*\n.*cause  the first samples of the order are left"),
     (without_sample_3, "uneven", r"samples 3 in no shard, .*\n.*cause  .*one rank alone leaves them out too\n"),
     (without_the_fourth, "uneven", r"samples \d in no shard, the shards must cover all 7\n  case"),
