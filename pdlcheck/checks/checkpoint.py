@@ -22,7 +22,7 @@ Start = Callable[[], tuple[nn.Module, Callable[[int], object], Callable[[Path], 
 
 _MADE = ("model", "step", "save", "load")
 
-_STEPS = "what the steps before leave behind beside these, such as the position in an iterator over the data"
+_STEPS = "what the steps before leave behind, such as the position in an iterator over the data"
 
 
 def check_resume(
@@ -258,9 +258,22 @@ def _cause(
         fewer = [other for other in suspects if other != suspect]
         if fewer and heals(fewer):
             suspects = fewer
-    lost = " and ".join(suspects)
-    shown = [text for part in suspects if (text := evidence.get(part)) and not part.startswith("the random")]
-    return f"lost: {lost}; put back from the run without a stop, the training goes on exactly", "; ".join(shown) or None
+    ran = _STEPS in suspects  # which changes whatever load does not restore: all that differs may be lost
+    lost = [part for part, text in evidence.items() if text and (part in suspects or (ran and part not in STREAMS))]
+    shown = [text for part in lost if (text := evidence[part]) and part not in STREAMS]
+    return _told(lost, ran), "; ".join(shown) or None
+
+
+def _told(lost: list[str], ran: bool) -> str:
+    names = " and ".join(lost)
+    if not ran:
+        return f"lost: {names}; put back from the run without a stop, the training goes on exactly"
+    if not lost:
+        return f"lost: {_STEPS}; with those steps taken before loading, the training goes on exactly"
+    return (
+        f"lost: {names} and {_STEPS}; the training does not go on exactly with {names} alone put back from the run "
+        "without a stop, it does with those steps taken before loading too"
+    )
 
 
 def _cause_in_weights(

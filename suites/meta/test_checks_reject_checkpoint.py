@@ -194,8 +194,12 @@ def test_check_resume_names_what_was_lost(world, broken, message, evidence):
 
 
 def test_check_resume_finds_an_iterator_that_starts_anew(world):
-    with pytest.raises(AssertionError, match=r"lost: what the steps before leave behind .* an iterator over the data"):
+    steps = "what the steps before leave behind, such as the position in an iterator over the data"
+    with pytest.raises(AssertionError, match=f"lost: {steps}; with those steps taken before loading, the training"):
         check_resume(trainer(iterator=True), world)
+    told = f"lost: optimizer and scheduler and {steps}; the training does not go on exactly with optimizer and"
+    with pytest.raises(AssertionError, match=f"(?s){told}.*; scheduler.'last_epoch'. is 0 instead of 3"):
+        check_resume(trainer(forgets("optimizer", "scheduler"), iterator=True), world)
 
 
 def test_check_resume_names_the_first_step_that_differs(world):
