@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 import tempfile
@@ -43,9 +44,9 @@ _INTERNAL = (
     *WRAPPERS,
 )
 # and of those that call the user's tests
-_site = os.path.dirname(os.path.dirname(torch.__file__))  # where its neighbours are installed, most often
+_specs = [importlib.util.find_spec(name) for name in ("_pytest", "pluggy")]
 _MACHINERY = (
-    *(os.path.join(_site, name) + os.sep for name in ("_pytest", "pluggy")),
+    *(os.path.dirname(spec.origin) + os.sep for spec in _specs if spec is not None and spec.origin is not None),
     os.path.join(os.path.dirname(os.path.dirname(_WORLDS)), "harness") + os.sep,
 )
 _BOTTOM = os.path.join(_WORLDS, "simulated", "world.py")
