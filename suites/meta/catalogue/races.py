@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -75,6 +77,22 @@ def counter_is_read_and_then_written(right):
     if count == 2:
         store.set("gate", "open")
     store.wait(["gate"])  # blocks
+
+
+@fault(FileNotFoundError, schedules=20, source="d2go PR #621, D-FINE PR #221")
+def reads_what_rank_0_is_still_to_write(right):
+    """Rank 0 writes the weights, and the others load them at once."""
+    with tempfile.TemporaryDirectory() as own:
+        place = [own]
+        dist.broadcast_object_list(place)
+        path = Path(place[0]) / "weights.pt"
+        if dist.get_rank() == 0:
+            torch.save(torch.ones(3), path)
+        if right:
+            dist.barrier()
+        weights = torch.load(path)  # raises
+        dist.barrier()  # nobody removes the folder before
+    return weights.tolist()
 
 
 # -- asking for ever ------------------------------------------------------------------------------
