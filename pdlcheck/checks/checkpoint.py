@@ -22,6 +22,10 @@ Start = Callable[[], tuple[nn.Module, Callable[[int], object], Callable[[Path], 
 
 _MADE = ("model", "step", "save", "load")
 
+_ONLY_BUFFERS = (
+    "; only buffers differ, parameters are alike: right only for statistics of a rank's own data, which buffers=False "
+    "accepts"
+)
 _STEPS = "what the steps before leave behind, such as the position in an iterator over the data"
 
 
@@ -32,6 +36,7 @@ def check_resume(
     world_size: int = 2,
     saved_after: int = 3,
     steps: int = 6,
+    buffers: bool = True,
     seed: int = 0,
 ) -> None:
     """Training for some steps, saving, loading in a new state of the program and training on must give, after each
@@ -49,6 +54,7 @@ def check_resume(
         world_size: number of ranks.
         saved_after: steps before saving; 2 or more, as momentum shows only then.
         steps: in all; several after ``saved_after``, as an epoch may end or a learning rate change there.
+        buffers: compare buffers too; False where each rank keeps statistics of its own data by intention.
         seed: rank r of the straight run draws from ``seed + r``.
 
     Raises:
@@ -83,7 +89,7 @@ def check_resume(
     who = name_of(start)
     with tempfile.TemporaryDirectory(prefix="pdlcheck-resume-") as name:
         file = Path(name) / "saved"
-        plan = Plan(saved_after, steps, str(file), seed)
+        plan = Plan(saved_after, steps, str(file), buffers, seed)
         straight = world.run(_straight, start, plan, False, world_size=world_size)
         saved = world.run(_straight, start, plan, True, world_size=world_size)
         _require_deterministic(who, straight, saved, saved_after)
@@ -119,11 +125,12 @@ def check_resume(
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps before saving, steps in all, where the file is, and the seed."""
+    """Steps before saving, steps in all, where the file is, whether buffers are compared, and the seed."""
 
     saved_after: int
     steps: int
     file: str
+    buffers: bool
     seed: int
 
 
@@ -165,10 +172,10 @@ def _resumed(start: Start, plan: Plan, straight: list[dict[str, Any]] | None, na
 
 
 def _go_on(model: nn.Module, step: Callable[[int], object], plan: Plan) -> list[State]:
-    states = [state_of(model)]
+    states = [state_of(model, buffers=plan.buffers)]
     for i in range(plan.saved_after, plan.steps):
         step(i)
-        states.append(state_of(model))
+        states.append(state_of(model, buffers=plan.buffers))
     return states
 
 
@@ -284,11 +291,18 @@ def _cause_in_weights(
     found = {name: resumed[rank].states[0].get(name)}
     for other, trace in enumerate(straight):
         if other != rank and not differing([digest(found), digest({name: trace.states[0].get(name)})]):
-            return f"it is what rank {other} held: each rank's own was not saved"
+            own = f"it is what rank {other} held: each rank's own was not saved"
+            return own + (_ONLY_BUFFERS if _only_buffers_differ(resumed, straight) else "")
     fresh = world.run(_fresh, start, plan, world_size=len(straight))
     if not differing([digest(found), digest({name: fresh[rank].get(name)})]):
         return f"it is what start made: load does not restore this {name.split()[0]}"
     return f"save does not write this {name.split()[0]} as it is, or load does not"
+
+
+def _only_buffers_differ(resumed: Sequence[Trace], straight: Sequence[Trace]) -> bool:
+    """Whether ranks have loaded every parameter."""
+    pairs = ([digest(mine.states[0]), digest(wanted.states[0])] for mine, wanted in zip(resumed, straight, strict=True))
+    return all(name.startswith("buffer") for pair in pairs for name in differing(pair))
 
 
 def _fresh(start: Start, plan: Plan) -> State:
