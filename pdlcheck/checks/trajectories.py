@@ -94,10 +94,12 @@ def check_world_size_does_not_matter(
     """R replicas must end with the weights of the first world size, and bit for bit with the weights of
     each other.
 
-    A weight may be off as in :func:`check_same_trajectory`.
+    A weight may be off as in :func:`check_same_trajectory`. What is wrong in the same way on one rank does not show,
+    where 1 is the first of the world sizes; :func:`check_same_trajectory` with a plain reference sees that.
 
     Args:
-        train: called as ``train(model, steps)`` on every rank, with the same float64 weights on all.
+        train: called as ``train(model, steps)`` on every rank, with the same float64 weights on all; takes the same
+            global batches on any number of ranks, each rank its share.
         make, world, steps, seed: as in :func:`check_same_trajectory`.
         world_sizes: numbers of replicas; the first is what the others are compared with.
 
@@ -124,6 +126,7 @@ def check_world_size_does_not_matter(
             f"{name_of(train)}: after {steps} step(s) every rank of {world_size}",
             (state_of(start), ranks[0], trained[0]),
             f"world_size {world_sizes[0]} holds",
+            likely_cause="not the gradient of the global batch; or do all world sizes take the same global batches?",
             case=facts,
         )
     return [_loaded(start, state) for state in trained]
