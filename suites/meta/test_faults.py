@@ -53,5 +53,7 @@ def test_a_survivors_own_failure_counts_more_than_the_fault():
 
 
 def test_a_fault_that_does_not_come_about_is_no_pass():
-    with pytest.raises(Inconclusive, match=r"Kill\(rank=1, operation=3\) did not come about"):
+    with pytest.raises(Inconclusive, match=r"Kill\(rank=1, operation=3\) did not come about: .* fewer .*: 3, numbered"):
         get_world("sim", faults=[Kill(1, 3)]).run(reduce_three_times, world_size=2)
+    with pytest.raises(Inconclusive, match=r"Kill\(rank=1, operation=0\) did not come about: .* fewer .*: none\n"):
+        get_world("sim", faults=[Kill(1, 0)]).run(dist.get_rank, world_size=2)

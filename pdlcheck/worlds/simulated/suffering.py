@@ -18,6 +18,8 @@ from pdlcheck.worlds.watch import Operation, Part, Signature
 
 __all__ = ["RankGone", "Suffering"]
 
+_FEWER = "the rank posts fewer operations"
+
 
 class RankGone(BaseException):
     """Ends the thread of a rank that a fault took; no ``except Exception`` of the user's stops it."""
@@ -38,7 +40,7 @@ class Suffering:
     def __init__(self, faults: Sequence[Absent | Corrupt | Kill | Stall], world_size: int) -> None:
         self.faults = faults
         self.gone: dict[int, PdlcheckError] = {}
-        self.why_not = dict.fromkeys(faults, "the rank posts fewer operations")
+        self.why_not = dict.fromkeys(faults, _FEWER)
         self.absent = sorted({fault.rank for fault in faults if isinstance(fault, Absent)})
         for rank in self.absent:
             self.why_not[Absent(rank)] = "no other rank asks for a process group"
@@ -69,6 +71,13 @@ class Suffering:
             faults = ", ".join(str(Absent(absent)) for absent in self.absent)
             raise type(error)(f"{error}\n  there is no default group, as the world has the fault {faults}")
         raise error
+
+    def why(self, fault: Absent | Corrupt | Kill | Stall) -> str:
+        """Why a fault that did not come about changed nothing."""
+        reason, count = self.why_not[fault], self._counts[fault.rank]
+        if reason != _FEWER:
+            return reason
+        return f"{reason}: {f'{count}, numbered from 0' if count else 'none'}"
 
     def kills_next(self, rank: int) -> bool:
         """Is the rank killed at the operation that it is about to post?"""

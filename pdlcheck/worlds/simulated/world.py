@@ -222,8 +222,8 @@ class SimulatedRanks:
         gone = suffering.gone
         order = {rank: _LATER + number for number, rank in enumerate(gone)}
         if all(isinstance(outcome, Returned) for outcome in outcomes if outcome.rank not in gone):
-            for fault, reason in suffering.why_not.items():
-                raise Inconclusive(f"{fault} did not come about: {reason}", fault=fault)
+            for fault in suffering.why_not:
+                raise Inconclusive(f"{fault} did not come about: {suffering.why(fault)}", fault=fault)
             return [Returned(o.rank, gone[o.rank], o.last) if o.rank in gone else o for o in outcomes]
         told: list[Outcome] = []
         for o in outcomes:
