@@ -28,7 +28,6 @@ def _programs(*modules):
 ONLY_SIM = {
     collectives.all_gather_into_a_stack: (RuntimeError, "invalid tensor size at index 0"),
     collectives.all_gather_of_sparse_tensors: (NotImplementedError, "sparse"),
-    groups.second_default_group: (ValueError, "trying to initialize the default process group twice"),
     reductions.multiplied_sums: (RuntimeError, "Cannot use ReduceOp.PREMUL_SUM with Gloo"),
     reductions.short_integers: (RuntimeError, "Invalid scalar type"),
 }

@@ -135,7 +135,7 @@ def flattened_mesh():
     return _sum(flat.get_group()), flat.size()
 
 
-def second_default_group():
+def default_group_of_a_script():
     dist.init_process_group("gloo")
     return _sum(None)
 
