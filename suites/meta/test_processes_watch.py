@@ -287,3 +287,17 @@ def test_an_unwatched_world_leaves_the_mismatch_to_gloo():
         assert silent == [None, None]
     finally:
         world.close()
+
+
+def test_lists_of_the_wrong_length_that_the_controller_compares_are_left_to_torch(processes):
+    """It is asked where a rank comes late."""
+
+    def exchange(late):
+        if dist.get_rank() == late:
+            time.sleep(0.1)
+        short = [torch.zeros(1) for _ in range(2)]
+        with pytest.raises(RuntimeError, match=r"list size 2 does not match world size 3|not support"):
+            dist.all_to_all(short, [torch.zeros(1) for _ in range(2)])
+        return "refused"
+
+    assert processes.run(exchange, 2, world_size=3) == ["refused"] * 3

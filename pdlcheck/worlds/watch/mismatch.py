@@ -52,8 +52,8 @@ def mismatch(
 
 
 def _split_mismatch(one: Signature, other: Signature) -> CollectiveMismatch | None:
-    if not (one.splits[0] and other.splits[0]):
-        return None
+    if any(len(splits) != len(signature.members) for signature in (one, other) for splits in signature.splits):
+        return None  # torch refuses it on the rank itself
     for sender, receiver in ((one, other), (other, one)):
         sent = sender.splits[0][sender.members.index(receiver.rank)]
         taken = receiver.splits[1][receiver.members.index(sender.rank)]
