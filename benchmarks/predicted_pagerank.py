@@ -32,6 +32,7 @@ from torch import Tensor
 from pdlcheck.clock import Link, Topology, compute
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.pagerank.ranks.part import Part, make_part
+from pdlcheck.primitives.pagerank.ranks.partition import partition_nodes
 from pdlcheck.primitives.pagerank.ranks.solve import iterate
 from pdlcheck.worlds import get_world
 
@@ -87,7 +88,8 @@ def part_of(graph: str, num_nodes: int, num_edges: int) -> Part:
         else:
             span = max(1, num_nodes // 1000)
             dst.append((src[-1] + draws.integers(-span, span + 1, count)) % num_nodes)
-    return make_part(np.concatenate(src), np.concatenate(dst), None, num_nodes, who)
+    into = np.concatenate(dst)
+    return make_part(np.concatenate(src), into, None, partition_nodes(into, num_nodes, who), who)
 
 
 def measured(graph: str, num_nodes: int, num_edges: int, repetitions: int) -> list[float]:

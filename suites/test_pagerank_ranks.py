@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -21,7 +22,7 @@ from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.pagerank import Graph, debian_dependencies, gather_scores, pagerank
 from pdlcheck.primitives.pagerank.datasets import rmat
 from pdlcheck.primitives.pagerank.ranks.part import Part, make_part
-from pdlcheck.primitives.pagerank.ranks.partition import balanced_cuts
+from pdlcheck.primitives.pagerank.ranks.partition import balanced_cuts, owners, partition_nodes
 from pdlcheck.primitives.pagerank.ranks.rows import Rows, csr
 from pdlcheck.primitives.pagerank.ranks.solve import iterate
 from pdlcheck.worlds import get_world
@@ -167,7 +168,8 @@ def test_the_exchange_goes_on_while_a_rank_sums_what_its_own_nodes_send():
     world = get_world("sim", topology=Topology(intra=Link(latency_s=1.0)))
 
     def program(rounds):
-        part = make_part(np.array([0, 1]), np.array([1, 0]), None, 2, members("test", None))
+        src, dst, who = np.array([0, 1]), np.array([1, 0]), members("test", None)
+        part = make_part(src, dst, None, partition_nodes(dst, 2, who), who)
         vectors = {"personalization": None, "dangling": None, "start": None}
         iterate(SlowPart(**vars(part)), vectors, damping=0.85, tol=TINY, max_iter=rounds)
 
@@ -260,8 +262,51 @@ def test_the_shard_of_another_rank_is_not_gathered(subject, rank):
     shard = subject(TRIANGLE)
     others = [None, None]
     dist.all_gather_object(others, shard)
-    with pytest.raises(ValueError, match=rf"gather_scores got a shard of 2 ranks with range.* on place {rank} of 2"):
+    with pytest.raises(ValueError, match=r"gather_scores got a shard of 2 ranks with range.* on place 0 of 2"):
         gather_scores(others[1 - rank])
+
+
+@pytest.mark.world_size(2)
+def test_a_shard_that_one_rank_alone_mistakes_leaves_nobody_waiting(subject, rank):
+    shard, other = subject(TRIANGLE), subject(([0], [1]), num_nodes=9)
+    with pytest.raises(ValueError, match=r"one call, got ranges that begin at \(0, .* on rank 0 and at .* on rank 1"):
+        gather_scores(other if rank else shard)
+    wide = replace(shard, nodes=range(9))
+    with pytest.raises(ValueError, match=r"gather_scores got a shard of 2 ranks with range\(0, 9\) on place 1 of 2"):
+        gather_scores(wide if rank else shard)
+
+
+@pytest.mark.world_size(3)
+def test_ids_are_counted_by_the_rank_that_has_them(subject, world_size):
+    """Also where a bucket is of several nodes, and the last one of fewer."""
+    num_nodes = 4 * 2**16 - 1
+    ids = np.random.default_rng(1).integers(0, num_nodes, 1000)
+    ids[:300] = num_nodes - 1
+    partition = partition_nodes(ids, num_nodes, members("test", None))
+    expected = np.bincount(owners(ids, partition.cuts), minlength=world_size)
+    assert partition.counts(ids).tolist() == expected.tolist()
+    assert partition.num_in_edges.tolist() == (3 * expected).tolist()
+
+
+HUGE = 10**13  # nodes
+
+
+@pytest.mark.world_size(2)
+def test_parts_that_cannot_fit_are_refused_on_every_rank_before_a_vector_is_made(subject):
+    message = r"pagerank_over_ranks of 10000000000000 nodes and 2 edges needs 1\d{6}\.\d GiB for 2 ranks on .* are free"
+    with pytest.raises(MemoryError, match=message):
+        subject(([0], [1]), num_nodes=HUGE)
+    with pytest.raises(MemoryError, match=r"needs 2\d{6}\.\d GiB for 2 ranks"):
+        subject(([0], [1]), num_nodes=HUGE, personalization={0: 1.0}, start={1: 1.0})
+    assert subject(([0], [1]), num_nodes=3).converged
+
+
+@pytest.mark.world_size(2)
+def test_scores_that_no_rank_can_hold_are_not_gathered(subject, rank):
+    cuts = (0, HUGE // 2, HUGE)
+    shard = replace(subject(TRIANGLE), cuts=cuts, nodes=range(*cuts[rank : rank + 2]))
+    with pytest.raises(MemoryError, match=r"gather_scores of 10000000000000 nodes needs .* GiB for 2 ranks on .*; let"):
+        gather_scores(shard)
 
 
 def test_without_a_process_group_the_error_says_what_to_call(subject):

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tracemalloc
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
 
+from pdlcheck.primitives import pagerank as all_of_it
+from pdlcheck.primitives.arguments import Members
 from pdlcheck.primitives.pagerank import Graph, memory, pagerank, pagerank_many, read_edges
-from pdlcheck.primitives.pagerank.memory import (
-    free_memory,
-    graph_nbytes,
-    many_nbytes,
-    require_free_memory,
-    solver_nbytes,
-    vectors_nbytes,
-)
+from pdlcheck.primitives.pagerank.memory import free_memory, graph_nbytes, require_free_memory, vectors_nbytes
+from pdlcheck.primitives.pagerank.ranks.room import Store, require_room
 
 GIB = 2**30
 
@@ -74,33 +69,52 @@ def test_what_does_not_fit_is_refused_with_what_it_needs_and_what_is_free():
         require_free_memory("it", 2**60, "make it smaller")
 
 
+def test_ranks_that_share_a_memory_share_what_is_free_there():
+    who = Members(None, (4, 5, 7), 0)
+    a, less, b, gpu = Store("a", 4 * GIB), Store("a", 3 * GIB), Store("b", None), Store("cuda:0 of a", GIB)
+    require_room("it", [[a], [less], [b]], [GIB, 2 * GIB, 99 * GIB], who, "stop")
+    with pytest.raises(MemoryError, match=r"^it needs 3\.5 GiB for 2 ranks on a, 3\.0 GiB are free there; stop$"):
+        require_room("it", [[a], [less], [b]], [GIB, 5 * GIB // 2, GIB], who, "stop")
+    with pytest.raises(MemoryError, match=r"^it needs 2\.0 GiB for rank 5 on cuda:0 of a, 1\.0 GiB are free there"):
+        require_room("it", [[b], [a, gpu], [b]], [GIB, 2 * GIB, GIB], who, "stop")
+
+
 def test_a_graph_whose_ranks_cannot_fit_is_refused_at_once():
     graph = Graph.from_edges([0], [1], 10**13)
     with pytest.raises(MemoryError, match=r"ranking Graph\(num_nodes=10000000000000, .* GiB are free; use a machine"):
         pagerank(graph)
 
 
+@pytest.mark.parametrize("rank", [
+    all_of_it.pagerank_reference, all_of_it.pagerank_v0, all_of_it.pagerank_v1, all_of_it.pagerank_v2,
+    all_of_it.pagerank_v3, partial(all_of_it.pagerank_v1, layout="coo"), partial(pagerank, kernel="csr"),
+    partial(pagerank, kernel="csr", start={0: 1}),
+])  # fmt: skip
+def test_every_other_way_to_rank_refuses_what_cannot_fit_at_once(rank):
+    if rank is all_of_it.pagerank_v0:
+        pytest.importorskip("dgl")
+    with pytest.raises(MemoryError, match=r"(pagerank_\w+|pagerank on cpu) needs \S+ GiB, \S+ GiB are free; use "):
+        rank(Graph.from_edges([0], [1], 10**13))
+
+
+def test_a_node_of_a_dict_is_found_without_a_table_of_all_nodes():
+    graph = Graph.from_edges([0], [1], 1 << 22)
+    tracemalloc.start()
+    try:
+        vector = graph.vector("start", {np.int32(3): 1.0, 4.0: 2.0, 5: 3.0})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert vector[3:6].tolist() == [1, 2, 3]
+    assert peak < 2 * vector.nbytes
+    with pytest.raises(ValueError, match=r"start: 4\.5 is not a node of the graph"):
+        graph.vector("start", {3: 1, 4.5: 1})
+
+
 def test_many_vectors_that_cannot_fit_are_refused_at_once():
     graph = Graph.from_edges([0], [1], 10**13)
     with pytest.raises(MemoryError, match=r"ranking Graph\(num_nodes=10000000000000, .* for 2 vectors needs .* fewer"):
         pagerank_many(graph, [None, {0: 1}])
-
-
-@pytest.mark.parametrize("count", [1, 17])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_many_vectors_take_no_more_than_was_said_and_not_much_less(count, weighted):
-    rng = np.random.default_rng(0)
-    ids, vectors = rng.integers(0, 1 << 16, (2, 1 << 20)), rng.random((count, 1 << 16))
-    graph = Graph(*ids, 1 << 16, rng.random(1 << 20) if weighted else None)
-    pagerank_many(([0, 1], [1, 0]), [None])  # what is compiled is no graph's
-    tracemalloc.start()
-    try:
-        pagerank_many(graph, vectors, tol=1e-12, dangling=vectors[0])
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    said = many_nbytes(1 << 16, count) + solver_nbytes(0, 1 << 20, weighted=weighted)
-    assert said / 2 <= peak <= said
 
 
 def test_a_file_whose_edges_cannot_fit_is_refused_after_its_first_block(tmp_path):
@@ -124,57 +138,6 @@ def test_arrays_that_cannot_fit_are_refused_before_they_are_read(tmp_path):
         read_edges(path)
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-import numpy as np
-from pdlcheck.primitives.pagerank import Graph, pagerank
-
-num_nodes, num_edges, weighted = map(int, sys.argv[1:])
-rng = np.random.default_rng(0)
-
-def status(field):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-pagerank(([0, 1], [1, 0], [1.0, 2.0]))  # compiles
-src, dst = rng.integers(0, num_nodes, (2, num_edges))
-graph = Graph(src, dst, num_nodes, rng.random(num_edges) if weighted else None)
-Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-before = status("VmRSS:")
-pagerank(graph, max_iter=2)
-print(status("VmHWM:") - before)
-"""
-
-
-@pytest.mark.parametrize(
-    ("num_nodes", "num_edges", "weighted"),
-    [(4_000_000, 1_000_000, 0), (100_000, 12_000_000, 0), (100_000, 6_000_000, 1)],
-    ids=["nodes", "edges", "weights"],
-)
-def test_the_solver_takes_no_more_than_was_said_and_not_much_less(num_nodes, num_edges, weighted):
-    command = [sys.executable, "-c", PROGRAM, *map(str, (num_nodes, num_edges, weighted))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    said = solver_nbytes(num_nodes, num_edges, weighted=bool(weighted))
-    assert said / 2 <= int(done.stdout) <= said
-
-
-@pytest.mark.parametrize("given", [(), ("personalization",), ("dangling", "personalization", "start")])
-def test_on_a_graph_that_is_laid_out_it_takes_no_more_than_was_said_and_not_much_less(given):
-    rng = np.random.default_rng(0)
-    graph = Graph(*rng.integers(0, 1 << 19, (2, 1 << 20)), 1 << 19)
-    vectors = {name: rng.random(1 << 19) for name in given}
-    pagerank(graph)
-    tracemalloc.start()
-    try:
-        pagerank(graph, tol=1e-12, **vectors)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    said = vectors_nbytes(graph.num_nodes, len(given))
-    assert said / 2 <= peak <= said
-
-
 def test_a_graph_that_is_laid_out_needs_no_room_for_that_again(monkeypatch):
     graph = Graph(*np.random.default_rng(0).integers(0, 1 << 17, (2, 1 << 21)), 1 << 17)
     free = vectors_nbytes(graph.num_nodes, 3)
@@ -189,20 +152,6 @@ def test_a_graph_that_is_laid_out_needs_no_room_for_that_again(monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda: free // 2)
     with pytest.raises(MemoryError, match=r"ranking Graph.* GiB are free"):
         pagerank(graph)
-
-
-@pytest.mark.parametrize("kind", [np.int32, np.int64])
-def test_ranks_of_edges_in_arrays_take_at_most_12_bytes_an_edge(kind):
-    """Above the arrays, with 16 edges for each node: the layout and the vectors. A Graph has its own ids besides."""
-    src, dst = np.random.default_rng(0).integers(0, 1 << 17, (2, 1 << 21)).astype(kind)
-    pagerank((src[:100], dst[:100]))  # what is compiled is no graph's
-    tracemalloc.start()
-    try:
-        assert pagerank((src, dst), tol=1e-8).converged
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert 4 < peak / len(src) < 12
 
 
 def test_the_arrays_of_a_graph_are_as_large_as_was_said():

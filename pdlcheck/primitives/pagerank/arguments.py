@@ -10,7 +10,7 @@ import torch
 from pdlcheck.primitives.pagerank.graph import Float64, Graph
 from pdlcheck.primitives.pagerank.memory import require_free_memory
 
-__all__ = ["distribution", "require_damping", "require_device", "require_iterations", "require_memory"]
+__all__ = ["distribution", "free_on", "require_damping", "require_device", "require_iterations", "require_memory"]
 
 
 def require_damping(damping: float) -> float:
@@ -50,11 +50,16 @@ def require_memory(
     cure: str = "use pagerank_v1 or pagerank, which keep the graph sparse",
 ) -> None:
     """Raise MemoryError where ``nbytes`` for ``what`` cannot fit, before anything is allocated."""
-    free = None
-    if torch.device(device).type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # for torch's next tensors
-        free = torch.cuda.mem_get_info(device)[0] + kept
-    require_free_memory(f"{what} of {caller}", nbytes, cure, free=free)
+    require_free_memory(f"{what} of {caller}", nbytes, cure, free=free_on(device))
+
+
+def free_on(device: torch.device | str) -> int | None:
+    """Bytes that torch can still get on a GPU; ``None`` for the CPU."""
+    if torch.device(device).type != "cuda":
+        return None
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # for torch's next tensors
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free + kept
 
 
 def distribution(name: str, values: Any, graph: Graph) -> Float64:

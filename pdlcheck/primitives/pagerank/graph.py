@@ -190,17 +190,12 @@ class Graph:
     def vector(self, name: str, values: Any) -> Float64:
         """``values`` as a vector: one number per node, or a dict from node (its name, if any) to number."""
         if isinstance(values, Mapping):
-            index = {
-                node: i
-                for i, node in enumerate(self.names if self.names is not None else range(self.num_nodes))
-            }
-            unknown = [node for node in values if node not in index]
+            places = {node: self._place(node) for node in values}
+            unknown = [node for node, place in places.items() if place is None]
             if unknown:
-                raise ValueError(
-                    f"{name}: {unknown[0]!r} is not a node of the graph; remove it or add the node"
-                )
+                raise ValueError(f"{name}: {unknown[0]!r} is not a node of the graph; remove it or add the node")
             vector = np.zeros(self.num_nodes)
-            vector[[index[node] for node in values]] = _numbers(name, list(values.values()))
+            vector[[place for place in places.values() if place is not None]] = _numbers(name, list(values.values()))
             return vector
         vector = _numbers(name, values)
         if vector.shape != (self.num_nodes,):
@@ -209,6 +204,18 @@ class Graph:
                 "a dict from node to number may leave nodes out"
             )
         return vector
+
+    def _place(self, node: Any) -> int | None:
+        """The id of a node that is given by its name, if nodes have names, or by a number that equals its id."""
+        if self.names is not None:
+            return self._ids.get(node)
+        if isinstance(node, float | np.floating) and node.is_integer():
+            node = int(node)
+        return int(node) if isinstance(node, int | np.integer) and 0 <= node < self.num_nodes else None
+
+    @cached_property
+    def _ids(self) -> dict[Hashable, int]:
+        return {name: place for place, name in enumerate(self.names or ())}
 
     def __repr__(self) -> str:
         weighted = self.weights is not None

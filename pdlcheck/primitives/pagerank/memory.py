@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pdlcheck.control_groups import control_groups
 
-__all__ = ["free_memory", "graph_nbytes", "many_nbytes", "require_free_memory", "solver_nbytes", "vectors_nbytes"]
+if TYPE_CHECKING:
+    from pdlcheck.primitives.pagerank.graph import Graph
+
+__all__ = [
+    "COO",
+    "CSR",
+    "DENSE",
+    "DEVICE_VECTORS",
+    "HOST",
+    "MESSAGES",
+    "SORTED",
+    "Peak",
+    "free_memory",
+    "gathered_nbytes",
+    "graph_nbytes",
+    "many_nbytes",
+    "rank_nbytes",
+    "require_free_memory",
+    "solver_nbytes",
+    "vectors_nbytes",
+]
 
 SMALL = 1 << 26
 UNLIMITED = 1 << 60  # what cgroup v1 shows where no limit is set is beyond it
@@ -27,6 +49,28 @@ def solver_nbytes(num_nodes: int, num_edges: int, *, weighted: bool = False) -> 
     return num_nodes * 120 + num_edges * (40 if weighted else 8)
 
 
+@dataclass(frozen=True)
+class Peak:
+    """Bytes at the peak of a way to keep the edges, and of the rounds with it: measured, and a tenth more."""
+
+    per_node: int
+    per_edge: int
+    per_weighted_edge: int
+
+    def nbytes(self, graph: Graph) -> int:
+        per_edge = self.per_edge if graph.weights is None else self.per_weighted_edge
+        return graph.num_nodes * self.per_node + graph.num_edges * per_edge
+
+
+MESSAGES = Peak(100, 20, 34)  # DGL's graph
+CSR = Peak(90, 24, 30)  # scipy's matrix, then torch's
+COO = Peak(90, 92, 92)
+DENSE = Peak(0, 36, 38)  # beside the matrix
+SORTED = Peak(160, 64, 82)  # a device's edges, and the vectors of its rounds
+HOST = Peak(48, 16, 40)  # meanwhile, where the device is another
+DEVICE_VECTORS = 24  # bytes a node for each vector that is given
+
+
 def vectors_nbytes(num_nodes: int, given: int) -> int:
     """Bytes that :func:`pagerank` takes on a graph whose edges it has laid out, where ``given`` vectors are given."""
     return num_nodes * (61 + 14 * given)
@@ -35,6 +79,23 @@ def vectors_nbytes(num_nodes: int, given: int) -> int:
 def many_nbytes(num_nodes: int, num_vectors: int) -> int:
     """Bytes that :func:`pagerank_many` takes on a graph whose edges it has laid out."""
     return num_nodes * (1200 + 16 * num_vectors)
+
+
+def rank_nbytes(own_nodes: int, num_nodes: int, num_edges: int, given: int, *, weighted: bool = False) -> int:
+    """Bytes that a rank of :func:`pagerank_over_ranks` takes beside the edges that it was given.
+
+    Args:
+        own_nodes, num_nodes: of this rank, and of all.
+        num_edges: how many it handles: those that it was given, those that leave its nodes, and those that enter them.
+        given: how many vectors over all nodes it was given.
+    """
+    ids = 1 if num_nodes <= 2**31 else 2
+    return own_nodes * 160 + num_nodes * 16 * given + num_edges * (34 * ids + (26 if weighted else 0))
+
+
+def gathered_nbytes(num_nodes: int, longest: int, world_size: int) -> int:
+    """Bytes that a rank of :func:`gather_scores` takes, where the longest shard has ``longest`` nodes."""
+    return num_nodes * 8 + longest * 8 * (world_size + 1)
 
 
 def require_free_memory(what: str, nbytes: int, cure: str, *, free: int | None = None) -> None:

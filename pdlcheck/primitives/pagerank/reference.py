@@ -9,6 +9,7 @@ import numpy as np
 from pdlcheck.primitives.pagerank.arguments import distribution, require_damping, require_memory
 from pdlcheck.primitives.pagerank.formats import as_graph
 from pdlcheck.primitives.pagerank.graph import Float64
+from pdlcheck.primitives.pagerank.memory import DENSE
 
 __all__ = ["pagerank_reference"]
 
@@ -44,9 +45,9 @@ def pagerank_reference(
     """
     graph = as_graph(graph)
     damping = require_damping(damping)
+    require_memory("pagerank_reference", 16 * graph.num_nodes**2 + DENSE.nbytes(graph))
     teleport = distribution("personalization", personalization, graph)
     landing = teleport if dangling is None else distribution("dangling", dangling, graph)
-    require_memory("pagerank_reference", 16 * graph.num_nodes**2)
     system = np.zeros((graph.num_nodes, graph.num_nodes))
     np.add.at(system, (graph.dst, graph.src), graph.probabilities)
     system[:, graph.dangling] = landing[:, None]

@@ -17,7 +17,7 @@ from pdlcheck.primitives.pagerank.arguments import (
     require_device,
     require_iterations,
 )
-from pdlcheck.primitives.pagerank.device import solve_on_device
+from pdlcheck.primitives.pagerank.device import is_on_device, require_room_on, solve_on_device
 from pdlcheck.primitives.pagerank.formats import as_graph
 from pdlcheck.primitives.pagerank.graph import Float64, borrowed_graph
 from pdlcheck.primitives.pagerank.layout import is_laid_out, layout_of
@@ -129,9 +129,11 @@ def pagerank(
         max_iter = require_iterations("max_iter", max_iter)
     where = require_device(device, torch.float64)
     elsewhere = where.type != "cpu" or kernel != "auto"
-    if not elsewhere:
+    given = sum(vector is not None for vector in (personalization, dangling, start))
+    if elsewhere:
+        require_room_on(where, graph, given, laid_out=is_on_device(graph, where))
+    else:
         if is_laid_out(graph):
-            given = sum(vector is not None for vector in (personalization, dangling, start))
             nbytes = vectors_nbytes(graph.num_nodes, given)
         else:
             nbytes = solver_nbytes(graph.num_nodes, graph.num_edges, weighted=graph.weights is not None)

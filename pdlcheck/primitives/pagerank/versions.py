@@ -30,6 +30,7 @@ from pdlcheck.primitives.pagerank.arguments import (
 )
 from pdlcheck.primitives.pagerank.formats import as_graph
 from pdlcheck.primitives.pagerank.graph import Graph
+from pdlcheck.primitives.pagerank.memory import COO, CSR, DENSE, MESSAGES, Peak
 
 __all__ = ["pagerank_v0", "pagerank_v1", "pagerank_v2", "pagerank_v3", "transition_matrix"]
 
@@ -58,6 +59,7 @@ def pagerank_v0(
     Raises:
         ImportError: DGL is missing; the message names the extra.
         ValueError: a bad argument, named with its cure.
+        MemoryError: the edges do not fit in memory, before it is allocated.
 
     Example:
         >>> pagerank_v0(([0, 1], [1, 0]))
@@ -68,6 +70,7 @@ def pagerank_v0(
     from pdlcheck.primitives.pagerank.dgl_v0 import message_passing  # DGL is optional
 
     graph, device = as_graph(graph), require_device(device, dtype)
+    _require_room("pagerank_v0", MESSAGES, graph, device)
     out = _inverse_out_weights(graph, device, dtype)
     send = message_passing(graph, device, dtype)
     return _iterate(graph, lambda pv: send(pv * out), damping, iterations, device, dtype)
@@ -97,6 +100,7 @@ def pagerank_v1(
     if layout not in ("csr", "coo"):
         raise ValueError(f"layout must be 'csr' or 'coo', got {layout!r}")
     graph, device = as_graph(graph), require_device(device, dtype)
+    _require_room("pagerank_v1", CSR if layout == "csr" else COO, graph, device)
     out = _inverse_out_weights(graph, device, dtype)
     adjacency = _sparse_adjacency(graph, layout).to(device, dtype)
     return _iterate(graph, lambda pv: adjacency @ (pv * out), damping, iterations, device, dtype)
@@ -122,8 +126,8 @@ def pagerank_v2(
     Source: the module's.
     """
     graph, device = as_graph(graph), require_device(device, dtype)
-    out = _inverse_out_weights(graph, device, dtype)
     adjacency = _dense_adjacency("pagerank_v2", graph, device, dtype)
+    out = _inverse_out_weights(graph, device, dtype)
     return _iterate(graph, lambda pv: adjacency @ (pv * out), damping, iterations, device, dtype)
 
 
@@ -205,6 +209,12 @@ def _inverse_out_weights(graph: Graph, device: torch.device, dtype: torch.dtype)
     return torch.from_numpy(out).to(device, dtype)
 
 
+def _require_room(caller: str, peak: Peak, graph: Graph, device: torch.device) -> None:
+    """The edges are laid out on the host, and copied to the device where it is another."""
+    for where in {"cpu", str(device)}:
+        require_memory(caller, peak.nbytes(graph), where, what=str(graph), cure="use pagerank, or fewer edges")
+
+
 def _sparse_adjacency(graph: Graph, layout: str) -> Tensor:
     size = (graph.num_nodes, graph.num_nodes)
     matrix = sp.csr_array((graph.scaled_weights(), (graph.dst, graph.src)), shape=size)  # duplicates add
@@ -224,7 +234,7 @@ def _dense_adjacency(
     caller: str, graph: Graph, device: torch.device, dtype: torch.dtype, matrices: int = 1
 ) -> Tensor:
     n = graph.num_nodes
-    require_memory(caller, matrices * n * n * dtype.itemsize, device)
+    require_memory(caller, matrices * n * n * dtype.itemsize + DENSE.nbytes(graph), device)
     dense = torch.zeros(n, n, dtype=dtype, device=device)
     index = torch.tensor(graph.dst, device=device), torch.tensor(graph.src, device=device)
     weights = torch.from_numpy(graph.scaled_weights()).to(device, dtype)

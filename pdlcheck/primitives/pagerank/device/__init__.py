@@ -1,5 +1,6 @@
 """PageRank on one torch device: a sparse round as Triton kernels or as torch's CSR product, and when to stop."""
 
-from pdlcheck.primitives.pagerank.device.solver import solve_on_device
+from pdlcheck.primitives.pagerank.device.edges import require_room_on
+from pdlcheck.primitives.pagerank.device.solver import is_on_device, solve_on_device
 
-__all__ = ["solve_on_device"]
+__all__ = ["is_on_device", "require_room_on", "solve_on_device"]

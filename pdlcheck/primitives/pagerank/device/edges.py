@@ -9,10 +9,9 @@ from torch import Tensor
 
 from pdlcheck.primitives.pagerank.arguments import require_memory
 from pdlcheck.primitives.pagerank.graph import Graph
+from pdlcheck.primitives.pagerank.memory import DEVICE_VECTORS, HOST, SORTED
 
-__all__ = ["DeviceEdges", "edges_on"]
-
-BYTES_PER_EDGE = 64  # while they are sorted: two int64 ids, the key of the sort twice, its order, its room
+__all__ = ["DeviceEdges", "edges_on", "require_room_on"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +30,23 @@ class DeviceEdges:
     share_error: float
 
 
+def require_room_on(device: torch.device, graph: Graph, given: int, *, laid_out: bool) -> None:
+    """Raise MemoryError where ``device``, or the host, has no room to rank ``graph``.
+
+    Args:
+        given: how many vectors over the nodes go there too.
+        laid_out: the edges are there already.
+    """
+    cure = "use device='cpu' with kernel='auto', which takes less, or fewer edges"
+    for where, peak in (("cpu", HOST), (device, SORTED)):
+        nbytes = graph.num_nodes * (peak.per_node + DEVICE_VECTORS * given)
+        if not laid_out:
+            nbytes += peak.nbytes(graph) - graph.num_nodes * peak.per_node
+        require_memory(f"pagerank on {device}", nbytes, where, what=f"ranking {graph}", cure=cure)
+
+
 def edges_on(graph: Graph, device: torch.device) -> DeviceEdges:
-    """The edges of ``graph`` on ``device``; MemoryError, with the size, where they cannot be sorted there."""
-    require_memory(
-        "pagerank",
-        BYTES_PER_EDGE * graph.num_edges + 64 * graph.num_nodes,
-        device,
-        what="a sorted copy of the edges",
-        cure="use device='cpu', or fewer edges",
-    )
+    """The edges of ``graph`` on ``device``."""
     src = torch.tensor(graph.src, dtype=torch.int64, device=device)
     dst = torch.tensor(graph.dst, dtype=torch.int64, device=device)
     degree = torch.bincount(src, minlength=graph.num_nodes)

@@ -21,7 +21,7 @@ from pdlcheck.primitives.pagerank.device.sweep import Problem, Sweep, unit_of
 from pdlcheck.primitives.pagerank.graph import Float64, Graph
 from pdlcheck.primitives.pagerank.progress import RoundProgress, unheard
 
-__all__ = ["CHECK_EVERY", "DeviceRounds", "Kernel", "Solution", "solve_on_device", "sweep_of"]
+__all__ = ["CHECK_EVERY", "DeviceRounds", "Kernel", "Solution", "is_on_device", "solve_on_device", "sweep_of"]
 
 Kernel = Literal["auto", "csr", "triton"]
 
@@ -99,6 +99,11 @@ def sweep_of(graph: Graph, problem: Problem, kernel: Kernel) -> Sweep:
     if key not in layouts:
         layouts[key] = cut_into_slices(edges_on(graph, device))
     return SlicedSweep(layouts[key], problem)
+
+
+def is_on_device(graph: Graph, device: torch.device) -> bool:
+    """Are the edges laid out on a device of that type?"""
+    return any(torch.device(where).type == device.type for where, _ in vars(graph).get("_device_layouts", {}))
 
 
 class DeviceRounds:

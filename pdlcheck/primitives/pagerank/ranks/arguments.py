@@ -15,7 +15,7 @@ from pdlcheck.primitives.agreement import require_agreement
 from pdlcheck.primitives.arguments import Members, wire_device
 from pdlcheck.primitives.pagerank.arguments import distribution, require_damping, require_iterations
 from pdlcheck.primitives.pagerank.formats import as_graph
-from pdlcheck.primitives.pagerank.graph import Float64, Graph, Int64
+from pdlcheck.primitives.pagerank.graph import NARROW, Float64, Graph, Ids
 
 __all__ = ["Edges", "agree_on_edges", "agree_on_numbers", "agree_on_vectors"]
 
@@ -26,8 +26,8 @@ CALLER = "pagerank_over_ranks"
 class Edges:
     """The edges that this rank holds; ``nodes`` is a graph without edges that has the nodes of all of them."""
 
-    src: Int64
-    dst: Int64
+    src: Ids
+    dst: Ids
     weights: Float64 | None
     nodes: Graph
 
@@ -76,7 +76,9 @@ def agree_on_edges(graph: Any, num_nodes: int | None, replicated: bool, who: Mem
         weights = np.ones(found.num_edges) if found.weights is None else found.weights
         weights = weights[mine]
     nobody = np.empty(0, np.int64)
-    src, dst = (ids[mine].astype(np.int64) for ids in (found.src, found.dst))  # one dtype on every rank
+    kind = np.int32 if size < NARROW else np.int64  # one on every rank
+    src: Ids = found.src[mine].astype(kind, copy=False)
+    dst: Ids = found.dst[mine].astype(kind, copy=False)
     return Edges(src, dst, weights, Graph(nobody, nobody, size, names=found.names))
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pdlcheck.primitives.arguments import Members, wire_device
-from pdlcheck.primitives.pagerank.graph import Int64
+from pdlcheck.primitives.pagerank.graph import Ids, Int64
 
 __all__ = ["Halo", "distinct", "make_halo"]
 
@@ -60,7 +59,7 @@ def make_halo(sources: list[Int64], taken: list[int], who: Members) -> Halo:
     return Halo(who.group, places, [len(one) for one in sources], taken)
 
 
-def distinct(places: Int64, size: int) -> tuple[Int64, NDArray[np.int64]]:
+def distinct(places: Ids, size: int) -> tuple[Int64, Ids]:
     """The distinct values among ``places``, which are below ``size``, rising; and the number of each place in them.
 
     Example:
@@ -69,4 +68,6 @@ def distinct(places: Int64, size: int) -> tuple[Int64, NDArray[np.int64]]:
     """
     seen = np.zeros(size, np.bool_)
     seen[places] = True
-    return np.flatnonzero(seen), (np.cumsum(seen) - 1)[places]
+    number = np.cumsum(seen, dtype=places.dtype)
+    number -= 1
+    return np.flatnonzero(seen), number[places]

@@ -22,7 +22,7 @@ def send_to(
 
     Args:
         owner: a place in the group for each row.
-        columns: int64 or float64, one value for each row; the same number of columns on every rank.
+        one number for each row; the same dtypes in the same order on every rank.
 
     Returns:
         For each place the columns of the rows that it sent here, in its order.

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pdlcheck.primitives.arguments import Members, wire_device
-from pdlcheck.primitives.pagerank.graph import Float64, Int64
+from pdlcheck.primitives.pagerank.graph import Float64, Ids, Int64
 from pdlcheck.primitives.pagerank.ranks.halo import Halo, distinct, make_halo
 from pdlcheck.primitives.pagerank.ranks.moving import send_to
-from pdlcheck.primitives.pagerank.ranks.partition import owners, partition_nodes
+from pdlcheck.primitives.pagerank.ranks.partition import Partition, owners
 from pdlcheck.primitives.pagerank.ranks.rows import Rows
 
 __all__ = ["Part", "make_part"]
@@ -87,18 +87,18 @@ class Part:
         return scores[self.dangling].sum()
 
 
-def make_part(src: Int64, dst: Int64, weights: Float64 | None, num_nodes: int, who: Members) -> Part:
+def make_part(src: Ids, dst: Ids, weights: Float64 | None, partition: Partition, who: Members) -> Part:
     """Bring the edges to where they are needed, whoever holds them.
 
     An edge goes first to the rank of its source, which sees all out-edges of the node and divides by their weight; then
     to the rank of its destination. No rank holds more than its own edges, and those of its nodes.
 
     Args:
-        src, dst, weights: edges that this rank holds; ``weights`` is None on every rank or on none.
-        num_nodes: the same on every rank.
+        src, dst, weights: edges that this rank holds; ids have one dtype on every rank, ``weights`` is None on every
+            rank or on none.
+        partition: of their nodes, the same on every rank.
     """
-    cuts, device = partition_nodes(dst, num_nodes, who), wire_device(who.group)
-    size = np.diff(cuts)
+    cuts, size, device = partition.cuts, partition.num_nodes, wire_device(who.group)
     first, num_rows = int(cuts[who.rank]), int(size[who.rank])
     columns: Columns = [src, dst] if weights is None else [src, dst, weights]
     src, dst, *rest = map(np.concatenate, zip(*send_to(owners(src, cuts), columns, who), strict=True))
@@ -116,10 +116,12 @@ def make_part(src: Int64, dst: Int64, weights: Float64 | None, num_nodes: int, w
     read = np.split(source[np.argsort(reader, kind="stable")], np.searchsorted(np.sort(reader), range(1, len(size))))
     read[who.rank] = source[:0]
     leaving = [distinct(places, num_rows)[0] for places in read]
+    pieces = send_to(reader, [source, dst, *rest], who)
+    del src, dst, source, rest, reader, read  # which are as large as what has come
     here: list[Columns] = []
     there: list[Columns] = []
     taken: list[int] = []
-    for place, (sender, receiver, *shares) in enumerate(send_to(reader, [source, dst, *rest], who)):
+    for place, (sender, receiver, *shares) in enumerate(pieces):
         if place == who.rank:
             here.append([receiver - first, sender, *shares])
             taken.append(0)
@@ -127,6 +129,7 @@ def make_part(src: Int64, dst: Int64, weights: Float64 | None, num_nodes: int, w
             known, column = distinct(sender, int(size[place]))
             there.append([receiver - first, sum(taken) + column, *shares])
             taken.append(len(known))
+    del pieces
     local, remote = _rows(here, num_rows, num_rows, device), _rows(there, num_rows, sum(taken), device)
     return Part(
         *(who, cuts, local, remote, make_halo(leaving, taken, who)),
@@ -138,12 +141,12 @@ def make_part(src: Int64, dst: Int64, weights: Float64 | None, num_nodes: int, w
 
 
 def _rows(pieces: list[Columns], num_rows: int, num_columns: int, device: torch.device) -> Rows:
-    nobody = np.empty(0, np.int64)
+    nobody = np.empty(0, np.int32)
     row, column, *weights = map(np.concatenate, zip(*pieces, strict=True)) if pieces else (nobody, nobody)
     return Rows(row, column, weights[0] if weights else None, num_rows, num_columns, device)
 
 
-def _scaled(source: Int64, weights: Float64, num_rows: int) -> Float64:
+def _scaled(source: Ids, weights: Float64, num_rows: int) -> Float64:
     """The weights, each divided by the largest of its source, so that no sum overflows."""
     largest = np.zeros(num_rows)
     np.maximum.at(largest, source, weights)

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
 from pdlcheck.primitives.arguments import Members, wire_device
-from pdlcheck.primitives.pagerank.graph import Int64
+from pdlcheck.primitives.pagerank.graph import Ids, Int64
 
-__all__ = ["balanced_cuts", "owners", "partition_nodes"]
+__all__ = ["Partition", "balanced_cuts", "owners", "partition_nodes"]
 
 BUCKETS = 1 << 16  # ranges begin at multiples of num_nodes / BUCKETS, so that no rank counts every node
 NODE_LOAD = 4  # what the update of a node costs, in edges
 
 
-def partition_nodes(dst: Int64, num_nodes: int, who: Members) -> Int64:
+@dataclass(frozen=True)
+class Partition:
+    """Which nodes each rank has, and how many edges enter them.
+
+    Args:
+        cuts: the place p has the nodes from ``cuts[p]`` to ``cuts[p + 1] - 1``.
+        num_in_edges: for each place, how many edges of all ranks enter its nodes.
+    """
+
+    cuts: Int64
+    num_in_edges: Int64
+
+    @property
+    def num_nodes(self) -> Int64:
+        """For each place, how many nodes it has."""
+        return np.diff(self.cuts)
+
+    def counts(self, ids: Ids) -> Int64:
+        """For each place, how many of ``ids`` are its nodes."""
+        width, in_bucket = _in_buckets(ids, int(self.cuts[-1]))
+        return _between(in_bucket, -(-self.cuts // width))
+
+
+def partition_nodes(dst: Ids, num_nodes: int, who: Members) -> Partition:
     """Cut the nodes into a range for each rank by the in-edges that all ranks hold together. One all_reduce.
 
     Args:
@@ -24,17 +49,28 @@ def partition_nodes(dst: Int64, num_nodes: int, who: Members) -> Int64:
         num_nodes: the same on every rank.
 
     Returns:
-        ``world_size + 1`` ids: the place p has the nodes from ``cuts[p]`` to ``cuts[p + 1] - 1``. The same on every
-        rank.
+        A :class:`Partition`, the same on every rank.
     """
-    width = max(1, -(-num_nodes // BUCKETS))
-    buckets = -(-num_nodes // width)
-    load = torch.from_numpy(np.bincount(dst // width, minlength=buckets)).to(wire_device(who.group))
+    width, in_bucket = _in_buckets(dst, num_nodes)
+    buckets, load = len(in_bucket), torch.from_numpy(in_bucket).to(wire_device(who.group))
     if who.world_size > 1 and buckets:
         dist.all_reduce(load, group=who.group)
+    in_edges = load.cpu().numpy()
     nodes = np.full(buckets, width)
     nodes[-1:] -= buckets * width - num_nodes
-    return np.minimum(width * balanced_cuts(load.cpu().numpy() + NODE_LOAD * nodes, who.world_size), num_nodes)
+    cuts = balanced_cuts(in_edges + NODE_LOAD * nodes, who.world_size)
+    return Partition(np.minimum(width * cuts, num_nodes), _between(in_edges, cuts))
+
+
+def _in_buckets(ids: Ids, num_nodes: int) -> tuple[int, Int64]:
+    """How many nodes a bucket has, and how many of ``ids`` are in each."""
+    width = max(1, -(-num_nodes // BUCKETS))
+    return width, np.bincount(ids // width, minlength=-(-num_nodes // width))
+
+
+def _between(counts: Int64, cuts: Int64) -> Int64:
+    """The sums of ``counts`` from each cut to the next."""
+    return np.diff(np.concatenate([[0], np.cumsum(counts)])[cuts])
 
 
 def balanced_cuts(load: Int64, parts: int) -> Int64:
@@ -53,6 +89,6 @@ def balanced_cuts(load: Int64, parts: int) -> Int64:
     return cuts
 
 
-def owners(ids: Int64, cuts: Int64) -> NDArray[np.int16]:
+def owners(ids: Ids, cuts: Int64) -> NDArray[np.int16]:
     """The place of the rank that has each node."""
     return np.searchsorted(cuts[1:], ids, side="right").astype(np.int16)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdlcheck.primitives.pagerank.graph import Float64, Int64
+from pdlcheck.primitives.pagerank.graph import Float64, Ids, Int64
 
 __all__ = ["Rows", "csr"]
 
@@ -37,8 +37,8 @@ class Rows:
 
     def __init__(
         self,
-        row: Int64,
-        column: Int64,
+        row: Ids,
+        column: Ids,
         weights: Float64 | None,
         num_rows: int,
         num_columns: int,

@@ -18,6 +18,8 @@ from pdlcheck.primitives.pagerank.even_flow import Sums, even_flow
 from pdlcheck.primitives.pagerank.graph import Float64
 from pdlcheck.primitives.pagerank.ranks.arguments import agree_on_edges, agree_on_numbers, agree_on_vectors
 from pdlcheck.primitives.pagerank.ranks.part import Part, make_part
+from pdlcheck.primitives.pagerank.ranks.partition import partition_nodes
+from pdlcheck.primitives.pagerank.ranks.room import require_room_for_parts
 from pdlcheck.primitives.pagerank.ranks.tally import Tally
 
 __all__ = ["PageRankShard", "iterate", "pagerank_over_ranks"]
@@ -93,6 +95,7 @@ def pagerank_over_ranks(
         TypeError, ValueError: as :func:`pagerank`, the same on every rank: that of the first rank whose arguments are
             wrong; ValueError where ranks were given different ones, before any edge moves. ValueError as
             :func:`ring_pass` where there is no process group.
+        MemoryError: the parts do not fit in the memory of a machine, the same on every rank, before any edge moves.
 
     Example:
         >>> def rank_a_ring_of_six():
@@ -110,8 +113,11 @@ def pagerank_over_ranks(
     damping, tol, rounds = agree_on_numbers(damping, tol, max_iter, who)
     edges = agree_on_edges(graph, num_nodes, replicated, who)
     given = {"personalization": personalization, "dangling": dangling, "start": start}
+    partition = partition_nodes(edges.dst, edges.nodes.num_nodes, who)
+    num_given = sum(vector is not None for vector in given.values())
+    require_room_for_parts("pagerank_over_ranks", edges, partition, num_given, who)
     vectors = agree_on_vectors(edges.nodes, given, who)
-    part = make_part(edges.src, edges.dst, edges.weights, edges.nodes.num_nodes, who)
+    part = make_part(edges.src, edges.dst, edges.weights, partition, who)
     scores, iterations, bound = iterate(part, vectors, damping=damping, tol=tol, max_iter=rounds)
     return PageRankShard(
         *(part.nodes, scores.cpu().numpy(), iterations, bound, bound <= tol, time.perf_counter() - began),
