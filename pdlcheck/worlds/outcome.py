@@ -21,6 +21,7 @@ __all__ = [
     "lesser",
     "results",
     "text_of",
+    "weight",
     "without_addresses",
 ]
 
@@ -101,7 +102,7 @@ def without_addresses(text: str) -> str:
 def results(outcomes: Sequence[Outcome]) -> list[Any]:
     """Return the value of every rank, or raise the first cause with notes that tell the story of all ranks."""
     __tracebackhide__ = True
-    raised = sorted((o for o in outcomes if isinstance(o, Raised)), key=lambda o: (_weight(o.error), o.order))
+    raised = sorted((o for o in outcomes if isinstance(o, Raised)), key=lambda o: (weight(o.error), o.order))
     if not raised:
         return [o.value for o in outcomes if isinstance(o, Returned)]
     first = raised[0]
@@ -111,7 +112,8 @@ def results(outcomes: Sequence[Outcome]) -> list[Any]:
     raise first.error
 
 
-def _weight(error: BaseException) -> int:
+def weight(error: BaseException) -> int:
+    """0 for a failure; more for what counts less, such as a skip."""
     return next((number for number, kind in enumerate(lesser, 1) if isinstance(error, kind)), 0)
 
 

@@ -105,6 +105,8 @@ def test_one_verdict_is_made_of_those_of_the_ranks(run):
 
 
 SKIPS = """
+import time
+
 @pytest.fixture
 def skips_on_one(rank):
     if rank == 0:
@@ -138,6 +140,20 @@ def test_a_failure_counts_more(rank):
     assert rank == 1, "a failure in the body"
 
 @W
+def test_a_failure_long_after_it_counts_more(rank):
+    if rank == 1:
+        pytest.skip("not this one")
+    time.sleep(1)
+    assert rank == 1, "a failure a second later"
+
+@W
+def test_nobody_waits_for_a_rank_that_skips(rank):
+    if rank == 1:
+        pytest.skip("nobody waits")
+    dist.all_reduce(torch.ones(2))
+    raise OSError("nobody gets here")
+
+@W
 @pytest.mark.schedules(10)
 def test_a_failure_under_the_same_schedule_counts_more(rank):
     if rank == 1:
@@ -152,13 +168,15 @@ def test_a_failure_in_a_fixture_counts_more(fails_on_one): pass
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_a_failure_of_one_rank_counts_more_than_a_skip_of_another(run, world):
     result = run(SKIPS, "-rs", world=world)
-    result.assert_outcomes(skipped=3, failed=2, errors=1)
+    result.assert_outcomes(skipped=4, failed=3, errors=1)
     text = result.stdout.str()
     for words in (
-        "SKIPPED [1] test_inner.py:16: rank 1 of 2 skipped: not this one\n",
-        "SKIPPED [1] test_inner.py:22: rank 1 of 2 skipped: under schedules\n",
-        "SKIPPED [1] test_inner.py:28: rank 0 of 2 skipped: no fixture\n",
+        "SKIPPED [1] test_inner.py:18: rank 1 of 2 skipped: not this one\n",
+        "SKIPPED [1] test_inner.py:24: rank 1 of 2 skipped: under schedules\n",
+        "SKIPPED [1] test_inner.py:30: rank 0 of 2 skipped: no fixture\n",
         "AssertionError: a failure in the body",
+        "AssertionError: a failure a second later",
+        ": rank 1 of 2 skipped: nobody waits",
         "AssertionError: a failure under a schedule",
         "OSError: no such disk",
     ):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pdlcheck.errors import PdlcheckError, PeerFailed, RankFailed
-from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, weight
 from pdlcheck.worlds.processes.board import Board
 from pdlcheck.worlds.processes.member import Died, Member
 from pdlcheck.worlds.processes.messages import (
@@ -76,6 +76,7 @@ class Collector:
         self._failures = 0
         self._verdict: PdlcheckError | None = None
         self._stopping = False
+        self._refusing = False  # what a rank that has skipped would take part in
         self._until = time.monotonic() + timeout_s
         self._after: dict[int, Aftermath] = {}
         self._granted: set[tuple[int, int]] = set()  # (rank, operation)
@@ -111,10 +112,10 @@ class Collector:
         return (
             len(after) == len(self._members)
             and self._granted.isdisjoint(self._withdrawn)
-            and not (self._stopping and any(left.left_open for left in after))
+            and not (self._refusing and any(left.left_open for left in after))
             and all(left.default_group for left in after)
             and len({left.groups_made for left in after}) == 1
-            and (self._referee is not None or not self._stopping)
+            and (self._referee is not None or not self._refusing)
             and not any(isinstance(o, Raised) and isinstance(o.error, MemoryError) for o in self._outcomes.values())
         )
 
@@ -226,8 +227,13 @@ class Collector:
         self._failures += 1
         order = self._failures + (_CONSEQUENCE if consequence else 0)
         self._end(rank, Raised(rank, error, traceback, order, output, site=site, consequence=consequence))
-        if not self._stopping:
-            self._stop_others(PeerFailed("another rank failed"))
+        if self._stopping:
+            return
+        reason = PeerFailed("another rank failed")
+        if weight(error) and self._referee is not None:  # a skip; others may fail yet, which counts more
+            self._refuse_others(reason)
+        else:
+            self._stop_others(reason)
 
     def _end(self, rank: int, outcome: Outcome) -> None:
         self._outcomes[rank] = outcome
@@ -241,7 +247,7 @@ class Collector:
     # -- ends ahead of time ------------------------------------------------------------------------
 
     def _judge(self, ask: Callable[[Referee], None]) -> None:
-        if self._referee is None or self._stopping:
+        if self._referee is None or self._stopping or self._refusing:
             return
         try:
             ask(self._referee)
@@ -258,11 +264,17 @@ class Collector:
     def _stop_others(self, reason: PdlcheckError) -> None:
         self._stopping = True
         self._until = time.monotonic() + (self._timeout_s if self._debugged in self._pending else _GRACE_S)
+        self._refuse_others(reason)
         for member in self._pending.values():
-            if self._referee is not None:
-                member.send(Refuse(self._call, reason))
             if member.rank != self._debugged:
                 member.send(Stop(self._call))
+
+    def _refuse_others(self, reason: PdlcheckError) -> None:
+        """Those that are about to wait for another rank end; where nobody watches what they do they cannot be told."""
+        self._refusing = True
+        if self._referee is not None:
+            for member in self._pending.values():
+                member.send(Refuse(self._call, reason))
 
     def _time_out(self) -> None:
         late = dict(self._pending)
