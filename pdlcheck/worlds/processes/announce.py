@@ -181,6 +181,11 @@ class Announcer:
         elif self._in_doubt:
             threading.Thread(target=self._resolve_doubts, name="pdlcheck doubts", daemon=True).start()
 
+    def abandon(self, work: AnnouncedWork) -> bool:
+        """Launch a message for which the other rank has not come; False if it is under way."""
+        with self._launching:
+            return self._launch(work)
+
     def look(self, work: AnnouncedWork, seconds: float) -> bool:
         """For so long, look whether an operation goes; False if that is the controller's to say."""
         if work.meeting is None or not work.meeting.digest or work.asked:

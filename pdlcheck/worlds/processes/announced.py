@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import suppress
@@ -14,7 +15,7 @@ import torch
 from pdlcheck.errors import PeerFailed
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.processes.meeting import Meeting
-from pdlcheck.worlds.watch import Operation, Signature, WatchedWork
+from pdlcheck.worlds.watch import Operation, Signature, WatchedWork, is_limit
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.processes.announce import Announcer
@@ -115,7 +116,7 @@ class AnnouncedWork(WatchedWork):
         try:
             if self.was_left:
                 self._announcer.await_others(self, _PATIENCE_S)
-            done = self._real.wait(timeout) if _is_limit(timeout) else self._real.wait()
+            done = self._real.wait(timeout) if is_limit(timeout) else self._real.wait()
         except Exception as error:
             self._announcer.is_torn = True
             self._resolve(error)
@@ -159,17 +160,30 @@ class AnnouncedWork(WatchedWork):
 
     def _await_decision(self, timeout: Any) -> None:
         announcer = self._announcer
-        limit = timeout.total_seconds() if _is_limit(timeout) else float("inf")
+        limit = timeout.total_seconds() if is_limit(timeout) else math.inf
         until = time.perf_counter() + limit
         if announcer.look(self, min(_PATIENCE_S, limit)) or (self.asked and self._decided_within(_SHORT_PATIENCE_S)):
             return
-        announcer.ask(self, waits=True)
+        announcer.ask(self, waits=limit == math.inf)  # with a limit it ends, whatever the others do
         pause = _SHORT_PATIENCE_S
         while not self._decided_within(min(pause, max(until - time.perf_counter(), 0.0))):
             announcer.advance(self)
-            if time.perf_counter() > until:
-                raise RuntimeError(f"timed out after {limit:g} s in {self.operation.signature}")
+            if not self.is_decided and time.perf_counter() > until:
+                self._give_up(limit)
             pause = min(2 * pause, _LOOK_S)
+
+    def _give_up(self, limit: float) -> None:
+        """As gloo: a collective can be waited for again, after a message nothing of the group reaches this rank."""
+        signature = self.operation.signature
+        if signature.is_p2p and signature.peer >= 0 and self._group.name() == "gloo":
+            if self._announcer.abandon(self):
+                self._announcer.is_torn = True
+                with suppress(RuntimeError):
+                    self._real.wait(timedelta(milliseconds=1))
+                self._error = RuntimeError("Application timeout caused pair closure")
+                raise RuntimeError(f"Timed out waiting {1000 * limit:g}ms for {signature.op} operation to complete")
+            return
+        raise RuntimeError(f"Operation timed out! {limit:g} s have passed in {signature}")
 
     def _decided_within(self, seconds: float) -> bool:
         if self._decided.acquire(timeout=seconds):
@@ -206,8 +220,3 @@ def _way(s: Signature, source: int) -> tuple[object, ...]:
 def own_error(error: Exception, operation: Operation) -> Exception:
     """A copy for one place to raise; that of a failed peer says where this rank was stopped."""
     return PeerFailed(f"in {operation.signature}") if isinstance(error, PeerFailed) else copy(error)
-
-
-def _is_limit(timeout: Any) -> bool:
-    """torch passes a zero timeout for none."""
-    return isinstance(timeout, timedelta) and timeout > timedelta(0)

@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from pdlcheck.worlds.outcome import text_of
+from pdlcheck.worlds.watch import Signature
 
 __all__ = [
     "TIMEOUT_MS",
@@ -21,6 +22,7 @@ __all__ = [
     "never_met",
     "pair_closure",
     "timed_out",
+    "too_late",
 ]
 
 TIMEOUT_MS = 1_800_000  # of torch's groups
@@ -52,6 +54,12 @@ def closed_by(rank: int) -> RuntimeError:
 def pair_closure() -> RuntimeError:
     """A time limit of this rank has elapsed before."""
     return RuntimeError("[sim] Application timeout caused pair closure")
+
+
+def too_late(signature: Signature, timeout_ms: int = TIMEOUT_MS) -> RuntimeError:
+    """A time limit elapses in an operation that needs another rank."""
+    sends = signature.op == "send" or (signature.op in ("broadcast", "scatter") and signature.root == signature.rank)
+    return timed_out("send" if sends else "recv", timeout_ms)
 
 
 def timed_out(direction: str, timeout_ms: int = TIMEOUT_MS) -> RuntimeError:

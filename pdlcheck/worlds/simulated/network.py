@@ -81,6 +81,7 @@ class Network:
         self.suffering = Suffering(
             [fault for fault in faults if not isinstance(fault, Slow)], len(self.scheduler.ranks)
         )
+        self._limits: list[tuple[float, int, SimulatedWork]] = []  # of waits: seconds, rank
         self.traffic = Traffic(len(self.scheduler.ranks))
         self._random = random.Random(self._seed)
 
@@ -97,8 +98,13 @@ class Network:
         return damages
 
     def _elapse(self) -> bool:
-        """Nobody can go on: time limits may elapse."""
-        return self.suffering.elapse(self._posted)
+        """Nobody can go on: time limits may elapse, the shortest first."""
+        if not self._limits:
+            return self.suffering.elapse(self._posted)
+        limit, _, work = min(self._limits, key=lambda entry: entry[:2])
+        self._limits.remove((limit, work.operation.signature.rank, work))
+        work.elapse()
+        return True
 
     def leave(self, rank: int) -> None:
         """The running rank has ended."""
@@ -129,7 +135,7 @@ class Network:
         self.scheduler.post(post)
         if self._unmoved or self._unseen:
             self._let_things_happen()
-        damages = self._suffer(signature) if self.suffering.faults else ()
+        damages = () if self.suffering.is_whole else self._suffer(signature)
         self.last[signature.rank] = signature
         work = SimulatedWork(self, operation, origin(operation), post)
         if self.suffering.faults:
@@ -232,6 +238,24 @@ class Network:
             self._let_things_happen()
             self._show(of=current_rank())
         self.scheduler.wait_until(ready, waits_for)
+
+    def wait_for(self, work: SimulatedWork, limit_s: float) -> None:
+        """Block the running rank until it may go on with ``work``, which gives up when nobody else can go on either.
+
+        Ranks have no clock of their own, so that a limit elapses as late as it can, and of several the shortest does.
+        """
+        entry = limit_s, work.operation.signature.rank, work
+        self._limits.append(entry)
+        try:
+            self.wait(work.may_go_on, work.operation.signature)
+        finally:
+            if entry in self._limits:
+                self._limits.remove(entry)
+
+    def close(self, signature: Signature) -> None:
+        """A rank has given up waiting for a message; see :meth:`Suffering.close`."""
+        self.suffering.close(signature, self._posted)
+        self._open = {key: work for key, work in self._open.items() if not work.is_lost}
 
     def poll(self, waits_for: Signature) -> None:
         """The running rank asks whether an operation is complete."""

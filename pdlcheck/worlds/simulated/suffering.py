@@ -12,7 +12,7 @@ from torch import Tensor
 from pdlcheck.errors import PdlcheckError, RankDied, RankStalled
 from pdlcheck.faults import Absent, Corrupt, Kill, Stall
 from pdlcheck.worlds.simulated.collectives import Write, read_by, written_by
-from pdlcheck.worlds.simulated.losses import closed_by, never_met, pair_closure, timed_out
+from pdlcheck.worlds.simulated.losses import closed_by, never_met, pair_closure, too_late
 from pdlcheck.worlds.simulated.work import SimulatedWork
 from pdlcheck.worlds.watch import Operation, Part, Signature
 
@@ -131,7 +131,7 @@ class Suffering:
         if not self._stalled or self.over:
             return False
         stalled = self._stalled
-        lost = _lose(posted, lambda s: s.rank not in stalled and any(_needs(s, rank) for rank in stalled), _timed_out)
+        lost = _lose(posted, lambda s: s.rank not in stalled and any(_needs(s, rank) for rank in stalled), too_late)
         self.over = not lost
         self._closed |= {(signature.group, signature.rank) for signature in lost}
         for group, rank in self._closed:
@@ -141,6 +141,16 @@ class Suffering:
     def _close(self, posted: dict[int, SimulatedWork], group: str, rank: int) -> None:
         _lose(posted, lambda s: (s.group, s.rank) == (group, rank), lambda _: pair_closure())
         _lose(posted, lambda s: s.group == group and _needs(s, rank), lambda _: closed_by(rank))
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing has happened, or can, that an operation has to be checked for."""
+        return not self.faults and not self._closed
+
+    def close(self, signature: Signature, posted: dict[int, SimulatedWork]) -> None:
+        """A time limit has elapsed in a message of this rank: its connections in the group are of no use any more."""
+        self._closed.add((signature.group, signature.rank))
+        self._close(posted, signature.group, signature.rank)
 
     def damage(self, fault: Corrupt, work: SimulatedWork) -> None:
         """Damage the input of an operation now, or its output when it is delivered."""
@@ -202,11 +212,6 @@ def _lose(
 def _needs(signature: Signature, rank: int) -> bool:
     """Can the operation not do without this rank? A receive from any source can, as on gloo."""
     return signature.peer == rank if signature.is_p2p else rank in signature.members
-
-
-def _timed_out(signature: Signature) -> RuntimeError:
-    sends = signature.op == "send" or (signature.op in ("broadcast", "scatter") and signature.root == signature.rank)
-    return timed_out("send" if sends else "recv")
 
 
 def _form(operation: Operation) -> object:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.simulated.collectives import Order, Write, moves, read_by, write, written_by
+from pdlcheck.worlds.simulated.losses import too_late
 from pdlcheck.worlds.simulated.origin import Origin
 from pdlcheck.worlds.simulated.poison import poison
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
 from pdlcheck.worlds.simulated.schedules.access import Post
-from pdlcheck.worlds.watch import Operation, Part, WatchedWork, user_call, user_line
+from pdlcheck.worlds.watch import Operation, Part, WatchedWork, is_limit, user_call, user_line
 
 if TYPE_CHECKING:
     from pdlcheck.clock.trace import Act
@@ -43,6 +45,7 @@ class SimulatedWork(WatchedWork):
     deliver: Callable[[Sequence[Write]], Sequence[Write]] | None = None  # a fault damages what arrives
     _waited = False
     _gave_future = False
+    _elapsed = False
     _lost: RuntimeError | None = None  # a rank is gone without which there is no end
 
     def __init__(self, network: Network, operation: Operation, origin: Origin, post: Post) -> None:
@@ -109,6 +112,7 @@ class SimulatedWork(WatchedWork):
             self.owner.on_resume.append(self._settle_future)
 
     def wait(self, timeout: Any = None) -> bool:
+        __tracebackhide__ = True
         again = self._waited and self._lost is None and not self._gave_future  # whose wait is one of ours, too
         if again and self._may("second_wait") == "blocks":
             self._network.wait(lambda: False, f"a second wait, at {user_line()}, for {self.operation.signature}")
@@ -117,7 +121,10 @@ class SimulatedWork(WatchedWork):
         if self._call is not None:
             self._post.blocks_in_call = self._call == user_call()
             self._call = None
-        self._network.wait(lambda: self.matched or self._lost is not None, self.operation.signature)
+        if is_limit(timeout):
+            self._wait_within(timeout)
+        else:
+            self._network.wait(self.may_go_on, self.operation.signature)
         self._waited = True
         if self._lost is not None:
             raise RuntimeError(str(self._lost))  # each wait its own traceback
@@ -125,6 +132,31 @@ class SimulatedWork(WatchedWork):
             self._network.recorder.waited(self)
         self.finish()
         return True
+
+    def may_go_on(self) -> bool:
+        """Whoever waits need not wait any longer."""
+        return self.matched or self._lost is not None or self._elapsed
+
+    @property
+    def is_lost(self) -> bool:
+        """It will never be complete."""
+        return self._lost is not None
+
+    def elapse(self) -> None:
+        """The limit of the wait that is under way has come."""
+        self._elapsed = True
+
+    def _wait_within(self, limit: timedelta) -> None:
+        """As gloo: a collective can be waited for again, after a message nothing of the group reaches this rank."""
+        __tracebackhide__ = True
+        signature = self.operation.signature
+        self._network.wait_for(self, limit.total_seconds())
+        elapsed, self._elapsed = self._elapsed, False
+        if elapsed and not self.matched and self._lost is None:
+            if not signature.is_p2p:
+                raise RuntimeError(f"Operation timed out! {limit.total_seconds():g} s have passed in {signature}")
+            self._network.close(signature)
+            raise too_late(signature, round(1000 * limit.total_seconds()))
 
     def _may(self, what: str) -> str:
         """What the semantics say of messages; no backend is strange about collectives."""

@@ -10,7 +10,7 @@ from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.refused import refuse
 from pdlcheck.worlds.watch.signature import Signature
 from pdlcheck.worlds.watch.traffic import Count, Traffic
-from pdlcheck.worlds.watch.work import WatchedWork
+from pdlcheck.worlds.watch.work import WatchedWork, is_limit
 
 __all__ = [
     "Count",
@@ -26,6 +26,7 @@ __all__ = [
     "calls_tests",
     "deadlock",
     "end_at_user_line",
+    "is_limit",
     "is_local",
     "new_group",
     "refuse",

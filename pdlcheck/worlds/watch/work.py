@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -10,7 +11,12 @@ import torch.distributed as dist
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.watch.operation import Operation
 
-__all__ = ["WatchedFuture", "WatchedWork"]
+__all__ = ["WatchedFuture", "WatchedWork", "is_limit"]
+
+
+def is_limit(timeout: Any) -> bool:
+    """Does a wait end after ``timeout``? torch passes zero for none."""
+    return isinstance(timeout, timedelta) and timeout > timedelta(0)
 
 
 @uncompiled
