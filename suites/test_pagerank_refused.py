@@ -79,6 +79,20 @@ def test_ids_that_are_not_integers_are_refused(ids):
         Graph.from_edges(ids, [0, 1])
 
 
+def test_ids_that_are_masked_are_refused():
+    with pytest.raises(ValueError, match="src is masked in places"):
+        Graph.from_edges(np.ma.masked_array([0, 1], [0, 1]), [0, 1])
+    assert Graph.from_edges(np.ma.masked_array([0, 1], [0, 0]), [0, 1]).num_edges == 2
+
+
+@pytest.mark.verifies("pagerank")
+@pytest.mark.parametrize(("count", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_a_number_of_best_nodes_that_cannot_be_is_refused(subject, count, error):
+    with pytest.raises(error, match=f"count must be .*got {count}"):
+        subject(TRIANGLE).top(count)
+    assert len(subject(TRIANGLE).top(9)) == 3
+
+
 @pytest.mark.verifies("pagerank")
 @pytest.mark.parametrize("graph", [[[0, 1], [1, 0]], np.eye(2), "web", None], ids=["list", "dense", "str", "None"])
 def test_what_is_no_graph_is_refused(subject, graph):
@@ -108,6 +122,10 @@ BAD_ARGUMENTS = {
         r"one number per node, shape \(3,\), got shape \(2,\)",
     ),
     "personalization unknown": ({"personalization": {9: 1}}, "personalization: 9 is not a node of the graph"),
+    "personalization masked": (
+        {"personalization": np.ma.masked_array([1.0, 5.0, 2.0], [0, 1, 0])},
+        "personalization is masked in places, where it has no values",
+    ),
     "personalization empty": ({"personalization": {}}, "personalization is 0 everywhere"),
     "personalization of words": ({"personalization": ["a", "b", "c"]}, "personalization must hold numbers .*'a'"),
     "dict of words": ({"dangling": {0: "a"}}, "dangling must hold numbers .*'a'"),

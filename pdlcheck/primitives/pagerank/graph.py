@@ -222,8 +222,10 @@ class Graph:
         return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}, weighted={weighted})"
 
 
-def _on_host(values: Any) -> Any:
+def _on_host(name: str, values: Any) -> Any:
     """A tensor as an array, whatever its device and precision; anything else as it is."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
+        raise ValueError(f"{name} is masked in places, where it has no values; pass its filled(...) or leave them out")
     if not hasattr(values, "detach"):
         return values
     tensor = values.detach().cpu()
@@ -232,7 +234,7 @@ def _on_host(values: Any) -> Any:
 
 def ids_of(name: str, values: Any) -> Ids:
     """``values`` as an array of integers, not copied where it is one."""
-    array = np.asarray(_on_host(values))
+    array = np.asarray(_on_host(name, values))
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, one id per edge, got shape {array.shape}")
     if array.size == 0:
@@ -289,7 +291,7 @@ def _checked_ids(name: str, values: Any, num_nodes: int, *, copied: bool = True)
 
 def _numbers(name: str, values: Any) -> Float64:
     """A copy in float64."""
-    given = np.asarray(_on_host(values))
+    given = np.asarray(_on_host(name, values))
     if given.dtype.kind == "c":
         raise TypeError(f"{name} must hold real numbers, got dtype {given.dtype}; pass their absolute values, perhaps")
     try:

@@ -45,7 +45,11 @@ class PageRankResult:
     names: tuple[Hashable, ...] | None = field(default=None, repr=False)
 
     def top(self, count: int = 10) -> list[tuple[Hashable, float]]:
-        """The ``count`` best nodes with their scores, best first; equal scores in order of id."""
+        """The ``count`` best nodes with their scores, best first, equal scores in order of id."""
+        if isinstance(count, bool) or not isinstance(count, int | np.integer):
+            raise TypeError(f"count must be an int, got {count!r}")
+        if count < 0:
+            raise ValueError(f"count must be 0 or more, got {count}")
         best = np.argsort(-self.scores, kind="stable")[:count]
         return [(int(i) if self.names is None else self.names[i], float(self.scores[i])) for i in best]
 
