@@ -209,6 +209,7 @@ def test_a_deadlock_after_more_operations_than_the_log_holds(processes):
         processes.run(stops_after_many, world_size=2)
     assert f"collective {MANY}, at suites/meta/{LINE}" in str(caught.value)
     assert "rank 1 has returned and will not take part" in str(caught.value)
+    assert f"collective {MANY - 1}, at suites/meta/" in caught.value.ranks[1]
 
 
 def test_a_log_that_is_read_when_it_is_half_full_has_room_for_all(board):

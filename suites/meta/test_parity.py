@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pdlcheck.errors import Deadlock
 from pdlcheck.worlds import get_world
 
 from .parity import BOTH_REFUSE, COARSE, DIFFERENT, ONLY_GLOO, ONLY_SIM, REFUSALS, SAME, TRAINING, collectives, refusals
@@ -139,3 +140,24 @@ def test_a_faulty_program_gets_the_same_verdict_on_both_worlds(worlds, program):
             world.run(program, world_size=2)
         verdicts.append((caught.type, sorted(caught.value.ranks)))
     assert verdicts[0] == verdicts[1]
+
+
+def leaves_after(steps):
+    for _ in range(steps[dist.get_rank()]):
+        dist.all_reduce(torch.ones(2))
+
+
+def test_the_last_operation_of_a_rank_that_has_returned_is_in_the_report_of_both_worlds(worlds):
+    told = []
+    for world in worlds:
+        with world.open(3) as ranks:
+            ranks.run(leaves_after, [2, 2, 2])  # collectives are counted from 0 in each call
+            with pytest.raises(Deadlock) as caught:
+                ranks.run(leaves_after, [3, 3, 2])
+        told.append(caught.value.ranks)
+        last = "all_reduce(SUM) of float32 (2,), default group (ranks 0-2), collective 1, at suites/meta/test_parity"
+        assert caught.value.ranks[2].startswith(f"rank 2: has returned; last operation {last}")
+        with pytest.raises(Deadlock) as caught:
+            world.run(leaves_after, [1, 1, 0], world_size=3)
+        assert caught.value.ranks[2] == "rank 2: has returned without an operation"
+    assert told[0] == told[1]

@@ -54,6 +54,7 @@ class Announcer:
         self.send = send
         self.call = 0
         self.is_torn = False  # an operation has failed under way, or may go on some ranks and never on others
+        self.is_beginning = False  # the default group of the call is made
         self.withdrawn: list[int] = []  # which the controller may have granted
         self._rank = rank
         self._board = board
@@ -77,7 +78,7 @@ class Announcer:
             launched.finish()
         with self._lock:
             self.call = call
-            self.is_torn = False
+            self.is_torn = self.is_beginning = False
             self.withdrawn.clear()
             self._meetings = Meetings(call)
             self._open.clear()
@@ -143,6 +144,8 @@ class Announcer:
 
     def meet(self, signature: Signature) -> None:
         """Wait until every member has announced this, without data."""
+        if self.is_beginning:
+            signature = signature._replace(where="")
         self.post(Operation(signature, (), "", (), is_async=False), None).wait()
 
     def advance(

@@ -296,10 +296,12 @@ class Collector:
                 rest, stacks[rank] = take_stack(err)
                 said += out + rest
                 states[rank] = "stopped by SIGSTOP or SIGTSTP" if member.is_stopped() else "busy outside Python"
+        self._catch_up(range(len(self._members)))
         for rank in range(len(self._members)):
             states[rank] = self._words(rank, places, states.get(rank, "busy"))
             if rank in late and rank not in self._pending:
                 states[rank] += ", too late"
+            states[rank] += self._last_words(rank)
         error = rank_timeout(self._timeout_s, states, {rank: stacks.get(rank, "") for rank in late})
         rank = min(late)
         self._stopping = True
@@ -313,6 +315,11 @@ class Collector:
                     places[member.rank] = report
                 else:
                     self._take(member, report)
+
+    def _last_words(self, rank: int) -> str:
+        """The last operation of a rank that is not in one."""
+        last = self._referee.last_operation(rank) if self._referee is not None else ""
+        return f"; last operation {last}" if last and not self._waits_in(rank) else ""
 
     def _words(self, rank: int, places: dict[int, Stack], state: str) -> str:
         match self._outcomes.get(rank):

@@ -159,7 +159,9 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
     default_group = dist.group.WORLD
     try:
         if call.rejoin:
+            announcer.is_beginning = True
             _rejoin(call.call, start, store)
+            announcer.is_beginning = False
             default_group = dist.group.WORLD
         adopt(call.changes, start.variables)
         if call.module is not None:

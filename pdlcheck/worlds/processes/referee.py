@@ -31,7 +31,8 @@ class Referee:
 
     def saw(self, rank: int, signature: Any) -> None:
         """Note what a rank posted, for reports."""
-        self._last[rank] = signature
+        if signature.where:  # else the world's own
+            self._last[rank] = signature
 
     def posted(self, rank: int, operation: int, signature: Any) -> list[tuple[int, Grant]]:
         """Take an announcement; return the grants that it completes, if one of their ranks has asked.
@@ -118,6 +119,6 @@ class Referee:
             return
         raise deadlock(
             waiting=self._waiting,
-            ended=dict.fromkeys(self._ended, "has returned"),
+            ended={rank: self._last.get(rank) for rank in self._ended},
             missing={rank: self._matcher.missing(self._waiting[rank]) for rank in sorted(self._waiting)},
         )

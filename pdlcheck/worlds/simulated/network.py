@@ -25,7 +25,7 @@ from pdlcheck.worlds.simulated.schedules.access import Post, Question
 from pdlcheck.worlds.simulated.store import SimulatedStore
 from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
 from pdlcheck.worlds.simulated.work import SimulatedWork, Transfer
-from pdlcheck.worlds.watch import Match, Matcher, Operation, Signature, Traffic, deadlock, refuse
+from pdlcheck.worlds.watch import Match, Matcher, Operation, Signature, Traffic, WatchedGroup, deadlock, refuse
 from pdlcheck.worlds.watch.traffic import nbytes_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ class Network:
         for rank in self.scheduler.ranks:
             if rank.c10d:
                 rank.c10d["adopted"] = False
-                rank.c10d["default_pg"].count_anew()
 
     def reset(self) -> None:
         """Forget all, after ranks failed in the middle of something; each makes its default group anew."""
@@ -78,6 +77,10 @@ class Network:
     def begin(self, faults: Sequence[Fault] = ()) -> None:
         """A run starts, which suffers these faults: operations are counted from 0."""
         self.last.clear()
+        for rank in self.scheduler.ranks:
+            for group in rank.c10d.get("pg_map", ()):
+                if isinstance(group, WatchedGroup):
+                    group.count_anew()
         self.suffering = Suffering(
             [fault for fault in faults if not isinstance(fault, Slow)], len(self.scheduler.ranks)
         )
@@ -284,7 +287,7 @@ class Network:
     def _stuck(self, waiting: Sequence[RankThread], ranks: Sequence[RankThread]) -> PdlcheckError:
         return deadlock(
             waiting={rank.rank: rank.waits_for or "its own code" for rank in waiting},
-            ended={rank.rank: "has returned" for rank in ranks if rank.outcome is not None},
+            ended={rank.rank: self.last.get(rank.rank) for rank in ranks if rank.outcome is not None},
             missing={
                 rank.rank: self._matcher.missing(rank.waits_for)
                 for rank in waiting

@@ -11,19 +11,20 @@ __all__ = ["deadlock"]
 
 
 def deadlock(
-    waiting: Mapping[int, Signature | str], ended: Mapping[int, str], missing: Mapping[int, Sequence[int]]
+    waiting: Mapping[int, Signature | str], ended: Mapping[int, Signature | None], missing: Mapping[int, Sequence[int]]
 ) -> Deadlock:
     """Make the error.
 
     Args:
         waiting: rank -> the operation it is blocked in, or words for another kind of wait.
-        ended: rank -> how it ended, for the ranks that no longer run.
+        ended: rank -> its last operation, if it had one, for the ranks that have returned.
         missing: rank -> the ranks that its operation still needs.
     """
     lines = []
     for rank in sorted({*waiting, *ended}):
         if rank in ended:
-            lines.append(f"rank {rank}: {ended[rank]}")
+            last = f"; last operation {ended[rank]}" if ended[rank] is not None else " without an operation"
+            lines.append(f"rank {rank}: has returned{last}")
             continue
         needs = [other for other in missing.get(rank, ()) if other != rank]
         wanted = f"; waits for {_names(needs)}" if needs else ""
@@ -34,7 +35,7 @@ def deadlock(
     gone = [r for needs in missing.values() for r in needs if r in ended]
     if gone and not cycle:
         tail.append(
-            f"rank {gone[0]} {ended[gone[0]]} and will not take part: fewer steps, or an early return, on that rank"
+            f"rank {gone[0]} has returned and will not take part: fewer steps, or an early return, on that rank"
         )
     return Deadlock("\n  ".join([head, *lines, *tail]), ranks=lines, cycle=cycle)
 
