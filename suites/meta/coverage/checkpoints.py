@@ -20,8 +20,8 @@ from .models import batch, full, make_adam, make_model, mesh, plain, train
 def shared_folder() -> Iterator[str]:
     """A temporary folder, the same on every rank; removed when all have left."""
     path = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(path)
     try:
+        dist.broadcast_object_list(path)
         yield path[0]
         dist.barrier()
     finally:
