@@ -27,6 +27,7 @@ __all__ = [
     "check_pagerank_agreement",
     "check_pagerank_relabelling",
     "check_transition_matrix",
+    "require_tol",
 ]
 
 
@@ -54,12 +55,13 @@ def check_pagerank(
 
     Raises:
         AssertionError: naming the worst node, its in-edges, and the likely cause where the numbers tell it.
+        TypeError, ValueError: an argument of this check is wrong; ``function`` was not judged.
 
     With more than 3000 nodes no dense matrix is built: one serial round must then move the scores by at most
     ``1 + d`` times the allowance, which bounds the error by ``(1 + d)/(1 - d)`` times the allowance.
     """
     __tracebackhide__ = True
-    oracle = Oracle.of(graph, damping, personalization, dangling)
+    tol, oracle = require_tol(tol), Oracle.of(graph, damping, personalization, dangling)
     name = _name(function)
     found, dtype = _scores(name, function(graph), graph)
     if oracle.num_nodes > MAX_DENSE_NODES:
@@ -98,7 +100,7 @@ def check_pagerank_agreement(
     named = dict(functions) if isinstance(functions, Mapping) else {_name(f): f for f in functions}
     if len(named) < 2:
         raise ValueError(f"functions must be two or more with distinct names, got {list(named)}")
-    oracle = Oracle.of(graph, damping)
+    tol, oracle = require_tol(tol), Oracle.of(graph, damping)
     results = {name: _scores(name, function(graph), graph) for name, function in named.items()}
     worst = 0.0
     for i, (one, (first, one_type)) in enumerate(results.items()):
@@ -125,7 +127,7 @@ def check_pagerank_relabelling(
     Needs no oracle, so it holds for any function that ranks nodes by their edges alone.
     """
     __tracebackhide__ = True
-    oracle = Oracle.of(graph, damping)
+    tol, oracle = require_tol(tol), Oracle.of(graph, damping)
     name = _name(function)
     new = np.asarray(permutation, np.int64)
     _require_relabelled(oracle, Oracle.of(relabelled, damping), new)
@@ -159,7 +161,7 @@ def check_error_bound(
         Inconclusive: the graph is too large for the dense solution.
     """
     __tracebackhide__ = True
-    oracle = Oracle.of(graph, damping, personalization, dangling)
+    tol, oracle = require_tol(tol), Oracle.of(graph, damping, personalization, dangling)
     if oracle.num_nodes > MAX_DENSE_NODES:
         raise Inconclusive(f"check_error_bound: {oracle.num_nodes} nodes are too many to know the true error of")
     name, result = _name(function), function(graph)
@@ -217,6 +219,13 @@ def check_transition_matrix(function: Callable[[Any], Any], graph: Any) -> None:
         details = [("out-edges", _edges_of(oracle, i, out=True))]
         first = f"{name}: entry ({j}, {i}) is {matrix[j, i]:.12g}, node {i} sends node {j} {expected[j, i]:.12g}"
         raise AssertionError(_message(first, details, oracle, None))
+
+
+def require_tol(tol: Any) -> float:
+    """``tol`` as a number of 0 or more."""
+    if isinstance(tol, bool) or not isinstance(tol, int | float | np.floating | np.integer) or not 0 <= tol < np.inf:
+        raise ValueError(f"tol must be a number of 0 or more, the L1 error that is allowed, got {tol!r}; 1e-8 is usual")
+    return float(tol)
 
 
 def _require_equal(
@@ -279,7 +288,16 @@ def _scores(name: str, result: Any, graph: Any) -> tuple[Float64, np.dtype[Any]]
         if missing:
             raise AssertionError(f"{name}: no score for node {missing[0]!r}, one of {len(missing)} without")
         result = [result[node] for node in nodes]
-    scores = _array(result)
+    try:
+        scores = _array(result)
+    except (TypeError, ValueError) as error:
+        kind = type(result).__qualname__
+        raise AssertionError(f"{name}: returned a {kind}, expected one score per node ({error})") from error
+    if scores.dtype.kind == "c":
+        if scores.imag.any():
+            node = int(np.flatnonzero(scores.imag.ravel())[0])
+            raise AssertionError(f"{name}: node {node} holds {scores.ravel()[node]:.6g}, a score is a real number")
+        scores = scores.real
     if scores.shape != (graph.num_nodes,):
         raise AssertionError(
             f"{name}: the scores have shape {scores.shape}, expected one per node, ({graph.num_nodes},)"

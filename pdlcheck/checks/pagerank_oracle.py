@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -35,35 +35,47 @@ class Oracle:
     @classmethod
     def of(cls, graph: Any, damping: float, personalization: Any = None, dangling: Any = None) -> Oracle:
         """For any ``graph`` with ``src``, ``dst``, ``num_nodes`` and ``weights`` (None: all 1)."""
-        src, dst = np.asarray(graph.src, np.int64), np.asarray(graph.dst, np.int64)
+        if isinstance(damping, bool) or not isinstance(damping, int | float | np.number) or not 0 <= damping < 1:
+            raise ValueError(f"damping must be a number in [0, 1), got {damping!r}; pass that of the function")
+        if not all(hasattr(graph, name) for name in ("src", "dst", "num_nodes", "weights")):
+            raise TypeError(
+                f"graph must have src, dst, num_nodes and weights, got a {type(graph).__qualname__}; "
+                "pdlcheck.primitives.pagerank.as_graph reads graphs of other libraries"
+            )
+        src, dst = _on_host(graph.src, np.int64), _on_host(graph.dst, np.int64)
         n = int(graph.num_nodes)
-        weights = np.ones(len(src)) if graph.weights is None else np.asarray(graph.weights, np.float64)
-        largest = np.zeros(n)
-        np.maximum.at(largest, src, weights)  # a node's weights over their largest: no sum overflows
-        weights = weights / np.where(largest > 0, largest, 1)[src]
-        teleport = np.ones(n) if personalization is None else np.asarray(personalization, np.float64)
-        landing = teleport if dangling is None else np.asarray(dangling, np.float64)
-        sums = teleport.sum() or 1.0, landing.sum() or 1.0
-        return cls(src, dst, n, weights, damping, teleport / sums[0], landing / sums[1])
+        weights = np.ones(len(src)) if graph.weights is None else _on_host(graph.weights, np.float64)
+        teleport = np.full(n, 1 / max(n, 1))
+        if personalization is not None:
+            teleport = _distribution("personalization", personalization, n)
+        landing = teleport if dangling is None else _distribution("dangling", dangling, n)
+        return cls(src, dst, n, weights, damping, teleport, landing)
+
+    @cached_property
+    def scaled(self) -> Float64:
+        """The weights, each over the largest of its source: no sum overflows, and no score is another."""
+        largest = np.zeros(self.num_nodes)
+        np.maximum.at(largest, self.src, self.weights)
+        return np.asarray(self.weights / np.where(largest > 0, largest, 1)[self.src], np.float64)
 
     @property
     def out(self) -> Float64:
-        """Out-weight per node."""
-        return np.asarray(np.bincount(self.src, self.weights, self.num_nodes), np.float64)
+        """Out-weight per node, of the scaled weights."""
+        return np.asarray(np.bincount(self.src, self.scaled, self.num_nodes), np.float64)
 
     def step(self, scores: Float64) -> Float64:
         """One serial round from ``scores``."""
         out = self.out
         shares = np.divide(scores, out, out=np.zeros(self.num_nodes), where=out > 0)
         # of no edges numpy makes integers
-        arrived = np.bincount(self.dst, self.weights * shares[self.src], self.num_nodes).astype(np.float64)
+        arrived = np.bincount(self.dst, self.scaled * shares[self.src], self.num_nodes).astype(np.float64)
         arrived += scores[out == 0].sum() * self.landing
         return np.asarray((1 - self.damping) * self.teleport + self.damping * arrived, np.float64)
 
     def matrix(self) -> Float64:
         """P, dense: column i is how node i shares out its rank, 0 where it is dangling."""
         dense = np.zeros((self.num_nodes, self.num_nodes))
-        np.add.at(dense, (self.dst, self.src), self.weights)
+        np.add.at(dense, (self.dst, self.src), self.scaled)
         out = dense.sum(axis=0)
         return np.asarray(np.divide(dense, out, out=np.zeros_like(dense), where=out > 0), np.float64)
 
@@ -91,6 +103,27 @@ class Oracle:
         return eps * terms / (1 - self.damping)
 
 
+def _on_host(values: Any, dtype: Any) -> NDArray[Any]:
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype)
+
+
+def _distribution(name: str, values: Any, num_nodes: int) -> Float64:
+    """``values`` scaled to sum 1."""
+    try:
+        vector = _on_host(values, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be one number per node, got a {type(values).__qualname__} ({error})") from error
+    if vector.shape != (num_nodes,):
+        raise ValueError(f"{name} must be one number per node, shape ({num_nodes},), got shape {vector.shape}")
+    bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0)))
+    if bad.size:
+        raise ValueError(f"{name} holds {vector[bad[0]]} at {bad[0]}; every value must be finite and not negative")
+    if num_nodes and not vector.any():
+        raise ValueError(f"{name} is 0 everywhere; give at least one node a positive value, or pass None")
+    scaled = vector / vector.max(initial=0) if num_nodes else vector  # no sum overflows
+    return np.asarray(scaled / (scaled.sum() or 1.0), np.float64)
+
+
 def _solve(oracle: Oracle, matrix: Float64, dangling: NDArray[np.bool_] | None = None) -> Float64:
     """The scores for another matrix, and perhaps other nodes whose rank lands as that of dangling ones."""
     system = -oracle.damping * matrix
@@ -106,13 +139,13 @@ def likely_cause(oracle: Oracle, found: Float64, expected: Float64, tol: float) 
     total, n = float(found.sum()), oracle.num_nodes
     if total > 1e6 * n:
         return "the sum grows round by round: not divided by the out-weight, or dangling mass not divided by n"
-    if n > MAX_DENSE_NODES:
-        return _mass_cause(total, tol)
     close = max(tol, 1e-9 * max(1.0, abs(total)))
 
     def same(scores: Float64) -> bool:
         return bool(np.abs(scores - found).sum() <= close < np.abs(scores - expected).sum())
 
+    if n > MAX_DENSE_NODES:
+        return _mass_cause(total, tol) or _early_cause(oracle, same) or _damping_cause(oracle, found, close)
     causes = dict.fromkeys(cause for cause, scores in _mistakes(oracle) if same(scores))
     if causes:
         return f"{', or '.join(list(causes)[:3])}: the scores are exactly those"
@@ -120,11 +153,13 @@ def likely_cause(oracle: Oracle, found: Float64, expected: Float64, tol: float) 
         return f"every score is num_nodes={n} times the right one: ranks start at 1 and teleport adds 1 - d"
     if total > 0 and same(expected * total):
         return f"every score is {total:.6g} times the right one: the scores are not normalised to sum 1"
-    current = np.full(n, 1 / n)
-    for k in range(60):
-        if same(current):
-            return f"stopped too early: these are the scores after {k} rounds from the uniform vector"
-        current = oracle.step(current)
+    if early := _early_cause(oracle, same):
+        return early
+    if other := _damping_cause(oracle, found, close):
+        return other
+    for what, kept in (("first", slice(1, None)), ("last", slice(-1))):
+        if same(replace(oracle, src=oracle.src[kept], dst=oracle.dst[kept], weights=oracle.weights[kept]).solve()):
+            return f"the {what} edge is left out: the scores are exactly those"
     fed = np.bincount(oracle.dst, minlength=n) > 0
     if not fed.all() and not (oracle.out == 0).any():
         base = float(found[~fed].max())
@@ -136,6 +171,24 @@ def likely_cause(oracle: Oracle, found: Float64, expected: Float64, tol: float) 
     if np.abs(oracle.step(found) - found).sum() > close:
         return "not a fixed point: stopped too early, or the transition matrix is another one"
     return None
+
+
+def _early_cause(oracle: Oracle, same: Callable[[Float64], bool]) -> str | None:
+    current = np.full(oracle.num_nodes, 1 / max(oracle.num_nodes, 1))
+    for k in range(60):
+        if same(current):
+            return f"stopped too early: these are the scores after {k} rounds from the uniform vector"
+        current = oracle.step(current)
+    return None
+
+
+def _damping_cause(oracle: Oracle, found: Float64, close: float) -> str | None:
+    """The d for which ``found - v`` is ``d (P found + m w - v)``, if there is one."""
+    moved, left = replace(oracle, damping=1.0).step(found) - oracle.teleport, found - oracle.teleport
+    used = float(moved @ left) / (float(moved @ moved) or 1.0)
+    if not 0 <= used < 1 or abs(used - oracle.damping) < 1e-6 or np.abs(left - used * moved).sum() > close:
+        return None
+    return f"damping {used:.6g}, not {oracle.damping:g}: the scores are exactly those"
 
 
 def _mass_cause(total: float, close: float) -> str | None:
@@ -150,17 +203,20 @@ def _mistakes(oracle: Oracle) -> Iterator[tuple[str, Float64]]:
     """Mistakes by name, each with the scores that it leads to."""
     for cause, make in _known_mistakes(oracle):
         try:
-            yield cause, make()
+            with np.errstate(all="ignore"):  # raw weights can overflow where scaled ones do not
+                scores = make()
+            yield cause, scores
         except np.linalg.LinAlgError:
             continue  # this mistake has no fixed point on this graph
 
 
 def _known_mistakes(oracle: Oracle) -> Iterator[tuple[str, Callable[[], Float64]]]:
     src, dst, weights, n = oracle.src, oracle.dst, oracle.weights, oracle.num_nodes
-    right, out, nobody = oracle.matrix(), oracle.out, np.zeros(n, np.bool_)
-    adjacency = right * out  # [j, i]: weight of the edges i -> j
-    counts = np.zeros((n, n))
+    right, nobody = oracle.matrix(), np.zeros(n, np.bool_)
+    adjacency, counts = np.zeros((n, n)), np.zeros((n, n))  # [j, i]: weight of the edges i -> j, and how many
+    np.add.at(adjacency, (dst, src), weights)
     np.add.at(counts, (dst, src), 1.0)
+    out = adjacency.sum(axis=0)
     pairs = np.minimum(counts, 1)
     in_weight = adjacency.sum(axis=1)
 
@@ -177,6 +233,7 @@ def _known_mistakes(oracle: Oracle) -> Iterator[tuple[str, Callable[[], Float64]
 
     yield "dangling mass dropped", solve(right, dangling=nobody)
     yield "dangling nodes keep their mass", solve(right + np.diag((out == 0).astype(float)), dangling=nobody)
+    yield "dangling mass dropped, the scores scaled to sum 1 every round", partial(_scaled_every_round, oracle, right)
     yield "matrix transposed, the ranks of the reversed graph", replace(oracle, src=dst, dst=src).solve
     yield "transition matrix transposed, its rows sum to 1", solve(right.T)
     yield "adjacency transposed, but not the out-degrees", solve(adjacency.T, out)
@@ -203,6 +260,10 @@ def _known_mistakes(oracle: Oracle) -> Iterator[tuple[str, Callable[[], Float64]
     )
     there, back = np.concatenate([src, dst]), np.concatenate([dst, src])
     yield "edges taken as undirected", replace(oracle, src=there, dst=back, weights=np.tile(weights, 2)).solve
+    proper = src != dst
+    there, back = np.concatenate([src, dst[proper]]), np.concatenate([dst, src[proper]])
+    both = np.concatenate([weights, weights[proper]])
+    yield "edges taken as undirected", replace(oracle, src=there, dst=back, weights=both).solve
     yield "damping taken for 1 - damping", replace(oracle, damping=1 - oracle.damping).solve
     uniform = np.full(n, 1 / max(n, 1))
     yield "personalization ignored", replace(oracle, teleport=uniform).solve
@@ -215,6 +276,16 @@ def _known_mistakes(oracle: Oracle) -> Iterator[tuple[str, Callable[[], Float64]
         "dangling mass follows the teleport vector, not its own",
         replace(oracle, landing=oracle.teleport).solve,
     )
+    exchanged = replace(oracle, teleport=oracle.landing, landing=oracle.teleport)
+    yield "personalization and dangling vector exchanged", exchanged.solve
+
+
+def _scaled_every_round(oracle: Oracle, matrix: Float64) -> Float64:
+    scores = np.full(oracle.num_nodes, 1 / max(oracle.num_nodes, 1))
+    for _ in range(60 if oracle.num_nodes > 1000 else 400):
+        scores = (1 - oracle.damping) * oracle.teleport + oracle.damping * (matrix @ scores)
+        scores /= scores.sum() or 1.0
+    return scores
 
 
 def _last_of_repeated(src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pdlcheck.checks.message import failure
-from pdlcheck.checks.pagerank import check_error_bound
+from pdlcheck.checks.pagerank import check_error_bound, require_tol
 from pdlcheck.checks.pagerank_oracle import MAX_DENSE_NODES, Oracle
 from pdlcheck.checks.pagerank_rank_causes import Rounds, solution_cause
 from pdlcheck.checks.pagerank_shards import Shards, whole
@@ -53,6 +53,8 @@ def check_pagerank_over_ranks(
         Inconclusive: the graph is too large for the dense solution.
     """
     __tracebackhide__ = True
+    if tol is not None:
+        tol = require_tol(tol)
     run = Shards.of(
         function, parts, world, Oracle.of(whole(parts), damping, personalization, dangling), damping=damping
     )
@@ -139,7 +141,7 @@ def check_halo_bytes(
     world_size = len(parts)
     cut: dict[tuple[int, int], int] = {}
     found: dict[int, int] = {}
-    live = oracle.weights > 0
+    live = oracle.scaled > 0
     src, dst = oracle.src[live], oracle.dst[live]
     for one in range(world_size):
         for other in range(world_size):

@@ -19,6 +19,7 @@ from pdlcheck.checks.pagerank import (
     check_pagerank_relabelling,
     check_transition_matrix,
 )
+from pdlcheck.checks.pagerank_oracle import Oracle
 from pdlcheck.errors import Inconclusive
 
 D = 0.85
@@ -247,6 +248,117 @@ def test_drawn_graphs_reveal(bug):
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     assert find(graphs(max_nodes=6, max_edges=10), fails, settings=quick).num_nodes <= 3
+
+
+def either_way(graph, loops_once):
+    """The graph with every edge both ways."""
+    back = graph.src != graph.dst if loops_once else slice(None)
+    src, dst = np.r_[graph.src, graph.dst[back]], np.r_[graph.dst, graph.src[back]]
+    return Edges(src, dst, graph.num_nodes, np.r_[graph.weights, graph.weights[back]])
+
+
+def scaled_every_round(graph):
+    oracle, scores = Oracle.of(graph, D), np.full(graph.num_nodes, 1 / graph.num_nodes)
+    for _ in range(400):
+        scores = (1 - D) * oracle.teleport + D * oracle.matrix() @ scores
+        scores /= scores.sum()
+    return scores
+
+
+def shares_of_sums(graph, *, raw_sum, raw_degree):
+    """Weights are counted in one of the two only; no mass of dangling nodes, of which there are none."""
+    ones = np.ones(len(graph.src))
+    dense = np.zeros((graph.num_nodes, graph.num_nodes))
+    np.add.at(dense, (graph.dst, graph.src), graph.weights if raw_sum else ones)
+    return power(dense / np.bincount(graph.src, graph.weights if raw_degree else ones, graph.num_nodes))
+
+
+MISTAKES_WITH_WEIGHTS = {
+    "matrix transposed, the ranks of the reversed graph": partial(twin, transposed=True),
+    "edges taken as undirected": lambda g: twin(either_way(g, False)),
+    "edges taken as undirected: the scores are exactly": lambda g: twin(either_way(g, True)),
+    "self-loops left out: the scores are exactly": partial(twin, self_loops="dropped"),
+    "edge weights ignored: the scores are exactly": partial(twin, weighted=False),
+    "ignored in the sum, but counted in the out-weight": partial(shares_of_sums, raw_sum=False, raw_degree=True),
+    "ignored in the out-weight, but counted in the sum": partial(shares_of_sums, raw_sum=True, raw_degree=False),
+    "damping 0.9, not 0.85: the scores are exactly": partial(twin, damping=0.9),
+    "the first edge is left out": lambda g: twin(Edges(g.src[1:], g.dst[1:], g.num_nodes, g.weights[1:])),
+    "the last edge is left out": lambda g: twin(Edges(g.src[:-1], g.dst[:-1], g.num_nodes, g.weights[:-1])),
+}
+
+
+@pytest.mark.parametrize("cause", MISTAKES_WITH_WEIGHTS)
+@pytest.mark.parametrize("unit", [1.0, 7.5])
+def test_a_mistake_is_named_whatever_the_unit_of_the_weights(cause, unit):
+    rng = np.random.default_rng(0)
+    src = np.r_[3, np.tile(np.arange(8), 3), 5]
+    dst = np.r_[4, rng.integers(0, 8, 22), 5, 6, 1]
+    graph = Edges(src, dst, 8, unit * rng.uniform(1, 9, len(src)))
+    check_pagerank(twin, graph, tol=1e-12)
+    with pytest.raises(AssertionError, match=cause), np.errstate(all="ignore"):
+        check_pagerank(MISTAKES_WITH_WEIGHTS[cause], graph)
+
+
+def test_scores_that_are_scaled_every_round_are_named():
+    check_pagerank(twin, DANGLING)
+    with pytest.raises(AssertionError, match="dangling mass dropped, the scores scaled to sum 1 every round"):
+        check_pagerank(scaled_every_round, DANGLING)
+
+
+def test_mistakes_on_large_graphs_are_named():
+    rng = np.random.default_rng(0)
+    graph = edges(rng.integers(0, 5000, 30_000), rng.integers(0, 5000, 30_000), 5000)
+    check_pagerank(twin, graph)
+    for broken, cause in (({"damping": 0.8}, "damping 0.8, not 0.85"), ({"rounds": 6}, "scores after 6 rounds")):
+        with pytest.raises(AssertionError, match=cause):
+            check_pagerank(partial(twin, **broken), graph)
+
+
+@pytest.mark.parametrize("value", [1e308, 5e-324])
+@pytest.mark.parametrize("vector", ["personalization", "dangling"])
+def test_vectors_of_any_magnitude_are_accepted(vector, value):
+    check_pagerank(twin, DANGLING, **{vector: np.full(3, value)})  # uniform, as the twin has it
+    with pytest.raises(AssertionError, match=r"ignored|not its own|spread uniformly"):
+        check_pagerank(twin, DANGLING, **{vector: [value, 0, 0]})
+
+
+@pytest.mark.parametrize("vector", ["personalization", "dangling"])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([0, 0, 0], "is 0 everywhere"),
+        ([1, -1, 1], "holds -1.0 at 1"),
+        ([1, 1, np.nan], "holds nan at 2"),
+        ([1, 1], r"shape \(3,\), got shape \(2,\)"),
+        ({0: 1}, "one number per node, got a dict"),
+    ],
+)
+def test_a_vector_that_is_none_is_refused_and_no_function_blamed(vector, values, message):
+    with pytest.raises(ValueError, match=f"^{vector} .*{message}"):
+        check_pagerank(twin, DANGLING, **{vector: values})
+
+
+@pytest.mark.parametrize("wrong", [{"damping": 1}, {"damping": np.nan}, {"tol": -1}, {"tol": np.nan}, {"tol": "1e-8"}])
+def test_a_wrong_number_is_refused_and_no_function_blamed(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"^{name} must be a number"):
+        check_pagerank(twin, PLAIN, **wrong)
+
+
+def test_a_graph_of_another_library_is_refused_with_what_reads_it():
+    with pytest.raises(TypeError, match=r"^graph must have src, dst, num_nodes and weights, got a DiGraph; .*as_graph"):
+        check_pagerank(twin, nx.DiGraph([(0, 1)]))
+
+
+def test_complex_scores_are_right_only_where_they_are_real():
+    check_pagerank(lambda g: twin(g) + 0j, PLAIN)  # as numpy.linalg.eig returns them
+    with pytest.raises(AssertionError, match=r"node 2 holds .*j, a score is a real number"):
+        check_pagerank(lambda g: twin(g) + np.array([0, 0, 1j, 0]), PLAIN)
+
+
+def test_scores_with_something_beside_them_are_rejected():
+    with pytest.raises(AssertionError, match="returned a tuple, expected one score per node"):
+        check_pagerank(lambda g: (twin(g), 40), PLAIN)
 
 
 def test_the_message_names_the_node_its_in_edges_the_sum_and_the_case():
