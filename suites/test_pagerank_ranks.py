@@ -199,6 +199,18 @@ def test_more_nodes_than_buckets_are_all_ranked(subject, world):
 # ---- bad input
 
 
+class OutOfMemory:
+    @property
+    def edge_index(self):
+        raise MemoryError("no room for the rows")
+
+
+class Failing:
+    @property
+    def edge_index(self):
+        raise KeyError("edge_index")
+
+
 BAD = {
     "an id beyond num_nodes": (
         {"graph": ([0], [7]), "num_nodes": 3},
@@ -221,6 +233,13 @@ BAD = {
     "a short start": ({"start": [1, 1]}, r"start must be one number per node, shape \(3,\), .* \(on rank 1\)"),
     "no dangling mass lands": ({"dangling": [0, 0, 0]}, r"dangling is 0 everywhere; .* \(on rank 1\)"),
     "ids that are no integers": ({"graph": ([0.5], [1])}, r"src must hold integers, got dtype float64; .* \(on rank 1"),
+    "a tensor without numbers": (
+        {"graph": torch.empty(2, 3, dtype=torch.int64, device="meta")},
+        r"NotImplementedError: Cannot copy out of meta tensor; .* \(on rank 1\)",
+    ),
+    "a library that is out of memory": ({"graph": OutOfMemory()}, r"^no room for the rows \(on rank 1\)"),
+    "an attribute that fails": ({"graph": Failing()}, r"KeyError: 'edge_index' \(on rank 1\)"),
+    "more nodes than ids": ({"num_nodes": 2**63 + 1}, r"num_nodes must be at most 2\*\*63, .* \(on rank 1\)"),
     "no graph at all": ({"graph": "edges.txt"}, r"graph: cannot read a builtins.str; .* \(on rank 1\)"),
 }
 
@@ -230,7 +249,7 @@ BAD = {
 def test_what_one_rank_was_given_wrong_is_the_same_error_on_all(subject, rank, case):
     arguments, message = BAD[case]
     given = {"graph": ([0, 1], [1, 2]), "num_nodes": 3, **(arguments if rank == 1 else {})}
-    with pytest.raises((TypeError, ValueError), match=message) as caught:
+    with pytest.raises((TypeError, ValueError, MemoryError, RuntimeError), match=message) as caught:
         subject(**given)
     everyone = [None] * 3
     dist.all_gather_object(everyone, str(caught.value))
@@ -411,3 +430,10 @@ def test_no_range_is_heavier_than_its_share_and_one_node(load, parts):
     assert cuts[-1] == len(load)
     heaviest = max(sum(load[first:last]) for first, last in pairwise(cuts))
     assert heaviest <= sum(load) / parts + max(load, default=0)
+
+
+@pytest.mark.parametrize("largest", [2**40, 2**56, 2**61, 2**62, 2**63 - 1])
+@pytest.mark.world_size(3)
+def test_an_id_that_no_memory_has_room_for_is_refused_on_every_rank(subject, rank, largest):
+    with pytest.raises(MemoryError, match=rf"pagerank_over_ranks of {largest + 1} nodes .*needs \d+\.\d GiB"):
+        subject(([largest], [0]) if rank == 1 else ([0], [1]))

@@ -29,6 +29,7 @@ BAD_GRAPHS = {
     ),
     "lengths": (lambda: Graph.from_edges([0, 1], [1]), "got lengths 2 and 1; make them equally long"),
     "matrix of ids": (lambda: Graph.from_edges([[0, 1]], [[1, 0]]), "src must be one-dimensional"),
+    "more nodes than ids": (lambda: Graph.from_edges([], [], 2**63 + 1), r"num_nodes must be at most 2\*\*63, ids"),
     "num_nodes": (lambda: Graph.from_edges([], [], -1), "num_nodes must be 0 or more, got -1"),
     "names": (lambda: Graph(np.array([0]), np.array([1]), 2, names=("a", "a")), "2 distinct names"),
     "rectangular": (lambda: Graph.from_scipy(sp.coo_array((2, 3))), r"must be square, got shape \(2, 3\)"),
@@ -148,6 +149,11 @@ def test_a_version_refuses_bad_iterations_dtypes_and_missing_devices(subject, ve
         subject(TRIANGLE, iterations=0)
     with pytest.raises(ValueError, match=r"dtype must be torch.float32 or torch.float64, got torch.float16"):
         subject(TRIANGLE, dtype=torch.float16)
+    for device in ("gpu", 1.5, "cuda:x"):
+        with pytest.raises(ValueError, match=rf"device must be 'cpu', 'cuda' or another .*, got {device!r}"):
+            subject(TRIANGLE, device=device)
+    with pytest.raises(ValueError, match="device is 'meta', whose tensors hold no numbers; use device='cpu'"):
+        subject(TRIANGLE, device="meta")
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="device is 'cuda', but torch sees no CUDA device; use device='cpu'"):
             subject(TRIANGLE, device="cuda")

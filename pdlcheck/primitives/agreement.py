@@ -39,8 +39,9 @@ def exchange(value: T, error: Exception | None, group: dist.ProcessGroup | None)
 
     Args:
         value: can be pickled.
-        error: what is wrong on this rank. pdlcheck's own arrive as they are, TypeError and ValueError with their text,
-            others, which may not survive the way to another process, as a RuntimeError that names their kind.
+        error: what is wrong on this rank. pdlcheck's own arrive as they are, TypeError, ValueError and MemoryError
+            with their text, others, which may not survive the way to another process, as a RuntimeError that names
+            their kind.
         group: ``None`` is this process alone, which sends nothing.
     """
     mine = value, None if error is None else _able_to_travel(error)
@@ -55,7 +56,7 @@ def exchange(value: T, error: Exception | None, group: dist.ProcessGroup | None)
 def _able_to_travel(error: Exception) -> Exception:
     if isinstance(error, PdlcheckError):
         return error
-    for kind in (TypeError, ValueError):
+    for kind in (TypeError, ValueError, MemoryError):
         if isinstance(error, kind):  # also where it is a subclass, whose arguments may be others
             return kind(str(error))
     return RuntimeError(str(error) if type(error) is RuntimeError else f"{type(error).__name__}: {error}")
@@ -68,11 +69,13 @@ def require_agreement(caller: str, who: Members, facts: Callable[[], Mapping[str
         caller: whom an error names.
         who: the ranks that take part; each of them must call.
         facts: checks this rank's arguments, raising ValueError or TypeError, and returns by name what must be the
-            same on every rank; the values can be pickled and compared.
+            same on every rank; the values can be pickled and compared. Whatever else it raises, as where a library
+            cannot read an argument or memory runs out, the other ranks learn of it too and do not wait.
 
     Raises:
         TypeError, ValueError: on every rank the same, that of the first rank that raised; ValueError naming the first
             fact that two ranks have differently, and both values.
+        MemoryError, RuntimeError: on every rank the same, where a rank raised something else.
 
     Example:
         >>> from pdlcheck.primitives.arguments import members
@@ -88,12 +91,12 @@ def require_agreement(caller: str, who: Members, facts: Callable[[], Mapping[str
     problem: Exception | None = None
     try:
         mine = dict(facts())
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         problem = error
     found = exchange(mine, problem, who.group)
     if found.first_error is not None:
         where = f" (on rank {who.at(min(found.errors))})" if len(found.errors) < who.world_size else ""
-        raise type(found.first_error)(f"{found.first_error}{where}")
+        raise type(found.first_error)(f"{found.first_error}{where}") from problem
     first = found.values[0]
     for place, theirs in enumerate(found.values):
         for name, value in first.items():

@@ -35,7 +35,12 @@ def require_device(device: torch.device | str, dtype: torch.dtype) -> torch.devi
     """``device`` as a torch.device that this machine has, for scores of float32 or float64."""
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
-    found = torch.device(device)
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be 'cpu', 'cuda' or another of this machine, got {device!r}") from error
+    if found.type == "meta":
+        raise ValueError(f"device is {str(device)!r}, whose tensors hold no numbers; use device='cpu'")
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {str(device)!r}, but torch sees no CUDA device; use device='cpu'")
     return found

@@ -74,6 +74,8 @@ class Graph:
             raise TypeError(f"num_nodes must be an int, got {self.num_nodes!r}")
         if self.num_nodes < 0:
             raise ValueError(f"num_nodes must be 0 or more, got {self.num_nodes}")
+        if self.num_nodes > 2**63:
+            raise ValueError(f"num_nodes must be at most 2**63, ids are int64, got {self.num_nodes}; number from 0")
         object.__setattr__(self, "num_nodes", int(self.num_nodes))
         for name in ("src", "dst"):
             object.__setattr__(self, name, _checked_ids(name, getattr(self, name), self.num_nodes))

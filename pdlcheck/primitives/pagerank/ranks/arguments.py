@@ -16,10 +16,12 @@ from pdlcheck.primitives.arguments import Members, wire_device
 from pdlcheck.primitives.pagerank.arguments import distribution, require_damping, require_iterations
 from pdlcheck.primitives.pagerank.formats import as_graph
 from pdlcheck.primitives.pagerank.graph import NARROW, Float64, Graph, Ids
+from pdlcheck.primitives.pagerank.memory import rank_nbytes
 
 __all__ = ["Edges", "agree_on_edges", "agree_on_numbers", "agree_on_vectors"]
 
 CALLER = "pagerank_over_ranks"
+ENDLESS = 1 << 56  # nodes, whose loads still add up in int64; no machines have the memory for as many
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,12 @@ def agree_on_edges(graph: Any, num_nodes: int | None, replicated: bool, who: Mem
     if replicated:
         bounds = found.num_edges * np.arange(who.world_size + 1) // who.world_size
         mine = slice(int(bounds[who.rank]), int(bounds[who.rank + 1]))
-    size, weighted = _largest([found.num_nodes, found.weights is not None], who)
+    last, weighted = _largest([found.num_nodes - 1, found.weights is not None], who)  # 2**63 nodes have ids of int64
+    size = last + 1
+    if size > ENDLESS:
+        needed = rank_nbytes(size, size, 0, 0) / 2**30
+        cure = "number the nodes from 0 without large gaps"
+        raise MemoryError(f"{CALLER} of {size} nodes needs {needed:.1f} GiB on all ranks together; {cure}")
     weights = None
     if weighted:
         weights = np.ones(found.num_edges) if found.weights is None else found.weights
