@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -273,6 +275,29 @@ def test_a_wrong_line_far_into_a_file_is_named(subject, tmp_path, long_text):
     path.write_text(long_text[1] + "1 x\n" + "7 7\n" * 1000)
     with pytest.raises(ValueError, match=rf"edges.tsv:{EDGES + 2}: this is not a number; .* the line is '1 x'"):
         subject(path)
+
+
+UNREADABLE = {
+    "gzip": (gzip.compress, "is gzipped, .*; give it a name that ends in .gz"),
+    "bzip2": (bz2.compress, "is packed by bzip2, .*; unpack it with bunzip2"),
+    "xz": (lzma.compress, "is packed by xz, .*; unpack it with unxz"),
+    "UTF-16": (lambda text: text.decode().encode("utf-16"), "is text in UTF-16, .*; convert it to UTF-8 with iconv"),
+    "zip": (lambda text: b"PK\x03\x04" + text, "is a zip archive, .*; unpack it with unzip"),
+    "parquet": (lambda text: b"PAR1" + text, "is Parquet, .*; give it a name that ends in .parquet"),
+}
+
+
+@pytest.mark.verifies("read_edges")
+@pytest.mark.parametrize("kind", UNREADABLE)
+@pytest.mark.parametrize("name", ["e.txt", "e.bz2", "edges"])
+def test_a_packed_file_is_refused_as_such_and_not_for_its_first_line(subject, tmp_path, kind, name):
+    pack, message = UNREADABLE[kind]
+    path = tmp_path / name
+    path.write_bytes(pack(b"0 1\n1 0\n"))
+    with pytest.raises(ValueError, match=f"{name} {message}"):
+        subject(path)
+    path.write_bytes(b"0 1\n1 0\n")
+    assert subject(path).num_edges == 2
 
 
 @pytest.mark.verifies("read_edges")

@@ -24,6 +24,16 @@ BLOCK_NBYTES = 4 << 20
 THREADS = 2
 SHOWN = 60  # characters of a wrong line
 USUAL_WEIGHT = 32  # characters, at most
+PACKED = {  # what a file that is no text begins with: what it is, and what makes it one that can be read
+    b"\x1f\x8b": ("gzipped", "give it a name that ends in .gz"),
+    b"BZh": ("packed by bzip2", "unpack it with bunzip2"),
+    b"\xfd7zXZ\x00": ("packed by xz", "unpack it with unxz"),
+    b"\x28\xb5\x2f\xfd": ("packed by zstd", "unpack it with unzstd"),
+    b"PK\x03\x04": ("a zip archive", "unpack it with unzip, or give arrays of numpy a name that ends in .npz"),
+    b"PAR1": ("Parquet", "give it a name that ends in .parquet"),
+    b"\xff\xfe": ("text in UTF-16", "convert it to UTF-8 with iconv"),
+    b"\xfe\xff": ("text in UTF-16", "convert it to UTF-8 with iconv"),
+}
 FIELD = re.compile(rb"[^\s,]+")
 
 
@@ -90,6 +100,9 @@ def _blocks(path: Path, raw: IO[bytes]) -> Iterator[bytes]:
             raise ValueError(f"{path} cannot be unpacked: {error}; it may be truncated, get it again") from error
         if first:
             first, piece = False, piece.removeprefix(b"\xef\xbb\xbf")
+            for begin, (what, cure) in PACKED.items():
+                if stream is raw and piece.startswith(begin):
+                    raise ValueError(f"{path} is {what}, the suffix of its name stands for text; {cure}")
             if piece.startswith(b"%%MatrixMarket"):
                 raise ValueError(f"{path}:1: a Matrix Market file has a line of sizes; read it with scipy.io.mmread")
         if not piece:
