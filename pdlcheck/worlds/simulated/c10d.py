@@ -23,6 +23,7 @@ from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.simulated.backward import Engine
 from pdlcheck.worlds.simulated.eager import ranks_do_not_compile
 from pdlcheck.worlds.simulated.groups import BACKEND, install
+from pdlcheck.worlds.simulated.profiled import one_profile_at_a_time
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank, running_rank
 from pdlcheck.worlds.simulated.threads import follow_threads, rank_behind
 from pdlcheck.worlds.watch import WatchedGroup
@@ -139,6 +140,7 @@ def _install() -> None:
         c10d._world.__class__ = _RankLocalWorld
         install()
         follow_threads(current_rank)
+        one_profile_at_a_time()
         torch._C.Future.wait = _wait_for_future  # type: ignore[method-assign]
         torch.autograd.Variable._execution_engine = Engine()
         for name in ("numpy", "tolist"):

@@ -1,7 +1,8 @@
 """What belongs to a rank although torch and Python keep it for the whole process.
 
 Swapped at every switch: the random streams of torch, numpy and Python, the default dtype, the launcher's
-environment variables, where warnings and text go (:mod:`pdlcheck.worlds.simulated.diverted`). Grad mode, autocast,
+environment variables, where warnings and text go (:mod:`pdlcheck.worlds.simulated.diverted`), what context managers and
+global hooks of torch have set (:mod:`pdlcheck.worlds.simulated.torchs_own`). Grad mode, autocast,
 inference mode and the default device are per thread in torch already. The streams of devices stay the controller's,
 also where a rank calls ``torch.manual_seed``: it computes on the CPU.
 
@@ -34,7 +35,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from pdlcheck.worlds.simulated import diverted
+from pdlcheck.worlds.simulated import diverted, torchs_own
 from pdlcheck.worlds.simulated.normals import kept_normal, set_kept_normal
 from pdlcheck.worlds.simulated.streams import python_stream, set_python_stream
 
@@ -103,6 +104,7 @@ class RankState:
         torch.set_num_threads(1)  # of this thread alone
         self._set_environment()
         diverted.begin(self._kept)
+        self._began = torchs_own.begin()
         self._python = python_stream()
         if observer is not None:
             observer.arrive(self._rank)
@@ -118,6 +120,8 @@ class RankState:
         self._normal = kept_normal()
         self._dtype = torch.get_default_dtype()
         self._diverted = diverted.present()
+        self._torchs_own = torchs_own.present()
+        torchs_own.put_back()
 
     def restore(self) -> None:
         """The rank has its turn again."""
@@ -129,6 +133,7 @@ class RankState:
             torch.set_default_dtype(self._dtype)
         self._set_environment()
         diverted.put_back(self._diverted)
+        torchs_own.put_back(self._torchs_own)
         if observer is not None:
             observer.arrive(self._rank)
         for own in self.own:
@@ -139,6 +144,7 @@ class RankState:
         for own in reversed(self.own):
             own.leave()
         self._kept = diverted.end()
+        torchs_own.end(self._began)
 
     def _set_environment(self) -> None:
         for name, value in self._environment.items():
@@ -154,7 +160,7 @@ def isolated_controller() -> Iterator[None]:
     dtype, hook = torch.get_default_dtype(), sys.excepthook
     environment = {name: os.environ.get(name) for name in _RANK_VARIABLES}
     try:
-        with diverted.controllers():
+        with diverted.controllers(), torchs_own.controllers():
             yield
     finally:
         if observer is not None:

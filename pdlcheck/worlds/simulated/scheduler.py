@@ -18,7 +18,7 @@ from pdlcheck.worlds.simulated.core import never_preempt, on_one_core
 from pdlcheck.worlds.simulated.device_guard import outlives_ranks
 from pdlcheck.worlds.simulated.isolation import RankState, isolated_controller
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
-from pdlcheck.worlds.simulated.threads import raise_in, rank_behind
+from pdlcheck.worlds.simulated.threads import raise_in, rank_behind, started_at
 from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.watch import end_at_user_line, user_line
 
@@ -365,8 +365,8 @@ def running_rank() -> RankThread:
     rank = rank_behind()
     error = Unsupported(
         f"a thread that {'simulated code' if rank is None else f'rank {rank.rank}'} started communicates, at "
-        f"{user_line()}; a simulated rank is one thread: communicate in the rank itself, or test this on processes, "
-        "with --world gloo"
+        f"{user_line() or started_at()}; a simulated rank is one thread: communicate in the rank itself, or test this "
+        "on processes, with --world gloo"
     )
     if rank is not None:
         rank.network.scheduler.refuse(error)

@@ -12,9 +12,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-__all__ = ["follow_threads", "raise_in", "rank_behind"]
+from pdlcheck.worlds.watch import user_line
+
+__all__ = ["follow_threads", "raise_in", "rank_behind", "started_at"]
 
 _NAME = "_simulated_rank"
+_LINE = "_started_at"
 _start = threading.Thread.start
 
 
@@ -26,6 +29,7 @@ def follow_threads(current_rank: Callable[[], Any]) -> None:
         rank = current_rank() or rank_behind()
         if rank is not None:
             setattr(self, _NAME, rank)
+            setattr(self, _LINE, user_line() or started_at())
         _start(self)
 
     threading.Thread.start = start  # type: ignore[method-assign]
@@ -34,6 +38,11 @@ def follow_threads(current_rank: Callable[[], Any]) -> None:
 def rank_behind() -> Any:
     """The simulated rank that has started this thread, itself or through other threads; None for the rank's own."""
     return getattr(threading.current_thread(), _NAME, None)
+
+
+def started_at() -> str:
+    """The user's line that has started this thread, itself or through other threads."""
+    return getattr(threading.current_thread(), _LINE, "")
 
 
 def raise_in(thread: threading.Thread, error: type[BaseException]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import contextlib
 import importlib.util
 import os
@@ -39,6 +40,7 @@ _INTERNAL = (
     os.path.dirname(clock.__file__) + os.sep,
     "<frozen",
     threading.__file__,  # below the first function of a thread
+    concurrent.futures.thread.__file__,
     "<eval_with_key>",  # what torch.compile has made
     os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(tempfile.gettempdir(), "torchinductor_"),
     *WRAPPERS,

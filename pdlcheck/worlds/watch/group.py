@@ -46,6 +46,7 @@ class _DtypeNames(dict[torch.dtype, str]):
 
 
 _dtype_names = _DtypeNames()
+_device_types: Any = dist.ProcessGroup._device_types
 _reduce_names = {kind: name for name, kind in c10d.ReduceOp.RedOpType.__members__.items()}
 
 
@@ -89,6 +90,14 @@ class WatchedGroup(dist.ProcessGroup):
     @property
     def group_name(self) -> str:
         return self._watched_name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Of the backends registered in it; without one it is for the CPU, and FSDP's state dicts and DCP ask."""
+        return _device_types.__get__(self) or [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self if device.type == "cpu" and not _device_types.__get__(self) else super()._get_backend(device)
 
     def __repr__(self) -> str:
         return f"<{self._watched_backend} group {self._watched_name} of ranks {self._members}>"

@@ -11,6 +11,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from pdlcheck.errors import Unsupported
+
 from .columns import SEMANTICS
 from .entry import WORLD_SIZE, Feature, everywhere
 from .models import batch, full, make_adam, make_model, mesh, plain, train
@@ -110,7 +112,7 @@ def resume_alone():
 
 
 NO_THREADS = {
-    "errors": dict.fromkeys(SEMANTICS, AssertionError),
+    "errors": dict.fromkeys(SEMANTICS, Unsupported),
     "why": "it saves in a thread of its own, which is no simulated rank",
 }
 

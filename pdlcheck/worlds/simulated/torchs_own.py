@@ -1,0 +1,160 @@
+"""What torch's own context managers and global hooks keep for the whole process: in force while their rank runs.
+
+``loss_parallel`` puts its operators into the table of all DTensors, ``enable_wrap`` and FSDP's profiler refuse to be
+entered twice, ``CommDebugMode`` and ``FlopCounterMode`` hear of every module's call. A rank that communicates inside
+one of them gives up its turn there. What it leaves behind when it ends is everybody's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+__all__ = ["begin", "controllers", "end", "present", "put_back"]
+
+
+class _Place(NamedTuple):
+    """An attribute, or the contents of a container that stays the same object, as handles and C++ hold on to it."""
+
+    owner: Any
+    name: str
+    contents: bool
+
+    def read(self) -> Any:
+        value = getattr(self.owner, self.name)
+        return value.copy() if self.contents else value
+
+    def is_as(self, held: Any) -> bool:
+        value = getattr(self.owner, self.name)
+        if self.contents:
+            return len(value) == len(held) and (not value or bool(value == held))
+        return value is held
+
+    def put(self, held: Any) -> None:
+        if self.contents:
+            value = getattr(self.owner, self.name)
+            value.clear()
+            value.update(held)
+        else:
+            setattr(self.owner, self.name, held)
+
+
+def _without_losses(handlers: dict[Any, Any]) -> dict[Any, Any]:
+    return {op: call for op, call in handlers.items() if not call.__module__.endswith(".parallel.loss")}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+# the module, the object in it, its attributes; what they hold outside of a context manager, given what they hold
+_Known = tuple[str, str, tuple[str, ...], Callable[[Any], Any]]
+_HOOKS: list[_Known] = [
+    (
+        "torch.nn.modules.module",
+        "",
+        (
+            "_global_backward_hooks",
+            "_global_backward_pre_hooks",
+            "_global_buffer_registration_hooks",
+            "_global_forward_hooks",
+            "_global_forward_hooks_always_called",
+            "_global_forward_hooks_with_kwargs",
+            "_global_forward_pre_hooks",
+            "_global_is_full_backward_hook",
+            "_global_module_registration_hooks",
+            "_global_parameter_registration_hooks",
+        ),
+        _same,
+    ),
+    ("torch.optim.optimizer", "", ("_global_optimizer_post_hooks", "_global_optimizer_pre_hooks"), _same),
+]
+_CONTEXTS: list[_Known] = [
+    ("torch.utils.checkpoint", "", ("_enable_checkpoint_early_stop",), _same),
+    ("torch.distributed.fsdp._debug_utils", "SimpleProfiler", ("profiling",), lambda profiled: set()),
+    ("torch.distributed.fsdp.wrap", "_ConfigAutoWrap", ("in_autowrap_context",), lambda entered: False),
+    ("torch.distributed.fsdp.wrap", "_ConfigAutoWrap", ("wrapper_cls",), lambda wrapper: None),
+    ("torch.distributed.fsdp.wrap", "_ConfigAutoWrap", ("kwargs",), lambda kwargs: {}),
+    ("torch.distributed.tensor._api", "DTensor._op_dispatcher", ("_custom_op_handlers",), _without_losses),
+]
+_ASSIGNED = frozenset({"kwargs"})  # anew by each that enters
+
+_missing = [*_HOOKS, *_CONTEXTS]  # as their modules are not imported yet: that takes seconds
+_places: list[_Place] = []
+_modules = 0  # imported when they were looked for
+_present: tuple[Any, ...] = ()
+_everybodys: tuple[Any, ...] = ()
+
+
+def _look() -> None:
+    """Find the places in modules that have come; a rank may be inside a context manager of theirs already."""
+    global _everybodys, _modules, _present
+    _modules = len(sys.modules)
+    for known in _missing[:]:
+        module, path, names, at_rest = known
+        owner: Any = sys.modules.get(module)
+        if owner is None or getattr(getattr(owner, "__spec__", None), "_initializing", False):
+            continue
+        _missing.remove(known)
+        for part in filter(None, path.split(".")):
+            owner = getattr(owner, part, None)
+        for name in names:
+            if hasattr(owner, name):  # else this torch keeps nothing there
+                contents = isinstance(getattr(owner, name), dict | set) and name not in _ASSIGNED
+                place = _Place(owner, name, contents)
+                held = place.read()
+                _everybodys += (at_rest(held),)
+                _present += (held,)
+                _places.append(place)
+
+
+def present() -> tuple[Any, ...]:
+    """What is in force now; the same object as long as nothing changes."""
+    global _present
+    if len(sys.modules) != _modules and _missing:
+        _look()
+    for place, held in zip(_places, _present, strict=True):
+        if not place.is_as(held):
+            _present = tuple([place.read() for place in _places])
+            break
+    return _present
+
+
+def put_back(wanted: tuple[Any, ...] | None = None) -> None:
+    """Put that in force, after :func:`present` has told what was; without it, what is everybody's.
+
+    It may have been read before some of the places were found.
+    """
+    global _present
+    if wanted is _present:
+        return
+    wanted = _everybodys if wanted is None else wanted + _everybodys[len(wanted) :]
+    for place, held in zip(_places, wanted, strict=True):
+        if not place.is_as(held):
+            place.put(held)
+    _present = wanted
+
+
+def begin() -> tuple[Any, ...]:
+    """A rank starts; return what it starts from, for :func:`end`."""
+    return _everybodys
+
+
+def end(began: tuple[Any, ...]) -> None:
+    """A rank has ended: what it has not taken back is everybody's, as without this module."""
+    global _everybodys
+    left = present()
+    if left != began + _everybodys[len(began) :]:
+        _everybodys = left
+    else:
+        put_back()  # another rank may have left something meanwhile
+
+
+@contextmanager
+def controllers() -> Iterator[None]:
+    """In the block, ranks start from what is in force now."""
+    global _everybodys
+    _everybodys = present()
+    yield
