@@ -11,7 +11,16 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from pdlcheck.checks.lost import STREAMS, first_difference, is_no_state, parts_of, put_back, seed_streams, states_of
+from pdlcheck.checks.lost import (
+    STREAMS,
+    Gradients,
+    first_difference,
+    is_no_state,
+    parts_of,
+    put_back,
+    seed_streams,
+    states_of,
+)
 from pdlcheck.checks.message import case, failure, made_by_start, name_of
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
 from pdlcheck.errors import Inconclusive
@@ -26,6 +35,8 @@ _ONLY_BUFFERS = (
     "; only buffers differ, parameters are alike: right only for statistics of a rank's own data, which buffers=False "
     "accepts"
 )
+_GRADIENTS = "the gradients of the model"
+_OWN = {*STREAMS, _GRADIENTS}  # what no function holds
 _STEPS = "what the steps before leave behind, such as the position in an iterator over the data"
 
 
@@ -59,8 +70,8 @@ def check_resume(
 
     Raises:
         AssertionError: names the first step, rank, tensor and index that differ, and what was lost: each thing with a
-            state that the functions hold (optimizer, scheduler, sampler, ...) and each random stream is put back from
-            the straight run by experiment, and the likely cause is what makes the training go on exactly. Where the
+            state that the functions hold (optimizer, scheduler, sampler, ...), directly or as an attribute of an object
+            of yours, each random stream and the gradients are put back from the straight run by experiment, and the likely cause is what makes the training go on exactly. Where the
             weights do, but not such a state, such as that of an average of weights, names that. A plain dict or list of
             tensors is one too, if the steps after saving change it; with other entries than without a stop it is a log.
         Inconclusive: the straight run is not deterministic, or no parameter changes after saving.
@@ -153,8 +164,8 @@ def _straight(start: Start, plan: Plan, saves: bool) -> Trace:
         step(i)
     if saves:
         save(Path(plan.file))
-    left = states_of(parts_of(model, (step, save, load)))
-    return Trace(_go_on(model, step, plan), left, states_of(parts_of(model, (step, save, load))))
+    left = states_of(_parts(model, step, save, load))
+    return Trace(_go_on(model, step, plan), left, states_of(_parts(model, step, save, load)))
 
 
 def _resumed(start: Start, plan: Plan, straight: list[dict[str, Any]] | None, names: list[str]) -> Trace:
@@ -164,11 +175,15 @@ def _resumed(start: Start, plan: Plan, straight: list[dict[str, Any]] | None, na
         for i in range(plan.saved_after):
             step(i)
     load(Path(plan.file))
-    parts = parts_of(model, (step, save, load))
+    parts = _parts(model, step, save, load)
     if straight is not None:
         put_back(parts, straight[dist.get_rank()], [name for name in names if name != _STEPS])
     left = states_of(parts)
-    return Trace(_go_on(model, step, plan), left, states_of(parts_of(model, (step, save, load))))
+    return Trace(_go_on(model, step, plan), left, states_of(_parts(model, step, save, load)))
+
+
+def _parts(model: nn.Module, *functions: Callable[..., object]) -> dict[str, Any]:
+    return {_GRADIENTS: Gradients(model), **parts_of(model, functions)}
 
 
 def _go_on(model: nn.Module, step: Callable[[int], object], plan: Plan) -> list[State]:
@@ -195,7 +210,7 @@ def _require_same_parts(
     """The states of what the functions hold, but for those that differ without a stop too."""
     __tracebackhide__ = True
     for rank, (found, expected, again) in enumerate(zip(resumed, straight, saved, strict=True)):
-        kept = [part for part in expected.end if part not in STREAMS]
+        kept = [part for part in expected.end if part not in _OWN]
         kept = [part for part in kept if not first_difference(again.end.get(part), expected.end[part])]
         ends = {part: (found.end.get(part), expected.end[part]) for part in kept}
         kept = [part for part, (mine, end) in ends.items() if not is_no_state(mine, expected.left.get(part), end)]
@@ -266,8 +281,8 @@ def _cause(
         if fewer and heals(fewer):
             suspects = fewer
     ran = _STEPS in suspects  # which changes whatever load does not restore: all that differs may be lost
-    lost = [part for part, text in evidence.items() if text and (part in suspects or (ran and part not in STREAMS))]
-    shown = [text for part in lost if (text := evidence[part]) and part not in STREAMS]
+    lost = [part for part, text in evidence.items() if text and (part in suspects or (ran and part not in _OWN))]
+    shown = [text for part in lost if (text := evidence[part]) and part not in _OWN]
     return _told(lost, ran), "; ".join(shown) or None
 
 

@@ -16,13 +16,27 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.held import bits
 
-__all__ = ["STREAMS", "first_difference", "is_no_state", "parts_of", "put_back", "seed_streams", "states_of"]
+__all__ = ["STREAMS", "Gradients", "first_difference", "is_no_state", "parts_of", "put_back", "seed_streams", "states_of"]
 
 STREAMS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "the random numbers of torch": (torch.get_rng_state, torch.set_rng_state),
     "the random numbers of Python": (random.getstate, random.setstate),
     "the random numbers of numpy": (np.random.get_state, np.random.set_state),
 }
+
+
+class Gradients:
+    """Those of ``model``, which a step finds where they accumulate over steps, as something with a state."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: p.grad for name, p in self._model.named_parameters() if p.grad is not None}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, parameter in self._model.named_parameters():
+            parameter.grad = state.get(name)
 
 
 class Entries(dict[Any, Any]):
@@ -39,9 +53,9 @@ def seed_streams(seed: int) -> None:
 def parts_of(model: nn.Module, functions: tuple[Callable[..., object], ...]) -> dict[str, Any]:
     """The objects with a state that ``functions`` reach, by the names that the functions have for them.
 
-    Closures, globals that are named, bound objects and their attributes, arguments of a partial; containers one level
-    deep. Plain dicts and lists of tensors are among them; as a step may replace one, ask again before each use. What
-    shares parameters with ``model`` is the model.
+    Closures, globals that are named, bound objects and their attributes, arguments of a partial; one level deep what
+    containers, and objects of the program's own without a state, hold. Plain dicts and lists of tensors are among them;
+    as a step may replace one, ask again before each use. What shares parameters with ``model`` is the model.
     """
     own = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     places = {_place(tensor) for tensor in [*model.parameters(), *model.buffers()]}
@@ -180,6 +194,16 @@ def _reached(function: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}[{i}]", value) for i, value in enumerate(held))
         elif inspect.isfunction(held):  # a helper beside it, one level deep
             yield from _named(held)
+        elif _is_of_the_program(held):
+            yield from ((f"{name}.{key}", value) for key, value in vars(held).items())
+
+
+def _is_of_the_program(held: Any) -> bool:
+    """Whether it is an object that holds others, such as a trainer, and has no state by itself."""
+    library = type(held).__module__.partition(".")[0] in ("numpy", "torch")
+    return hasattr(held, "__dict__") and not (
+        library or inspect.isclass(held) or inspect.ismodule(held) or inspect.isroutine(held) or _has_state(held)
+    )
 
 
 def _named(function: Any) -> Iterator[tuple[str, Any]]:

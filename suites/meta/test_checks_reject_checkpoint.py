@@ -327,6 +327,81 @@ def test_check_resume_sees_a_dict_that_every_step_replaces(world):
         check_resume(partial(start, True), world)
 
 
+@pytest.mark.parametrize("forget", [(), ("averaged",), ("scheduler",)], ids=["saved", "average", "scheduler"])
+def test_check_resume_sees_what_an_object_of_the_program_holds(world, forget):
+    class Trainer:
+        def __init__(self):
+            self.model = nn.Linear(2, 1)
+            self.averaged = torch.optim.swa_utils.AveragedModel(self.model)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+            self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 4)
+
+        def step(self, i):
+            self.optimizer.zero_grad()
+            self.model(torch.full((2, 2), i + 1.0)).sum().backward()
+            self.optimizer.step()
+            self.averaged.update_parameters(self.model)
+            self.scheduler.step()
+
+    def start():
+        trainer = Trainer()
+
+        def parts():
+            return {name: getattr(trainer, name) for name in ("model", "averaged", "optimizer", "scheduler")}
+
+        def load(path):
+            put(parts(), read(path, dist.get_rank()), forget)
+
+        return trainer.model, lambda i: trainer.step(i), lambda path: honest_save(parts(), path), load
+
+    if not forget:
+        check_resume(start, world)
+        return
+    told = {
+        "averaged": r"(?s)but trainer\.averaged\['n_averaged'\] holds other.*loaded: trainer\.averaged, or",
+        "scheduler": r"(?s)after step 5 holds.*lost: trainer\.scheduler; put back",
+    }
+    with pytest.raises(AssertionError, match=told[forget[0]]):
+        check_resume(start, world)
+
+
+def accumulating(parts_of_file):
+    """A training with a step of its optimizer in every second call."""
+
+    def start():
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        parts = {"model": model, "optimizer": optimizer}
+
+        def step(i):
+            model(torch.full((2, 2), i + 1.0)).square().sum().backward()
+            if i % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def save(path):
+            gradients = {name: p.grad for name, p in model.named_parameters()} if "gradients" in parts_of_file else {}
+            write(path, dist.get_rank(), everything_of(parts) | {"gradients": gradients})
+
+        def load(path):
+            state = read(path, dist.get_rank())
+            put(parts, state)
+            for name, gradient in state["gradients"].items():
+                model.get_parameter(name).grad = gradient
+
+        return model, step, save, load
+
+    return start
+
+
+def test_check_resume_names_gradients_that_were_accumulated(world):
+    lost = accumulating([])
+    check_resume(accumulating(["gradients"]), world)
+    check_resume(lost, world, saved_after=2)  # between two steps of the optimizer
+    with pytest.raises(AssertionError, match="lost: the gradients of the model" + EXACTLY):
+        check_resume(lost, world, saved_after=3)
+
+
 def test_a_training_that_does_not_repeat_is_inconclusive(world):
     import os
 
