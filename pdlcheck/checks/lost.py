@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from pdlcheck.checks.held import bits
 
@@ -55,21 +56,24 @@ def parts_of(model: nn.Module, functions: tuple[Callable[..., object], ...]) -> 
 
     Closures, globals that are named, bound objects and their attributes, arguments of a partial; one level deep what
     containers, and objects of the program's own without a state, hold. Plain dicts and lists of tensors are among them;
-    as a step may replace one, ask again before each use. What shares parameters with ``model`` is the model.
+    as a step may replace one, ask again before each use. What shares parameters with ``model`` is the model. A generator
+    from which a loader draws but a seed, whenever a pass begins, is not a part: a run that goes on begins one more.
     """
     own = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     places = {_place(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    reached = [pair for function in functions for pair in _reached(function)]
+    seeds = {id(held.generator) for _, held in reached if isinstance(held, DataLoader) and not _shuffles(held)}
     found: dict[str, Any] = {}
-    for function in functions:
-        for name, held in _reached(function):
-            if isinstance(held, nn.Module) and any(id(tensor) in own for tensor in held.parameters()):
-                continue
-            entries = _entries(held) or Entries()
-            if any(_place(entry) in places for entry in entries.values() if isinstance(entry, Tensor)):
-                continue
-            plain = isinstance(held, dict | list)
-            if held is not model and (plain or _has_state(held)) and not any(held is one for one in found.values()):
-                found.setdefault(name, held)
+    for name, held in reached:
+        is_model = isinstance(held, nn.Module) and any(id(tensor) in own for tensor in held.parameters())
+        if is_model or id(held) in seeds:
+            continue
+        entries = _entries(held) or Entries()
+        if any(_place(entry) in places for entry in entries.values() if isinstance(entry, Tensor)):
+            continue
+        plain = isinstance(held, dict | list)
+        if held is not model and (plain or _has_state(held)) and not any(held is one for one in found.values()):
+            found.setdefault(name, held)
     return found
 
 
@@ -196,6 +200,12 @@ def _reached(function: Any) -> Iterator[tuple[str, Any]]:
             yield from _named(held)
         elif _is_of_the_program(held):
             yield from ((f"{name}.{key}", value) for key, value in vars(held).items())
+
+
+def _shuffles(loader: DataLoader[Any]) -> bool:
+    """Whether the order of the samples comes from the loader's generator."""
+    samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    return any(getattr(sampler, "generator", None) is loader.generator for sampler in samplers)
 
 
 def _is_of_the_program(held: Any) -> bool:

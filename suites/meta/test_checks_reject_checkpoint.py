@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader
 
 from pdlcheck.checks import check_resume, check_torn_files
 from pdlcheck.errors import Inconclusive
@@ -392,6 +393,48 @@ def accumulating(parts_of_file):
         return model, step, save, load
 
     return start
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_generator_counts_where_it_decides_the_order_of_a_loader(world, shuffle):
+    """A loader draws from it whenever a pass begins, and a run that goes on begins one more."""
+
+    def start():
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        data = torch.arange(8.0).view(4, 2) if not shuffle else torch.ones(4, 2)  # no weight shows the order
+        loader = DataLoader(data, batch_size=1, shuffle=shuffle, generator=generator)
+        parts, at = {"model": model, "optimizer": optimizer}, [None, 0]
+
+        def step(i):
+            if at[0] is None:
+                at[0] = iter(loader)
+                for _ in range(at[1]):
+                    next(at[0])
+            optimizer.zero_grad()
+            model(next(at[0])).square().mean().backward()
+            optimizer.step()
+            at[1] += 1
+            if at[1] == len(loader):
+                at[:] = [None, 0]
+
+        def save(path):
+            write(path, dist.get_rank(), everything_of(parts) | {"at": at[1]})
+
+        def load(path):
+            state = read(path, dist.get_rank())
+            put(parts, state)
+            at[1] = state["at"]
+            generator.get_state()  # in its hands, as where it is seeded anew
+
+        return model, step, save, load
+
+    if not shuffle:
+        check_resume(start, world, saved_after=5, steps=9)
+        return
+    with pytest.raises(AssertionError, match="not saved, or not loaded: generator"):
+        check_resume(start, world, saved_after=5, steps=9)
 
 
 def test_check_resume_names_gradients_that_were_accumulated(world):
