@@ -124,6 +124,38 @@ def test_a_mean_over_some_of_the_targets_is_weighted_with_their_number(subject, 
     check_pipeline(start, tanh_net, ignoring_loss, [(x, labels)] * 2, world, world_size=2, n_microbatches=4)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(ignore_index=3, weight=torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64)),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64), label_smoothing=0.2),
+        nn.NLLLoss(weight=torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64)),
+        nn.CrossEntropyLoss(ignore_index=3, reduction="sum"),
+    ],
+    ids=["ignored", "ignored and weighted", "smoothed", "log likelihood", "sum"],
+)
+def test_losses_that_do_not_count_all_targets_alike_are_those_of_one_process(subject, world, loss):
+    x, _ = samples(7, width=4)
+    labels = torch.tensor([0, -100, 3, 3, 2, 1, 3] if loss.ignore_index == -100 else [0, 1, 3, 3, 2, 1, 3])
+    labels = labels.abs() % 4 if loss.weight is not None else labels
+    start, make = starter(subject, loss, n_microbatches=3), partial(tanh_net, width=4)
+    check_pipeline(start, make, loss, [(x, labels)] * 2, world, world_size=2, n_microbatches=3)
+
+
+def test_probabilities_of_classes_count_alike(subject, world):
+    x, y = samples(7)
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
+    start = starter(subject, loss, n_microbatches=3)
+    check_pipeline(start, tanh_net, loss, [(x, y.softmax(1))], world, world_size=2, n_microbatches=3)
+
+
+def test_a_partial_says_whether_it_adds(subject, world):
+    loss = partial(nn.functional.mse_loss, reduction="sum")
+    start = starter(subject, loss, n_microbatches=2)
+    check_pipeline(start, tanh_net, SUM, [samples(5)], world, world_size=2, n_microbatches=2)
+
+
 def test_gradients_accumulate_over_steps(subject, world):
     """Also of tied parameters, whose parts of this step alone are added over the stages."""
 

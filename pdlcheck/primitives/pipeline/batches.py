@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["concatenated", "micro_batches", "moved", "packed_as", "require_batch", "samples_in"]
+__all__ = ["concatenated", "counted", "micro_batches", "moved", "packed_as", "require_batch", "samples_in"]
 
 
 def samples_in(caller: str, argument: str, batch: Any) -> int:
@@ -28,6 +28,26 @@ def samples_in(caller: str, argument: str, batch: Any) -> int:
     if not lengths or len(set(lengths)) > 1:
         raise ValueError(f"{caller} needs as many samples in every tensor of {argument}, got {lengths}")
     return lengths[0]
+
+
+def counted(loss: object, targets: Any) -> float:
+    """What the mean that ``loss`` takes divides by, up to a factor that micro-batches share.
+
+    The samples; of the losses of torch that take classes: the targets that are not ignored, each times the weight of
+    its class.
+    """
+    samples = samples_in("Pipeline", "targets", targets)
+    if type(loss) not in (nn.CrossEntropyLoss, nn.NLLLoss) or not isinstance(targets, Tensor):
+        return samples
+    assert isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+    if targets.is_floating_point():  # probabilities of classes, of which none is ignored
+        return samples
+    classes = targets[targets != loss.ignore_index]
+    if loss.weight is None:
+        return classes.numel()
+    known = classes.numel() and not (int(classes.min()) < 0 or int(classes.max()) >= len(loss.weight))
+    # the loss says what is wrong with classes that it does not know
+    return float(loss.weight.to(classes.device)[classes].double().sum()) if known else classes.numel()
 
 
 def require_batch(argument: str, batch: Any, n_microbatches: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -138,6 +139,8 @@ def _reduction(request: Request) -> str:
     if loss is not None and not callable(loss):
         raise TypeError(f"Pipeline takes loss as a function of outputs and targets, got {type(loss).__name__}")
     own = getattr(loss, "reduction", None)
+    if isinstance(loss, functools.partial):
+        own = loss.keywords.get("reduction", getattr(loss.func, "reduction", None))
     chosen = reduction or own or "mean"
     if chosen not in ("mean", "sum"):
         raise ValueError(f"Pipeline knows reduction 'mean' and 'sum', got {chosen!r}: a loss must be one number")

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from pdlcheck.primitives.agreement import exchange
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.pipeline.agreement import Agreement, Header
-from pdlcheck.primitives.pipeline.batches import concatenated, micro_batches, moved, require_batch, samples_in
+from pdlcheck.primitives.pipeline.batches import concatenated, counted, micro_batches, moved, require_batch
 from pdlcheck.primitives.pipeline.building import Request
 from pdlcheck.primitives.pipeline.cells import Cell, Schedule
 from pdlcheck.primitives.pipeline.messages import Form, Messages, form_of
@@ -73,9 +73,11 @@ class Pipeline:
         split: how to cut the model, see :func:`split_model`. With ``"time"``, the first rank measures, that of
             the first pipeline.
         sample: input for ``split="time"``.
-        reduction: what ``loss`` does with samples, ``"mean"`` or ``"sum"``; read from the loss where it says so.
-        loss_weight: how much the mean of a micro-batch counts, ``loss_weight(targets)``; its samples if None. Where
-            some targets are ignored: how many are not.
+        reduction: what ``loss`` does with samples, ``"mean"`` or ``"sum"``; read from the loss, or the keywords of a
+            ``functools.partial``, where these say so, else ``"mean"``.
+        loss_weight: how much the mean of a micro-batch counts, ``loss_weight(targets)``. If None: its samples; with
+            ``nn.CrossEntropyLoss`` and ``nn.NLLLoss`` the targets that are not ignored, times the weights of their
+            classes. Where a loss of another kind ignores targets: how many it does not.
         recompute: keep a stage's inputs instead of its activations and run it again before each backward pass, with
             the same random numbers.
         optimizer: of ``"pipedream"`` alone: makes the optimizer of a stage from its parameters.
@@ -289,7 +291,8 @@ class Pipeline:
 
     def _weigh(self, work: Work) -> list[float]:
         """Set each micro-batch's share in the loss; returns how much each counts beside those of other batches."""
-        count_of = self._weight or (lambda part: samples_in("Pipeline", "targets", part))
+        loss = self._built.stages[self.schedule.n_stages - 1].loss
+        count_of = self._weight or (lambda part: counted(loss, part))
         try:
             weights = [float(count_of(part)) for part in work.targets]
         except Exception as error:  # whatever the user's function raises is told to everyone
