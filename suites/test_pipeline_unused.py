@@ -45,6 +45,22 @@ class Sometimes(nn.Linear):
         return super().forward(x) + (y if y.sum() > 0 else 0)
 
 
+class Holds(nn.Linear):
+    """Has a parameter that others have too, and may use it."""
+
+    def __init__(self, shared, *, uses):
+        super().__init__(3, 3)
+        self.shared, self.uses = shared, uses
+
+    def forward(self, x):
+        return super().forward(x) + self.shared.sum() if self.uses else super().forward(x)
+
+
+def tied(*uses):
+    shared = nn.Parameter(torch.ones(2))
+    return nn.Sequential(*(Holds(shared, uses=used) for used in uses))
+
+
 def bare(layer):
     """Without a bias, so that zeros stay zeros."""
     for part in layer.modules():
@@ -57,6 +73,8 @@ MODELS = {
     "first of two": lambda: nn.Sequential(Pair(), Pair(), First(3, 3), nn.Linear(3, 3)),
     "never": lambda: nn.Sequential(bare(Pair()), Pair(), First(3, 3), Cut(3, 3)),
     "sometimes": lambda: bare(nn.Sequential(nn.Linear(3, 3), Pair(), Sometimes(3, 3), nn.Linear(3, 3))),
+    "tied, never": lambda: tied(False, False, False, False),
+    "tied, in one stage": lambda: tied(False, False, False, True),
 }
 
 
@@ -66,7 +84,7 @@ def model_of(kind):
 
 
 def require_same_gradients(module, alone):
-    expected = dict(alone.named_parameters())
+    expected = dict(alone.named_parameters(remove_duplicate=False))
     for name, p in module.named_parameters():
         goal = expected[name].grad
         assert (p.grad is None) == (goal is None), name

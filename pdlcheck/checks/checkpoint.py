@@ -70,10 +70,11 @@ def check_resume(
 
     Raises:
         AssertionError: names the first step, rank, tensor and index that differ, and what was lost: each thing with a
-            state that the functions hold (optimizer, scheduler, sampler, ...), directly or as an attribute of an object
-            of yours, each random stream and the gradients are put back from the straight run by experiment, and the likely cause is what makes the training go on exactly. Where the
-            weights do, but not such a state, such as that of an average of weights, names that. A plain dict or list of
-            tensors is one too, if the steps after saving change it; with other entries than without a stop it is a log.
+            state that the functions hold (optimizer, scheduler, sampler, ...), by themselves or in an object of yours,
+            each random stream and the gradients are put back from the straight run by experiment, and the likely cause
+            is what makes the training go on exactly. Where the weights do, but not such a state, such as that of an
+            average of weights, names that. A plain dict or list of tensors is one too, if the steps after saving change
+            it; with other entries than without a stop it is a log.
         Inconclusive: the straight run is not deterministic, or no parameter changes after saving.
 
     Example:

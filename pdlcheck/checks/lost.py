@@ -17,7 +17,16 @@ from torch.utils.data import DataLoader
 
 from pdlcheck.checks.held import bits
 
-__all__ = ["STREAMS", "Gradients", "first_difference", "is_no_state", "parts_of", "put_back", "seed_streams", "states_of"]
+__all__ = [
+    "STREAMS",
+    "Gradients",
+    "first_difference",
+    "is_no_state",
+    "parts_of",
+    "put_back",
+    "seed_streams",
+    "states_of",
+]
 
 STREAMS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "the random numbers of torch": (torch.get_rng_state, torch.set_rng_state),
@@ -56,8 +65,8 @@ def parts_of(model: nn.Module, functions: tuple[Callable[..., object], ...]) -> 
 
     Closures, globals that are named, bound objects and their attributes, arguments of a partial; one level deep what
     containers, and objects of the program's own without a state, hold. Plain dicts and lists of tensors are among them;
-    as a step may replace one, ask again before each use. What shares parameters with ``model`` is the model. A generator
-    from which a loader draws but a seed, whenever a pass begins, is not a part: a run that goes on begins one more.
+    as a step may replace one, ask again before each use. What shares parameters with ``model`` is the model. No part is
+    a generator from which a loader draws but a seed whenever a pass begins: a run that goes on begins one more.
     """
     own = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     places = {_place(tensor) for tensor in [*model.parameters(), *model.buffers()]}

@@ -48,13 +48,14 @@ def share_tied_values(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> N
 def sum_tied_gradients(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> None:
     """Replace the gradient of every copy by the sum over all copies, added in one order: equal bit for bit.
 
-    Each rank with a copy sends its part to the others: two messages for the usual pair of stages.
+    Each rank with a copy sends its part to the others: two messages for the usual pair of stages. A flag at the end of
+    a message says whether the rank has a gradient; where no copy has one, all keep None.
     """
     ties = [tie for tie in ties if next(iter(tie.copies.values())).requires_grad]
     parts: list[dict[int, Tensor]] = []
     ops: list[dist.P2POp] = []
     for tie in ties:
-        held = {place: _gradient(copy) for place, copy in tie.copies.items()}
+        held = {place: _flagged(copy) for place, copy in tie.copies.items()}
         if group is not None:
             ((own, part),) = list(held.items())
             for other in tie.places:
@@ -66,14 +67,17 @@ def sum_tied_gradients(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> 
     _exchange(ops)
     for tie, held in zip(ties, parts, strict=True):
         for copy in tie.copies.values():
-            total = torch.zeros_like(copy, memory_format=torch.contiguous_format)
+            total = torch.zeros(copy.numel() + 1, dtype=copy.dtype, device=copy.device)
             for place in tie.places:
                 total += held[place].to(copy.device)
-            copy.grad = total
+            copy.grad = total[:-1].view(copy.shape) if total[-1] else None
 
 
-def _gradient(copy: nn.Parameter) -> Tensor:
-    return torch.zeros_like(copy) if copy.grad is None else copy.grad.contiguous()
+def _flagged(copy: nn.Parameter) -> Tensor:
+    """The gradient, flat, and 1 behind it; zeros where there is none."""
+    if copy.grad is None:
+        return copy.new_zeros(copy.numel() + 1, requires_grad=False)
+    return torch.cat([copy.grad.flatten(), copy.grad.new_ones(1)])
 
 
 def _exchange(ops: list[dist.P2POp]) -> None:
