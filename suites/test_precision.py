@@ -75,6 +75,28 @@ def test_the_scaler_of_torch_does_where_gradients_are_synchronised_before_it_loo
 
 
 @pytest.mark.verifies("DistributedGradScaler")
+@few
+@given(data=st.data(), world_size=st.integers(2, 4), sharded=st.booleans())
+def test_scaled_steps_are_clipped_as_those_of_one_process(subject, world, data, world_size, sharded):
+    max_norm = 10.0 * world_size
+
+    def clipped(scaler, optimizer, module):
+        scaler.clip_grad_norm_(optimizer, max_norm, sharded=sharded)
+        scaler.step(optimizer)
+        scaler.update()
+
+    check_grad_scaler(
+        partial(subject, "cpu", init_scale=64.0, growth_interval=2),
+        world,
+        overflows=[*data.draw(overflows(range(world_size))), [], [], []],
+        world_size=world_size,
+        sync=None if sharded else sync_gradients,
+        step=clipped,
+        max_norm=max_norm,
+    )
+
+
+@pytest.mark.verifies("DistributedGradScaler")
 def test_the_scaler_clips_what_it_has_unscaled_and_skips_together(subject, world):
     """Clipping before unscaling would clip the scale: a norm of 64 times the gradient."""
 

@@ -37,6 +37,7 @@ def check_grad_scaler(
     replicated: bool | None = None,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     idle: Sequence[int] = (),
+    max_norm: float | None = None,
 ) -> None:
     """If the gradients of one rank overflow, no rank may step, and all ranks keep the scale of one process.
 
@@ -59,11 +60,16 @@ def check_grad_scaler(
             ``sync``. True without one where ``step`` synchronises.
         optimizer: called as ``optimizer(parameters, lr=0.5)``; must step as SGD without momentum does.
         idle: ranks that never scale a loss and have no gradient, such as a stage of frozen layers.
+        max_norm: for a ``step`` that clips: what the norm of the gradients may be at most, as in
+            ``torch.nn.utils.clip_grad_norm_``; of those that all ranks step with, or of those of all ranks together
+            where each has its own. Norms grow from step to step; with 10 and two ranks that step with the mean, the
+            first step is left as it is, and the others are clipped.
 
     Raises:
+        ValueError: ``max_norm`` is not above 0, or there is no ``step`` that could clip; ranks that are not there.
         AssertionError: names the first step and rank that differ, and the likely cause: what would leave the very
             weights, or scales, that the ranks hold.
-        Inconclusive: no gradient overflows in any step, or in all of them.
+        Inconclusive: no gradient overflows in any step, or in all of them; none is as long as ``max_norm``.
 
     Example:
         >>> from pdlcheck.primitives import DistributedGradScaler
@@ -77,18 +83,26 @@ def check_grad_scaler(
     for rank in {*idle}.union(*overflows):
         if not 0 <= rank < world_size:
             raise ValueError(f"check_grad_scaler has ranks 0 to {world_size - 1}, overflows or idle names rank {rank}")
+    if max_norm is not None and not (max_norm > 0 and step is not None):
+        raise ValueError(
+            f"check_grad_scaler takes max_norm, above 0, beside a step that clips; got {max_norm} and step={step}"
+        )
     mean = sync is not None if replicated is None else replicated
     plan = Plan([list(ranks) for ranks in overflows], sync, step or _plain_step, optimizer, list(idle))
     ranks: list[list[Seen]] = world.run(_scaled_steps, make_scaler, plan, world_size=world_size)
-    facts = case(world, world_size, overflows=plan.overflows, idle=plan.idle or None)
+    facts = case(world, world_size, overflows=plan.overflows, idle=plan.idle or None, max_norm=max_norm)
     rule = ranks[0][0].rule
     scales = rule.scales([bool(overflowing) for overflowing in plan.overflows])
     everyone, weights = range(world_size), [1.0] * world_size
+    clipped = False
     for number, overflowing in enumerate(plan.overflows):
-        for rank in everyone:
-            if not overflowing and rank not in plan.idle:
-                slopes = [_slope(r, number, world_size) for r in everyone]
-                weights[rank] -= LEARNING_RATE * (sum(slopes) / world_size if mean else slopes[rank])
+        slopes = [_slope(r, number, world_size) for r in everyone]
+        steps = [sum(slopes) / world_size if mean else slope for slope in slopes]
+        norm = math.sqrt(WEIGHTS + 1) * math.hypot(*(steps[:1] if mean else [steps[r] for r in _busy(plan, everyone)]))
+        factor = 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
+        clipped = clipped or (factor < 1 and not overflowing)
+        for rank in _busy(plan, everyone) if not overflowing else []:
+            weights[rank] -= LEARNING_RATE * factor * steps[rank]
         taken = Taken(
             overflowing=overflowing,
             gradients=[None if rank in plan.idle else _gradient(rank, number, plan, world_size) for rank in everyone],
@@ -98,6 +112,7 @@ def check_grad_scaler(
             before=[one[number].weights for one in ranks],
             found=[one[number + 1].weights for one in ranks],
             expected=[torch.full((WEIGHTS + 1,), weight) for weight in weights],
+            max_norm=max_norm,
         )
         told = [[seen.scale for seen in one[: number + 2]] for one in ranks]
         for rank in everyone:
@@ -110,6 +125,8 @@ def check_grad_scaler(
                     likely_cause=scale_cause(rule, plan.overflows[: number + 1], told),
                     case=facts,
                 )
+    if max_norm is not None and not clipped:
+        raise Inconclusive(f"check_grad_scaler: no step has gradients of a norm above max_norm={max_norm}; lower it")
 
 
 def check_low_precision_sum(
@@ -186,6 +203,11 @@ class Seen:
     rule: Rule
 
 
+def _busy(plan: Plan, ranks: Sequence[int]) -> list[int]:
+    """Those that have gradients."""
+    return [rank for rank in ranks if rank not in plan.idle]
+
+
 def _plain_step(scaler: Any, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
     scaler.step(optimizer)
     scaler.update()
@@ -251,7 +273,7 @@ def _require_weights(who: str, rank: int, taken: Taken, facts: str) -> None:
     __tracebackhide__ = True
     if rank in taken.wrong:
         found, expected = taken.found[rank], taken.expected[rank]
-        at = first_index(~torch.isclose(found, expected, rtol=1e-5, atol=0))
+        at = first_index(~taken.near(found, expected))
         what = f"bias {show(found[at])}" if at == (WEIGHTS,) else f"weight {show(found[at])} at {at}"
         raise failure(
             f"{who} holds {what}, one process holds {expected[at].item():g}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,7 @@ class Taken:
         scale: before the step.
         lr: of SGD.
         before, found, expected: the weights of each rank before the step and after it, and those of one process.
+        max_norm: of the gradients that are stepped with; None where they are not clipped.
     """
 
     overflowing: list[int]
@@ -53,20 +55,46 @@ class Taken:
     before: list[Tensor]
     found: list[Tensor]
     expected: list[Tensor]
+    max_norm: float | None = None
+
+    def near(self, found: Tensor, expected: Tensor) -> Tensor:
+        """Which weights are equal but for rounding; clipped steps are no whole numbers, and may end near 0."""
+        return torch.isclose(found, expected, rtol=1e-5, atol=0.0 if self.max_norm is None else 1e-5)
 
     @property
     def wrong(self) -> list[int]:
         """The ranks that do not hold what one process holds."""
         pairs = enumerate(zip(self.found, self.expected, strict=True))
-        return [rank for rank, pair in pairs if not torch.isclose(*pair, rtol=1e-5, atol=0).all()]
+        return [rank for rank, pair in pairs if not self.near(*pair).all()]
 
-    def after(self, rank: int, gradients: list[Tensor | None], factor: float = 1.0) -> Tensor:
-        """The weights of ``rank`` if it steps with ``factor`` times what these gradients leave."""
+    def after(
+        self,
+        rank: int,
+        gradients: list[Tensor | None],
+        factor: float = 1.0,
+        *,
+        of_norm: float = 1.0,
+        alone: bool = False,
+        clips: bool = True,
+    ) -> Tensor:
+        """The weights of ``rank`` if it steps with ``factor`` times what these gradients leave.
+
+        Args:
+            rank, gradients, factor: what steps with what; the factor comes before clipping.
+            of_norm: what the norm that clips is multiplied with.
+            alone: clip by the norm of the rank alone.
+            clips: False if gradients stay as long as they are.
+        """
         own = gradients[rank]
         if own is None:
             return self.before[rank]
+        present = [grad for grad in gradients if grad is not None]
         if self.mean:
-            own = torch.stack([grad for grad in gradients if grad is not None]).mean(0)
+            own = torch.stack(present).mean(0)
+        if self.max_norm is not None and clips:
+            counted = own if alone or self.mean else torch.cat(present)
+            norm = counted.norm() * factor * of_norm
+            factor *= float((self.max_norm / (norm + 1e-6)).clamp(max=1.0))
         return self.before[rank] - self.lr * factor * own
 
 
@@ -120,6 +148,33 @@ def _of_a_step_to_take(step: Taken) -> Iterator[tuple[str, dict[int, Tensor]]]:
         yield "the mean of the gradients was divided by world_size again", scaled(1 / world_size)
         own = {rank: step.before[rank] - step.lr * grad for rank, grad in enumerate(step.gradients) if grad is not None}
         yield "each rank stepped with the gradient of its own: they were not averaged", own
+    if step.max_norm is not None:
+        yield from _of_a_step_to_clip(step, step.max_norm)
+
+
+def _of_a_step_to_clip(step: Taken, max_norm: float) -> Iterator[tuple[str, dict[int, Tensor]]]:
+    wrong, world_size = step.wrong, len(step.found)
+
+    def clipped(**keywords: Any) -> dict[int, Tensor]:
+        return {rank: step.after(rank, step.gradients, **keywords) for rank in wrong}
+
+    yield f"ranks {wrong} did not clip", clipped(clips=False)
+    yield (
+        f"ranks {wrong} clipped before they unscaled: by a norm that is the scale = {step.scale:g} times too large",
+        clipped(of_norm=step.scale),
+    )
+    if step.mean:
+        copies = "the gradients that every rank holds were counted on each of them in the norm"
+        yield copies, clipped(of_norm=math.sqrt(world_size))
+        lengths = [None if grad is None else float(grad.norm()) + 1e-6 for grad in step.gradients]
+        each = [
+            None if grad is None or length is None else grad * min(1.0, max_norm / length)
+            for grad, length in zip(step.gradients, lengths, strict=True)
+        ]
+        alone = {rank: step.after(rank, each, clips=False) for rank in wrong}
+        yield "each rank clipped the gradient of its own, before they were averaged", alone
+    else:
+        yield f"ranks {wrong} clipped by the norm of their own gradients, not by that of all ranks", clipped(alone=True)
 
 
 def scale_cause(rule: Rule, overflows: Sequence[Sequence[int]], found: Sequence[Sequence[float]]) -> str | None:

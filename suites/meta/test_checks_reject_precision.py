@@ -235,6 +235,76 @@ def test_check_grad_scaler_names_no_cause_that_does_not_explain_the_weights(worl
     assert "likely cause" not in str(error.value)
 
 
+def clips(scaler, optimizer, module, *, unscaled=True, norm_of=None):
+    """``norm_of`` a rank becomes that of what is to be counted."""
+    if unscaled:
+        scaler.unscale_(optimizer)
+    parameters = [p for p in module.parameters() if p.grad is not None]
+    norm = torch.cat([p.grad.flatten() for p in parameters]).norm()
+    torch.nn.utils.clip_grads_with_norm_(parameters, 10.0, norm_of(norm) if norm_of else norm)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def of_all(norm):
+    square = norm.square()
+    dist.all_reduce(square)
+    return square.sqrt()
+
+
+def clips_before_unscaling(scaler, optimizer, module):
+    clips(scaler, optimizer, module, unscaled=False)
+
+
+def clips_nothing(scaler, optimizer, module):
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def counts_copies(scaler, optimizer, module):
+    clips(scaler, optimizer, module, norm_of=of_all)
+
+
+def clips_before_averaging(scaler, optimizer, module):
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(module.parameters(), 7.0)
+    mean(module)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_check_grad_scaler_takes_steps_that_clip(world, world_size):
+    steps = {"overflows": STEPS, "world_size": world_size}
+    check_grad_scaler(torchs, world, **steps, sync=mean, step=clips, max_norm=10.0)
+    own = partial(clips, norm_of=of_all)
+    check_grad_scaler(scaler(Agreeing), world, **steps, step=own, max_norm=10.0)
+
+
+@rows(
+    (clips_before_unscaling, r"after step 0 rank 0 .*\n.*every rank must step\n.*clipped before they unscaled: "),
+    (clips_nothing, r"after step 2 rank 0 [\s\S]*cause  ranks \[0, 1\] did not clip\n"),
+    (counts_copies, r"after step 2 rank 0 [\s\S]*cause  the gradients that every rank holds were counted on each"),
+)
+def test_check_grad_scaler_rejects_steps_that_clip_wrongly(world, broken, message):
+    with pytest.raises(AssertionError, match=f"^torchs: {message}"):
+        check_grad_scaler(torchs, world, overflows=STEPS, sync=mean, step=broken, max_norm=10.0)
+
+
+def test_check_grad_scaler_names_the_norm_of_one_rank_and_clipping_before_the_mean(world):
+    with pytest.raises(AssertionError, match=r"step 2 rank 0 [\s\S]*ranks \[0, 1\] clipped by the norm of their own"):
+        check_grad_scaler(scaler(Agreeing), world, overflows=STEPS, step=clips, max_norm=10.0)
+    with pytest.raises(AssertionError, match=r"step 0 rank 0 [\s\S]*each rank clipped the gradient of its own, be"):
+        check_grad_scaler(torchs, world, overflows=STEPS, step=clips_before_averaging, replicated=True, max_norm=7.0)
+
+
+def test_check_grad_scaler_needs_a_step_that_clips_and_something_to_clip(world):
+    with pytest.raises(ValueError, match=r"takes max_norm, above 0, beside a step that clips; got 1\.0 and step=None"):
+        check_grad_scaler(torchs, world, overflows=STEPS, sync=mean, max_norm=1.0)
+    with pytest.raises(Inconclusive, match=r"no step has gradients of a norm above max_norm=1000\.0; lower it"):
+        check_grad_scaler(torchs, world, overflows=STEPS, sync=mean, step=clips_nothing, max_norm=1000.0)
+
+
 def test_check_grad_scaler_knows_its_ranks(world):
     for wrong in ({"overflows": [[], [2]]}, {"overflows": [[], [1]], "idle": [2]}):
         with pytest.raises(ValueError, match="has ranks 0 to 1, overflows or idle names rank 2"):
