@@ -189,11 +189,15 @@ def _compare(alone: _Alone, world_size: int) -> None:
                 f"{who}: rank {rank} reports {_shown(held)}{place}, "
                 f"one process on all {len(alone)} samples reports {_shown(value)}",
                 ranks=", ".join(f"rank {other}: {_shown(values.get(place))}" for other, values in told),
-                likely_cause=next(
-                    (text for text, wrong in alone.mistakes(world_size, place) if _near(held, wrong, 0.0)), None
-                ),
+                likely_cause=_why(alone, world_size, place, held),
                 case=facts,
             )
+
+
+def _why(alone: _Alone, world_size: int, place: str, held: Any) -> str | None:
+    """Every usual mistake that gives the very number; each once."""
+    texts = (text for text, wrong in alone.mistakes(world_size, place) if _near(held, wrong, 0.0))
+    return "; or ".join(dict.fromkeys(texts)) or None
 
 
 def _values(report: Any, place: str = "") -> Values:

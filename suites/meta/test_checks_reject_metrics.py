@@ -170,6 +170,13 @@ def test_what_is_broken_is_rejected(broken, message, world):
         check_metric(broken, ERRORS, world)
 
 
+@pytest.mark.parametrize("broken", [padded, mean_of_means])
+def test_every_cause_that_gives_the_very_number_is_named(broken, world):
+    """Of 1, 1 and 4: the first one twice, or the mean of 2.5 and 1."""
+    with pytest.raises(AssertionError, match=r"mean of the ranks' values.*; or the first sample counts twice"):
+        check_metric(broken, [torch.tensor([1.0, 1.0, 4.0])], world, world_sizes=[2])
+
+
 def test_samples_that_fill_all_ranks_hide_nothing(world):
     """Of eight samples and seven, seven are uneven over two ranks."""
     with pytest.raises(AssertionError, match="samples=7"):
