@@ -14,7 +14,13 @@ from pdlcheck.checks.comm import (
     check_ring_pass,
 )
 from pdlcheck.checks.compression import check_comm_hook
-from pdlcheck.checks.data import check_digest, check_epochs_differ, check_gathered_digests, check_shards
+from pdlcheck.checks.data import (
+    check_digest,
+    check_epoch_loop,
+    check_epochs_differ,
+    check_gathered_digests,
+    check_shards,
+)
 from pdlcheck.checks.data_parallel import check_data_parallel
 from pdlcheck.checks.gradients import check_gradients_equal_single_process
 from pdlcheck.checks.local_sgd import check_local_sgd
@@ -51,6 +57,7 @@ __all__ = [
     "check_comm_hook",
     "check_data_parallel",
     "check_digest",
+    "check_epoch_loop",
     "check_epochs_differ",
     "check_error_bound",
     "check_gathered_digests",

@@ -15,7 +15,7 @@ from pdlcheck.checks.held import bits
 from pdlcheck.checks.message import case, failure, name_of
 from pdlcheck.errors import Inconclusive
 
-__all__ = ["check_digest", "check_epochs_differ", "check_gathered_digests", "check_shards"]
+__all__ = ["check_digest", "check_epoch_loop", "check_epochs_differ", "check_gathered_digests", "check_shards"]
 
 Shards = Callable[..., Any]
 
@@ -54,51 +54,10 @@ def check_shards(
     """
     __tracebackhide__ = True
     ranks = _draw(shards, world, num_samples, world_size, epoch)
-    subject = name_of(shards)
     facts = case(world, world_size, num_samples=num_samples, epoch=epoch, tail=tail)
-    owners: dict[int, list[int]] = collections.defaultdict(list)
-    for rank, indices in enumerate(ranks):
-        for index in indices:
-            if not 0 <= index < num_samples:
-                raise failure(
-                    f"{subject}: rank {rank} holds sample {index}, there are samples 0 to {num_samples - 1}",
-                    case=facts,
-                )
-            owners[index].append(rank)
-    lengths = [len(indices) for indices in ranks]
-    allowed = 1 if tail == "uneven" else 0
-    if max(lengths) - min(lengths) > allowed:
-        raise failure(
-            f"{subject}: the shards have {lengths} samples, they may differ by {allowed}",
-            likely_cause="ranks without a batch leave the others waiting at the end of the epoch",
-            case=facts,
-        )
-    repeats = sum(lengths) - len(owners)
-    least = -num_samples % world_size if tail == "pad" else 0
-    if repeats > least:
-        shared = {sample: sorted(set(by)) for sample, by in owners.items() if len(set(by)) > 1}
-        twice = {sample: by for sample, by in owners.items() if len(by) > len(set(by))}
-        if sum(len(by) - 1 for by in shared.values()) > least:
-            sample, by = next(iter(shared.items()))
-            found = f"sample {sample} is in the shards of ranks {by}, shards must be disjoint"
-        else:
-            sample, by = next(iter(twice.items()))
-            rank = next(rank for rank in by if by.count(rank) > 1)
-            found = f"rank {rank} draws sample {sample} {by.count(rank)} times, it must draw it once"
-        raise failure(
-            f"{subject}: {found}",
-            repeated=f"{repeats} samples more than there are, {least} allowed",
-            likely_cause=_why_repeated(ranks, num_samples, least),
-            case=facts,
-        )
-    missing = sorted(set(range(num_samples)) - owners.keys())
-    if len(missing) > (num_samples % world_size if tail == "drop" else 0):
-        order = _order_of_one_rank(shards, world, num_samples, epoch)
-        raise failure(
-            f"{subject}: {_some(missing)} in no shard, the shards must cover all {num_samples}",
-            likely_cause=_why_missing(missing, num_samples, order, lengths),
-            case=facts,
-        )
+    _require_shards(
+        name_of(shards), ranks, num_samples, tail, facts, lambda: _order_of_one_rank(shards, world, num_samples, epoch)
+    )
 
 
 def check_epochs_differ(shards: Shards, world: Any, *, num_samples: int, world_size: int, epochs: int = 3) -> None:
@@ -118,14 +77,7 @@ def check_epochs_differ(shards: Shards, world: Any, *, num_samples: int, world_s
         raise Inconclusive(f"check_epochs_differ needs {ENOUGH_SAMPLES} samples for each rank, got {num_samples}")
     orders = [_draw(shards, world, num_samples, world_size, epoch) for epoch in range(epochs)]
     subject, facts = name_of(shards), case(world, world_size, num_samples=num_samples)
-    for epoch, (before, now) in enumerate(itertools.pairwise(orders), start=1):
-        for rank in range(world_size):
-            if before[rank] == now[rank]:
-                raise failure(
-                    f"{subject}: rank {rank} has {_some(now[rank])} in epochs {epoch - 1} and {epoch}",
-                    likely_cause="the epoch does not reach the sampler: set_epoch was forgotten",
-                    case=facts,
-                )
+    _require_other_orders(subject, orders, facts)
     again = _draw(shards, world, num_samples, world_size, 1, stream=epochs)
     for rank in range(world_size):
         if again[rank] != orders[1][rank]:
@@ -135,6 +87,67 @@ def check_epochs_differ(shards: Shards, world: Any, *, num_samples: int, world_s
                 likely_cause="the order depends on more than seed and epoch; training cannot be resumed",
                 case=facts,
             )
+
+
+def check_epoch_loop(
+    visit: Callable[[range, int], Any],
+    world: Any,
+    *,
+    num_samples: int,
+    world_size: int,
+    epochs: int = 3,
+    tail: Literal["uneven", "pad", "drop"] = "pad",
+    shuffle: bool = True,
+) -> None:
+    """In each epoch of a program's loop ranks must share the data out, and in another order than in the one before.
+
+    The loop is the program's own, with its sampler and loader: a ``set_epoch`` that it forgets, calls on another
+    sampler, or too late, shows here.
+
+    Args:
+        visit: called as ``visit(dataset, epochs)`` on every rank, under different random numbers; ``dataset[i]`` is
+            ``i``. Runs the loop, and returns what each epoch's batches held: for each epoch a tensor, or batches.
+        world: where the ranks run.
+        num_samples: 12 or more for each rank, so that no order comes twice by chance; a number that leaves nothing
+            over, where a loader with ``drop_last`` would drop more than ``tail`` allows.
+        world_size, epochs: the case; 2 epochs or more.
+        tail: as in :func:`check_shards`.
+        shuffle: False for a loop that keeps one order by intention.
+
+    Raises:
+        AssertionError: names the samples, the ranks and the epoch.
+
+    Example:
+        >>> from torch.utils.data import DataLoader, DistributedSampler
+        >>> from pdlcheck.worlds import get_world
+        >>> def visit(dataset, epochs):
+        ...     sampler = DistributedSampler(dataset)
+        ...     loader, seen = DataLoader(dataset, batch_size=4, sampler=sampler), []
+        ...     for epoch in range(epochs):
+        ...         sampler.set_epoch(epoch)
+        ...         seen.append(list(loader))
+        ...     return seen
+        >>> check_epoch_loop(visit, get_world("sim"), num_samples=25, world_size=2)
+    """
+    __tracebackhide__ = True
+    if epochs < 2:
+        raise ValueError(f"check_epoch_loop compares epochs, it needs 2 or more, got {epochs}")
+    if shuffle and num_samples < ENOUGH_SAMPLES * world_size:
+        raise Inconclusive(f"check_epoch_loop needs {ENOUGH_SAMPLES} samples for each rank, got {num_samples}")
+    ranks: list[list[list[int]]] = world.run(_visited, visit, num_samples, epochs, world_size=world_size)
+    subject = name_of(visit)
+    for rank, visited in enumerate(ranks):
+        if len(visited) != epochs:
+            raise ValueError(
+                f"check_epoch_loop needs what each of {epochs} epochs held, {subject} returns {len(visited)} on rank "
+                f"{rank}; return one tensor, or one list of batches, for each epoch"
+            )
+    orders = [[visited[epoch] for visited in ranks] for epoch in range(epochs)]
+    for epoch, order in enumerate(orders):
+        facts = case(world, world_size, num_samples=num_samples, epoch=epoch, tail=tail)
+        _require_shards(subject, order, num_samples, tail, facts, list)
+    if shuffle:
+        _require_other_orders(subject, orders, case(world, world_size, num_samples=num_samples))
 
 
 def check_digest(digest: Callable[[Tensor], str], data: Tensor, world: Any, *, world_size: int = 2) -> None:
@@ -199,6 +212,86 @@ def check_gathered_digests(gather: Callable[[Tensor], Sequence[str]], shards: Se
                 ),
                 case=facts,
             )
+
+
+def _require_shards(
+    subject: str,
+    ranks: list[list[int]],
+    num_samples: int,
+    tail: str,
+    facts: str,
+    order_of_one: Callable[[], list[int]],
+) -> None:
+    __tracebackhide__ = True
+    world_size = len(ranks)
+    owners: dict[int, list[int]] = collections.defaultdict(list)
+    for rank, indices in enumerate(ranks):
+        for index in indices:
+            if not 0 <= index < num_samples:
+                raise failure(
+                    f"{subject}: rank {rank} holds sample {index}, there are samples 0 to {num_samples - 1}",
+                    case=facts,
+                )
+            owners[index].append(rank)
+    lengths = [len(indices) for indices in ranks]
+    allowed = 1 if tail == "uneven" else 0
+    if max(lengths) - min(lengths) > allowed:
+        raise failure(
+            f"{subject}: the shards have {lengths} samples, they may differ by {allowed}",
+            likely_cause="ranks without a batch leave the others waiting at the end of the epoch",
+            case=facts,
+        )
+    repeats = sum(lengths) - len(owners)
+    least = -num_samples % world_size if tail == "pad" else 0
+    if repeats > least:
+        shared = {sample: sorted(set(by)) for sample, by in owners.items() if len(set(by)) > 1}
+        twice = {sample: by for sample, by in owners.items() if len(by) > len(set(by))}
+        if sum(len(by) - 1 for by in shared.values()) > least:
+            sample, by = next(iter(shared.items()))
+            found = f"sample {sample} is in the shards of ranks {by}, shards must be disjoint"
+        else:
+            sample, by = next(iter(twice.items()))
+            rank = next(rank for rank in by if by.count(rank) > 1)
+            found = f"rank {rank} draws sample {sample} {by.count(rank)} times, it must draw it once"
+        raise failure(
+            f"{subject}: {found}",
+            repeated=f"{repeats} samples more than there are, {least} allowed",
+            likely_cause=_why_repeated(ranks, num_samples, least),
+            case=facts,
+        )
+    missing = sorted(set(range(num_samples)) - owners.keys())
+    if len(missing) > (num_samples % world_size if tail == "drop" else 0):
+        raise failure(
+            f"{subject}: {_some(missing)} in no shard, the shards must cover all {num_samples}",
+            likely_cause=_why_missing(missing, num_samples, order_of_one(), lengths),
+            case=facts,
+        )
+
+
+def _require_other_orders(subject: str, orders: list[list[list[int]]], facts: str) -> None:
+    """Of each rank, in each epoch after the first."""
+    __tracebackhide__ = True
+    for epoch, (before, now) in enumerate(itertools.pairwise(orders), start=1):
+        for rank, (earlier, later) in enumerate(zip(before, now, strict=True)):
+            if earlier == later:
+                raise failure(
+                    f"{subject}: rank {rank} has {_some(later)} in epochs {epoch - 1} and {epoch}",
+                    likely_cause="the epoch does not reach the sampler: set_epoch was forgotten",
+                    case=facts,
+                )
+
+
+def _visited(visit: Callable[[range, int], Any], num_samples: int, epochs: int) -> list[list[int]]:
+    """On every rank, under other random numbers: the samples of each epoch."""
+    torch.manual_seed(dist.get_rank())
+    return [_numbers(held) for held in visit(range(num_samples), epochs)]
+
+
+def _numbers(held: Any) -> list[int]:
+    """Of tensors and sequences, at any depth."""
+    if isinstance(held, Tensor):
+        return [int(number) for number in held.flatten().tolist()]
+    return [number for one in held for number in _numbers(one)] if isinstance(held, list | tuple) else [int(held)]
 
 
 def _draw(

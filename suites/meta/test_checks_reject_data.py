@@ -7,9 +7,15 @@ import hashlib
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
-from pdlcheck.checks import check_digest, check_epochs_differ, check_gathered_digests, check_shards
+from pdlcheck.checks import (
+    check_digest,
+    check_epoch_loop,
+    check_epochs_differ,
+    check_gathered_digests,
+    check_shards,
+)
 from pdlcheck.errors import Inconclusive
 
 
@@ -263,3 +269,81 @@ def test_check_gathered_digests_rejects(world, broken, message):
     shards = [torch.tensor([rank]) for rank in range(3)]
     with pytest.raises(AssertionError, match=f"^{broken.__name__}: {message}"):
         check_gathered_digests(broken, shards, world)
+
+
+def loop(begin, drop_last=False):
+    """A program's loop over epochs; ``begin`` is called with sampler, loader and epoch, and gives the batches."""
+
+    def visit(dataset, epochs):
+        sampler = DistributedSampler(dataset, drop_last=drop_last)
+        loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+        return [list(begin(sampler, loader, epoch)) for epoch in range(epochs)]
+
+    visit.__name__ = begin.__name__
+    return visit
+
+
+def honest(sampler, loader, epoch):
+    sampler.set_epoch(epoch)
+    return loader
+
+
+def forgets(sampler, loader, epoch):
+    return loader
+
+
+def forgets_after_the_second(sampler, loader, epoch):
+    sampler.set_epoch(min(epoch, 1))
+    return loader
+
+
+def tells_another_sampler(sampler, loader, epoch):
+    DistributedSampler(loader.dataset).set_epoch(epoch)
+    return loader
+
+
+def tells_the_sampler_of_the_loader_too_late(sampler, loader, epoch):
+    batches = list(loader)
+    sampler.set_epoch(epoch // 2)
+    return batches
+
+
+def breaks_off(sampler, loader, epoch):
+    return list(honest(sampler, loader, epoch))[: 3 if epoch else None]
+
+
+def without_a_sampler(sampler, loader, epoch):
+    generator = torch.Generator().manual_seed(epoch)
+    return DataLoader(loader.dataset, batch_size=4, shuffle=True, generator=generator)
+
+
+def in_one_order(dataset, epochs):
+    return [torch.arange(len(dataset))[dist.get_rank() :: dist.get_world_size()]] * epochs
+
+
+def test_check_epoch_loop_accepts(world):
+    check_epoch_loop(loop(honest), world, num_samples=25, world_size=2)
+    check_epoch_loop(loop(honest, drop_last=True), world, num_samples=38, world_size=3, tail="drop")
+    check_epoch_loop(in_one_order, world, num_samples=7, world_size=2, tail="uneven", shuffle=False)
+
+
+@rows(
+    (forgets, r"rank 0 has samples .* \(13 in all\) in epochs 0 and 1\n.*set_epoch was forgotten"),
+    (forgets_after_the_second, r"rank 0 has samples .* in epochs 1 and 2\n.*set_epoch was forgotten"),
+    (tells_another_sampler, r"rank 0 has .* in epochs 0 and 1\n.*set_epoch was forgotten"),
+    (tells_the_sampler_of_the_loader_too_late, r"rank 0 has .* in epochs 0 and 1\n.*set_epoch was forgotten"),
+    (breaks_off, r"sample.* in no shard, the shards must cover all 25\n(.*\n)*.* epoch=1 "),
+    (without_a_sampler, r"sample 8 is in the shards of ranks \[0, 1\](.*\n)*.*every rank has the whole data set"),
+)
+def test_check_epoch_loop_rejects(world, broken, message):
+    with pytest.raises(AssertionError, match=f"^{broken.__name__}: {message}"):
+        check_epoch_loop(loop(broken), world, num_samples=25, world_size=2)
+
+
+def test_check_epoch_loop_says_what_it_needs(world):
+    with pytest.raises(ValueError, match=r"each of 3 epochs held, <lambda> returns 2 on rank 0; return one tensor"):
+        check_epoch_loop(lambda dataset, epochs: [[0], [1]], world, num_samples=24, world_size=2)
+    with pytest.raises(ValueError, match="compares epochs, it needs 2 or more, got 1"):
+        check_epoch_loop(loop(honest), world, num_samples=24, world_size=2, epochs=1)
+    with pytest.raises(Inconclusive, match="needs 12 samples for each rank, got 20"):
+        check_epoch_loop(loop(honest), world, num_samples=20, world_size=2)
