@@ -19,6 +19,11 @@ from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_replicas_in_sync", "check_same_start"]
 
+_ONLY_GRADIENTS = (
+    "; parameters are alike: right for a step that reduces gradients into memory of its own, as ZeRO does, or averages "
+    "models, which gradients=False accepts"
+)
+
 Start = Callable[[], tuple[nn.Module, Callable[[int], object]]]
 
 
@@ -43,7 +48,8 @@ def check_replicas_in_sync(
         steps: steps to take, 0 compares the start only.
         sync_every: compare after every k-th step: local SGD lets replicas differ in between.
         buffers: compare buffers too; False where each rank keeps statistics of its own data by intention.
-        gradients: compare gradients too; False where they stay local by intention, as in local SGD.
+        gradients: compare gradients too; False where they stay local by intention, as in local SGD, and under ZeRO,
+            where what is reduced is not in ``.grad``.
         seed: rank r draws from ``seed + r``.
 
     Raises:
@@ -190,14 +196,18 @@ def _cause(where: int, names: list[str], gradients: bool, values: list[State]) -
     if where == 0:
         return "initial weights were not broadcast, or were changed on some rank after the broadcast"
     if "gradient" in kinds:
+        alone = _ONLY_GRADIENTS if kinds == {"gradient"} else ""
         factors = _factors(values)
         if factors:
             told = ", ".join(f"rank {rank}: {factor:.6g}" for rank, factor in enumerate(factors))
             return (
                 f"all gradients of a rank are one factor times those of rank 0 ({told}): scaled by a value of that "
-                "rank after they were synchronised, or not synchronised where losses differ by that factor"
+                f"rank after they were synchronised, or not synchronised where losses differ by that factor{alone}"
             )
-        return "gradients differ: they were not synchronised on all ranks, or not all of them, or changed afterwards"
+        return (
+            "gradients differ: they were not synchronised on all ranks, or not all of them, or changed "
+            f"afterwards{alone}"
+        )
     if not gradients:
         return "models were not averaged on all ranks, or not at this step"
     return "gradients agree: optimizer states or learning rates differ, or weights were changed on some rank"

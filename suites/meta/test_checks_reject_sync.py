@@ -263,6 +263,42 @@ def test_local_sgd_is_in_sync_at_every_kth_step_only(world):
         check_replicas_in_sync(local_sgd(2), world, steps=4, buffers=False, gradients=False)
 
 
+def keeping_its_gradients(model):
+    """As ZeRO does: what is reduced lies in memory of the optimizer's own, ``.grad`` stays what this rank has."""
+    for parameter in model.parameters():
+        reduced = parameter.grad.clone()
+        mean_of(reduced)
+        with torch.no_grad():
+            parameter -= 0.1 * reduced
+        parameter.grad = None if parameter.dim() == 1 else parameter.grad
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["of other data", "one factor"])
+def test_gradients_that_differ_where_parameters_are_alike_may_be_meant(world, scaled):
+    def start():
+        model = nn.Linear(2, 1)
+        broadcast(model)
+
+        def step(i):
+            data = torch.ones(4, 2) * (1 + dist.get_rank()) if scaled else torch.randn(4, 2)
+            model.zero_grad()
+            model(data).sum().backward()
+            keeping_its_gradients(model)
+
+        return model, step
+
+    check_replicas_in_sync(start, world, gradients=False)
+    told = "(?s)1 gradient.s.\n.*; parameters are alike: right for .* as ZeRO does, .* gradients=False accepts\n"
+    with pytest.raises(AssertionError, match=told):
+        check_replicas_in_sync(start, world)
+
+
+def test_gradients_that_differ_with_the_parameters_are_never_meant(world):
+    with pytest.raises(AssertionError, match="gradients differ: ") as caught:
+        check_replicas_in_sync(trainer(sync=nothing), world)
+    assert "gradients=False" not in str(caught.value)
+
+
 def test_a_model_that_does_not_change_is_inconclusive(world):
     with pytest.raises(Inconclusive, match="no parameter changed in 3 steps"):
         check_replicas_in_sync(trainer(lr=0.0), world, buffers=False)
