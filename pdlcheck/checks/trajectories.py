@@ -23,6 +23,11 @@ Train = Callable[[nn.Module, int], object]
 OF_THE_WAY = 1e-8
 OF_THE_WEIGHTS = 1e-12
 
+_ADAM = (
+    "; Adam divides gradients by their size: there, a wrong factor of all of them shows as little as this; SGD in "
+    "its place shows the factor"
+)
+
 
 def check_same_trajectory(
     train: Train,
@@ -42,7 +47,8 @@ def check_same_trajectory(
 
     Args:
         train, reference: called as ``train(model, steps)`` on every rank, with the same float64 weights on
-            all.
+            all, which ``torch.autocast`` leaves in float64. An optimizer whose steps depend on the size of the
+            gradients, as those of SGD do, shows the most.
         make: makes the plain model, outside of the ranks; ``train`` wraps it.
         world: where the ranks run.
         world_size: number of replicas, of both.
@@ -198,7 +204,10 @@ def _how_far(way: Tensor, went: Tensor) -> str | None:
     """The multiple of ``way`` that comes nearest to the way that the wrong tensors ``went``."""
     if not way.any():
         return None
-    return f"they went {float(went.dot(way) / way.dot(way)):.6g} times as far in this direction"
+    if not went.any():
+        return "they did not move: no gradient reached the optimizer, or another model, such as a copy, was trained"
+    told = f"they went {float(went.dot(way) / way.dot(way)):.6g} times as far in this direction"
+    return told + (_ADAM if (went - way).norm() <= 1e-2 * way.norm() else "")
 
 
 def _loaded(start: nn.Module, state: State) -> nn.Module:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -271,6 +274,33 @@ def test_a_wrapper_is_not_what_make_returns(world):
 def test_check_same_trajectory_says_how_far_the_weights_went(world):
     with pytest.raises(AssertionError, match=r"they went 3 times as far in this direction"):
         check_same_trajectory(train(without_division), train(mean), net, world, world_size=3)
+
+
+@pytest.mark.parametrize(("optimizer", "hides"), [(torch.optim.Adam, True), (torch.optim.SGD, False)])
+def test_check_same_trajectory_says_what_adam_hides(world, optimizer, hides):
+    def trained(sync, model, steps):
+        stepper = optimizer(model.parameters(), lr=0.1)
+        for i in range(steps):
+            x, y = part(i)
+            stepper.zero_grad()
+            MSE(model(x), y).backward()
+            sync(model, len(x))
+            stepper.step()
+
+    right = functools.partial(trained, mean)
+    check_same_trajectory(right, right, net, world)
+    with pytest.raises(AssertionError, match=r"they went \S+ times as far") as caught:
+        check_same_trajectory(functools.partial(trained, without_division), right, net, world)
+    assert ("a wrong factor of all of them shows as little as this; SGD" in str(caught.value)) is hides
+
+
+def test_check_same_trajectory_says_that_nothing_moved(world):
+    def of_a_copy(model, steps):
+        train(mean)(copy.deepcopy(model), steps)
+
+    told = "they did not move: no gradient reached the optimizer, or another model, such as a copy, was trained"
+    with pytest.raises(AssertionError, match=told):
+        check_same_trajectory(of_a_copy, train(mean), net, world)
 
 
 def test_check_same_trajectory_tells_wrong_tensors_from_those_that_are_right(world):
