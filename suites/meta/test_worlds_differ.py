@@ -156,12 +156,33 @@ def test_a_difference_of_another_kind_is_not_put_on_globals(run):
 def test_other(request, rank):
     train.step_count += 1
     assert dist.get_backend() == "sim"
+
+
+@pytest.mark.world_size(2)
+def test_on_processes_alone(request, rank):
+    train.step_count += 1
+    assert dist.get_backend() == "gloo"
+
+
+drawn, seeded = torch.randn(3), torch.randn(3, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("imported", ["drawn", "seeded"])
+def test_alike_on_all_ranks(imported):
+    mine = globals()[imported]
+    of_rank_0 = mine.clone()
+    dist.broadcast(of_rank_0, 0)
+    assert torch.equal(of_rank_0, mine)
 """
     )
-    result.assert_outcomes(failed=1, passed=1)
+    result.assert_outcomes(failed=3, passed=5)
+    other = "and not because simulated ranks share module globals, as far as those can be told apart."
+    imported = "What a file draws without a seed when it is imported is one on sim; each process imports it for itself."
     assert sections == {
-        "test_other[gloo-2]": "passes on sim, fails on gloo, and not because simulated ranks share module globals, as "
-        "far as those can be told apart."
+        "test_other[gloo-2]": f"passes on sim, fails on gloo, {other}\n{imported}",
+        "test_on_processes_alone[sim-2]": f"fails on sim, passes on gloo, {other}",
+        "test_alike_on_all_ranks[gloo-2-drawn]": f"passes on sim, fails on gloo, {other}\n{imported}",
     }
 
 
