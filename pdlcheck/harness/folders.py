@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from _pytest.tmpdir import tmppath_result_key
 
-__all__ = ["SHARED", "basetemp_of", "clear_shared", "has_failed", "shared_of", "shared_path"]
+__all__ = ["SHARED", "Folders", "basetemp_of", "clear_shared", "empty_shared", "has_failed", "shared_of", "shared_path"]
 
 SHARED = pytest.StashKey[Path]()
 _numbers = pytest.StashKey["count[int]"]()
@@ -55,6 +56,32 @@ def clear_shared(item: pytest.Item) -> None:
     policy = item.config.getini("tmp_path_retention_policy")
     if policy == "failed" and not has_failed(item):
         shutil.rmtree(path, ignore_errors=True)
+
+
+class Folders:
+    """Temporary folders of a test that runs several times: what one run writes there, the next does not find.
+
+    What was there before is left alone, also where a run has changed it.
+    """
+
+    def __init__(self, item: pytest.Item) -> None:
+        arguments = getattr(item, "funcargs", {})
+        given = [arguments.get("tmp_path"), arguments.get("tmpdir"), item.stash.get(SHARED, None)]
+        self._folders = {Path(path) for path in given if path is not None}
+        self._before = {path for folder in self._folders for path in folder.rglob("*")}
+
+    def restore(self) -> None:
+        for folder in self._folders:
+            for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder
+                if path not in self._before:
+                    with suppress(OSError):
+                        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def empty_shared(item: pytest.Item) -> None:
+    """Take away what the ranks of one run have left there, before others with new fixtures come."""
+    if SHARED in item.stash:
+        shutil.rmtree(item.stash[SHARED], ignore_errors=True)
 
 
 def has_failed(item: pytest.Item) -> bool:

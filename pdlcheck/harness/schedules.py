@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pdlcheck.harness import cases
+from pdlcheck.harness.folders import Folders
 
 __all__ = ["FOUND", "call_under_schedules", "runs_under_schedules", "search_schedules"]
 
@@ -41,7 +42,10 @@ def search_schedules(item: pytest.Item, run: Callable[[Any], BaseException | Non
 
 
 def call_under_schedules(item: pytest.Function) -> None:
-    """Call a test with the fixture ``world`` under each schedule; all of its runs have the same."""
+    """Call a test with the fixture ``world`` under each schedule; all of its runs have the same.
+
+    Fixtures are those of the first call: temporary folders are restored, as the next call would find files of the last.
+    """
     __tracebackhide__ = True
     from pdlcheck.worlds.simulated import SimulatedWorld
     from pdlcheck.worlds.simulated.schedules import Recorder
@@ -54,8 +58,10 @@ def call_under_schedules(item: pytest.Function) -> None:
     assert isinstance(world, SimulatedWorld)
     arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
     before, steps = world.schedule, 1
+    folders = Folders(item)
     try:
         for number in range(count):
+            folders.restore()
             world.schedule = recorder = Recorder(variety(number, steps))
             try:
                 item.obj(**arguments)

@@ -24,6 +24,7 @@ from pdlcheck.faults import DrawnFaults
 from pdlcheck.harness.at_once import needs_one_message
 from pdlcheck.harness.cases import CASE, Case, RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.examples import draw_schedule, is_property, note_schedule
+from pdlcheck.harness.folders import empty_shared
 from pdlcheck.harness.loggers import attach_quickly
 from pdlcheck.harness.own_fixtures import Text, follow, follow_fixture, follow_log, in_force
 from pdlcheck.harness.properties import Properties, record
@@ -153,6 +154,7 @@ class SimulatedItem:
             self.teardown()
             self._item.stash._storage.update(notes)
             self._stack = ExitStack()
+            empty_shared(self._item)
             self.setup()
         self._used = True
         try:

@@ -107,6 +107,62 @@ def test_race(world):
     run(source.replace("== 1", "in (1, 2)")).assert_outcomes(passed=1)
 
 
+WRITES = """
+import pytest, torch, torch.distributed as dist
+
+def write_and_read(folder, late):
+    assert (folder / "kept").read_text() == "from before the first schedule"
+    if late:
+        dist.barrier()
+    if dist.get_rank() == 0:
+        (folder / "new").mkdir()
+        (folder / "new" / "saved").write_text("saved")
+        (folder / "link").symlink_to(folder / "new")
+    if not late:
+        dist.barrier()
+    if not (folder / "new" / "saved").exists():
+        raise FileNotFoundError("read before it was written")
+"""
+IN_TMP_PATH = WRITES + """
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "kept").write_text("from before the first schedule")
+    return tmp_path
+
+@pytest.mark.schedules(20)
+def test_it(world, folder):
+    world.run(write_and_read, folder, LATE, world_size=2)
+"""
+IN_SHARED_TMP_PATH_OF_THE_CALLER = IN_TMP_PATH.replace("tmp_path", "shared_tmp_path")
+IN_SHARED_TMP_PATH = WRITES + """
+@pytest.mark.schedules(20)
+@pytest.mark.world_size(2)
+def test_it(rank, shared_tmp_path):
+    if rank == 0:
+        assert list(shared_tmp_path.iterdir()) == []
+        (shared_tmp_path / "kept").write_text("from before the first schedule")
+    dist.barrier()
+    write_and_read(shared_tmp_path, LATE)
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [IN_TMP_PATH, IN_SHARED_TMP_PATH_OF_THE_CALLER, IN_SHARED_TMP_PATH],
+    ids=["tmp_path", "shared_tmp_path of the caller", "shared_tmp_path"],
+)
+def test_a_schedule_finds_no_file_that_another_has_written(run, pytester, source):
+    """Rank 0 goes first under the first schedule: the file that it leaves would be there for all others."""
+    run(source.replace("LATE", "False")).assert_outcomes(passed=1)
+    source = source.replace("LATE", "True").replace("dist.get_rank() == 0", "dist.get_rank() == WRITER")
+    for writer in range(2):
+        found = run(source.replace("WRITER", str(writer)))
+        found.assert_outcomes(failed=1)
+        found.stdout.fnmatch_lines(["*read before it was written*", "*schedule * of 20 fails first*"])
+        again = pytester.runpytest_inprocess(*replay_command(found), "-p", "no:cacheprovider")
+        assert failure_lines(again) == failure_lines(found) != []
+
+
 @pytest.mark.parametrize(
     ("marker", "argument"), [("@pytest.mark.schedules(50)", ""), ("", ", schedule=schedules()")]
 )
