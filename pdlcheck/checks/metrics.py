@@ -34,8 +34,10 @@ def check_metric(
 ) -> None:
     """What ranks report about the samples that they share must be what one process reports about all of them.
 
-    It is asked about all samples and about all but the last, since one of the two numbers is uneven over ranks. Numbers
-    may be off by 1e-5 of the largest that any share of the samples has; integers and everything else must be equal.
+    It is asked about all samples and about all but the last, since one of the two numbers is uneven over ranks; where
+    the mean of the ranks' values is right by chance, as with ``torch.arange``, once more with the last sample first.
+    Numbers may be off by 1e-5 of the largest that any share of the samples has; integers and everything else must be
+    equal.
 
     Args:
         evaluate: called as ``evaluate(*samples)`` on every rank, with all samples, of which it takes the rank's share
@@ -69,12 +71,19 @@ def check_metric(
         raise ValueError(f"check_metric needs tensors with the same number of samples, 2 or more; got {sizes}")
     if any(size < 2 for size in world_sizes) or not world_sizes:
         raise ValueError(f"check_metric compares with one process; world_sizes must be 2 or more, got {world_sizes}")
-    shows = False
-    for size in (count, count - 1):
-        alone = _Alone(evaluate, reference, tuple(tensor[:size] for tensor in samples), world)
-        for world_size in world_sizes:
-            _compare(alone, world_size)
-            shows = shows or alone.tells_shares_apart(world_size)
+    shows, by_chance = False, None
+    for order in (None, "last_sample_first"):
+        for size in (count, count - 1):
+            given = tuple(t[:size] if order is None else t[:size].roll(1, 0) for t in samples)
+            alone = _Alone(evaluate, reference, given, world, order)
+            for world_size in world_sizes:
+                _compare(alone, world_size)
+                shows = shows or alone.tells_shares_apart(world_size)
+                if by_chance != set():
+                    found = alone.right_by_chance(world_size)
+                    by_chance = found if by_chance is None else by_chance & found
+        if not by_chance:
+            break
     if not shows:
         raise Inconclusive(
             f"{name_of(evaluate)} reports the same for every share of the samples, no fault would show: give it "
@@ -90,6 +99,7 @@ class _Alone:
     reference: Callable[..., Any] | None
     samples: Samples
     world: Any
+    order: str | None = None
     _shares: dict[int, list[list[Values]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -135,6 +145,17 @@ class _Alone:
             if place in share
         )
 
+    def right_by_chance(self, world_size: int) -> set[tuple[int, str]]:
+        """Ways to share and places where the mean of the ranks' values, each counted once, is the right number."""
+        return {
+            (way, place)
+            for way, shares in enumerate(self.shares(world_size))
+            for place, value in self.of_all.items()
+            if _is_number(value)
+            and all(_is_number(share.get(place)) for share in shares)
+            and _near(sum(share[place] for share in shares) / world_size, value, 0.0)
+        }
+
     def largest(self, world_size: int, place: str) -> float:
         """Of what any share has there."""
         found = [share.get(place) for shares in self.shares(world_size) for share in shares]
@@ -173,7 +194,7 @@ def _compare(alone: _Alone, world_size: int) -> None:
     who, expected = name_of(alone.evaluate), alone.of_all
     reports = alone.world.run(alone.evaluate, *alone.samples, world_size=world_size)
     told = [(rank, _values(report)) for rank, report in enumerate(reports) if report is not None]
-    facts = case(alone.world, world_size, samples=len(alone))
+    facts = case(alone.world, world_size, samples=len(alone), order=alone.order)
     if not told:
         raise failure(f"{who}: no rank reports anything, one process reports {_listed(expected)}", case=facts)
     for rank, found in told:

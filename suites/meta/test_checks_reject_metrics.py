@@ -183,6 +183,30 @@ def test_samples_that_fill_all_ranks_hide_nothing(world):
         check_metric(mean_of_means, [torch.arange(8.0) ** 2], world, world_sizes=[2])
 
 
+@pytest.mark.parametrize("count", [6, 7, 11])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_samples_for_which_a_mean_of_means_is_right_by_chance_hide_nothing(world, count, dtype):
+    """Every second number from 0 to 6 has the mean of all, and so have the others."""
+    samples = [torch.arange(count, dtype=dtype)]
+    check_metric(sum_and_count, samples, world)
+    check_metric(of_several_kinds, samples, world)
+    for broken in (mean_of_means, mean_of_means_of_blocks):
+        with pytest.raises(AssertionError, match="likely cause  the mean of the ranks' values, each counted once"):
+            check_metric(broken, samples, world)
+    with pytest.raises(AssertionError, match=r"order=last_sample_first$"):
+        check_metric(mean_of_means, samples, world)
+
+
+def test_samples_keep_their_order_where_it_hides_nothing(world):
+    """A metric of samples in order, of which the first is the smallest."""
+
+    def spread(errors):
+        assert errors[0] == 1.0
+        return {"mean": sum_and_count(errors), "first": float(errors[0]) * sum_and_count(errors)}
+
+    check_metric(spread, [torch.tensor([1.0, 3.0, 4.0, 1.0, 5.0, 9.0, 2.5])], world)
+
+
 def test_batches_that_count_the_same_need_a_reference(world):
     def mean_over_batches(errors):
         means = [batch.mean() for batch in own(errors).split(2)]
