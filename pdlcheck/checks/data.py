@@ -74,7 +74,10 @@ def check_epochs_differ(shards: Shards, world: Any, *, num_samples: int, world_s
     """
     __tracebackhide__ = True
     if num_samples < ENOUGH_SAMPLES * world_size:
-        raise Inconclusive(f"check_epochs_differ needs {ENOUGH_SAMPLES} samples for each rank, got {num_samples}")
+        raise Inconclusive(
+            f"check_epochs_differ needs {ENOUGH_SAMPLES} samples for each rank, of fewer an order may come twice by "
+            f"chance; num_samples={num_samples} on {world_size} ranks: pass {ENOUGH_SAMPLES * world_size} or more"
+        )
     orders = [_draw(shards, world, num_samples, world_size, epoch) for epoch in range(epochs)]
     subject, facts = name_of(shards), case(world, world_size, num_samples=num_samples)
     _require_other_orders(subject, orders, facts)
