@@ -37,6 +37,9 @@ _ONLY_BUFFERS = (
 )
 _GRADIENTS = "the gradients of the model"
 _OWN = {*STREAMS, _GRADIENTS}  # what no function holds
+_REPLICAS = (
+    "; where ranks are meant to hold the same, they differed before saving: check_replicas_in_sync says since when"
+)
 _STEPS = "what the steps before leave behind, such as the position in an iterator over the data"
 
 
@@ -308,7 +311,7 @@ def _cause_in_weights(
     for other, trace in enumerate(straight):
         if other != rank and not differing([digest(found), digest({name: trace.states[0].get(name)})]):
             own = f"it is what rank {other} held: each rank's own was not saved"
-            return own + (_ONLY_BUFFERS if _only_buffers_differ(resumed, straight) else "")
+            return own + (_ONLY_BUFFERS if _only_buffers_differ(resumed, straight) else _REPLICAS)
     fresh = world.run(_fresh, start, plan, world_size=len(straight))
     if not differing([digest(found), digest({name: fresh[rank].get(name)})]):
         return f"it is what start made: load does not restore this {name.split()[0]}"

@@ -176,7 +176,12 @@ LOST = [
     ([gives_all_the_streams_of_rank_0], "rank 1 after step 4.*lost: the random numbers of torch" + EXACTLY, ""),
     ([loads_nothing_of_a_wrapped_model], "it is what start made: load does not restore this parameter", ""),
     ([loads_parameters_only], "it is what start made: load does not restore this buffer", ""),
-    ([gives_all_the_weights_of_rank_0], "it is what rank 0 held: each rank's own was not saved\n", ""),
+    (
+        [gives_all_the_weights_of_rank_0],
+        "it is what rank 0 held: each rank's own was not saved; where ranks are meant to hold the same, they differed "
+        "before saving: check_replicas_in_sync says since when\n",
+        "",
+    ),
     ([rounds], "save does not write this parameter as it is, or load does not", ""),
     ([honest_load, saves_and_draws], "saving changes the training.*save draws random numbers", ""),
     ([honest_load, saves_and_resets], "saving changes the training.*save changes the state that it saves", ""),
