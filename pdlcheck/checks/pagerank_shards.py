@@ -69,6 +69,19 @@ class Shards:
                     f"{name}: rank {rank} returned scores of shape {result.scores.shape} for {len(nodes)} nodes",
                     **facts,
                 )
+            if nodes.dtype.kind not in "iu" or nodes.ndim != 1:
+                raise failure(f"{name}: nodes of rank {rank} are {show(nodes.tolist())}, expected ids", **facts)
+            outside = nodes[(nodes < 0) | (nodes >= n)]
+            if outside.size:
+                cause = "ids are counted from 1, or a range ends behind its last node" if outside.max() == n else None
+                raise failure(
+                    f"{name}: rank {rank} has a score for node {outside[0]}, nodes are 0 to {n - 1}",
+                    likely_cause=cause,
+                    **facts,
+                )
+            ids, counts = np.unique(nodes, return_counts=True)
+            if (counts > 1).any():
+                raise failure(f"{name}: node {ids[counts > 1][0]} is twice in the shard of rank {rank}", **facts)
             twice = nodes[owner[nodes] >= 0]
             if result.nodes is not None and twice.size:
                 raise failure(
@@ -149,12 +162,27 @@ def _call(function: Callable[..., Any], parts: list[Any], keywords: dict[str, An
         scores = scores.detach().cpu().numpy()
     nodes = getattr(got, "nodes", None)
     said = {what: getattr(got, what) for what in ("iterations", "error_bound", "converged") if hasattr(got, what)}
-    ids = None if nodes is None else np.array(nodes, np.int64)
-    return Result(ids, np.array(scores, np.float64), said)
+    if nodes is not None:
+        nodes = np.array(nodes.detach().cpu().numpy() if hasattr(nodes, "detach") else nodes)
+        nodes = nodes.astype(np.int64) if nodes.dtype.kind in "iu" or not nodes.size else nodes
+    return Result(nodes, np.array(scores, np.float64), said)
 
 
 def whole(parts: Sequence[Any]) -> Edges:
     """All edges that the ranks hold."""
+    if not parts or isinstance(parts, str):
+        raise ValueError(f"parts must be one graph for each rank, got {parts!r}; its length is the world size")
+    for rank, part in enumerate(parts):
+        if not all(hasattr(part, name) for name in ("src", "dst", "num_nodes", "weights")):
+            raise TypeError(
+                f"parts[{rank}] must have src, dst, num_nodes and weights, got a {type(part).__qualname__}; "
+                "pdlcheck.checks.graphs.Edges has them"
+            )
+        if part.num_nodes != parts[0].num_nodes:
+            raise ValueError(
+                f"parts must have the num_nodes of the whole graph, got {parts[0].num_nodes} for rank 0 and "
+                f"{part.num_nodes} for rank {rank}"
+            )
     weights = None
     if any(part.weights is not None for part in parts):
         ones = [np.ones(len(part.src)) if part.weights is None else part.weights for part in parts]

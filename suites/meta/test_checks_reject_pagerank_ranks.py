@@ -245,3 +245,37 @@ def test_scores_of_the_wrong_shape_are_named():
 
     with pytest.raises(AssertionError, match=r"short: rank 0 returned scores of shape \(2,\) for 6 nodes"):
         check_pagerank_over_ranks(short, PARTS, get_world("sim"))
+
+
+WRONG_NODES = {
+    "counted from 1": (lambda nodes: nodes + 1, "score for node 6, nodes are 0 to 5\n.*ids are counted from 1"),
+    "before the first": (lambda nodes: nodes - 1, "rank 0 has a score for node -1, nodes are 0 to 5"),
+    "no ids": (lambda nodes: nodes + 0.5, r"nodes of rank 0 are \[0.5, 1.5\], expected ids"),
+    "one twice": (lambda nodes: np.minimum(nodes, nodes[0]), "node 0 is twice in the shard of rank 0"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_NODES)
+def test_nodes_that_no_graph_has_are_rejected_with_their_rank(kind):
+    change, message = WRONG_NODES[kind]
+
+    def moved(part, change=lambda nodes: torch.from_numpy(np.array(nodes))):
+        result = twin(part)
+        return SimpleNamespace(scores=result.scores, nodes=change(np.array(result.nodes)))
+
+    check_pagerank_over_ranks(moved, PARTS, get_world("sim"))
+    with pytest.raises(AssertionError, match=message):
+        check_pagerank_over_ranks(partial(moved, change=change), PARTS, get_world("sim"))
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "message"),
+    [
+        ([], ValueError, r"^parts must be one graph for each rank, got \[\]"),
+        ([([0], [1])], TypeError, r"^parts\[0\] must have src, dst, num_nodes and weights, got a tuple"),
+        ([PARTS[0], edges([0], [1], 2)], ValueError, "^parts must have the num_nodes of the whole graph, got 6"),
+    ],
+)
+def test_parts_of_no_graph_are_refused_before_they_are_ranked(parts, error, message):
+    with pytest.raises(error, match=message):
+        check_pagerank_over_ranks(twin, parts, get_world("sim"))
