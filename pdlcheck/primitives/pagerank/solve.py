@@ -19,11 +19,15 @@ from pdlcheck.primitives.pagerank.arguments import (
 )
 from pdlcheck.primitives.pagerank.device import is_on_device, require_room_on, solve_on_device
 from pdlcheck.primitives.pagerank.formats import as_graph
-from pdlcheck.primitives.pagerank.graph import Float64, borrowed_graph
+from pdlcheck.primitives.pagerank.graph import Float64, Graph, borrowed_graph
 from pdlcheck.primitives.pagerank.layout import is_laid_out, layout_of
 from pdlcheck.primitives.pagerank.memory import require_free_memory, solver_nbytes, vectors_nbytes
 from pdlcheck.primitives.pagerank.progress import RoundProgress, unheard
+from pdlcheck.primitives.pagerank.reference import pagerank_reference
 from pdlcheck.primitives.pagerank.rounds import Rounds
+
+FEW_NODES = 1000  # whose dense matrix takes 16 MB and a moment
+MANY_ROUNDS = 10_000  # at d = 0.999 and tol = 1e-8 there may be 35 000, and on a graph without cycles many fewer
 
 __all__ = ["PageRankResult", "enough_iterations", "pagerank", "require_tol"]
 
@@ -99,7 +103,8 @@ def pagerank(
             ``"auto"`` is the former where Triton is installed, and on the CPU neither but compiled loops.
         method: ``"gauss-seidel"`` reads new scores in the round that made them (from a million edges on, those of
             the sixteenths of the rows before) and keeps their sum at 1: fewer rounds, most of all where ranks spread
-            slowly. ``"power"`` reads the last round's alone. ``"auto"`` is the former.
+            slowly. ``"power"`` reads the last round's alone. ``"auto"`` is the former; on at most a thousand nodes, with
+            a ``damping`` so near 1 that it could take more than 10 000 rounds, it begins with the dense solution.
         progress: called after each round with its number and the error bound; before the first, when the edges are
             laid out, with 0 and infinity.
 
@@ -166,10 +171,22 @@ def pagerank(
         progress=progress,
     )
     progress(0, math.inf)
-    begin = layout.rows_of(first) if start is not None else None if personalization is None else by_row
-    scores, bound = rounds.run(begin, tol, max_iter, warm=start is not None)
+    warm = start is not None
+    if method == "auto" and max_iter > MANY_ROUNDS and graph.num_nodes <= FEW_NODES and not warm:
+        first, warm = _directly(graph, damping, teleport, landing), True
+    begin = layout.rows_of(first) if warm else None if personalization is None else by_row
+    scores, bound = rounds.run(begin, tol, max_iter, warm=warm)
     seconds = time.perf_counter() - began
     return PageRankResult(scores, rounds.iteration, float(bound), bool(bound <= tol), seconds, graph.names)
+
+
+def _directly(graph: Graph, damping: float, teleport: Float64, landing: Float64) -> Float64:
+    """The dense solution, to begin with; ``teleport`` where it is of no use, as where float64 cannot tell d from 1."""
+    try:
+        scores = pagerank_reference(graph, damping=damping, personalization=teleport, dangling=landing)
+    except np.linalg.LinAlgError:
+        return teleport
+    return scores / scores.sum() if np.isfinite(scores).all() and scores.min() >= 0 < scores.sum() else teleport
 
 
 def require_tol(tol: float) -> float:
