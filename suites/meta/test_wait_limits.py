@@ -87,3 +87,70 @@ def test_a_wait_with_a_limit_ends_and_is_no_deadlock(run, world):
     result.assert_outcomes(passed=4 if world == "mpi" else 5, failed=1)
     words = "*RuntimeError: Operation timed out! 0.5 s have passed in all_reduce*"
     result.stdout.fnmatch_lines([words, "*rank 0 of 2 raised this*"])
+
+
+STORE = """
+from datetime import timedelta
+HALF = timedelta(seconds=0.5)
+
+def of_the_default_group():
+    return dist.PrefixStore("mine", dist.distributed_c10d._get_default_store())
+
+@W
+def test_a_key_that_nobody_sets(rank):
+    store = of_the_default_group()
+    if rank == 0:
+        with pytest.raises(dist.DistStoreError, match="wait timeout after 500ms, keys: .*missing"):
+            store.wait(["missing"], HALF)
+    dist.barrier()
+    store.set(f"here {rank}", "x")
+    store.wait([f"here {1 - rank}"], timedelta(seconds=20))
+    assert store.get(f"here {1 - rank}") == b"x"
+
+@W
+def test_a_key_that_comes_after_the_limit(rank):
+    store = of_the_default_group()
+    if rank == 0:
+        with pytest.raises(dist.DistStoreError, match="wait timeout"):
+            store.wait(["late"], HALF)
+        dist.barrier()
+        assert store.get("late") == b"x"
+    else:
+        dist.barrier()
+        store.set("late", "x")
+
+@W
+def test_a_limit_that_nobody_catches_fails_the_test(rank):
+    if rank == 0:
+        of_the_default_group().wait(["missing"], HALF)
+"""
+
+DEADLOCK = """
+@W
+def test_without_a_limit():
+    dist.distributed_c10d._get_default_store().get("missing")
+"""
+
+OWN_LIMIT = """
+from datetime import timedelta
+
+@W
+def test_the_limit_of_the_store(rank):
+    store = dist.distributed_c10d._get_default_store()
+    store.set_timeout(timedelta(seconds=0.5))
+    with pytest.raises(dist.DistStoreError, match="wait timeout after 500ms, keys: .*missing"):
+        store.get("missing")
+"""
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_wait_in_the_store_with_a_limit_ends_and_is_no_deadlock(run, world):
+    result = run(STORE + "\n@W\ndef test_after(): dist.barrier()\n", world=world)
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(["*DistStoreError: wait timeout after 500ms, keys: *missing*", "*rank 0 of 2 raised*"])
+
+
+def test_a_wait_in_the_store_without_a_limit_is_a_deadlock_and_set_timeout_sets_one(run):
+    result = run(DEADLOCK + OWN_LIMIT, world="sim")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*rank 0: blocked in store.wait for '*missing'*"])

@@ -6,7 +6,8 @@ What is left open by the rules of ``torch.distributed`` is decided by :class:`pd
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -20,8 +21,8 @@ from pdlcheck.worlds.simulated.collectives import read_by, written_by
 from pdlcheck.worlds.simulated.lanes import Lanes
 from pdlcheck.worlds.simulated.leaks import leaked
 from pdlcheck.worlds.simulated.origin import origin
-from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank
-from pdlcheck.worlds.simulated.schedules.access import Post, Question
+from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank, running_rank
+from pdlcheck.worlds.simulated.schedules.access import Post, Question, StoreAccess
 from pdlcheck.worlds.simulated.store import SimulatedStore
 from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
 from pdlcheck.worlds.simulated.work import SimulatedWork, Transfer
@@ -84,7 +85,7 @@ class Network:
         self.suffering = Suffering(
             [fault for fault in faults if not isinstance(fault, Slow)], len(self.scheduler.ranks)
         )
-        self._limits: list[tuple[float, int, SimulatedWork]] = []  # of waits: seconds, rank
+        self._limits: list[tuple[float, int, Callable[[], None]]] = []  # of waits: seconds, rank, what tells of its end
         self.traffic = Traffic(len(self.scheduler.ranks))
         self._random = random.Random(self._seed)
 
@@ -104,9 +105,9 @@ class Network:
         """Nobody can go on: time limits may elapse, the shortest first."""
         if not self._limits:
             return self.suffering.elapse(self._posted)
-        limit, _, work = min(self._limits, key=lambda entry: entry[:2])
-        self._limits.remove((limit, work.operation.signature.rank, work))
-        work.elapse()
+        shortest = min(self._limits, key=lambda entry: entry[:2])
+        self._limits.remove(shortest)
+        shortest[2]()
         return True
 
     def leave(self, rank: int) -> None:
@@ -247,10 +248,22 @@ class Network:
 
         Ranks have no clock of their own, so that a limit elapses as late as it can, and of several the shortest does.
         """
-        entry = limit_s, work.operation.signature.rank, work
+        with self._limit(limit_s, work.operation.signature.rank, work.elapse):
+            self.wait(work.may_go_on, work.operation.signature)
+
+    def wait_in_store(self, ready: Callable[[], bool], waits_for: str, access: StoreAccess, limit_s: float) -> bool:
+        """Block the running rank until ``ready()``; False if that does not come about, as in :meth:`wait_for`."""
+        elapsed: list[bool] = []
+        with self._limit(limit_s, running_rank().rank, lambda: elapsed.append(True)):
+            self.scheduler.wait_until(lambda: bool(elapsed) or ready(), waits_for, access)
+        return ready()
+
+    @contextmanager
+    def _limit(self, limit_s: float, rank: int, elapse: Callable[[], None]) -> Iterator[None]:
+        entry = limit_s, rank, elapse
         self._limits.append(entry)
         try:
-            self.wait(work.may_go_on, work.operation.signature)
+            yield
         finally:
             if entry in self._limits:
                 self._limits.remove(entry)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
+from types import FrameType
 from typing import Any
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from pdlcheck.worlds.simulated.scheduler import Scheduler, current_rank
 from pdlcheck.worlds.simulated.schedules.access import StoreAccess
+from pdlcheck.worlds.watch import is_limit
 
 __all__ = ["SimulatedStore"]
+
+_NONE = timedelta(seconds=300)  # torch's default, longer than any test; what a program sets is shorter, and everybody's
 
 
 class SimulatedStore(Store):
@@ -21,14 +27,18 @@ class SimulatedStore(Store):
     outcome is the same in any order.
     """
 
+    timeout: timedelta  # torch's; its stub leaves it out
+
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
         self._scheduler = scheduler
         self._values: dict[str, bytes] = {}
+        self.set_timeout(_NONE)
 
     def clear(self) -> None:
         """Forget everything; not while ranks run."""
         self._values.clear()
+        self.set_timeout(_NONE)
 
     def set(self, key: str, value: str | bytes) -> None:
         self._access(True, key)
@@ -72,17 +82,27 @@ class SimulatedStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
         self._access(False, *keys)
-        self._wait(keys)
+        self._wait(keys, timeout if is_limit(timeout) and not _is_torch(sys._getframe(1)) else None)
 
-    def _wait(self, keys: Sequence[str]) -> None:
+    def _wait(self, keys: Sequence[str], limit: timedelta | None = None) -> None:
         missing = ", ".join(repr(key) for key in keys if key not in self._values)
-        self._scheduler.wait_until(
-            lambda: all(key in self._values for key in keys),
-            f"store.wait for {missing}",
-            StoreAccess(tuple(keys), False),
-        )
+        waits_for, access = f"store.wait for {missing}", StoreAccess(tuple(keys), False)
+        me = current_rank()
+        if limit is None and self.timeout < _NONE and not _is_torch(sys._getframe(2)):
+            limit = self.timeout
+
+        def ready() -> bool:
+            return all(key in self._values for key in keys)
+
+        if limit is None or me is None:
+            self._scheduler.wait_until(ready, waits_for, access)
+        elif not me.network.wait_in_store(ready, waits_for, access, limit.total_seconds()):
+            raise dist.DistStoreError(f"wait timeout after {round(1000 * limit.total_seconds())}ms, keys: {missing}")
 
     def _access(self, writes: bool, *keys: str) -> None:
-        caller = sys._getframe(2).f_globals.get("__name__", "")
-        if current_rank() is not None and not caller.startswith("torch."):
+        if current_rank() is not None and not _is_torch(sys._getframe(2)):
             self._scheduler.switch(StoreAccess(keys, writes))
+
+
+def _is_torch(caller: FrameType) -> bool:
+    return str(caller.f_globals.get("__name__", "")).startswith("torch.")
