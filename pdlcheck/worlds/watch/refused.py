@@ -6,10 +6,12 @@ has written.
 
 from __future__ import annotations
 
+import torch
+
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature
 
-__all__ = ["refuse"]
+__all__ = ["refuse", "refuse_overlap"]
 
 _BITWISE = ("BAND", "BOR", "BXOR")
 _OF_SOME_DTYPES = ("AVG", *_BITWISE)
@@ -23,11 +25,12 @@ _LISTS = {  # what a collective takes as a list
 
 
 def refuse(operation: Operation) -> None:
-    """Check the arguments of a collective on one rank.
+    """Check the arguments of an operation on one rank.
 
     Raises:
         RuntimeError: the type that torch's own backends raise.
     """
+    refuse_overlap(operation)
     signature = operation.signature
     if signature.is_p2p:
         return
@@ -35,6 +38,24 @@ def refuse(operation: Operation) -> None:
         _refuse_dtypes(part, signature.op, signature.reduce_op)
         if signature.op in _LISTS and signature.root in (-1, signature.rank):
             _refuse_lists(part, signature)
+
+
+def refuse_overlap(operation: Operation) -> None:
+    """As the gradient of ``sum()``: gloo takes its memory for as long as its shape says, and writes beyond the end.
+
+    Raises:
+        RuntimeError: an operation would write to a tensor whose elements share memory.
+    """
+    for part in operation.parts:
+        for tensor in part.outputs:
+            if tensor.is_contiguous() or tensor.layout is not torch.strided:
+                continue
+            shape, strides = tuple(tensor.shape), tensor.stride()
+            if any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True)):
+                raise RuntimeError(
+                    f"{operation.signature.op} would write to a tensor whose elements share memory: shape {shape}, "
+                    f"strides {strides}, as expand() makes them; call .contiguous() first"
+                )
 
 
 def _refuse_lists(part: Part, signature: Signature) -> None:
