@@ -112,7 +112,7 @@ def check_local_sgd(
             f"{name_of(wrap)}: {_after(step, each[rank])} rank {rank}",
             (name, found[rank][step], expected[rank][step]),
             wrong_ranks=", ".join(map(str, at_fault)),
-            likely_cause=_cause(found, course, rule),
+            likely_cause=_cause(found, course, rule) or _divisor(found[rank][step], expected[rank][step], len(each)),
             case=facts,
         )
     _require_equal_replicas(name_of(wrap), found, rule, each, facts)
@@ -178,6 +178,16 @@ def _cause(found: list[Trace], course: Course, rule: Rule) -> str | None:
         if all(_first_wrong(have, want) is None for have, want in zip(found, traces, strict=True)):
             return text
     return None
+
+
+def _divisor(have: dict[str, Tensor], want: dict[str, Tensor], count: int) -> str | None:
+    """By what the sum of the models was divided, if all weights are one factor times their mean."""
+    names = [name for name in want if name.startswith("parameter")]
+    found, mean = (torch.cat([held[name].flatten().double() for name in names]) for held in (have, want))
+    factor = float(found.dot(mean) / mean.dot(mean)) if mean.any() else 0.0
+    if factor <= 0 or not ((found - factor * mean).abs() <= RELATIVE * found.abs().max()).all():
+        return None
+    return f"all weights are {factor:.6g} times the mean: {count} models were added and divided by {count / factor:.6g}"
 
 
 def _require_equal_replicas(who: str, found: list[Trace], rule: Rule, steps: Sequence[int], facts: str) -> None:

@@ -129,6 +129,13 @@ class AddsModels(Trainer):
             dist.all_reduce(parameter.detach())
 
 
+class DividesByTheStepsOfARound(Trainer):
+    def average(self):
+        for parameter in self.model.parameters():
+            dist.all_reduce(parameter.detach())
+            parameter.detach().div_(self.every)
+
+
 class CopiesRank0(Trainer):
     def average(self):
         for parameter in self.model.parameters():
@@ -233,6 +240,7 @@ WRONG = [
     (AveragesAStepTooEarly, {}, "after step 1 rank 0 holds .*models are averaged one step too early"),
     (AveragesBeforeTheStep, {}, "after step 2 rank 0 holds .*averaged before the step, not after it"),
     (AddsModels, {}, "the sum is not divided by the number of ranks"),
+    (DividesByTheStepsOfARound, {}, r"all weights are 1\.5 times the mean: 3 models were added and divided by 2\n"),
     (CopiesRank0, {}, "every rank takes the model of rank 0: it is copied, not averaged"),
     (DropsMomentum, {}, "holds nothing as momentum_buffer of '0.weight'.*state is dropped in each round"),
     (LeavesBuffers, {}, "rank 1 holds .* of buffer '1.running_mean'.*its own buffers: they drift apart"),
