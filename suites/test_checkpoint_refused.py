@@ -167,6 +167,12 @@ def wrapped():
     return model
 
 
+def compiled():
+    model = nn.Module()
+    model._orig_mod = net()  # as torch.compile names it
+    return model
+
+
 def two_groups(parameters):
     first, *rest = parameters
     return torch.optim.SGD([{"params": [first]}, {"params": rest}], lr=0.1, momentum=0.9)
@@ -185,6 +191,7 @@ MISFITS = [
     ({"make": double}, "another model: '0.weight' has shape .* and torch.float64, .* and torch.float32"),
     ({"make": deep}, "another model: it lacks '4.weight', '4.bias'"),
     ({"make": wrapped}, "this model lacks .* from a bare model: load into wrapper.module"),
+    ({"make": compiled}, "one of the two is what torch.compile returned: save and load the model that it was given"),
     ({"optimizer": ADAM}, "optimizer is a AdamW, the checkpoint holds the state of a SGD"),
     ({"optimizer": two_groups}, "optimizer has 2 parameter groups, the checkpoint holds 1"),
     ({"optimizer": fewer}, "group 0 of optimizer has 5 parameters, that of the checkpoint 6"),

@@ -110,7 +110,14 @@ def _prefix(own: set[str], saved: set[str]) -> str:
         )
     if {f"module.{key}" for key in saved} == own:
         return "; it was saved from a bare model: load into wrapper.module"
+    if {_uncompiled(key) for key in saved} == {_uncompiled(key) for key in own}:
+        return "; one of the two is what torch.compile returned: save and load the model that it was given"
     return ""
+
+
+def _uncompiled(key: str) -> str:
+    """A name without what ``torch.compile`` puts into it."""
+    return key.replace("_orig_mod.", "")
 
 
 def _require_optimizer(name: str, held: Optimizer, own: list[Any], saved: list[Any], state: dict[str, Node]) -> None:
