@@ -325,6 +325,8 @@ def _why_repeated(ranks: list[list[int]], num_samples: int, least: int) -> str:
     covered = set().union(*sets)
     if len(ranks) > 1 and all(sorted(indices) == list(range(num_samples)) for indices in ranks):
         return "every rank has the whole data set: the sampler is missing"
+    if len(ranks) > 1 and all(sorted(indices) == sorted(ranks[0]) for indices in ranks):
+        return "all ranks have the same shard: the rank does not reach what cuts the order"
     if len(covered) == num_samples and {len(indices) for indices in ranks} == {-(-num_samples // len(ranks))}:
         return "the shards are padded to one length with samples that come again"
     if sum(map(len, sets)) - len(covered) <= least:

@@ -102,6 +102,10 @@ def one_too_far(num_samples, *, rank, world_size, epoch):
     return strided(num_samples, rank=rank, world_size=world_size, epoch=epoch) + 1
 
 
+def shard_of_rank_0(num_samples, *, rank, world_size, epoch):
+    return strided(num_samples, rank=0, world_size=world_size, epoch=epoch)
+
+
 def shard_of_rank_1_lost(num_samples, *, rank, world_size, epoch):
     return strided(num_samples, rank=rank, world_size=world_size, epoch=epoch)[: 0 if rank == 1 else None]
 
@@ -130,6 +134,11 @@ def test_check_shards_accepts(world, correct, tail, num_samples):
         own_random_order,
         "uneven",
         r"sample \d is in the shards of ranks [\s\S]*ranks draw different orders",
+    ),
+    (
+        shard_of_rank_0,
+        "uneven",
+        r"sample \d is in the shards of ranks \[0, 1, 2\].*\n.*\n.*cause  all ranks have the same shard: the rank",
     ),
     (overlapping, "uneven", r"sample \d is in the shards of ranks \[0, 1\]|the shards have \[2, 3, 3\]"),
     (without_the_tail, "uneven", r"samples \d in no shard, .* cover all 7[\s\S]*the tail is dropped: pass tail="),
