@@ -207,6 +207,11 @@ class Reference:
         )
         yield f"it is {total} times too small: divided by the samples again", scaled(1 / total)
         yield f"it is {total} times too large: not divided by the samples", scaled(total)
+        own = self.sizes[rank]
+        if own and own * world_size != total:
+            of_this_rank = f"the {own} sample(s) of this rank, where all ranks have {total}"
+            yield f"it is divided by world_size times {of_this_rank}", scaled(total / (own * world_size))
+            yield f"it is divided by {of_this_rank}", scaled(total / own)
         for other in range(world_size):
             yield f"it is the gradient of rank {other}'s shard: copied, not averaged", one(other)
         for other in range(world_size):

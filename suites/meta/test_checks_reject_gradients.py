@@ -111,6 +111,20 @@ def forgets_the_count(model, num_samples):
         grad *= 6
 
 
+def by_its_own_samples(model, num_samples):
+    """Sums over samples, which each rank divides by those that it has itself."""
+    for grad in grads(model):
+        grad *= num_samples
+        dist.all_reduce(grad)
+        grad /= max(num_samples, 1)
+
+
+def by_its_own_samples_and_ranks(model, num_samples):
+    by_its_own_samples(model, num_samples)
+    for grad in grads(model):
+        grad /= dist.get_world_size()
+
+
 def only_what_this_rank_has(model, num_samples):
     """Averages among the ranks that have a gradient, as if the others were not there."""
     for parameter in model.parameters():
@@ -181,6 +195,8 @@ def rows(*cases):
     (without_rank_1, net, EVEN, "the shard of rank 1 is missing"),
     (zeroed, net, EVEN, "it is zero, or None: gradients were lost"),
     (forgets_the_count, net, UNEVEN, "it is 6 times too large: not divided by the samples"),
+    (by_its_own_samples, net, UNEVEN[::-1], "it is divided by the 3 sample.s. of this rank, where all ranks have 6\n"),
+    (by_its_own_samples_and_ranks, net, UNEVEN[::-1], "it is divided by world_size times the 3 sample.s. of this rank"),
     (mean, net, UNEVEN, "it is the plain mean over ranks: shards are uneven, weight them"),
     (mean, net, EMPTY, "it is the plain mean over ranks: shards are uneven, weight them"),
     (only_what_this_rank_has, Gated, EVEN, "of the gradient of 'sometimes.weight', one process"),
