@@ -15,7 +15,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pdlcheck.checks.message import case, failure, first_index, name_of, show
-from pdlcheck.checks.replica_rules import Course, Rule, Trace, alternatives, backward, look, simulate
+from pdlcheck.checks.replica_rules import (
+    Course,
+    Rule,
+    Trace,
+    alternatives,
+    backward,
+    look,
+    simulate,
+    with_other_buffers,
+)
 from pdlcheck.checks.state import require_bits
 from pdlcheck.errors import Inconclusive
 
@@ -172,11 +181,22 @@ def _raise_wrong(who: str, what: tuple[str, dict[str, Tensor], dict[str, Tensor]
 
 
 def _cause(found: list[Trace], course: Course, rule: Rule) -> str | None:
-    """The first wrong rule that explains all that the ranks held."""
-    for text, other in alternatives(rule):
+    """The first wrong rule that explains all that the ranks held; or one that treats buffers in another way, too."""
+
+    def explains(other: Rule) -> bool:
         traces = simulate(course, other)
-        if all(_first_wrong(have, want) is None for have, want in zip(found, traces, strict=True)):
+        return all(_first_wrong(have, want) is None for have, want in zip(found, traces, strict=True))
+
+    others = list(alternatives(rule))
+    for text, other in others:
+        if explains(other):
             return text
+    if not any(name.startswith("buffer") for name in found[0][0]):
+        return None
+    for text, other in others:
+        for and_buffers, both in with_other_buffers(other) if other.buffers == rule.buffers else ():
+            if explains(both):
+                return f"{text}; and {and_buffers}"
     return None
 
 

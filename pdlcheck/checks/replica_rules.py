@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from pdlcheck.checks.state import whole
 
-__all__ = ["Course", "Rule", "Trace", "alternatives", "backward", "look", "simulate"]
+__all__ = ["Course", "Rule", "Trace", "alternatives", "backward", "look", "simulate", "with_other_buffers"]
 
 Trace = list[dict[str, Tensor]]  # of one rank: what it holds after each of its steps, and after it has finished
 MakeOptimizer = Callable[..., Optimizer]
@@ -76,21 +76,15 @@ def alternatives(rule: Rule) -> Iterator[tuple[str, Rule]]:
         yield "models are added: the sum is not divided by the number of ranks", replace(rule, divide=False)
         yield "every rank takes the model of rank 0: it is copied, not averaged", replace(rule, first_only=True)
         for policy, text in (
-            ("keep", "each rank keeps its own momentum"),
-            ("average", "the optimizer's state is averaged"),
-            ("reset", "the optimizer's state is dropped in each round"),
+            ("keep", "each rank keeps its own momentum, which momentum='keep' accepts"),
+            ("average", "the optimizer's state is averaged, which momentum='average' accepts"),
+            ("reset", "the optimizer's state is dropped in each round, which momentum='reset' accepts"),
             ("first", "every rank takes the momentum of rank 0: it is copied, not averaged"),
             ("first moments", "only some of the optimizer's state is averaged"),
         ):
             if policy != rule.momentum:
                 yield text, replace(rule, momentum=policy)
-        for policy, text in (
-            ("keep", "each rank keeps its own buffers: they drift apart"),
-            ("average", "buffers are averaged"),
-            ("broadcast", "every rank takes the buffers of rank 0"),
-        ):
-            if policy != rule.buffers:
-                yield text, replace(rule, buffers=policy)
+        yield from with_other_buffers(rule)
     if rule.outer is not None:
         lr, momentum, nesterov = rule.outer
         yield "the outer gradient has the wrong sign: it is reference - mean", replace(
@@ -112,6 +106,17 @@ def alternatives(rule: Rule) -> Iterator[tuple[str, Rule]]:
         yield "gradients are never synchronised", replace(rule, gradients_every=None)
         yield "gradients are synchronised in every step", replace(rule, gradients_every=1)
         yield "gradients are added, not averaged", replace(rule, sum_gradients=True)
+
+
+def with_other_buffers(rule: Rule) -> Iterator[tuple[str, Rule]]:
+    """``rule`` with buffers treated in the other ways, in words."""
+    for policy, text in (
+        ("keep", "each rank keeps its own buffers: they drift apart, which buffers='keep' accepts"),
+        ("average", "buffers are averaged, which buffers='average' accepts"),
+        ("broadcast", "every rank takes the buffers of rank 0, which buffers='broadcast' accepts"),
+    ):
+        if policy != rule.buffers:
+            yield text, replace(rule, buffers=policy)
 
 
 def backward(course: Course, model: nn.Module, rank: int, step: int) -> None:

@@ -153,6 +153,14 @@ class LeavesBuffers(Trainer):
         pass
 
 
+class LeavesBuffersAndAddsModels(LeavesBuffers, AddsModels):
+    pass
+
+
+class LeavesBuffersAndIsTooEarly(LeavesBuffers, AveragesAStepTooEarly):
+    pass
+
+
 class SkipsTheLastParameter(Trainer):
     def average(self):
         for parameter in list(self.model.parameters())[:-1]:
@@ -242,10 +250,13 @@ WRONG = [
     (AddsModels, {}, "the sum is not divided by the number of ranks"),
     (DividesByTheStepsOfARound, {}, r"all weights are 1\.5 times the mean: 3 models were added and divided by 2\n"),
     (CopiesRank0, {}, "every rank takes the model of rank 0: it is copied, not averaged"),
-    (DropsMomentum, {}, "holds nothing as momentum_buffer of '0.weight'.*state is dropped in each round"),
-    (LeavesBuffers, {}, "rank 1 holds .* of buffer '1.running_mean'.*its own buffers: they drift apart"),
+    (DropsMomentum, {}, "holds nothing as momentum_buffer .*dropped in each round, which momentum='reset' accepts"),
+    (LeavesBuffers, {}, "rank 1 .* of buffer '1.running_mean'.*its own buffers: .*, which buffers='keep' accepts\n"),
+    (LeavesBuffersAndAddsModels, {}, "by the number of ranks; and each rank keeps its own buffers: they drift apart"),
+    (LeavesBuffersAndAddsModels, {"buffers": "keep"}, "by the number of ranks\n"),
+    (LeavesBuffersAndIsTooEarly, {}, "averaged one step too early; and each rank keeps its own buffers: they drift"),
     (SkipsTheLastParameter, {}, "after step 2 rank 0 holds .* of parameter '3.bias', replicas in one process hold"),
-    (KeepsMomentum, ADAM_AVERAGE, "exp_avg of '0.weight'.*each rank keeps its own momentum"),
+    (KeepsMomentum, ADAM_AVERAGE, "exp_avg of .*each rank keeps its own momentum, which momentum='keep' accepts\n"),
     (TakesMomentumOfRank0, ADAM_AVERAGE, "every rank takes the momentum of rank 0"),
     (AveragesTheFirstMomentOnly, ADAM_AVERAGE, "exp_avg_sq of .*only some of the optimizer's state is averaged"),
     (Trainer, OUTER, "after step 2 .*there is no outer step: the mean is taken as it is"),
