@@ -206,7 +206,8 @@ def _how_far(way: Tensor, went: Tensor) -> str | None:
         return None
     if not went.any():
         return "they did not move: no gradient reached the optimizer, or another model, such as a copy, was trained"
-    told = f"they went {float(went.dot(way) / way.dot(way)):.6g} times as far in this direction"
+    times, cosine = float(went.dot(way) / way.dot(way)), float(went.dot(way) / (went.norm() * way.norm()))
+    told = f"they went {times:.6g} times as far in this direction, cosine {cosine:.6f}"
     return told + (_ADAM if (went - way).norm() <= 1e-2 * way.norm() else "")
 
 

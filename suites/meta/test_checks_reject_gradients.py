@@ -310,6 +310,23 @@ def test_check_same_trajectory_says_what_adam_hides(world, optimizer, hides):
     assert ("a wrong factor of all of them shows as little as this; SGD" in str(caught.value)) is hides
 
 
+def test_check_same_trajectory_tells_another_direction_from_another_length(world):
+    """A shard in the place of another goes far, and elsewhere."""
+
+    def turned(model, num_samples):
+        mean(model, num_samples)
+        for grad in grads(model):
+            grad.copy_(10 * grad.flip(-1))
+
+    def cosine(broken):
+        with pytest.raises(AssertionError, match=r"as far in this direction, cosine -?\d") as caught:
+            check_same_trajectory(train(broken), train(mean), net, world, world_size=3, steps=1)
+        return float(str(caught.value).split("cosine ")[1].split()[0].rstrip(";"))
+
+    assert cosine(without_division) == 1.0
+    assert cosine(turned) < 0.95
+
+
 def test_check_same_trajectory_says_that_nothing_moved(world):
     def of_a_copy(model, steps):
         train(mean)(copy.deepcopy(model), steps)
