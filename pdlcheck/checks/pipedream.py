@@ -23,6 +23,7 @@ from pdlcheck.checks.pipeline_steps import (
     require_near,
     train,
 )
+from pdlcheck.checks.state import made_by
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_pipedream"]
@@ -67,7 +68,7 @@ def check_pipedream(
     inputs, targets = in_float64(batch[0]), in_float64(batch[1])
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = make().double()
+        model = made_by(make).double()
     everyone: list[list[Taken]] = world.run(train, start, model, [(inputs, targets)], None, world_size=world_size)
     stages = [sorted(ranks[0].weights) for ranks in everyone]
     parts = list(zip(inputs.tensor_split(n_microbatches), targets.tensor_split(n_microbatches), strict=True))

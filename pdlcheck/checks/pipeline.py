@@ -29,7 +29,7 @@ from pdlcheck.checks.pipeline_steps import (
     train,
 )
 from pdlcheck.checks.pipeline_truth import Truth
-from pdlcheck.checks.state import require_bits, tied_names
+from pdlcheck.checks.state import made_by, require_bits, tied_names
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_pipeline"]
@@ -82,7 +82,7 @@ def check_pipeline(
     batches = [(in_float64(x), in_float64(y)) for x, y in batches]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = make().double()
+        model = made_by(make).double()
     everyone: list[list[Taken]] = world.run(train, start, model, batches, optimizer, world_size=world_size)
     samples = [samples_in(x) for x, _ in batches]
     facts = case(world, world_size, n_microbatches=n_microbatches, samples=samples, seed=seed)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.message import case, failure, made_by_start, name_of
-from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
+from pdlcheck.checks.state import State, differing, digest, made_by, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_replicas_in_sync", "check_same_start"]
@@ -104,7 +104,7 @@ def check_same_start(make: Callable[[], nn.Module], world: Any, *, world_size: i
     __tracebackhide__ = True
 
     def start() -> tuple[nn.Module, Callable[[int], object]]:
-        return make(), print
+        return made_by(make), print
 
     start.__name__ = name_of(make)
     check_replicas_in_sync(start, world, world_size=world_size, steps=0, seed=seed)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pdlcheck.checks.message import failure, first_index, name_of, show
+from pdlcheck.checks.state import made_by
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_replicated_module"]
@@ -262,7 +263,7 @@ class Pair:
 def _model(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return make().double()
+        return made_by(make).double()
 
 
 def _batch(batch: Callable[[int], tuple[Any, ...]], size: int, seed: int) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from pdlcheck.checks.message import case, name_of
 from pdlcheck.checks.pipeline_steps import Batch, Named, Start, gradients_of
-from pdlcheck.checks.state import require_bits, whole
+from pdlcheck.checks.state import made_by, require_bits, whole
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_same_gradients"]
@@ -44,7 +44,7 @@ def check_same_gradients(
     __tracebackhide__ = True
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = make()
+        model = made_by(make)
     runs = [
         world.run(_held_after, one, model, batches, number, world_size=world_size)
         for one, number in ((start, seed), (other, seed), (other, seed + 1))

@@ -17,6 +17,7 @@ __all__ = [
     "State",
     "differing",
     "digest",
+    "made_by",
     "made_wide",
     "require_bits",
     "scramble",
@@ -79,10 +80,22 @@ def scramble(module: nn.Module, *, whole: int = 1) -> None:
                 tensor.copy_(torch.randint(1, 20, tensor.shape) * whole)
 
 
+def made_by(make: Callable[[], nn.Module]) -> nn.Module:
+    """What ``make`` returns.
+
+    Raises:
+        TypeError: it is the model itself, which is a function of inputs.
+    """
+    if isinstance(make, nn.Module):
+        name = type(make).__name__
+        raise TypeError(f"make must be a function that makes the model, as lambda: {name}(...) is; got a {name} itself")
+    return make()
+
+
 def made_wide(make: Callable[[], nn.Module]) -> nn.Module:
     """What ``make`` returns where no process group is, widened; an error for want of one says what is expected."""
     try:
-        return _widened(make())
+        return _widened(made_by(make))
     except (RuntimeError, ValueError) as error:
         if re.search("process group|rendezvous", str(error)):
             error.add_note(

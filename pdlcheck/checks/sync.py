@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.held import group_of
 from pdlcheck.checks.message import case, failure, first_index, name_of, show
-from pdlcheck.checks.state import State, digest, require_bits, scramble, state_of, tied_names
+from pdlcheck.checks.state import State, digest, made_by, require_bits, scramble, state_of, tied_names
 
 __all__ = ["check_average_parameters", "check_broadcast_parameters"]
 
@@ -156,7 +156,7 @@ def _on_model(
     group = group_of(ranks)
     if ranks is not None and dist.get_rank() not in ranks:
         return None
-    module = make()
+    module = made_by(make)
     scramble(module, whole=dist.get_world_size(group))
     before, tied = state_of(module), tied_names(module)
     subject(module, **keywords, **({} if group is None else {"group": group}))

@@ -12,7 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.checks import (
+    check_average_parameters,
     check_gradients_equal_single_process,
+    check_same_start,
     check_same_trajectory,
     check_world_size_does_not_matter,
 )
@@ -285,6 +287,27 @@ def test_a_wrapper_is_not_what_make_returns(world):
     with pytest.raises(ValueError, match="Default process group") as caught:
         check_same_trajectory(train(mean), train(mean), make, world)
     assert cure in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda make, world: check_gradients_equal_single_process(make, MSE, EVEN, mean, world),
+        lambda make, world: check_same_trajectory(train(mean), train(mean), make, world, world_size=3),
+        lambda make, world: check_world_size_does_not_matter(train(never), make, world, world_sizes=(1,)),
+        lambda make, world: check_same_start(make, world),
+        lambda make, world: check_average_parameters(mean_of_models, make, world, buffers=False),
+    ],
+)
+def test_a_model_is_not_a_function_that_makes_one(world, check):
+    def made_alike():
+        torch.manual_seed(0)
+        return net()
+
+    check(made_alike, world)
+    told = r"make must be a function that makes the model, as lambda: Sequential\(...\) is; got a Sequential itself"
+    with pytest.raises(TypeError, match=told):
+        check(net(), world)
 
 
 def test_check_same_trajectory_says_how_far_the_weights_went(world):
