@@ -103,8 +103,8 @@ def pagerank(
             ``"auto"`` is the former where Triton is installed, and on the CPU neither but compiled loops.
         method: ``"gauss-seidel"`` reads new scores in the round that made them (from a million edges on, those of
             the sixteenths of the rows before) and keeps their sum at 1: fewer rounds, most of all where ranks spread
-            slowly. ``"power"`` reads the last round's alone. ``"auto"`` is the former; on at most a thousand nodes, with
-            a ``damping`` so near 1 that it could take more than 10 000 rounds, it begins with the dense solution.
+            slowly. ``"power"`` reads the last round's alone. ``"auto"`` is the former; on at most a thousand nodes,
+            with a ``damping`` so near 1 that 10 000 rounds may not do, it begins with the dense solution.
         progress: called after each round with its number and the error bound; before the first, when the edges are
             laid out, with 0 and infinity.
 
