@@ -81,16 +81,55 @@ _CONTEXTS: list[_Known] = [
 ]
 _ASSIGNED = frozenset({"kwargs"})  # anew by each that enters
 
+_ADDED = frozenset({"_custom_op_handlers"})  # to tens of others, which nobody replaces
+
 _missing = [*_HOOKS, *_CONTEXTS]  # as their modules are not imported yet: that takes seconds
 _places: list[_Place] = []
 _modules = 0  # imported when they were looked for
 _present: tuple[Any, ...] = ()
 _everybodys: tuple[Any, ...] = ()
+# what tells soon that nothing of `_present` has changed, at every switch: empty containers; others with their contents,
+# or their length alone; attributes
+_empty: list[Any] = []
+_filled: list[tuple[Any, Any]] = []
+_counted: list[tuple[Any, int]] = []
+_single: list[tuple[Any, str, Any]] = []
+
+
+def _now(held: tuple[Any, ...]) -> None:
+    """Take ``held`` for what is in force."""
+    global _present
+    _present = held
+    for found in (_empty, _filled, _counted, _single):
+        found.clear()
+    for place, value in zip(_places, held, strict=True):
+        container = getattr(place.owner, place.name) if place.contents else None
+        if container is None:
+            _single.append((place.owner, place.name, value))
+        elif not value:
+            _empty.append(container)
+        elif place.name in _ADDED:
+            _counted.append((container, len(value)))
+        else:
+            _filled.append((container, value))
+
+
+def _has_changed() -> bool:
+    if any(_empty):
+        return True
+    for owner, name, value in _single:
+        if getattr(owner, name) is not value:
+            return True
+    for container, count in _counted:
+        if len(container) != count:
+            return True
+    return any(container != value for container, value in _filled) if _filled else False
 
 
 def _look() -> None:
     """Find the places in modules that have come; a rank may be inside a context manager of theirs already."""
-    global _everybodys, _modules, _present
+    global _everybodys, _modules
+    found = _present
     _modules = len(sys.modules)
     for known in _missing[:]:
         module, path, names, at_rest = known
@@ -106,19 +145,17 @@ def _look() -> None:
                 place = _Place(owner, name, contents)
                 held = place.read()
                 _everybodys += (at_rest(held),)
-                _present += (held,)
+                found += (held,)
                 _places.append(place)
+    _now(found)
 
 
 def present() -> tuple[Any, ...]:
     """What is in force now; the same object as long as nothing changes."""
-    global _present
     if len(sys.modules) != _modules and _missing:
         _look()
-    for place, held in zip(_places, _present, strict=True):
-        if not place.is_as(held):
-            _present = tuple([place.read() for place in _places])
-            break
+    if _has_changed():
+        _now(tuple([place.read() for place in _places]))
     return _present
 
 
@@ -127,14 +164,15 @@ def put_back(wanted: tuple[Any, ...] | None = None) -> None:
 
     It may have been read before some of the places were found.
     """
-    global _present
+    if wanted is None:
+        wanted = _everybodys
     if wanted is _present:
         return
-    wanted = _everybodys if wanted is None else wanted + _everybodys[len(wanted) :]
+    wanted += _everybodys[len(wanted) :]
     for place, held in zip(_places, wanted, strict=True):
         if not place.is_as(held):
             place.put(held)
-    _present = wanted
+    _now(wanted)
 
 
 def begin() -> tuple[Any, ...]:
