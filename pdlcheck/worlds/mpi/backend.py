@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.handles import keep_handles_of_reducers
 from pdlcheck.worlds.mpi.job import CURE
 
 __all__ = ["BACKEND", "SCHEME", "register"]
@@ -31,6 +32,7 @@ def register() -> None:
     if BACKEND in dist.Backend.backend_list:
         return
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+    keep_handles_of_reducers()
     rendezvous = importlib.import_module("torch.distributed.rendezvous")  # the package has a function of that name
     rendezvous.register_rendezvous_handler(SCHEME, _from_mpi)
     handlers = getattr(rendezvous, "_rendezvous_handlers", {})

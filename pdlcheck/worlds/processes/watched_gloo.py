@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.errors import Unsupported
+from pdlcheck.worlds.handles import keep_handles_of_reducers
 from pdlcheck.worlds.processes.announce import Announcer
 from pdlcheck.worlds.processes.on_stream import CudaAwareEngine
 from pdlcheck.worlds.processes.watched_groups import being_made, meet_in_new_group, numbered
@@ -29,6 +30,7 @@ def watch_gloo(announcer: Announcer) -> None:
     """From now on, gloo groups announce what they are asked to do."""
     _self_test()
     meet_in_new_group(announcer)
+    keep_handles_of_reducers()
     real_class = c10d.ProcessGroupGloo
 
     class WatchedGloo(WatchedGroup):

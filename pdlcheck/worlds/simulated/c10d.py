@@ -20,6 +20,7 @@ from torch._C import _distributed_c10d as _c10d
 from torch.distributed import c10d_logger
 
 from pdlcheck.errors import Unsupported
+from pdlcheck.worlds.handles import keep_handles_of_reducers
 from pdlcheck.worlds.simulated.backward import Engine
 from pdlcheck.worlds.simulated.eager import ranks_do_not_compile
 from pdlcheck.worlds.simulated.groups import BACKEND, install
@@ -139,6 +140,7 @@ def _install() -> None:
     if type(c10d._world) is not _RankLocalWorld:
         c10d._world.__class__ = _RankLocalWorld
         install()
+        keep_handles_of_reducers()
         follow_threads(current_rank)
         one_profile_at_a_time()
         torch._C.Future.wait = _wait_for_future  # type: ignore[method-assign]

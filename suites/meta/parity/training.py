@@ -114,6 +114,16 @@ def ddp_with_uneven_inputs():
     return _weights(model)
 
 
+def ddp_with_uneven_batches_divided_by_the_ranks_that_are_left():
+    model = _model()
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with ddp.join(divide_by_initial_world_size=False):
+        for step in range(1 + dist.get_rank()):
+            _step(ddp, optimizer, step)
+    return _weights(model)
+
+
 def ddp_with_a_hook_of_ones_own():
     def halved(state, bucket):
         work = dist.all_reduce(bucket.buffer().div_(2 * dist.get_world_size()), async_op=True)
