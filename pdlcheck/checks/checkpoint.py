@@ -21,7 +21,7 @@ from pdlcheck.checks.lost import (
     seed_streams,
     states_of,
 )
-from pdlcheck.checks.message import case, failure, made_by_start, name_of
+from pdlcheck.checks.message import case, failure, made_by_start, name_of, takes_world
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
@@ -43,6 +43,7 @@ _REPLICAS = (
 _STEPS = "what the steps before leave behind, such as the position in an iterator over the data"
 
 
+@takes_world
 def check_resume(
     start: Start,
     world: Any,

@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_clip_grad_norm"]
 
 
+@takes_world
 def check_clip_grad_norm(
     clip: Callable[[list[Tensor], float], Any],
     world: Any,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pdlcheck.checks.held import Calls, bits, listed
-from pdlcheck.checks.message import failure, first_index, name_of, show
+from pdlcheck.checks.message import failure, first_index, name_of, show, takes_world
 
 __all__ = [
     "check_all_gather",
@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 
+@takes_world
 def check_all_reduce(
     all_reduce: Callable[..., Any],
     inputs: Sequence[Tensor],
@@ -62,6 +63,7 @@ def check_all_reduce(
         calls.require(rank, found, total, "the sum over ranks is", causes, contributions=inputs)
 
 
+@takes_world
 def check_all_reduce_agrees(
     all_reduce: Callable[..., Any],
     inputs: Sequence[Tensor],
@@ -104,6 +106,7 @@ def check_all_reduce_agrees(
             )
 
 
+@takes_world
 def check_reduce_scatter(
     reduce_scatter: Callable[..., Any],
     inputs: Sequence[Tensor],
@@ -132,6 +135,7 @@ def check_reduce_scatter(
         calls.require(rank, found, parts[rank], f"part {rank} of the sum holds", causes, contributions=own)
 
 
+@takes_world
 def check_all_gather(
     all_gather: Callable[..., Any],
     inputs: Sequence[Tensor],
@@ -159,6 +163,7 @@ def check_all_gather(
         calls.require(rank, found, expected, "the first index is a rank, and that rank gave", causes)
 
 
+@takes_world
 def check_broadcast(
     broadcast: Callable[..., Any],
     inputs: Sequence[Tensor],
@@ -190,6 +195,7 @@ def check_broadcast(
         calls.require(rank, found, inputs[src], f"rank {src} sent", causes)
 
 
+@takes_world
 def check_ring_pass(
     ring_pass: Callable[..., Any],
     inputs: Sequence[Tensor],

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
@@ -26,6 +26,7 @@ Given = list[list[list[Tensor | None]]]  # by rank, step, parameter
 SHAPES = ((8, 12), (5,), (6, 9), (2, 3, 8), ())
 
 
+@takes_world
 def check_comm_hook(
     make_hook: MakeHook,
     world: Any,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pdlcheck.checks.held import bits
-from pdlcheck.checks.message import case, failure, name_of
+from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_digest", "check_epoch_loop", "check_epochs_differ", "check_gathered_digests", "check_shards"]
@@ -23,6 +23,7 @@ Shards = Callable[..., Any]
 ENOUGH_SAMPLES = 12
 
 
+@takes_world
 def check_shards(
     shards: Shards,
     world: Any,
@@ -60,6 +61,7 @@ def check_shards(
     )
 
 
+@takes_world
 def check_epochs_differ(shards: Shards, world: Any, *, num_samples: int, world_size: int, epochs: int = 3) -> None:
     """A shuffled order must be another one in every epoch, and the same one when an epoch is drawn again.
 
@@ -92,6 +94,7 @@ def check_epochs_differ(shards: Shards, world: Any, *, num_samples: int, world_s
             )
 
 
+@takes_world
 def check_epoch_loop(
     visit: Callable[[range, int], Any],
     world: Any,
@@ -153,6 +156,7 @@ def check_epoch_loop(
         _require_other_orders(subject, orders, case(world, world_size, num_samples=num_samples))
 
 
+@takes_world
 def check_digest(digest: Callable[[Tensor], str], data: Tensor, world: Any, *, world_size: int = 2) -> None:
     """A digest must be the same for the same data on every rank, and another one after any change.
 
@@ -186,6 +190,7 @@ def check_digest(digest: Callable[[Tensor], str], data: Tensor, world: Any, *, w
                 raise failure(f"{name_of(digest)}: {what} has the digest of the data, {found}", case=facts)
 
 
+@takes_world
 def check_gathered_digests(gather: Callable[[Tensor], Sequence[str]], shards: Sequence[Tensor], world: Any) -> None:
     """Every rank must get the digest of every rank, in rank order; two are equal only if the shards are.
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.gradients import check_gradients_equal_single_process
-from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.replicas import check_replicas_in_sync
 from pdlcheck.checks.state import scramble
 
@@ -25,6 +25,7 @@ Shard = tuple[Tensor, Tensor]
 PASSES = 3  # wrappers that learn the order of gradients in the first pass do something else in the second
 
 
+@takes_world
 def check_data_parallel(
     wrap: Wrap,
     world: Any,

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.state import made_wide, whole
 from pdlcheck.errors import Inconclusive
 
@@ -32,6 +32,7 @@ RELATIVE = 1e-9
 ABSOLUTE = 1e-12
 
 
+@takes_world
 def check_gradients_equal_single_process(
     make: Callable[[], nn.Module],
     loss: Loss,

@@ -51,6 +51,11 @@ class Calls:
             raise ValueError(f"{who} needs an input for each rank, got none")
         if self.ranks is not None and len(self.ranks) != len(self.inputs):
             raise ValueError(f"{who} needs an input for each of the ranks {list(self.ranks)}, got {len(self.inputs)}")
+        given: Sequence[object] = self.inputs
+        for rank, one in enumerate(given):
+            if not isinstance(one, Tensor):
+                has = f"rank {rank} has a {type(one).__name__}"
+                raise TypeError(f"{who} needs a tensor for each rank, {has}; call torch.tensor on it")
         kinds = [f"{tuple(one.shape)} {one.dtype}" for one in self.inputs]
         for rank, kind in enumerate(kinds):
             if kind != kinds[0]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.replica_rules import (
     Course,
     Rule,
@@ -36,6 +36,7 @@ MOMENTUM = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 RELATIVE = 1e-8
 
 
+@takes_world
 def check_local_sgd(
     wrap: Callable[..., Any],
     world: Any,

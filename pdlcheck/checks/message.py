@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["case", "failure", "first_index", "likely_cause", "made_by_start", "name_of", "show"]
+__all__ = ["case", "failure", "first_index", "likely_cause", "made_by_start", "name_of", "show", "takes_world"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def failure(headline: str, /, **details: object) -> AssertionError:
@@ -25,6 +29,28 @@ def failure(headline: str, /, **details: object) -> AssertionError:
     lines = {name.replace("_", " "): text for name, text in details.items() if text is not None}
     width = max(map(len, lines), default=0)
     return AssertionError("\n".join([headline, *(f"  {name:{width}}  {text}" for name, text in lines.items())]))
+
+
+def takes_world(check: Callable[P, T]) -> Callable[P, T]:
+    """Has a check say what its argument ``world`` must be: the name of a world is what people try first."""
+    signature = inspect.signature(check)
+
+    @functools.wraps(check)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True
+        try:
+            given = signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:  # the call itself is wrong, and Python says how
+            given = {}
+        world = given.get("world", checked)
+        if world is not checked and not callable(getattr(world, "run", None)):
+            raise TypeError(
+                f"{name_of(check)} takes as world the fixture of that name, or what get_world('sim') returns, "
+                f"got {world!r}"
+            )
+        return check(*args, **kwargs)
+
+    return checked
 
 
 def case(world: Any, world_size: int, **more: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from pdlcheck.checks.message import case, failure, name_of, show
+from pdlcheck.checks.message import case, failure, name_of, show, takes_world
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_metric"]
@@ -24,6 +24,7 @@ Values = dict[str, Any]  # by their place in what was reported
 RELATIVE = 1e-5
 
 
+@takes_world
 def check_metric(
     evaluate: Callable[..., Any],
     samples: Sequence[Tensor],

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pdlcheck.checks.message import failure
+from pdlcheck.checks.message import failure, takes_world
 from pdlcheck.checks.pagerank import check_error_bound, require_tol
 from pdlcheck.checks.pagerank_oracle import MAX_DENSE_NODES, Oracle
 from pdlcheck.checks.pagerank_rank_causes import Rounds, solution_cause
@@ -27,6 +27,7 @@ __all__ = ["check_halo_bytes", "check_pagerank_over_ranks", "check_pagerank_roun
 NUMBERS = 8  # that a rank may tell all others in a round: the step, the dangling mass and the like
 
 
+@takes_world
 def check_pagerank_over_ranks(
     function: Callable[[Any], Any],
     parts: Sequence[Any],
@@ -81,6 +82,7 @@ def check_pagerank_over_ranks(
         check_error_bound(assembled, whole(parts), damping=damping, tol=tol, **vectors)
 
 
+@takes_world
 def check_pagerank_rounds(
     function: Callable[..., Any],
     parts: Sequence[Any],
@@ -107,6 +109,7 @@ def check_pagerank_rounds(
     run.require(serial.right[-1], allowed, f"{rounds} serial rounds give", lambda: serial.cause(run.scores, allowed))
 
 
+@takes_world
 def check_halo_bytes(
     function: Callable[..., Any], parts: Sequence[Any], world: Any, *, itemsize: int = 8, numbers: int = NUMBERS
 ) -> dict[tuple[int, int], int]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
-from pdlcheck.checks.message import case, name_of
+from pdlcheck.checks.message import case, name_of, takes_world
 from pdlcheck.checks.pipeline_steps import (
     Batch,
     Loss,
@@ -29,6 +29,7 @@ from pdlcheck.errors import Inconclusive
 __all__ = ["check_pipedream"]
 
 
+@takes_world
 def check_pipedream(
     start: Start,
     make: Callable[[], nn.Sequential],

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.pipeline_steps import (
     Batch,
     Loss,
@@ -35,6 +35,7 @@ from pdlcheck.errors import Inconclusive
 __all__ = ["check_pipeline"]
 
 
+@takes_world
 def check_pipeline(
     start: Start,
     make: Callable[[], nn.Module],

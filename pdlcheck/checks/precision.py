@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.scaler_rules import Rule, Taken, scale_cause, weights_cause
 from pdlcheck.errors import Inconclusive
 
@@ -26,6 +26,7 @@ LEARNING_RATE = 0.5
 WEIGHTS = 3  # and a bias, a parameter of its own
 
 
+@takes_world
 def check_grad_scaler(
     make_scaler: Callable[[], Any],
     world: Any,
@@ -129,6 +130,7 @@ def check_grad_scaler(
         raise Inconclusive(f"check_grad_scaler: no step has gradients of a norm above max_norm={max_norm}; lower it")
 
 
+@takes_world
 def check_low_precision_sum(
     sync: Callable[[list[Tensor]], object],
     contributions: Sequence[Tensor],

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import dataloader
 
-from pdlcheck.checks.message import case, failure, name_of
+from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_random_streams"]
@@ -27,6 +27,7 @@ _MAKES_WORKERS = dataloader._BaseDataLoaderIter.__init__.__code__
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
+@takes_world
 def check_random_streams(
     make: Callable[[], Any],
     step: Callable[[Any], object],

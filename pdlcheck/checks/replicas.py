@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import case, failure, made_by_start, name_of
+from pdlcheck.checks.message import case, failure, made_by_start, name_of, takes_world
 from pdlcheck.checks.state import State, differing, digest, made_by, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
@@ -27,6 +27,7 @@ _ONLY_GRADIENTS = (
 Start = Callable[[], tuple[nn.Module, Callable[[int], object]]]
 
 
+@takes_world
 def check_replicas_in_sync(
     start: Start,
     world: Any,
@@ -93,6 +94,7 @@ def check_replicas_in_sync(
     )
 
 
+@takes_world
 def check_same_start(make: Callable[[], nn.Module], world: Any, *, world_size: int = 3, seed: int = 0) -> None:
     """All ranks must make the same model, bit for bit, buffers included, though each draws other random
     numbers.

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pdlcheck.checks.message import case, name_of
+from pdlcheck.checks.message import case, name_of, takes_world
 from pdlcheck.checks.pipeline_steps import Batch, Named, Start, gradients_of
 from pdlcheck.checks.state import made_by, require_bits, whole
 from pdlcheck.errors import Inconclusive
@@ -18,6 +18,7 @@ from pdlcheck.errors import Inconclusive
 __all__ = ["check_same_gradients"]
 
 
+@takes_world
 def check_same_gradients(
     start: Start,
     other: Start,

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck.checks.data import ENOUGH_SAMPLES, check_epochs_differ, check_shards
-from pdlcheck.checks.message import case, failure, name_of
+from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_sampler", "check_sampler_resumes"]
@@ -29,6 +29,7 @@ ENOUGH_EPOCHS = 20
 FETCHED_AHEAD = 3  # samples that a loader takes before training asks for them
 
 
+@takes_world
 def check_sampler(
     make_sampler: MakeSampler,
     world: Any,
@@ -93,6 +94,7 @@ def check_sampler(
         _require_all_in_time(make_sampler, world, num_samples, ranks, facts)
 
 
+@takes_world
 def check_sampler_resumes(
     make_sampler: MakeSampler,
     world: Any,

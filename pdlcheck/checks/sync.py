@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.held import group_of
-from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.state import State, digest, made_by, require_bits, scramble, state_of, tied_names
 
 __all__ = ["check_average_parameters", "check_broadcast_parameters"]
 
 
+@takes_world
 def check_broadcast_parameters(
     broadcast: Callable[..., object],
     make: Callable[[], nn.Module],
@@ -64,6 +65,7 @@ def check_broadcast_parameters(
             )
 
 
+@takes_world
 def check_average_parameters(
     average: Callable[..., object],
     make: Callable[[], nn.Module],

@@ -14,13 +14,14 @@ import torch.distributed as dist
 
 from pdlcheck.checks.checkpoint import Start
 from pdlcheck.checks.lost import first_difference, parts_of, seed_streams, states_of
-from pdlcheck.checks.message import case, failure, made_by_start, name_of
+from pdlcheck.checks.message import case, failure, made_by_start, name_of, takes_world
 from pdlcheck.checks.state import differing, digest, state_of
 from pdlcheck.errors import Deadlock, Inconclusive, PeerFailed
 
 __all__ = ["check_torn_files"]
 
 
+@takes_world
 def check_torn_files(
     start: Start,
     world: Any,

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.state import State, made_wide, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
@@ -29,6 +29,7 @@ _ADAM = (
 )
 
 
+@takes_world
 def check_same_trajectory(
     train: Train,
     reference: Train,
@@ -88,6 +89,7 @@ def check_same_trajectory(
             )
 
 
+@takes_world
 def check_world_size_does_not_matter(
     train: Train,
     make: Callable[[], nn.Module],

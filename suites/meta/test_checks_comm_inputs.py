@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from pdlcheck import checks
 from pdlcheck.checks import check_all_gather, check_all_reduce, check_broadcast, check_reduce_scatter, held
 from pdlcheck.worlds import get_world
 
@@ -99,3 +102,31 @@ def test_an_order_that_this_torch_does_not_keep_is_refused(monkeypatch):
 def test_the_sender_is_one_of_the_ranks(world):
     with pytest.raises(ValueError, match="src is a place in inputs, 0 to 2, got 3"):
         check_broadcast(dist.broadcast, WHOLE, world, src=3)
+
+
+def test_an_input_that_is_no_tensor_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"needs a tensor for each rank, rank 1 has a list; call torch.tensor on it"):
+        check_all_reduce(dist.all_reduce, [torch.ones(2), [1.0, 1.0]], get_world("sim"))
+
+
+CHECKS = [check for name, check in sorted(vars(checks).items()) if name.startswith("check_")]
+OF_A_WORLD = [check for check in CHECKS if "world" in inspect.signature(check).parameters]
+
+
+def test_most_checks_take_a_world():
+    assert len(OF_A_WORLD) > 30
+
+
+@pytest.mark.parametrize("check", OF_A_WORLD, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("given", ["sim", None, print], ids=str)
+def test_what_is_no_world_is_told_so_by_every_check(check, given):
+    """The name of a world is what people try first; a function is there where arguments have changed places."""
+    with pytest.raises(TypeError, match=rf"{check.__name__} takes as world the fixture of that name, or what .* got"):
+        check(world=given)
+
+
+def test_what_python_says_of_a_call_stays(world):
+    with pytest.raises(TypeError, match=r"check_all_reduce.* unexpected keyword argument 'seed'"):
+        check_all_reduce(dist.all_reduce, [torch.ones(2)], world, seed=1)
+    with pytest.raises(TypeError, match=r"check_all_reduce.* missing 2 required"):
+        check_all_reduce(world=world)
