@@ -86,8 +86,11 @@ def fault(verdict: type[BaseException], /, **said: Any) -> Callable[[Callable[..
 
 
 def lines_named_by(error: BaseException) -> set[str]:
-    """The lines of the catalogue that a message names; for an error of torch or of the user, where it was raised."""
-    named = set(_LINE.findall(str(error)))
+    """The lines of the catalogue that a message names; for an error of torch or of the user, where it was raised.
+
+    Without the last operation of a rank that has returned, which may be far from the fault.
+    """
+    named = set(_LINE.findall(re.sub("; last operation .*", "", str(error))))
     if not named and error.__traceback__ is not None:
         frames = [frame for frame in extract_tb(error.__traceback__) if Path(frame.filename).parent == HERE]
         named = {f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[-1:]}
