@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch._dynamo import eval_frame
 from torch.nn.parallel import DistributedDataParallel as TorchsDDP
 
 from pdlcheck.errors import CollectiveMismatch
@@ -181,3 +182,28 @@ def test_simulated_ranks_do_not_compile_and_the_controller_does():
     assert len(compiled) == 1
     assert world.run(body, world_size=2) == [[3.0, 3.0]] * 2
     assert len(compiled) == 1
+
+
+@pytest.mark.skipif(not hasattr(eval_frame, "_is_in_optimized_module"), reason="this torch notes nothing")
+def test_a_rank_that_gives_up_its_turn_in_a_compiled_module_leaves_no_mark():
+    """torch notes for the process that a compiled module is called, which hooks of all modules ask."""
+    marks = []
+
+    def calls_a_compiled_module():
+        dist.barrier()
+        marks.append(eval_frame._is_in_optimized_module())
+        torch.compile(Communicates(), backend="eager")(torch.ones(2))
+        marks.append(eval_frame._is_in_optimized_module())
+
+    for seed in range(4):
+        get_world("sim", seed=seed).run(calls_a_compiled_module, world_size=3)
+    assert not any(marks)
+    assert not eval_frame._is_in_optimized_module()
+
+
+class Communicates(nn.Module):
+    def forward(self, x):
+        assert eval_frame._is_in_optimized_module()
+        dist.barrier()
+        assert eval_frame._is_in_optimized_module()
+        return x

@@ -73,6 +73,7 @@ _HOOKS: list[_Known] = [
 ]
 _CONTEXTS: list[_Known] = [
     ("torch.utils.checkpoint", "", ("_enable_checkpoint_early_stop",), _same),
+    ("torch._dynamo.eval_frame", "", ("_in_optimized_module",), lambda entered: False),
     ("torch.distributed.fsdp._debug_utils", "SimpleProfiler", ("profiling",), lambda profiled: set()),
     ("torch.distributed.fsdp.wrap", "_ConfigAutoWrap", ("in_autowrap_context",), lambda entered: False),
     ("torch.distributed.fsdp.wrap", "_ConfigAutoWrap", ("wrapper_cls",), lambda wrapper: None),
