@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pdlcheck.errors import CollectiveMismatch, Deadlock, RankDied
+from pdlcheck.errors import CollectiveMismatch, Deadlock, RankDied, RankTimeout
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.processes import ProcessWorld, forkserver
 
@@ -91,6 +92,27 @@ def test_a_ring_that_sends_before_it_receives_is_a_deadlock_at_once(processes):
     assert time.monotonic() - start < 1
     assert len(caught.value.ranks) == 3
     assert all("blocked in send to rank" in line and LINE in line for line in caught.value.ranks)
+
+
+def test_a_rank_that_takes_too_long_and_one_that_has_ended_are_shown_with_their_last_operation():
+    def slow() -> None:
+        dist.all_reduce(torch.ones(2))
+        if dist.get_rank() == 1:
+            time.sleep(60)
+        if dist.get_rank() == 2:
+            dist.barrier()
+
+    world = ProcessWorld(timeout_s=0.5)
+    try:
+        with pytest.raises(RankTimeout) as caught:
+            world.run(slow, world_size=3)
+        done, busy, waiting = caught.value.ranks
+        last = r"last operation all_reduce\(SUM\) of float32 \(2,\), .* collective 0, at .*test_processes_watch.py:\d+"
+        assert re.fullmatch(rf"rank 0: has returned; {last}", done)
+        assert re.fullmatch(rf"rank 1: busy at .*test_processes_watch.py:\d+; {last}", busy)
+        assert re.fullmatch(r"rank 2: busy in barrier, .*, collective 1, at .*test_processes_watch.py:\d+", waiting)
+    finally:
+        world.close()
 
 
 def test_waiting_for_a_rank_that_has_returned_is_a_deadlock(processes):
