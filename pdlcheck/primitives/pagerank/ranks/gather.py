@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from pdlcheck.primitives.agreement import exchange
+from pdlcheck.primitives.agreement import exchange, require_agreement
 from pdlcheck.primitives.arguments import members, wire_device
 from pdlcheck.primitives.pagerank.memory import gathered_nbytes
 from pdlcheck.primitives.pagerank.ranks.room import require_room, stores_of
@@ -16,7 +16,7 @@ __all__ = ["gather_scores"]
 
 
 def gather_scores(shard: PageRankShard, group: dist.ProcessGroup | None = None) -> PageRankResult:
-    """All scores on every rank, in order of id. An all_gather of the longest shard, and one of what each has free.
+    """All scores on every rank, in order of id. An all_gather of the longest shard, and two of what must fit.
 
     Args:
         shard: what :func:`pagerank_over_ranks` gave this rank.
@@ -37,26 +37,22 @@ def gather_scores(shard: PageRankShard, group: dist.ProcessGroup | None = None) 
         [0.5, 0.5]
     """
     who = members("gather_scores", group)
-    here = range(*shard.cuts[who.rank : who.rank + 2]) if len(shard.cuts) == who.world_size + 1 else None
-    wrong = None
-    if here != shard.nodes:
-        wrong = ValueError(
-            f"gather_scores got a shard of {len(shard.cuts) - 1} ranks with {shard.nodes} on place {who.rank} "
-            f"of {who.world_size}; pass the shard of this rank, and the group that it was computed in"
-        )
     num_nodes, sizes = shard.cuts[-1], [last - first for first, last in zip(shard.cuts, shard.cuts[1:], strict=False)]
-    nbytes = gathered_nbytes(num_nodes, max(sizes), who.world_size)
-    told = exchange((stores_of(nbytes, who), shard.cuts), wrong, who.group)
-    if told.first_error is not None:
-        raise told.first_error
-    for place, (_, cuts) in enumerate(told.values):
-        if cuts != told.values[0][1]:
+
+    def facts() -> dict[str, object]:
+        here = range(*shard.cuts[who.rank : who.rank + 2]) if len(shard.cuts) == who.world_size + 1 else None
+        if here != shard.nodes:
             raise ValueError(
-                f"gather_scores needs the shards of one call, got ranges that begin at {told.values[0][1]} on rank "
-                f"{who.ranks[0]} and at {cuts} on rank {who.ranks[place]}; pass what one pagerank_over_ranks returned"
+                f"gather_scores got a shard of {len(shard.cuts) - 1} ranks with {shard.nodes} on place {who.rank} "
+                f"of {who.world_size}; pass the shard of this rank, and the group that it was computed in"
             )
+        return {"ranges of nodes": shard.cuts}
+
+    require_agreement("gather_scores", who, facts)
+    nbytes = gathered_nbytes(num_nodes, max(sizes), who.world_size)
+    stores = exchange(stores_of(nbytes, who), None, who.group).values
     needs, cure = [nbytes] * who.world_size, "let each rank work on its own shard"
-    require_room(f"gather_scores of {num_nodes} nodes", [stores for stores, _ in told.values], needs, who, cure)
+    require_room(f"gather_scores of {num_nodes} nodes", stores, needs, who, cure)
     own = torch.zeros(max(sizes), dtype=torch.float64, device=wire_device(who.group))
     own[: len(shard.scores)] = torch.from_numpy(shard.scores)
     everyone = [torch.empty_like(own) for _ in sizes]
