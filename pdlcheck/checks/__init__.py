@@ -42,6 +42,7 @@ from pdlcheck.checks.replicated import check_replicated_module
 from pdlcheck.checks.same_gradients import check_same_gradients
 from pdlcheck.checks.sampler import check_sampler, check_sampler_resumes
 from pdlcheck.checks.schedules import check_schedule
+from pdlcheck.checks.sharded_layer import check_sharded_layer
 from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters
 from pdlcheck.checks.torn import check_torn_files
 from pdlcheck.checks.trajectories import check_same_trajectory, check_world_size_does_not_matter
@@ -86,6 +87,7 @@ __all__ = [
     "check_sampler",
     "check_sampler_resumes",
     "check_schedule",
+    "check_sharded_layer",
     "check_shards",
     "check_torn_files",
     "check_transition_matrix",

@@ -1,0 +1,378 @@
+"""A layer whose parameters, inputs or outputs are divided over ranks does what the whole layer does on one process.
+
+Which part of the whole a rank holds need not be said: the ranks first cut a copy whose elements are numbered.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pdlcheck.checks import sharded_layer_causes as likely
+from pdlcheck.checks.held import bits
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.state import made_wide, whole
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_sharded_layer"]
+
+Tensors = tuple[Tensor, ...]
+Select = Callable[..., Any]
+
+
+@takes_world
+def check_sharded_layer(
+    shard: Callable[[nn.Module], nn.Module],
+    make: Callable[[], nn.Module],
+    batches: Sequence[Tensor | Tensors],
+    world: Any,
+    *,
+    world_size: int,
+    inputs_of: Select | None = None,
+    output_of: Select | None = None,
+    sync: Callable[[nn.Module], object] | None = None,
+    seed: int = 0,
+) -> None:
+    """Outputs, gradients of inputs and gradients of parameters must be those of the whole layer.
+
+    For tensor, sequence, context and expert parallel layers, also written by hand. All in float64; an element may be
+    off by 1e-9 of the largest of its tensor. Each element of the whole layer must be held by some rank. Elements
+    that several ranks hold must get the same gradient bit for bit, or the copies drift apart.
+
+    Args:
+        shard: called on every rank with a copy of the same whole layer; returns the module of this rank, whose
+            parameters are copies of elements of the whole layer's, in any shape, order and dtype, and zeros, as where
+            a vocabulary was padded.
+        make: makes the whole layer, outside of the ranks; what draws random numbers, such as dropout, in ``eval()``.
+        batches: inputs of the whole layer, a tensor or a tuple of them; one forward and one backward pass for each.
+        world: where the ranks run.
+        world_size: ranks.
+        inputs_of: called on every rank with the inputs of a batch; returns the part that this rank's module is given.
+            It only selects: gradients of inputs are selected by it, too. None: each rank is given all of them.
+        output_of: called on every rank with what the whole layer returns; returns what this rank's module must return.
+            None: all of it. Backward passes begin with the gradient of the whole output, so selected: if all ranks
+            return the whole output, each begins with the whole gradient, as if all computed the same loss.
+        sync: called on every rank with its module after each backward pass, such as to add the gradients of parameters
+            that several ranks hold.
+        seed: of the weights, and of the gradient of the output.
+
+    Raises:
+        AssertionError: names batch, rank, tensor and index, and the likely cause: a sum over ranks that is missing, or
+            taken twice; elements that no rank holds.
+        Inconclusive: the whole layer draws random numbers, or its output depends on nothing that could be wrong.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> from pdlcheck.worlds import get_world
+        >>> def part_of(x):
+        ...     return x.detach().chunk(dist.get_world_size(), -1)[dist.get_rank()].clone()
+        >>> class Columns(nn.Module):  # a rank has some of the output features; its part of dx is summed nowhere
+        ...     def __init__(self, whole):
+        ...         super().__init__()
+        ...         self.weight = nn.Parameter(part_of(whole.weight.T).T)
+        ...     def forward(self, x):
+        ...         return x @ self.weight.T
+        >>> whole = lambda: nn.Linear(4, 2, bias=False)
+        >>> world, x = get_world("sim"), torch.ones(1, 4)
+        >>> check_sharded_layer(Columns, whole, [x], world, world_size=2, output_of=part_of)
+        Traceback (most recent call last):
+        AssertionError: Columns: batch 0: rank 0 holds ... at (0, 0) of the gradient of its input, the whole layer ...
+          wrong elements  4 of 4
+          likely cause    it is this rank's own part: all ranks' parts add up to what is right
+          case            world=sim world_size=2 seed=0
+    """
+    __tracebackhide__ = True
+    if not batches:
+        raise ValueError("check_sharded_layer compares after each batch, it needs one or more, got none")
+    if world_size < 2:
+        raise ValueError(f"check_sharded_layer divides a layer, world_size must be at least 2, got {world_size}")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layer = made_wide(make)
+        with torch.no_grad():
+            for parameter in layer.parameters():  # exact also in a shard that was made in float32
+                parameter.copy_(parameter.float())
+        truths = [_whole_pass(layer, _wide(batch)) for batch in batches]
+        again = _whole_pass(layer, _wide(batches[0]), truths[0].gradients_of_output)
+    who, facts = name_of(shard), case(world, world_size, seed=seed)
+    if not all(torch.equal(a, b) for a, b in zip(again.outputs, truths[0].outputs, strict=True)):
+        raise Inconclusive(f"{who}: the whole layer draws random numbers, as dropout does; call .eval() on it in make")
+    everyone: list[Cut] = world.run(_on_a_rank, shard, layer, truths, inputs_of, output_of, sync, world_size=world_size)
+    held = _require_elements(who, layer, everyone, facts)
+    for number, truth in enumerate(truths):
+        when, grads = f"{who}: batch {number}:", _flat(layer, truth.parameters_grad)
+        if not grads.any() and not any(g is not None and g.any() for g in truth.inputs_grad):
+            raise Inconclusive(f"{when} no gradient of the whole layer differs from zero, no fault would show")
+        _require_outputs(when, number, layer, everyone, facts)
+        _require_parameters(when, number, grads, everyone, held, facts)
+        _require_equal_copies(when, number, everyone, facts)
+        _require_inputs(when, number, everyone, facts)
+
+
+@dataclass
+class Pass:
+    """One forward and backward pass; of one rank, or of the whole layer.
+
+    Args:
+        inputs: of the module.
+        outputs: what it returned.
+        gradients_of_output: where the backward pass began.
+        inputs_grad: None for what is not floating point, or got none.
+        parameters_grad: by name.
+    """
+
+    inputs: Tensors
+    outputs: Tensors
+    gradients_of_output: Tensors
+    inputs_grad: list[Tensor | None]
+    parameters_grad: dict[str, Tensor | None]
+
+
+@dataclass
+class Cut:
+    """What one rank holds and did.
+
+    Args:
+        numbers: of the elements of the whole layer, counted from 1, for each parameter of this rank; 0: it has none.
+        values: of these parameters.
+        passes: what was found; for each batch.
+        selected: outputs, and gradients of inputs, of the whole layer, as this rank should have them; for each batch.
+    """
+
+    numbers: dict[str, Tensor]
+    values: dict[str, Tensor]
+    passes: list[Pass]
+    selected: list[tuple[Tensors, Tensors]]
+
+
+def _whole_pass(layer: nn.Module, inputs: Tensors, gradients: Tensors | None = None) -> Pass:
+    one = copy.deepcopy(layer)
+    return _pass(one, one, inputs, lambda outputs: gradients or tuple(torch.randn_like(each) for each in outputs))
+
+
+def _pass(
+    module: Callable[..., Any],
+    parameters: nn.Module,
+    inputs: Tensors,
+    gradient_of: Callable[[Tensors], Tensors],
+    sync: Callable[[nn.Module], object] | None = None,
+) -> Pass:
+    parameters.zero_grad()
+    given = tuple(x.detach().clone().requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs)
+    outputs = _tensors(module(*given), "the layer")
+    gradients = gradient_of(outputs)
+    pairs = [(y, g) for y, g in zip(outputs, gradients, strict=False) if y.requires_grad and y.shape == g.shape]
+    torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
+    if sync is not None:
+        sync(parameters)
+    grads = {name: None if p.grad is None else whole(p.grad) for name, p in parameters.named_parameters()}
+    return Pass(
+        tuple(x.detach() for x in given),
+        tuple(whole(y) for y in outputs),
+        gradients,
+        [None if x.grad is None else whole(x.grad) for x in given],
+        grads,
+    )
+
+
+def _on_a_rank(
+    shard: Callable[[nn.Module], nn.Module],
+    layer: nn.Module,
+    truths: Sequence[Pass],
+    inputs_of: Select | None,
+    output_of: Select | None,
+    sync: Callable[[nn.Module], object] | None,
+) -> Cut:
+    numbered, first = copy.deepcopy(layer), 1
+    with torch.no_grad():
+        for parameter in numbered.parameters():
+            numbers = torch.arange(first, first + parameter.numel(), dtype=torch.float64)
+            parameter.copy_(numbers.view(parameter.shape))
+            first += parameter.numel()
+    numbers_held = {name: _whole_numbers(held) for name, held in _values(_module(shard, numbered)).items()}
+    module = _module(shard, copy.deepcopy(layer)).double()
+    cut = Cut(numbers_held, _values(module), [], [])
+    for truth in truths:
+        inputs = _select(inputs_of, truth.inputs, "inputs_of")
+        goals = _select(output_of, truth.outputs, "output_of")
+        gradients = _select(output_of, truth.gradients_of_output, "output_of")
+        wanted = tuple(
+            torch.zeros(x.shape, dtype=torch.float64) if g is None else g
+            for x, g in zip(truth.inputs, truth.inputs_grad, strict=True)
+        )
+        cut.passes.append(_pass(module, module, inputs, lambda _, of=gradients: of, sync))  # type: ignore[misc]
+        cut.selected.append((goals, _select(inputs_of, wanted, "inputs_of")))
+    return cut
+
+
+def _require_elements(who: str, layer: nn.Module, everyone: Sequence[Cut], facts: str) -> Tensor:
+    """Each rank holds elements of the whole layer, each of which some rank holds; returns how many ranks do."""
+    __tracebackhide__ = True
+    flat = _flat(layer, _values(layer))
+    held = torch.zeros(len(flat), dtype=torch.long)
+    for rank, cut in enumerate(everyone):
+        own = torch.zeros_like(held)
+        for name, numbers in cut.numbers.items():
+            strange = (numbers < 0) | (numbers >= len(flat))
+            strange |= cut.values[name] != flat[numbers.masked_fill(strange, 0)]
+            if strange.any():
+                at = first_index(strange)
+                raise failure(
+                    f"{who}: rank {rank} holds {show(cut.values[name][at])} at {at} of parameter {name!r}, "
+                    "which is no element of the whole layer",
+                    likely_cause="it was drawn or computed, not copied from the layer that shard is given",
+                    case=facts,
+                )
+            own[numbers.flatten()] = 1
+        held += own
+    if len(flat) > 1 and not held[1:].all():
+        missing = int((held[1:] == 0).nonzero()[0]) + 1
+        raise failure(
+            f"{who}: no rank holds the element {_place(layer, missing)} of the whole layer",
+            held=f"{int((held[1:] > 0).sum())} of {len(flat) - 1} elements",
+            likely_cause="what is left over where a dimension does not divide by world_size",
+            case=facts,
+        )
+    return held
+
+
+def _require_outputs(when: str, number: int, layer: nn.Module, everyone: Sequence[Cut], facts: str) -> None:
+    __tracebackhide__ = True
+    parameters = dict(layer.named_parameters())
+    for rank, cut in enumerate(everyone):
+        found, goals = cut.passes[number].outputs, cut.selected[number][0]
+        if [y.shape for y in found] != [y.shape for y in goals]:
+            raise failure(
+                f"{when} rank {rank} returns {_shapes(found)}, expected {_shapes(goals)}",
+                likely_cause="the rank returns a part of the output: say which by output_of, or gather it",
+                case=facts,
+            )
+        for place, (value, goal) in enumerate(zip(found, goals, strict=True)):
+            parts = [one.passes[number].outputs[place] for one in everyone]
+            causes = [*likely.of_output(value, goal, parameters, len(everyone)), *likely.of_parts(value, goal, parts)]
+            _require(f"{when} rank {rank} returns", "", value, goal, causes, facts)
+
+
+def _require_parameters(
+    when: str, number: int, whole_grads: Tensor, everyone: Sequence[Cut], held: Tensor, facts: str
+) -> None:
+    """``whole_grads``: of the elements by their numbers; ``held``: how many ranks hold each."""
+    __tracebackhide__ = True
+    total = torch.zeros_like(whole_grads)  # of what the ranks have for each element
+    for cut in everyone:
+        for name, numbers in cut.numbers.items():
+            grad = cut.passes[number].parameters_grad[name]
+            if grad is not None:
+                total.index_add_(0, numbers.flatten(), grad.flatten())
+    for rank, cut in enumerate(everyone):
+        for name, numbers in cut.numbers.items():
+            goal = whole_grads[numbers]
+            value = _or_zeros(cut.passes[number].parameters_grad[name], goal)
+            causes = likely.of_parameter(value, goal, numbers, total[numbers], held[numbers], len(everyone))
+            _require(f"{when} rank {rank} holds", f" of the gradient of {name!r}", value, goal, causes, facts)
+
+
+def _require_inputs(when: str, number: int, everyone: Sequence[Cut], facts: str) -> None:
+    __tracebackhide__ = True
+    for rank, cut in enumerate(everyone):
+        goals = cut.selected[number][1]
+        for place, goal in enumerate(goals):
+            parts = [_or_zeros(one.passes[number].inputs_grad[place], goal) for one in everyone]
+            where = f" of the gradient of {f'input {place}' if len(goals) > 1 else 'its input'}"
+            causes = [*likely.scaled(parts[rank], goal, len(everyone)), *likely.of_parts(parts[rank], goal, parts)]
+            _require(f"{when} rank {rank} holds", where, parts[rank], goal, causes, facts)
+
+
+def _require_equal_copies(when: str, number: int, everyone: Sequence[Cut], facts: str) -> None:
+    """Elements that several ranks hold get the same gradient bit for bit."""
+    __tracebackhide__ = True
+    first: dict[bytes, tuple[int, Tensor]] = {}
+    for rank, cut in enumerate(everyone):
+        for name, numbers in cut.numbers.items():
+            grad = cut.passes[number].parameters_grad[name]
+            if grad is None or not numbers.numel():
+                continue
+            other, known = first.setdefault(numbers.flatten().numpy().tobytes(), (rank, grad.flatten()))
+            if not torch.equal(bits(known), bits(grad.flatten())):
+                raise failure(
+                    f"{when} ranks {other} and {rank} hold copies of {name!r}, whose gradients differ in some bits",
+                    likely_cause="each rank adds them in an order of its own: reduce them once, for all",
+                    case=facts,
+                )
+
+
+def _require(who: str, of: str, value: Tensor, goal: Tensor, causes: Iterable[likely.Cause], facts: str) -> None:
+    __tracebackhide__ = True
+    wrong = ~((value - goal).abs() <= likely.allowed(goal))
+    if not wrong.any():
+        return
+    at = first_index(wrong)
+    raise failure(
+        f"{who} {show(value[at])} at {at}{of}, the whole layer {show(goal[at])}",
+        wrong_elements=f"{int(wrong.sum())} of {value.numel()}",
+        likely_cause=likely.first(causes),
+        case=facts,
+    )
+
+
+def _flat(layer: nn.Module, values: Mapping[str, Tensor | None]) -> Tensor:
+    """All elements of the layer's parameters in the order of their numbers; 0 has none."""
+    parts = [_or_zeros(values[name], parameter).flatten() for name, parameter in layer.named_parameters()]
+    return torch.cat([torch.zeros(1, dtype=torch.float64), *parts])
+
+
+def _or_zeros(tensor: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if tensor is None else tensor
+
+
+def _whole_numbers(held: Tensor) -> Tensor:
+    """-1 for what is none."""
+    return torch.where(held == held.round(), held, -1).long()
+
+
+def _values(module: nn.Module) -> dict[str, Tensor]:
+    return {name: whole(parameter).double() for name, parameter in module.named_parameters()}
+
+
+def _module(shard: Callable[[nn.Module], nn.Module], layer: nn.Module) -> nn.Module:
+    made = shard(layer)
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"shard must return the module of this rank, it returned {type(made).__name__}")
+    return made
+
+
+def _select(select: Select | None, tensors: Tensors, name: str) -> Tensors:
+    if select is None:
+        return tensors
+    return tuple(each.detach().clone() for each in _tensors(select(*tensors), name))
+
+
+def _tensors(value: Any, who: str) -> Tensors:
+    tensors = tuple(value) if isinstance(value, tuple | list) else (value,)
+    for each in tensors:
+        if not isinstance(each, Tensor):
+            raise TypeError(f"{who} must return a tensor or a tuple of tensors, it returned {type(each).__name__}")
+    return tensors
+
+
+def _wide(batch: Tensor | Tensors) -> Tensors:
+    return tuple(x.double() if x.is_floating_point() else x for x in _tensors(batch, "batches"))
+
+
+def _shapes(tensors: Tensors) -> str:
+    return ", ".join(f"shape {tuple(each.shape)}" for each in tensors)
+
+
+def _place(layer: nn.Module, number: int) -> str:
+    """The name and the index of the element of that number."""
+    for name, parameter in layer.named_parameters():
+        if number <= parameter.numel():
+            at = tuple(int(i) for i in torch.unravel_index(torch.tensor(number - 1), parameter.shape))
+            return f"{at} of parameter {name!r}"
+        number -= parameter.numel()
+    raise IndexError(f"the layer has fewer elements, {number} too few")

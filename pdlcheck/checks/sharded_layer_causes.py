@@ -1,0 +1,81 @@
+"""What a sharded layer would hold with one usual thing wrong: a sum over ranks that is missing, or taken twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["Cause", "allowed", "first", "of_output", "of_parameter", "of_parts", "scaled"]
+
+# Sums of a few thousand float64 terms in another order agree to 1e-13 of their terms; a share that is missing is more
+# than 1e-6 of any sum that is worth dividing.
+RELATIVE = 1e-9
+
+Cause = tuple[str, Tensor, Tensor]  # likely where the two tensors agree
+
+
+def first(causes: Iterable[Cause]) -> str | None:
+    """The first likely one."""
+    for text, one, other in causes:
+        if one.shape == other.shape and bool(((one - other).abs() <= allowed(other)).all()):
+            return text
+    return None
+
+
+def allowed(goal: Tensor) -> float:
+    """How far an element may be off."""
+    return RELATIVE * max(float(goal.abs().max()), 1e-3) if goal.numel() else 0.0
+
+
+def scaled(value: Tensor, goal: Tensor, world_size: int) -> Iterator[Cause]:
+    """It is a multiple of what it should be."""
+    yield "it is zero, or None: nothing comes back", value, torch.zeros_like(goal)
+    yield f"it is world_size = {world_size} times too large: summed over ranks once too often", value, goal * world_size
+    yield f"it is world_size = {world_size} times too small: divided once too often", value, goal / world_size
+
+
+def of_parts(value: Tensor, goal: Tensor, everyone: Sequence[Tensor]) -> Iterator[Cause]:
+    """Ranks hold parts of what each should have; ``everyone``: what each rank holds."""
+    size = len(everyone)
+    if all(part.shape == goal.shape for part in everyone):
+        total = torch.stack(list(everyone)).sum(0)
+        yield "it is this rank's own part: all ranks' parts add up to what is right", total, goal
+        yield "it is this rank's own part: the mean over all ranks is right", total / size, goal
+    for joined in range(goal.dim()):
+        for cut in range(goal.dim()):
+            if joined != cut and not goal.shape[cut] % size:
+                other = torch.cat(goal.chunk(size, cut), joined).reshape(goal.shape)
+                yield f"parts of dimension {cut} are joined along dimension {joined}", value, other
+
+
+def of_output(value: Tensor, goal: Tensor, parameters: Mapping[str, Tensor], world_size: int) -> Iterator[Cause]:
+    """A parameter, such as a bias, counts on each rank."""
+    for name, parameter in parameters.items():
+        if parameter.dim() == 1 and parameter.shape == value.shape[-1:]:
+            again = (world_size - 1) * parameter.detach()
+            yield f"{name!r} is added on each rank, before the sum over ranks", value, goal + again
+    yield from scaled(value, goal, world_size)
+
+
+def of_parameter(
+    value: Tensor, goal: Tensor, numbers: Tensor, total: Tensor, holders: Tensor, world_size: int
+) -> Iterator[Cause]:
+    """The gradient of one parameter of one rank.
+
+    Args:
+        value, goal: what it is and should be.
+        numbers: of its elements in the whole layer; 0 where it is padded.
+        total: of each element, what all its holders have together.
+        holders: of each element, how many ranks hold it.
+        world_size: ranks.
+    """
+    padded = torch.where(numbers == 0, torch.zeros_like(value), value)
+    yield "the whole layer has no such element: zeros that pad a parameter would be learned", padded, goal
+    if (holders > 1).any():
+        several = int(holders.max())
+        yield f"it is this rank's own part: {several} ranks hold the parameter, and their sum is right", total, goal
+        yield f"it is {several} times too large: summed once too often over its holders", value, goal * holders
+        yield f"it is {several} times too small: divided once too often by its holders", value * holders, goal
+    yield from scaled(value, goal, world_size)
