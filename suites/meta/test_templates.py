@@ -153,6 +153,24 @@ def test_one(number, rank, monkeypatch):
     assert len({pid for test in tests.values() for pid, *_ in test.values()}) == 4
 
 
+def test_what_an_unfit_template_registered_for_its_end_is_called(run, tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    source = """
+import atexit, shutil, tempfile
+folder = tempfile.TemporaryDirectory(prefix="of-a-finalizer-")
+other = tempfile.mkdtemp(prefix="of-atexit-")
+atexit.register(shutil.rmtree, other)
+
+@W
+def test_both_are_there(rank):
+    assert os.path.isdir(folder.name) and os.path.isdir(other)
+"""
+    run(source, *FRESH).assert_outcomes(passed=1)
+    assert [path.name for path in temporary.iterdir() if path.name.startswith("of-")] == []
+
+
 def test_a_thread_of_a_conftest_file_is_seen(run, told):
     conftest = "import threading\ndef pytest_configure():\n"
     conftest += "    threading.Thread(target=threading.Event().wait, daemon=True).start()\n"

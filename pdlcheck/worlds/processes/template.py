@@ -7,13 +7,13 @@ there is more, the template says that it is unfit and ends; see ``unfit.py``.
 from __future__ import annotations
 
 import gc
-import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
+from pdlcheck.worlds.processes.at_end import end
 from pdlcheck.worlds.processes.messages import Prepare, Prepared, put
 from pdlcheck.worlds.processes.payload import load_call
 from pdlcheck.worlds.processes.rank import adopt, begin, fresh_state, take_place
@@ -35,7 +35,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, contro
     sys.stderr.flush()
     put(connection, Prepared(unfit))
     if unfit:
-        os._exit(0)
+        end()
     gc.disable()  # as in the fork server
     serve(socket.socket(fileno=fds[0]), controller_pid, _program, dict(missing), own_fds=fds[1:])
 

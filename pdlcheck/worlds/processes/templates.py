@@ -74,7 +74,7 @@ class Templates:
             self.kill()
             raise
         if not self.are_fit:
-            self.kill()
+            self.close()
             return
         for process in self._processes:
             self._forkers.append(Forker(socket.fromfd(process.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)))
