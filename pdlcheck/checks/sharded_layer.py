@@ -5,9 +5,7 @@ Which part of the whole a rank holds need not be said: the ranks first cut a cop
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +14,11 @@ from torch import Tensor, nn
 from pdlcheck.checks import sharded_layer_causes as likely
 from pdlcheck.checks.held import bits
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
-from pdlcheck.checks.state import made_wide, whole
+from pdlcheck.checks.sharded_layer_passes import Cut, Select, Tensors, on_a_rank, tensors_of, values_of, whole_pass
+from pdlcheck.checks.state import made_wide
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_sharded_layer"]
-
-Tensors = tuple[Tensor, ...]
-Select = Callable[..., Any]
 
 
 @takes_world
@@ -46,8 +42,8 @@ def check_sharded_layer(
 
     Args:
         shard: called on every rank with a copy of the same whole layer; returns the module of this rank, whose
-            parameters are copies of elements of the whole layer's, in any shape, order and dtype, and zeros, as where
-            a vocabulary was padded.
+            parameters are copies of elements of the whole layer's, in any shape and order, in float32 or float64, and
+            zeros, as where a vocabulary was padded.
         make: makes the whole layer, outside of the ranks; what draws random numbers, such as dropout, in ``eval()``.
         batches: inputs of the whole layer, a tensor or a tuple of them; one forward and one backward pass for each.
         world: where the ranks run.
@@ -95,14 +91,16 @@ def check_sharded_layer(
         torch.manual_seed(seed)
         layer = made_wide(make)
         with torch.no_grad():
-            for parameter in layer.parameters():  # exact also in a shard that was made in float32
-                parameter.copy_(parameter.float())
-        truths = [_whole_pass(layer, _wide(batch)) for batch in batches]
-        again = _whole_pass(layer, _wide(batches[0]), truths[0].gradients_of_output)
+            for name, parameter in layer.named_parameters():
+                if parameter.is_complex():
+                    raise TypeError(f"check_sharded_layer takes real parameters, {name!r} is {parameter.dtype}")
+                parameter.copy_(parameter.float())  # exact also in a shard that was made in float32
+        truths = [whole_pass(layer, _wide(batch)) for batch in batches]
+        again = whole_pass(layer, _wide(batches[0]), truths[0].gradients_of_output)
     who, facts = name_of(shard), case(world, world_size, seed=seed)
     if not all(torch.equal(a, b) for a, b in zip(again.outputs, truths[0].outputs, strict=True)):
         raise Inconclusive(f"{who}: the whole layer draws random numbers, as dropout does; call .eval() on it in make")
-    everyone: list[Cut] = world.run(_on_a_rank, shard, layer, truths, inputs_of, output_of, sync, world_size=world_size)
+    everyone: list[Cut] = world.run(on_a_rank, shard, layer, truths, inputs_of, output_of, sync, world_size=world_size)
     held = _require_elements(who, layer, everyone, facts)
     for number, truth in enumerate(truths):
         when, grads = f"{who}: batch {number}:", _flat(layer, truth.parameters_grad)
@@ -114,106 +112,10 @@ def check_sharded_layer(
         _require_inputs(when, number, everyone, facts)
 
 
-@dataclass
-class Pass:
-    """One forward and backward pass; of one rank, or of the whole layer.
-
-    Args:
-        inputs: of the module.
-        outputs: what it returned.
-        gradients_of_output: where the backward pass began.
-        inputs_grad: None for what is not floating point, or got none.
-        parameters_grad: by name.
-    """
-
-    inputs: Tensors
-    outputs: Tensors
-    gradients_of_output: Tensors
-    inputs_grad: list[Tensor | None]
-    parameters_grad: dict[str, Tensor | None]
-
-
-@dataclass
-class Cut:
-    """What one rank holds and did.
-
-    Args:
-        numbers: of the elements of the whole layer, counted from 1, for each parameter of this rank; 0: it has none.
-        values: of these parameters.
-        passes: what was found; for each batch.
-        selected: outputs, and gradients of inputs, of the whole layer, as this rank should have them; for each batch.
-    """
-
-    numbers: dict[str, Tensor]
-    values: dict[str, Tensor]
-    passes: list[Pass]
-    selected: list[tuple[Tensors, Tensors]]
-
-
-def _whole_pass(layer: nn.Module, inputs: Tensors, gradients: Tensors | None = None) -> Pass:
-    one = copy.deepcopy(layer)
-    return _pass(one, one, inputs, lambda outputs: gradients or tuple(torch.randn_like(each) for each in outputs))
-
-
-def _pass(
-    module: Callable[..., Any],
-    parameters: nn.Module,
-    inputs: Tensors,
-    gradient_of: Callable[[Tensors], Tensors],
-    sync: Callable[[nn.Module], object] | None = None,
-) -> Pass:
-    parameters.zero_grad()
-    given = tuple(x.detach().clone().requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs)
-    outputs = _tensors(module(*given), "the layer")
-    gradients = gradient_of(outputs)
-    pairs = [(y, g) for y, g in zip(outputs, gradients, strict=False) if y.requires_grad and y.shape == g.shape]
-    torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
-    if sync is not None:
-        sync(parameters)
-    grads = {name: None if p.grad is None else whole(p.grad) for name, p in parameters.named_parameters()}
-    return Pass(
-        tuple(x.detach() for x in given),
-        tuple(whole(y) for y in outputs),
-        gradients,
-        [None if x.grad is None else whole(x.grad) for x in given],
-        grads,
-    )
-
-
-def _on_a_rank(
-    shard: Callable[[nn.Module], nn.Module],
-    layer: nn.Module,
-    truths: Sequence[Pass],
-    inputs_of: Select | None,
-    output_of: Select | None,
-    sync: Callable[[nn.Module], object] | None,
-) -> Cut:
-    numbered, first = copy.deepcopy(layer), 1
-    with torch.no_grad():
-        for parameter in numbered.parameters():
-            numbers = torch.arange(first, first + parameter.numel(), dtype=torch.float64)
-            parameter.copy_(numbers.view(parameter.shape))
-            first += parameter.numel()
-    numbers_held = {name: _whole_numbers(held) for name, held in _values(_module(shard, numbered)).items()}
-    module = _module(shard, copy.deepcopy(layer)).double()
-    cut = Cut(numbers_held, _values(module), [], [])
-    for truth in truths:
-        inputs = _select(inputs_of, truth.inputs, "inputs_of")
-        goals = _select(output_of, truth.outputs, "output_of")
-        gradients = _select(output_of, truth.gradients_of_output, "output_of")
-        wanted = tuple(
-            torch.zeros(x.shape, dtype=torch.float64) if g is None else g
-            for x, g in zip(truth.inputs, truth.inputs_grad, strict=True)
-        )
-        cut.passes.append(_pass(module, module, inputs, lambda _, of=gradients: of, sync))  # type: ignore[misc]
-        cut.selected.append((goals, _select(inputs_of, wanted, "inputs_of")))
-    return cut
-
-
 def _require_elements(who: str, layer: nn.Module, everyone: Sequence[Cut], facts: str) -> Tensor:
     """Each rank holds elements of the whole layer, each of which some rank holds; returns how many ranks do."""
     __tracebackhide__ = True
-    flat = _flat(layer, _values(layer))
+    flat = _flat(layer, values_of(layer))
     held = torch.zeros(len(flat), dtype=torch.long)
     for rank, cut in enumerate(everyone):
         own = torch.zeros_like(held)
@@ -308,6 +210,8 @@ def _require_equal_copies(when: str, number: int, everyone: Sequence[Cut], facts
 
 def _require(who: str, of: str, value: Tensor, goal: Tensor, causes: Iterable[likely.Cause], facts: str) -> None:
     __tracebackhide__ = True
+    if not value.is_floating_point() and not value.is_complex():
+        value, goal = value.double(), goal.double()
     wrong = ~((value - goal).abs() <= likely.allowed(goal))
     if not wrong.any():
         return
@@ -330,38 +234,8 @@ def _or_zeros(tensor: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if tensor is None else tensor
 
 
-def _whole_numbers(held: Tensor) -> Tensor:
-    """-1 for what is none."""
-    return torch.where(held == held.round(), held, -1).long()
-
-
-def _values(module: nn.Module) -> dict[str, Tensor]:
-    return {name: whole(parameter).double() for name, parameter in module.named_parameters()}
-
-
-def _module(shard: Callable[[nn.Module], nn.Module], layer: nn.Module) -> nn.Module:
-    made = shard(layer)
-    if not isinstance(made, nn.Module):
-        raise TypeError(f"shard must return the module of this rank, it returned {type(made).__name__}")
-    return made
-
-
-def _select(select: Select | None, tensors: Tensors, name: str) -> Tensors:
-    if select is None:
-        return tensors
-    return tuple(each.detach().clone() for each in _tensors(select(*tensors), name))
-
-
-def _tensors(value: Any, who: str) -> Tensors:
-    tensors = tuple(value) if isinstance(value, tuple | list) else (value,)
-    for each in tensors:
-        if not isinstance(each, Tensor):
-            raise TypeError(f"{who} must return a tensor or a tuple of tensors, it returned {type(each).__name__}")
-    return tensors
-
-
 def _wide(batch: Tensor | Tensors) -> Tensors:
-    return tuple(x.double() if x.is_floating_point() else x for x in _tensors(batch, "batches"))
+    return tuple(x.double() if x.is_floating_point() else x for x in tensors_of(batch, "batches"))
 
 
 def _shapes(tensors: Tensors) -> str:

@@ -471,8 +471,56 @@ def test_accepts_attention_over_divided_positions(world):
 
 def test_rejects_attention_to_own_positions(world):
     own = {"inputs_of": each_position, "output_of": each_position}
-    with pytest.raises(AssertionError, match=r"of_own_positions: batch 0: rank 0 returns \S+ at \(0, 0, 0\), the whole"):
+    with pytest.raises(AssertionError, match=r"of_own_positions: batch 0: rank 0 returns \S+ at \(0, 0, 0\), "):
         check_sharded_layer(of_own_positions, Attention, [(X, X, X)], world, world_size=3, **own)
+
+
+# -- outputs that are no numbers ------------------------------------------------------------------------------------
+
+
+class Chooses(nn.Module):
+    """Returns which expert is best, and its score."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Linear(6, 4)
+
+    def forward(self, x):
+        scores, chosen = self.scores(x).max(-1)
+        return scores, chosen, chosen > 0
+
+
+class ChoosesAmongAll(nn.Module):
+    def __init__(self, whole, own_first=False):
+        super().__init__()
+        self.scores, self.own_first = Columns(whole.scores, joins=True), own_first
+
+    def forward(self, x):
+        scores, chosen = self.scores(x).max(-1)
+        return scores, (chosen - 2 * dist.get_rank()) % 4 if self.own_first else chosen, chosen > 0
+
+
+def counts_from_its_own(whole):
+    return ChoosesAmongAll(whole, own_first=True)
+
+
+def test_accepts_outputs_of_several_dtypes(world):
+    check_sharded_layer(ChoosesAmongAll, Chooses, [X], world, world_size=2)
+
+
+def test_rejects_integers_that_differ(world):
+    with pytest.raises(AssertionError, match=r"rank 1 returns \d at \(0, 0\), the whole layer \d\n"):
+        check_sharded_layer(counts_from_its_own, Chooses, [X], world, world_size=2)
+
+
+def test_a_shape_that_is_wrong_on_one_rank_is_told_although_others_communicate(world):
+    class Half(Mlp):
+        def forward(self, x):
+            y = super().forward(x)
+            return y[:1] if dist.get_rank() == 1 else y
+
+    with pytest.raises(AssertionError, match=r"rank 1 returns shape \(1, 3, 5\), expected shape \(4, 3, 5\)"):
+        check_sharded_layer(Half, mlp, [X], world, world_size=2)
 
 
 # -- what cannot be checked ----------------------------------------------------------------------------------------
@@ -501,6 +549,7 @@ def test_an_output_that_depends_on_nothing_says_nothing(world):
         ({"world": "sim"}, TypeError, "takes as world the fixture"),
         ({"shard": lambda whole: None}, TypeError, "shard must return the module of this rank, it returned NoneType"),
         ({"inputs_of": lambda x: None}, TypeError, "inputs_of must return a tensor or a tuple of tensors"),
+        ({"make": lambda: nn.Linear(6, 2, dtype=torch.complex64)}, TypeError, "takes real parameters, 'weight' is"),
         ({"make": norm()}, TypeError, "make must be a function that makes the model"),
     ],
 )
