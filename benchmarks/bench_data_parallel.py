@@ -20,7 +20,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from pdlcheck.bench import slowest_s
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.primitives import ConvNet, LeNet
 from pdlcheck.primitives.data_parallel import DistributedDataParallel
+from pdlcheck.primitives.digits import digits
 from pdlcheck.worlds import Ranks, get_world
 
 MODELS = {"mlp20": (20, 256), "mlp200": (200, 30), "mlp33MB": (16, 1024)}  # tensors, width of the layers
@@ -131,4 +133,42 @@ def test_distributed_data_parallel_on_mpi_and_gloo(benchmark: Any, full: bool) -
     benchmark.extra_info["row"] = (
         f"distributed data parallel, small MLP, 2 ranks, ms a step: gloo {medians['gloo'] * 1e3:.2f}, "
         f"mpi {medians['mpi'] * 1e3:.2f}, ratio {medians['gloo'] / medians['mpi']:.1f}"
+    )
+
+
+def timed_networks(name: str, steps: int) -> dict[str, list[float]]:
+    """Seconds of every step on 64 images a rank, with our wrapper and with torch's."""
+    torch.manual_seed(0)
+    network = {"LeNet": LeNet, "ConvNet": ConvNet}[name]()
+    models = {
+        "torch": TorchDistributedDataParallel(copy.deepcopy(network), **TUNED),
+        "ours": DistributedDataParallel(copy.deepcopy(network), **TUNED),
+    }
+    images, labels = digits()
+    first = 64 * dist.get_rank()
+    images, labels = images[first : first + 64], labels[first : first + 64]
+    optimizers = {way: torch.optim.SGD(model.parameters(), lr=0.1) for way, model in models.items()}
+    seconds: dict[str, list[float]] = {way: [] for way in models}
+    for step in range(-3, steps):
+        for way in ("torch", "ours") if step % 2 else ("ours", "torch"):
+            dist.barrier()
+            start = time.perf_counter()
+            optimizers[way].zero_grad()
+            nn.functional.cross_entropy(models[way](images), labels).backward()
+            optimizers[way].step()
+            if step >= 0:
+                seconds[way].append(time.perf_counter() - start)
+    return seconds
+
+
+@pytest.mark.benchmark(group="networks on digits")
+@pytest.mark.parametrize("name", ["LeNet", "ConvNet"])
+def test_networks_on_digits(benchmark: Any, ranks: Ranks, full: bool, name: str) -> None:
+    found: list[dict[str, list[float]]] = []
+    benchmark.pedantic(lambda: found.extend(ranks.run(timed_networks, name, 100 if full else 30)), rounds=1)
+    middle = {way: slowest_s([rank[way] for rank in found]) for way in ("ours", "torch")}
+    benchmark.extra_info |= {f"{way}_s": value for way, value in middle.items()} | {"world_size": ranks.world_size}
+    benchmark.extra_info["row"] = (
+        f"{name} on digits, DDP, {ranks.world_size} ranks with 64 images each, ms a step: torch "
+        f"{middle['torch'] * 1e3:.1f}, ours {middle['ours'] * 1e3:.1f}, ratio {middle['ours'] / middle['torch']:.2f}"
     )

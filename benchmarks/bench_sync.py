@@ -99,3 +99,40 @@ def test_gradient_sync(benchmark: Any, ranks: Ranks, full: bool, tensors: int) -
         + ", ".join(f"{name} {medians[name] * 1e3:.1f}" for name in ("none", "loop", "flat", "ddp"))
         + f"; loop / flat {medians['loop'] / medians['flat']:.1f}, flat / ddp {medians['flat'] / medians['ddp']:.2f}"
     )
+
+
+def broadcasts(model: nn.Module) -> None:
+    """One broadcast for each tensor."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.detach(), 0)
+
+
+def timed_starts(tensors: int, turns: int) -> dict[str, list[float]]:
+    """Seconds until every rank has the first one's weights."""
+    torch.manual_seed(dist.get_rank())
+    ways: dict[str, Callable[[nn.Module], Any]] = {"loop": broadcasts, "flat": broadcast_parameters}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(turns + 1):
+        for name, way in ways.items():
+            model = mlp(tensors)
+            dist.barrier()
+            start = time.perf_counter()
+            way(model)
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+@pytest.mark.benchmark(group="initial weights")
+@pytest.mark.parametrize("tensors", WIDTHS, ids="{}tensors".format)
+def test_initial_weights(benchmark: Any, ranks: Ranks, full: bool, tensors: int) -> None:
+    found: list[dict[str, list[float]]] = []
+    benchmark.pedantic(lambda: found.extend(ranks.run(timed_starts, tensors, 20 if full else 6)), rounds=1)
+    medians = {name: slowest_s([rank[name] for rank in found]) for name in ("loop", "flat")}
+    benchmark.extra_info |= {f"{name}_s": seconds for name, seconds in medians.items()}
+    benchmark.extra_info |= {"tensors": tensors, "world_size": ranks.world_size}
+    benchmark.extra_info["row"] = (
+        f"initial weights of {tensors:>3} tensors, {ranks.world_size} ranks, ms: loop of broadcasts "
+        f"{medians['loop'] * 1e3:.1f}, broadcast_parameters {medians['flat'] * 1e3:.1f}, "
+        f"ratio {medians['loop'] / medians['flat']:.1f}"
+    )

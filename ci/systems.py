@@ -9,6 +9,7 @@ say. ``--write`` makes docs/systems.md of it. Exit code 1 if a test failed, or a
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -24,7 +25,7 @@ from systems_table.systems import SYSTEMS, System
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "systems.md"
-RESULTS = ROOT / "benchmarks" / "results" / "epyc-2-cores.json"
+RESULTS = ROOT / "benchmarks" / "results"
 Tests = dict[str, dict[str, Any]]  # node id -> world, verified primitives, outcome
 
 
@@ -92,9 +93,20 @@ def _row(system: System, here: Tests, launched: Tests) -> list[str]:
 
 
 def _measured(names: Iterable[str]) -> list[str]:
-    saved = json.loads(RESULTS.read_text())["benchmarks"] if RESULTS.exists() else []
-    rows = [bench for name in names for bench in saved if bench["name"].startswith(name)]
-    return [bench["extra_info"]["row"] for bench in rows if "row" in bench["extra_info"]]
+    return [row for name in names for bench, row in _saved_rows().items() if bench.startswith(name)]
+
+
+@functools.cache
+def _saved_rows() -> dict[str, str]:
+    """What each benchmark compared when it was saved last, by its name."""
+    runs = [json.loads(path.read_text()) for path in RESULTS.glob("*.json")]
+    saved = sorted((run for run in runs if "benchmarks" in run), key=lambda run: run["datetime"])
+    return {
+        bench["name"]: bench["extra_info"]["row"]
+        for run in saved
+        for bench in run["benchmarks"]
+        if "row" in bench["extra_info"]
+    }
 
 
 def _page(head: list[str], rows: list[list[str]]) -> str:

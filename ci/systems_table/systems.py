@@ -27,8 +27,18 @@ class System:
 
 
 SYSTEMS = (
-    System("S6", "fork launcher, notebook", tests=(f"{META}/test_processes.py::test_a_script_without_main_guard",)),
-    System("S7", "spawn launcher", tests=(f"{META}/test_processes.py::test_a_module_function_a_lambda",)),
+    System(
+        "S6",
+        "fork launcher, notebook",
+        tests=(f"{META}/test_processes.py::test_a_script_without_main_guard",),
+        benchmarks=("test_start_of_two_ranks",),
+    ),
+    System(
+        "S7",
+        "spawn launcher",
+        tests=(f"{META}/test_processes.py::test_a_module_function_a_lambda",),
+        benchmarks=("test_start_of_two_ranks",),
+    ),
     System(
         "S8",
         "MPI launcher and world",
@@ -44,8 +54,15 @@ SYSTEMS = (
         "S9",
         "launcher by environment, TCP or file; nodes",
         tests=(f"{META}/test_launched.py::test_torchrun", f"{META}/test_launched.py::test_two_nodes_meet"),
+        benchmarks=("test_meeting_of_two_ranks",),
     ),
-    System("S10", "ring pass", ("ring_pass",), tests=(f"{META}/test_examples.py::test_ring_pass",)),
+    System(
+        "S10",
+        "ring pass",
+        ("ring_pass",),
+        tests=(f"{META}/test_examples.py::test_ring_pass",),
+        benchmarks=("test_ring_pass",),
+    ),
     System(
         "S11",
         "collectives",
@@ -53,7 +70,7 @@ SYSTEMS = (
         tests=(f"{META}/test_parity.py",),
         benchmarks=("test_all_reduce",),
     ),
-    System("S12", "initial weights", ("broadcast_parameters",)),
+    System("S12", "initial weights", ("broadcast_parameters",), benchmarks=("test_initial_weights",)),
     System("S13", "gradient sync every k steps", ("sync_gradients",), benchmarks=("test_gradient_sync",)),
     System(
         "S14",
@@ -62,7 +79,11 @@ SYSTEMS = (
         benchmarks=("test_sync_every",),
     ),
     System(
-        "S15", "synchronous SGD", ("train_synchronous",), tests=(f"{META}/test_examples.py::test_synchronous_sgd",)
+        "S15",
+        "synchronous SGD",
+        ("train_synchronous",),
+        tests=(f"{META}/test_examples.py::test_synchronous_sgd",),
+        benchmarks=("test_epoch",),
     ),
     System("S16", "cost model", tests=("pdlcheck/bench/formulas.py",), benchmarks=("test_sync_every",)),
     System("S17", "DataParallel", ("DataParallel", "memory_by_worker"), benchmarks=("test_data_parallel",)),
@@ -76,6 +97,7 @@ SYSTEMS = (
         "S19",
         "sampler, shards, digests",
         ("ShardSampler", "shard_indices", "shard_digest", "gather_shard_digests", "shard_digest_table"),
+        benchmarks=("test_sampler",),
     ),
     System(
         "S20",
@@ -83,8 +105,13 @@ SYSTEMS = (
         ("DistributedGradScaler", "MasterWeights", "clip_grad_norm", "saved_activation_bytes"),
         benchmarks=("test_clipping_and_scaling", "test_saved_activations"),
     ),
-    System("S21", "checkpoints", ("save_checkpoint", "load_checkpoint", "latest_checkpoint", "resumable_steps")),
-    System("S22", "layer slicing", ("split_model",)),
+    System(
+        "S21",
+        "checkpoints",
+        ("save_checkpoint", "load_checkpoint", "latest_checkpoint", "resumable_steps"),
+        benchmarks=("test_checkpoint",),
+    ),
+    System("S22", "layer slicing", ("split_model",), benchmarks=("test_pipeline[",)),
     System(
         "S23",
         "pipelining",
@@ -92,12 +119,19 @@ SYSTEMS = (
         tests=(f"{META}/test_examples.py::test_the_pipeline",),
         benchmarks=("test_pipeline", "test_bubble"),
     ),
-    System("S24", "fault tolerance", tests=(f"{META}/test_elastic.py",)),
+    System(
+        "S24",
+        "fault tolerance",
+        ("resumable_steps",),
+        tests=(f"{META}/test_elastic.py",),
+        benchmarks=("test_restart_of_a_worker",),
+    ),
     System("S25", "the function network", ("FunctionNet", "function_samples"), benchmarks=("test_epoch",)),
     System(
         "S26",
         "LeNet and ConvNet on digits",
         ("LeNet", "ConvNet"),
         tests=(f"{META}/test_examples.py::test_convnet",),
+        benchmarks=("test_networks_on_digits",),
     ),
 )
