@@ -25,17 +25,17 @@ class Refused(Exception):
     """What is wrong with a file, in words that follow its name."""
 
 
-def sealed(body: bytes) -> bytes:
+def sealed(body: bytes | memoryview) -> bytes:
     """The three lines for ``body``."""
     digest = hashlib.sha256(body).hexdigest()
     return b"%s%d\nsha256 %s\nnbytes %020d\n" % (_FIRST, FORMAT, digest.encode(), len(body))
 
 
-def body_of(payload: dict[str, Any]) -> bytes:
+def body_of(payload: dict[str, Any]) -> memoryview:
     """The payload as ``torch.save`` writes it."""
     buffer = io.BytesIO()
     torch.save(payload, buffer)
-    return buffer.getvalue()
+    return buffer.getbuffer()
 
 
 def verify(path: Path) -> tuple[str, memoryview]:

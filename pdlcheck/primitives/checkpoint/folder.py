@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pdlcheck.primitives.checkpoint.container import Refused, verify, whole
@@ -41,17 +42,19 @@ def stored(folder: Path) -> list[Path]:
     return [path for path in paths if not path.is_dir()]
 
 
-def intact(folder: Path, before: Path | None = None) -> dict[str, str]:
-    """Name and digest of the intact checkpoints, newest first; only earlier steps than that of ``before``, if any."""
-    found, limit = {}, None if before is None else step_of(before)
+def intact(folder: Path, before: Path | None = None) -> Iterator[tuple[str, str]]:
+    """Yield name and digest of the intact checkpoints, newest first; only those of earlier steps than ``before``.
+
+    Each is read when it is asked for, which takes as long as the file is large.
+    """
+    limit = None if before is None else step_of(before)
     for path in stored(folder):
         if limit is None or (step_of(path) or 0) < limit:
             with contextlib.suppress(Refused):
-                found[path.name] = verify(path)[0]
-    return found
+                yield path.name, verify(path)[0]
 
 
-def write(path: Path, content: list[bytes]) -> None:
+def write(path: Path, content: Sequence[bytes | memoryview]) -> None:
     """Make ``path`` hold ``content``, on the disk, or raise and leave everything as it was."""
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
@@ -49,8 +50,11 @@ def latest_checkpoint(folder: str | os.PathLike[str], *, group: dist.ProcessGrou
     Source: as :func:`save_checkpoint`.
     """
     who = ranks_of("latest_checkpoint", group)
-    everyone = who.together(lambda: intact(Path(folder)))
+    everyone = who.together(lambda: dict(itertools.islice(intact(Path(folder)), 1)))
     name = _common(everyone)
+    if name is None:  # an accident: what else is there
+        everyone = who.together(lambda: dict(intact(Path(folder))))
+        name = _common(everyone)
     if name is not None:
         return Path(folder) / name
     if any(everyone):
@@ -178,7 +182,7 @@ def _read(who: Ranks, path: Path) -> dict[str, Any]:
     else:
         rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
         reason = f"is not the same file on rank 0 and rank {rank}"
-    name = _common(who.together(lambda: intact(path.parent, before=path)))
+    name = _common(who.together(lambda: dict(intact(path.parent, before=path))))
     previous = None if name is None else str(path.parent / name)
     raise CheckpointError(
         f"load_checkpoint: {path} {reason}; nothing was loaded; "

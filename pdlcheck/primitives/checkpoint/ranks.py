@@ -38,8 +38,9 @@ class Ranks:
         if self.group is None:
             return [value]
         everyone: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        dist.gather_object(value, everyone, dst=self.first, group=self.group)
-        return everyone or []
+        # every message is as long as the longest: the first rank's own, with all that the ranks have in common, is none
+        dist.gather_object(value if self.rank else None, everyone, dst=self.first, group=self.group)
+        return [value, *everyone[1:]] if everyone else []
 
     def together(self, act: Callable[[], Any], *, on: int | None = None) -> list[Any]:
         """Call ``act``, which must not communicate, on every rank or on rank ``on``; its results, on every rank.

@@ -123,8 +123,8 @@ def _require_agreement(who: Ranks, told: list[tuple[int, list[str], list[str]]])
 
 
 def _not_written(path: Path, error: OSError) -> CheckpointError:
-    left = next(iter(intact(path.parent)), None)
-    previous = None if left is None else str(path.parent / left)
+    left = next(intact(path.parent), None)
+    previous = None if left is None else str(path.parent / left[0])
     reason = f"{path} could not be written: {error.strerror or error}"
     return CheckpointError(
         f"{reason}; {'there is no earlier one' if previous is None else f'{previous} is as it was'}",
