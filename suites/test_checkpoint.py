@@ -24,6 +24,7 @@ from pdlcheck.primitives import (
     load_checkpoint,
     resumable_steps,
     save_checkpoint,
+    shard_indices,
 )
 
 from .checkpoint_training import (
@@ -203,6 +204,28 @@ def test_what_differs_between_ranks_needs_a_rule_on_other_ranks(subject, world, 
     rule = {"sampler": lambda states, rank, world_size: {"seen": sum(s["seen"] for s in states) + rank}}
     assert world.run(read, rule, world_size=2) == [18, 19]
     assert world.run(read, rule, world_size=3) == [5, 6, 7]
+
+
+@pytest.mark.verifies("load_checkpoint")
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (4, 2)])
+@pytest.mark.parametrize("tail", ["pad", "uneven", "drop"])
+def test_an_epoch_that_is_over_is_over_on_other_ranks_whatever_its_tail(subject, world, tmp_path, before, after, tail):
+    """Of five samples, ranks have one more than others, or one is repeated or dropped."""
+
+    def train(path=None):
+        sampler, seen = ShardSampler(range(5), tail=tail), []
+        if path is not None:
+            subject(path, sampler=sampler)
+        for epoch in range(sampler.epoch, 1 if path is None else 2):
+            sampler.set_epoch(epoch)
+            for (sample,) in DataLoader(range(5), 1, sampler=sampler):
+                sampler.commit(1)
+                seen.append((epoch, sample.item()))
+        return seen if path is not None else save_checkpoint(tmp_path, 1, sampler=sampler)
+
+    path = world.run(train, world_size=before)[0]
+    second = [shard_indices(5, rank=rank, world_size=after, epoch=1, tail=tail).tolist() for rank in range(after)]
+    assert world.run(train, path, world_size=after) == [[(1, sample) for sample in share] for share in second]
 
 
 # the loop

@@ -167,6 +167,69 @@ def test_the_state_of_every_rank_is_the_same_while_steps_are(subject):
 
 
 @pytest.mark.verifies("ShardSampler")
+@given(
+    num_samples=st.integers(0, 13),
+    world_size=st.integers(1, 5),
+    other=st.integers(1, 5),
+    batch=st.integers(1, 4),
+    workers=st.booleans(),
+    tail=TAILS,
+)
+def test_a_pass_that_is_used_up_leaves_one_state_on_all_ranks(
+    subject, num_samples, world_size, other, batch, workers, tail
+):
+    """Also where shares are uneven, or empty; on any number of ranks nothing of it comes again."""
+    states = []
+    for rank in range(world_size):
+        sampler = subject(range(num_samples), world_size, rank, tail=tail)
+        batches = DataLoader(range(num_samples), batch, sampler=sampler)
+        for indices in list(batches) if workers else batches:  # a list has fetched all before the first step
+            sampler.commit(len(indices))
+        states.append(sampler.state_dict())
+    assert states == states[:1] * world_size
+    assert states[0]["position"] == num_samples
+    for rank in range(other):
+        straight, resumed = (subject(range(num_samples), other, rank, tail=tail) for _ in range(2))
+        resumed.load_state_dict(states[-1])
+        first, *rest = train(resumed, 3)[0]
+        assert first == [] and rest == train(straight, 3)[0][1:]
+
+
+@pytest.mark.verifies("ShardSampler")
+@given(num_samples=st.integers(1, 13), world_size=st.integers(1, 5), start=st.integers(0, 12), tail=TAILS)
+def test_ranks_in_step_have_one_state_until_the_shorter_shares_end(subject, num_samples, world_size, start, tail):
+    """After the last step that all ranks take, the ranks with one sample more have not used it."""
+    samplers = [subject(range(num_samples), world_size, rank, tail=tail) for rank in range(world_size)]
+    state = samplers[0].state_dict() | {"position": min(start, num_samples)}
+    for sampler in samplers:
+        sampler.load_state_dict(state)
+    for step, _ in enumerate(zip(*samplers[::-1], strict=False), 1):  # the last rank first: it has none left first
+        for sampler in samplers:
+            sampler.commit(1)
+        states = [sampler.state_dict() for sampler in samplers]
+        assert states == states[:1] * world_size
+        dropped = tail == "drop" and step == len(samplers[0])
+        used = state["position"] + step * world_size
+        assert states[0]["position"] == (num_samples if dropped else min(used, num_samples))
+
+
+@pytest.mark.verifies("ShardSampler")
+def test_a_pass_that_was_left_does_not_end_the_next_one(subject):
+    sampler = subject(range(9), 2, 1, shuffle=False, tail="uneven")
+    left = iter(sampler)
+    again = iter(sampler)
+    assert list(left) == [1, 3, 5, 7]
+    for _ in range(4):
+        next(again)
+        sampler.commit(1)
+    assert sampler.state_dict()["position"] == 8  # rank 0 may still be at its last one
+    assert list(again) == []
+    assert sampler.state_dict()["position"] == 9
+    sampler.set_epoch(1)
+    assert sampler.state_dict()["position"] == 0
+
+
+@pytest.mark.verifies("ShardSampler")
 def test_a_pass_that_was_used_up_is_followed_by_a_whole_one(subject):
     for rank, tail in [(0, "uneven"), (1, "uneven"), (1, "drop"), (1, "pad")]:
         sampler = subject(range(5), 2, rank, shuffle=False, tail=tail)

@@ -107,13 +107,15 @@ class ShardSampler(Sampler[int]):
         self._begun = False  # the pass that begins at _start has been asked for
         self._start = 0  # where in the epoch's order this pass begins; the same on every rank
         self._used = 0  # samples of this pass that this rank has used
+        self._passes = 0  # how often one was asked for
+        self._ended = False  # the samples of this pass were asked for to the last one
         shard_indices(self._total, rank=rank, world_size=num_replicas, seed=seed, tail=self.tail)  # refuses
 
     def __iter__(self) -> Iterator[int]:
         """The samples that are left of the epoch, from where training has come to."""
         used_up = self._begun and self._used >= len(self)
-        self._start, self._used, self._begun = 0 if used_up else self._position(), 0, True
-        return iter(self._left().tolist())
+        self._begin(0 if used_up else self._position(), begun=True)
+        return self._given(self._left().tolist(), self._passes)
 
     def __len__(self) -> int:
         """The samples of the pass that is under way, or that will begin; it does not shrink while samples are used."""
@@ -133,7 +135,8 @@ class ShardSampler(Sampler[int]):
         """Begin another epoch. The number of the epoch that it is in leaves the position as it is."""
         require_at_least("ShardSampler.set_epoch", "epoch", epoch, 0)
         if epoch != self.epoch:
-            self.epoch, self._start, self._used, self._begun = epoch, 0, 0, False
+            self.epoch = epoch
+            self._begin(0)
 
     def commit(self, num_samples: int) -> None:
         """Say that training has used the next ``num_samples`` of this rank. Call it on every rank after every step.
@@ -152,7 +155,9 @@ class ShardSampler(Sampler[int]):
     def state_dict(self) -> dict[str, int]:
         """Epoch and position, whole numbers only: the same on every rank that has used as many samples.
 
-        At the end of an uneven epoch the first ranks have one sample more: save the state of rank 0.
+        So it is where all have used up what they have of the epoch and the loops over it have ended, whatever ``tail``.
+        In its last step, where with ``tail="uneven"`` some ranks have none, or under a loader with ``drop_last=True``
+        they may differ by the last sample: that of rank 0 holds for all.
         """
         own = {"num_samples": self._total, "seed": self.seed, "shuffle": int(self.shuffle)}
         return {"version": VERSION, "epoch": self.epoch, "position": self._position(), **own}
@@ -182,11 +187,33 @@ class ShardSampler(Sampler[int]):
                 f"ShardSampler got a state with epoch {state['epoch']} and position {state['position']}, "
                 f"expected an epoch from 0 and a position in 0 to {self._total}"
             )
-        self.epoch, self._start, self._used, self._begun = state["epoch"], state["position"], 0, False
+        self.epoch = state["epoch"]
+        self._begin(state["position"])
+
+    def _begin(self, start: int, *, begun: bool = False) -> None:
+        """A pass from ``start`` on; an iterator of an earlier one says nothing about it."""
+        self._start, self._used, self._begun, self._ended = start, 0, begun, False
+        self._passes += 1
+
+    def _given(self, samples: list[int], number: int) -> Iterator[int]:
+        """The samples of a pass, which has ended when one more is asked for."""
+        yield from samples
+        if number == self._passes:
+            self._ended = True
+
+    def _over(self) -> bool:
+        """Whether no rank has anything left of the pass, as far as this one can tell.
+
+        A rank that has one sample less than others uses its last one while they have another step to go; then its loop
+        ends. Without a loop it is believed to be no step behind.
+        """
+        if self._used < len(self):
+            return False
+        return self._ended or (self._used > 0 and not (self._begun and self.tail == "uneven"))
 
     def _position(self) -> int:
         """How many samples of the epoch's order all ranks have used; all of them where only a dropped tail is left."""
-        if self.drop_last and 0 < self._used == self._rounds():
+        if self._over():
             return self._total
         return min(self._start + self._used * self.num_replicas, self._total)
 
