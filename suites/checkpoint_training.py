@@ -49,9 +49,9 @@ def net():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 1))
 
 
-def parts(make=net, optimizer=SGD, scheduler="milestones"):
+def parts(make=net, optimizer=SGD, scheduler="milestones", alike=True):
     model = make()
-    if dist.is_initialized():
+    if alike and dist.is_initialized():
         broadcast_parameters(model)
     optimizer = optimizer(model.parameters())
     return {

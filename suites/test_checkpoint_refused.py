@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 from functools import partial
 from pathlib import Path
 
@@ -122,31 +123,56 @@ def test_a_file_is_refused_with_what_is_wrong_and_the_previous_is_offered(subjec
 
 
 @pytest.mark.verifies("load_checkpoint")
-def test_a_file_that_one_rank_cannot_read_is_refused_by_all(subject, world, tmp_path):
-    def read():
-        folder = tmp_path / f"node-{dist.get_rank()}"
-        with pytest.raises(
-            CheckpointError, match=r"does not exist \(on rank 1 of 3\).*there is no earlier one"
-        ) as caught:
-            subject(folder / path.name, **parts())
-        return caught.value.rank
+@pytest.mark.parametrize(("spoil", "message"), REFUSED, ids=[spoil.__name__ for spoil, _ in REFUSED])
+def test_a_file_that_one_rank_cannot_read_is_refused_by_all(subject, world, tmp_path, spoil, message):
+    """Each rank has a folder of its own; all name the file that is wrong, and offer their own copy of the previous."""
 
-    path = written(tmp_path / "node-0", world, world_size=3)
-    for node in (1, 2):
-        (tmp_path / f"node-{node}").mkdir()
-    (tmp_path / "node-2" / path.name).write_bytes(path.read_bytes())
-    assert world.run(read, world_size=3) == [1, 1, 1]
+    def read(offered):
+        own = tmp_path / f"node-{dist.get_rank()}"
+        with pytest.raises(CheckpointError, match=message) as caught:
+            subject(own / path.name, **parts())
+        assert caught.value.path == str(own / path.name)
+        assert caught.value.previous == (str(own / previous.name) if offered else None)
+        return caught.value.rank, str(caught.value)
+
+    for node in range(3):
+        torch.manual_seed(0)
+        previous = written(tmp_path / f"node-{node}", world, world_size=3, step_number=1)
+        path = written(tmp_path / f"node-{node}", world, world_size=3)
+    spoil(tmp_path / "node-1" / path.name)
+    ((rank, text),) = {*world.run(read, True, world_size=3)}
+    wrong = tmp_path / "node-1" / path.name
+    assert rank == 1
+    assert re.search(rf"(?s)^load_checkpoint: {wrong} {message}.* \(on rank 1 of 3\); nothing was loaded", text)
+    assert text.endswith(f"{wrong.with_name(previous.name)} is intact: load that")
+    (tmp_path / "node-2" / previous.name).unlink()
+    ((rank, text),) = {*world.run(read, False, world_size=3)}
+    assert rank == 1 and text.endswith("there is no earlier one")
 
 
 @pytest.mark.verifies("load_checkpoint")
 def test_different_files_of_one_name_are_refused(subject, world, tmp_path):
     def read():
-        subject(tmp_path / f"node-{dist.get_rank()}" / path.name, **parts())
+        with pytest.raises(CheckpointError) as caught:
+            subject(tmp_path / f"node-{dist.get_rank()}" / path.name, **parts())
+        return str(caught.value)
 
     for node in range(2):
         path = written(tmp_path / f"node-{node}", world, optimizer=partial(SGD, lr=0.1 + node))
-    with pytest.raises(CheckpointError, match="is not the same file on rank 0 and rank 1"):
-        world.run(read, world_size=2)
+    (text,) = {*world.run(read, world_size=2)}
+    assert f"{tmp_path / 'node-1' / path.name} is not the same file on rank 0 and rank 1; nothing was loaded" in text
+
+
+@pytest.mark.verifies("latest_checkpoint")
+def test_ranks_that_find_no_checkpoint_in_common_say_the_same(subject, world, tmp_path):
+    def find():
+        with pytest.raises(CheckpointError) as caught:
+            subject(tmp_path / f"node-{dist.get_rank()}")
+        return str(caught.value)
+
+    path = written(tmp_path / "node-1", world)
+    (text,) = {*world.run(find, world_size=2)}
+    assert f"no checkpoint in {tmp_path / 'node-0'} is intact on every rank (rank 0: none; rank 1: {path.name})" in text
 
 
 def wide():
@@ -206,9 +232,9 @@ MISFITS = [
 @pytest.mark.verifies("load_checkpoint")
 @pytest.mark.parametrize(("other", "message"), MISFITS, ids=[message[:30] for _, message in MISFITS])
 def test_what_does_not_fit_is_named_and_nothing_is_touched(subject, world, tmp_path, other, message):
-    def read():
+    def read(ranks):
         torch.manual_seed(dist.get_rank())
-        held = parts(**other) if dist.get_rank() == 1 else parts()  # one rank sees it, all raise
+        held = parts(**(other if dist.get_rank() in ranks else {}), alike=False)
         held_before, stream = weights(held), torch.get_rng_state()
         with pytest.raises(ValueError, match=message) as caught:
             subject(path, **held)
@@ -216,16 +242,27 @@ def test_what_does_not_fit_is_named_and_nothing_is_touched(subject, world, tmp_p
         assert held["sampler"].position == 0 and not held["optimizer"].state
         return str(caught.value)
 
-    def read_alike():
-        held = {**parts(**other), "optimizer": None}
-        held["optimizer"] = other.get("optimizer", SGD)(held["model"].parameters())
-        subject(path, **held)
+    path = written(tmp_path, world)
+    (text,) = {*world.run(read, [1], world_size=2)}
+    assert text.endswith("(on rank 1 of 2)")  # one rank sees it, all raise
+    (alike,) = {*world.run(read, [0, 1], world_size=2)}
+    assert text == f"{alike} (on rank 1 of 2)"
+
+
+@pytest.mark.verifies("load_checkpoint")
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_world_that_it_cannot_be_re_sharded_to_is_named_on_every_rank(subject, world, tmp_path, after):
+    def read():
+        held = parts()
+        before = weights(held)
+        message = rf"2 ranks that differ in model .* cannot be re-sharded to {after}: resume on 2 ranks"
+        with pytest.raises(ValueError, match=message) as caught:
+            subject(path, **held)
+        assert weights(held) == before
+        return str(caught.value)
 
     path = written(tmp_path, world)
-    if other.get("make") is None:
-        assert len(set(world.run(read, world_size=2))) == 1
-    with pytest.raises(ValueError, match=message):
-        world.run(read_alike, world_size=2)
+    assert len({*world.run(read, world_size=after)}) == 1
 
 
 @pytest.mark.verifies("load_checkpoint")

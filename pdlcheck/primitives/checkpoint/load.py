@@ -50,7 +50,8 @@ def latest_checkpoint(folder: str | os.PathLike[str], *, group: dist.ProcessGrou
     Source: as :func:`save_checkpoint`.
     """
     who = ranks_of("latest_checkpoint", group)
-    everyone = who.together(lambda: dict(itertools.islice(intact(Path(folder)), 1)))
+    told = who.together(lambda: (str(folder), dict(itertools.islice(intact(Path(folder)), 1))))
+    everyone = [found for _, found in told]
     name = _common(everyone)
     if name is None:  # an accident: what else is there
         everyone = who.together(lambda: dict(intact(Path(folder))))
@@ -59,7 +60,7 @@ def latest_checkpoint(folder: str | os.PathLike[str], *, group: dist.ProcessGrou
         return Path(folder) / name
     if any(everyone):
         newest = "; ".join(f"rank {r}: {next(iter(found), 'none')}" for r, found in enumerate(everyone))
-        reason = f"no checkpoint in {folder} is intact on every rank ({newest}); all ranks must see the same files"
+        reason = f"no checkpoint in {told[0][0]} is intact on every rank ({newest}); all ranks must see the same files"
         raise CheckpointError(f"latest_checkpoint: {reason}", path=str(folder), reason=reason, previous=None, rank=0)
     return None
 
@@ -95,8 +96,9 @@ def load_checkpoint(
         The number of steps taken, as it was given to :func:`save_checkpoint`.
 
     Raises:
-        CheckpointError: the file is missing, torn, changed, of another format, or no checkpoint, on any rank; names the
-            newest earlier one that is intact.
+        CheckpointError: the file is missing, torn, changed, of another format, or no checkpoint, on any rank; names it
+            where the first such rank has it, and the newest earlier one that is intact, whose copy on this rank is in
+            the field ``previous``.
         ValueError: the file is of another model, optimizer or kind of object, or holds other names; ranks differ in it
             and their number is another one; an object does not hold after ``load_state_dict`` what the file holds.
         TypeError: an object without ``load_state_dict``. The same on every rank, as are all that one rank alone meets.
@@ -162,17 +164,17 @@ def _read(who: Ranks, path: Path) -> dict[str, Any]:
     """The payload, where all ranks read the same one."""
     payload: dict[str, Any] = {}
 
-    def attempt() -> tuple[str | None, str | None]:
+    def attempt() -> tuple[Path, str | None, str | None]:
         try:
             digest, found = read(path)
         except Refused as refused:
-            return None, str(refused)
+            return path, None, str(refused)
         payload.update(found)
-        return digest, None
+        return path, digest, None
 
     told = who.together(attempt)
-    refused = {rank: why for rank, (_, why) in enumerate(told) if why is not None}
-    digests = [digest for digest, _ in told]
+    refused = {rank: why for rank, (_, _, why) in enumerate(told) if why is not None}
+    digests = [digest for _, digest, _ in told]
     if not refused and len(set(digests)) == 1:
         return payload
     if refused:
@@ -183,13 +185,13 @@ def _read(who: Ranks, path: Path) -> dict[str, Any]:
         rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
         reason = f"is not the same file on rank 0 and rank {rank}"
     name = _common(who.together(lambda: dict(intact(path.parent, before=path))))
-    previous = None if name is None else str(path.parent / name)
+    wrong = told[rank][0]  # what all name; each rank's copy may be in a folder of its own
     raise CheckpointError(
-        f"load_checkpoint: {path} {reason}; nothing was loaded; "
-        + ("there is no earlier one" if previous is None else f"{previous} is intact: load that"),
+        f"load_checkpoint: {wrong} {reason}; nothing was loaded; "
+        + ("there is no earlier one" if name is None else f"{wrong.parent / name} is intact: load that"),
         path=str(path),
         reason=reason,
-        previous=previous,
+        previous=None if name is None else str(path.parent / name),
         rank=rank,
     )
 
