@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pdlcheck.primitives import function_samples
+
 from .test_launched import outside
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "local_sgd.py"
@@ -43,7 +45,38 @@ def test_the_network_learns_on_ranks_with_uneven_shares_and_the_plot_is_text(tmp
     assert all("x" in line for line in drawn)
 
 
-def test_the_fit_is_drawn(tmp_path):
+def drawn_lines(svg):
+    """Label -> points in pixels, of the lines inside the axes; a line is known by the colour of its legend's."""
+    styled = {}
+    for path, style in re.findall(r'<path d="([^"]+)"[^>]* style="([^"]*)"', svg):
+        colour = re.search(r"fill: none; stroke: (#[0-9a-f]{6})", style)
+        if colour is not None:
+            points = [(float(x), float(y)) for x, y in re.findall(r"[ML] ([\d.]+) ([\d.]+)", path)]
+            styled.setdefault(colour[1], []).append(points)
+    labels = re.findall(r"<!-- (.*?) -->", svg)[-2:]
+    pairs = [found for found in styled.values() if len(found) == 2]  # the line, and its piece in the legend
+    return {label: line for label, (line, _) in zip(labels, pairs, strict=True)}
+
+
+def test_the_function_and_the_fit_are_drawn(tmp_path):
     pytest.importorskip("matplotlib", reason="the plot needs matplotlib: pip install pdlcheck[report]")
-    torchrun(tmp_path, "--epochs", "1", "--plot", "fit.svg")
-    assert "<svg" in (tmp_path / "fit.svg").read_text()
+    text = torchrun(tmp_path, "--epochs", "12", "--plot", "fit.svg")
+    assert text.endswith("fit.svg\n")
+    lines = drawn_lines((tmp_path / "fit.svg").read_text())
+    assert list(lines) == ["sqrt(x) sin(3.14 x / 5)", "the network"]
+    (left, _), *_, (right, _) = function = lines["sqrt(x) sin(3.14 x / 5)"]
+    x, target = function_samples(2000)
+    low, high = max(y for _, y in function), min(y for _, y in function)  # pixels are counted from above
+
+    def beside(points):
+        """How far each point is from the function, in the units of the axes."""
+        for across, up in points:
+            at = round((across - left) / (right - left) * (len(x) - 1))
+            yield abs((up - low) / (high - low) * (target.max() - target.min()) + target.min() - target[at]).item()
+
+    assert len(function) > 100 and max(beside(function)) < 0.05
+    fit = lines["the network"]
+    assert len(fit) > 20 and fit[0][0] == left and fit[-1][0] == right
+    away = list(beside(fit))
+    assert sum(away) / len(away) < 0.7  # of a function that goes from -4 to 4
+    assert max(away) > 0.01, "the function is drawn twice"
