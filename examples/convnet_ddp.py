@@ -5,6 +5,8 @@
 and on two machines that share the folder of the checkpoints, each with its own --node-rank:
 
     torchrun --nnodes 2 --node-rank 0 --nproc-per-node 1 --master-addr HOST --master-port 29500 examples/convnet_ddp.py
+
+The table at the end has the SHA-256 of what each rank loaded side by side; one that another rank has too is marked.
 """
 
 import argparse
@@ -16,12 +18,13 @@ from joining import process_group, say
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pdlcheck.primitives import ConvNet, DistributedDataParallel, DistributedGradScaler, ShardSampler, shard_digest
+from pdlcheck.primitives import ConvNet, DistributedDataParallel, DistributedGradScaler, ShardSampler
 from pdlcheck.primitives.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from pdlcheck.primitives.data import gather_shard_digests, shard_digest, shard_digest_table
 from pdlcheck.primitives.digits import digits
 
 
-def train(options: argparse.Namespace, device: torch.device) -> nn.Module:
+def train(options: argparse.Namespace, device: torch.device, loaded: dict[str, list[torch.Tensor]]) -> nn.Module:
     torch.manual_seed(0)
     data, half = TensorDataset(*digits()), torch.float16 if device.type == "cuda" else torch.bfloat16
     model, sampler = DistributedDataParallel(ConvNet().to(device)), ShardSampler(data)
@@ -35,6 +38,7 @@ def train(options: argparse.Namespace, device: torch.device) -> nn.Module:
     for epoch in range(sampler.epoch, options.epochs):
         sampler.set_epoch(epoch)
         for step, (images, labels) in enumerate(loader):
+            loaded.setdefault(f"epoch {epoch}", []).extend([images, labels])
             optimizer.zero_grad()
             with torch.autocast(device.type, half):
                 loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
@@ -61,7 +65,10 @@ if __name__ == "__main__":
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % gpus) if gpus else torch.device("cpu")
     with process_group():
-        model = train(options, device).eval()
+        loaded: dict[str, list[torch.Tensor]] = {}
+        model = train(options, device, loaded).eval()
         images, labels = digits(train=False)
         right = (model(images.to(device)).argmax(1).cpu() == labels).double().mean().item()
+        if loaded:  # by this call
+            say(shard_digest_table({epoch: gather_shard_digests(batches) for epoch, batches in loaded.items()}))
         say(f"{right:.1%} read right, weights {shard_digest(model.state_dict().values())[:16]}")

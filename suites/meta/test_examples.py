@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -10,6 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from pdlcheck.primitives import ShardSampler, shard_digest
+from pdlcheck.primitives.digits import digits
 
 from .needs_mpi import needs_mpi
 from .test_launched import outside
@@ -113,12 +119,33 @@ def test_synchronous_sgd_under_torchrun_prints_what_one_process_prints(one_proce
     assert torchrun(tmp_path, 2, "synchronous_sgd.py", "--epochs", 2).endswith(one_process)
 
 
+def digests_of_loaders(epoch, after=0):
+    """A line of the table: what the loaders of both ranks give in an epoch, after so many batches."""
+    data, digests = TensorDataset(*digits()), []
+    for rank in range(2):
+        sampler = ShardSampler(data, 2, rank)
+        sampler.set_epoch(epoch)
+        batches = list(DataLoader(data, 50, sampler=sampler, generator=torch.Generator()))
+        digests.append(shard_digest(batches[after:])[:12])
+    return f"epoch {epoch}  {digests[0]}  {digests[1]}"
+
+
+def table(text):
+    """The digests that an example printed side by side."""
+    lines = text.splitlines()
+    header = lines.index("         rank 0        rank 1")
+    return list(itertools.takewhile(lambda line: line.startswith("epoch"), lines[header + 1 :]))
+
+
 def test_convnet_on_two_nodes_goes_on_exactly_where_one_node_stopped(tmp_path):
     """In the middle of an epoch; the weights at the end are those of an undisturbed run, bit for bit."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install pdlcheck[data]")
     straight = torchrun(tmp_path, 2, "convnet_ddp.py", "--epochs", 2, "--checkpoints", "straight")
-    torchrun(tmp_path, 2, "convnet_ddp.py", "--epochs", 2, "--checkpoints", "stopped", "--stop", 20)
+    stopped = torchrun(tmp_path, 2, "convnet_ddp.py", "--epochs", 2, "--checkpoints", "stopped", "--stop", 20)
     resumed = two_nodes(tmp_path, "convnet_ddp.py", "--epochs", 2, "--checkpoints", "stopped")
+    assert table(straight) == [digests_of_loaders(0), digests_of_loaders(1)]
+    assert table(stopped)[0] == table(straight)[0] and table(stopped)[1] != table(straight)[1]
+    assert table(resumed) == [digests_of_loaders(1, after=5)]
     assert "epoch 0" not in resumed and "epoch 1, step 9: loss" in resumed and "epoch 1, step 10" not in resumed
     accuracy, weights = re.search(r"([\d.]+)% read right, weights (\w+)", straight).groups()
     assert float(accuracy) > 88
