@@ -14,10 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
 from pdlcheck.checks import check_replicated_module
 from pdlcheck.checks.strategies import module_makers
+from pdlcheck.primitives import ConvNet, LeNet
 from pdlcheck.primitives.data_parallel.scatter import gather, scatter, split_sizes
 
 CPU = torch.device("cpu")
@@ -241,6 +243,42 @@ def test_batch_norm_normalises_each_piece_and_keeps_the_statistics_of_the_first(
     expected = torch.cat([first(pieces[0]), other(pieces[1])])
     assert torch.equal(subject(model, workers=2)(x), expected)
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), first.buffers(), strict=True))
+
+
+@verifies
+@pytest.mark.parametrize("make", [LeNet, lambda: ConvNet().eval()], ids=["LeNet", "ConvNet"])
+def test_a_convolutional_network_learns_as_without_workers(wrap, make):
+    def loss(scores):
+        return nn.functional.cross_entropy(scores, torch.arange(len(scores)) % 10)
+
+    check_replicated_module(wrap, make, rows(1, 8, 8), loss=loss, workers=[2, 3, 4], sizes=[9, 4, 2])
+
+
+@verifies
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_convnet_in_training_learns_from_pieces_that_are_normalised_each(subject, workers):
+    """Output, gradients, running statistics and weights of three steps, beside the plain one called piece by piece."""
+    plain = ConvNet().double()
+    model = copy.deepcopy(plain)
+    replicated = subject(model, workers=workers)
+    ours, expected = (torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in (model, plain))
+    for samples in (12, 9, 8):
+        images, labels = torch.randn(samples, 1, 8, 8, dtype=torch.float64), torch.arange(samples) % 10
+        first, *others = images.split(replicated.sizes(samples))
+        before = {name: buffer.clone() for name, buffer in plain.named_buffers()}
+        pieces = [plain(first)]  # whose statistics stay
+        for piece in others:
+            pieces.append(functional_call(plain, {name: buffer.clone() for name, buffer in before.items()}, piece))
+        for optimizer, scores in ((ours, replicated(images)), (expected, torch.cat(pieces))):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(scores, labels).backward()
+            torch.testing.assert_close(scores, torch.cat(pieces), rtol=1e-9, atol=1e-12)
+        gradients = ([parameter.grad for parameter in net.parameters()] for net in (model, plain))
+        torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+        assert all(parameter.grad.any() for parameter in model.parameters() if parameter.dim() > 1)
+        ours.step()
+        expected.step()
+        torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=1e-9, atol=1e-12)
 
 
 @verifies
