@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from pdlcheck.worlds import get_world
 from pdlcheck.worlds.devices import check_devices, choose_device, device_name, why_no_cuda
 from pdlcheck.worlds.launched import Launch
 from pdlcheck.worlds.processes import ProcessWorld, forkserver
+
+from .data_parallel_steps import OPTIONS, WRAPPERS, ddp_step, ddp_steps
 
 needs_no_cuda = pytest.mark.skipif(not why_no_cuda(), reason="this machine has a CUDA device")
 
@@ -185,3 +188,34 @@ print(asked)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@WRAPPERS
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_step_of_ddp_as_it_is_taken_on_gpus(world, world_size, wrapper):
+    mean = world_size + 1.0  # two samples of r + 1 on rank r, averaged over the ranks
+    assert world.run(ddp_step, wrapper, "cpu", world_size=world_size) == [([[mean] * 3], True)] * world_size
+
+
+@WRAPPERS
+@OPTIONS
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_steps_of_ddp_as_they_are_taken_on_gpus(world, world_size, wrapper, options):
+    for away, alike in world.run(ddp_steps, wrapper, "cpu", options, world_size=world_size):
+        assert away < 1e-12 and alike
+
+
+def test_steps_that_are_not_synchronised_are_seen(world):
+    """The twin of the two above: a wrapper that leaves every rank alone."""
+
+    class Alone(torch.nn.Module):
+        def __init__(self, module, device_ids):
+            super().__init__()
+            self.module, self.no_sync = module, contextlib.nullcontext
+
+        def forward(self, *inputs):
+            return self.module(*inputs)
+
+    for away, alike in world.run(ddp_steps, Alone, "cpu", {}, world_size=2):
+        assert away > 0.01 and not alike
+    assert world.run(ddp_step, Alone, "cpu", world_size=2) == [([[2.0] * 3], False), ([[4.0] * 3], False)]

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.errors import CollectiveMismatch, WorldTooSmall
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.processes import ProcessWorld
+
+from .data_parallel_steps import OPTIONS, WRAPPERS, ddp_step, ddp_steps
 
 pytestmark = pytest.mark.gpu
 
@@ -45,21 +45,6 @@ def total() -> tuple[float, int]:
     return x.item(), x.device.index
 
 
-def ddp_step() -> tuple[list[list[float]], bool]:
-    """The gradient of a linear layer by DDP, whose ranks have different data; and whether the replicas are equal."""
-    index = torch.cuda.current_device()
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Linear(3, 1, device="cuda"), device_ids=[index])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(torch.full((2, 3), dist.get_rank() + 1.0, device="cuda")).sum().backward()
-    optimizer.step()
-    weight = model.module.weight.detach().clone()
-    lowest, highest = weight.clone(), weight.clone()
-    dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-    return model.module.weight.grad.tolist(), torch.equal(lowest, highest)
-
-
 # -- nccl ------------------------------------------------------------------------------------------
 
 
@@ -67,8 +52,16 @@ def test_nccl_adds_on_a_device_of_its_own(nccl):
     assert nccl.run(total, world_size=1) == [(1.0, 0)]
 
 
-def test_nccl_takes_a_step_of_ddp(nccl):
-    assert nccl.run(ddp_step, world_size=1) == [([[2.0, 2.0, 2.0]], True)]
+@WRAPPERS
+def test_nccl_takes_a_step_of_ddp(nccl, wrapper):
+    assert nccl.run(ddp_step, wrapper, "cuda", world_size=1) == [([[2.0, 2.0, 2.0]], True)]
+
+
+@WRAPPERS
+@OPTIONS
+def test_steps_of_ddp_on_nccl_are_those_of_the_plain_model(nccl, wrapper, options):
+    ((away, alike),) = nccl.run(ddp_steps, wrapper, "cuda", options, world_size=1)
+    assert away < 1e-12 and alike
 
 
 def test_ranks_of_nccl_are_kept_join_anew_or_are_fresh(nccl):
@@ -144,10 +137,19 @@ def test_ranks_of_gloo_share_devices(shared, world_size):
     assert shared.run(total, world_size=world_size) == [(expected, rank % devices) for rank in range(world_size)]
 
 
+@WRAPPERS
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_ddp_on_shared_devices(shared, world_size):
+def test_ddp_on_shared_devices(shared, world_size, wrapper):
     mean = world_size + 1.0  # two samples of r + 1 on rank r, averaged over the ranks
-    assert shared.run(ddp_step, world_size=world_size) == [([[mean] * 3], True)] * world_size
+    assert shared.run(ddp_step, wrapper, "cuda", world_size=world_size) == [([[mean] * 3], True)] * world_size
+
+
+@WRAPPERS
+@OPTIONS
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_steps_of_ddp_on_shared_devices_are_those_of_the_plain_model(shared, world_size, wrapper, options):
+    for away, alike in shared.run(ddp_steps, wrapper, "cuda", options, world_size=world_size):
+        assert away < 1e-12 and alike
 
 
 def test_broadcast_and_all_gather_of_cuda_tensors(shared):
