@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pdlcheck import primitives
 
 
 def main(backend="gloo"):
@@ -49,3 +56,80 @@ def test_a_group_that_was_destroyed_may_be_made_again():
 def test_another_size_is_refused():
     with pytest.raises(ValueError, match=r"init_process_group\(world_size=4\) on a rank whose world_size is 2"):
         dist.init_process_group("gloo", rank=dist.get_rank(), world_size=4)
+
+
+# as tutorials have it: each rank is told its number, sets its group up, and cleans it up
+
+
+def set_up_by_environment(rank, world_size, port):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=20))
+
+
+def set_up_by_file(rank, world_size, path):
+    meeting = f"file://{path}"
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=world_size, timeout=timedelta(seconds=20))
+
+
+def trained(rank, world_size, set_up, where):
+    """A step of torch's DDP and of ours; the gradients."""
+    set_up(rank, world_size, where)
+    try:
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
+        gradients = []
+        for wrapper in (DistributedDataParallel, primitives.DistributedDataParallel):
+            model = wrapper(nn.Linear(2, 1))
+            model(torch.full((1, 2), rank + 1.0)).sum().backward()
+            gradients.append(model.module.weight.grad[0].tolist())
+        return gradients
+    finally:
+        dist.destroy_process_group()
+
+
+def spawned(rank, world_size, set_up, where, folder):
+    torch.save(trained(rank, world_size, set_up, where), folder / f"{rank}.pt")
+
+
+def failing(rank, world_size, set_up, where):
+    set_up(rank, world_size, where)
+    try:
+        if rank == 1:
+            raise ValueError("rank 1 is wrong")
+    finally:
+        dist.destroy_process_group()
+
+
+def on_a_rank(fn, *args):
+    return fn(int(os.environ["RANK"]), dist.get_world_size(), *args)
+
+
+@pytest.fixture(params=[set_up_by_environment, set_up_by_file], ids=["env", "file"])
+def meeting(request, tmp_path):
+    """How ranks set up their group, and a port or a file that nobody has used."""
+    if request.param is set_up_by_file:
+        return request.param, tmp_path / "meeting"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return request.param, free.getsockname()[1]
+
+
+def test_functions_that_set_up_and_clean_up_run_under_spawn_and_worlds_go_on(world, meeting, tmp_path):
+    assert world.run(dist.get_rank, world_size=2) == [0, 1]
+    mp.spawn(spawned, (2, *meeting, tmp_path), nprocs=2)
+    assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)] == [[[1.5, 1.5]] * 2] * 2
+    assert not dist.is_initialized()
+    assert world.run(main, world_size=2) == [2, 2]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_they_run_on_the_ranks_of_a_world_as_they_are(world, meeting, world_size):
+    for _ in range(2):  # on ranks that are kept, which have done it before
+        gradients = world.run(on_a_rank, trained, *meeting, world_size=world_size)
+        assert gradients == [[[(world_size + 1) / 2] * 2] * 2] * world_size
+    assert world.run(dist.get_rank, world_size=world_size) == [*range(world_size)]
+
+
+def test_one_that_fails_cleans_up_and_the_next_one_runs(world, meeting):
+    with pytest.raises(ValueError, match="rank 1 is wrong"):
+        world.run(on_a_rank, failing, *meeting, world_size=2)
+    assert world.run(on_a_rank, trained, *meeting, world_size=2) == [[[1.5, 1.5]] * 2] * 2
