@@ -228,6 +228,30 @@ def test_an_epoch_that_is_over_is_over_on_other_ranks_whatever_its_tail(subject,
     assert world.run(train, path, world_size=after) == [[(1, sample) for sample in share] for share in second]
 
 
+@pytest.mark.verifies("load_checkpoint")
+def test_in_the_last_step_of_an_uneven_epoch_the_state_of_rank_0_holds(subject, world, tmp_path):
+    """All was fetched ahead, four of five and four of four are used: rank 1 cannot know that rank 0 has one left."""
+
+    def write():
+        sampler = ShardSampler(range(9), tail="uneven", shuffle=False)
+        list(sampler)
+        sampler.commit(4)
+        return save_checkpoint(tmp_path, 1, sampler=sampler)
+
+    def read(rule):
+        sampler = ShardSampler(range(9), tail="uneven", shuffle=False)
+        subject(path, sampler=sampler, reshard=rule)
+        return list(sampler)
+
+    path = world.run(write, world_size=2)[0]
+    assert world.run(read, None, world_size=2) == [[8], []]
+    message = r"sampler\['position'\] is 9, it should be 8 .* or pass reshard={'sampler': rule}"
+    with pytest.raises(ValueError, match=message):
+        world.run(read, None, world_size=1)
+    first = {"sampler": lambda states, rank, world_size: states[0]}
+    assert world.run(read, first, world_size=3) == [[8], [], []]
+
+
 # the loop
 
 

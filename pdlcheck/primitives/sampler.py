@@ -107,7 +107,7 @@ class ShardSampler(Sampler[int]):
         self._begun = False  # the pass that begins at _start has been asked for
         self._start = 0  # where in the epoch's order this pass begins; the same on every rank
         self._used = 0  # samples of this pass that this rank has used
-        self._passes = 0  # how often one was asked for
+        self._passes = 0  # how many were begun
         self._ended = False  # the samples of this pass were asked for to the last one
         shard_indices(self._total, rank=rank, world_size=num_replicas, seed=seed, tail=self.tail)  # refuses
 
@@ -157,7 +157,8 @@ class ShardSampler(Sampler[int]):
 
         So it is where all have used up what they have of the epoch and the loops over it have ended, whatever ``tail``.
         In its last step, where with ``tail="uneven"`` some ranks have none, or under a loader with ``drop_last=True``
-        they may differ by the last sample: that of rank 0 holds for all.
+        they may differ by the last sample: that of rank 0 holds for all, and ``load_checkpoint`` takes it on another
+        number of ranks with ``reshard={"sampler": lambda states, rank, world_size: states[0]}``.
         """
         own = {"num_samples": self._total, "seed": self.seed, "shuffle": int(self.shuffle)}
         return {"version": VERSION, "epoch": self.epoch, "position": self._position(), **own}
