@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pdlcheck.primitives.pipeline.cells import Schedule
+from pdlcheck.primitives.pipeline.fingerprint import Fingerprint, kind_of, model_facts, settings_of, stage_facts
 from pdlcheck.primitives.pipeline.schedules import SCHEDULES
 from pdlcheck.primitives.pipeline.splitting import layer_names, split_model
 from pdlcheck.primitives.pipeline.stage import Stage
@@ -38,6 +39,7 @@ class Request:
     recompute: bool
     optimizer: Callable[[list[Tensor]], Optimizer] | None
     vertical_sync: bool
+    loss_weight: Callable[[Any], float] | None
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Built:
         module: their layers, under the names that they have in the model.
         ties: parameters that stages of several ranks share, if one of them is here.
         reduction: ``"mean"`` or ``"sum"``.
+        fingerprint: of what it was made from.
     """
 
     schedule: Schedule
@@ -59,10 +62,7 @@ class Built:
     module: nn.Module
     ties: list[Tie]
     reduction: str
-
-    def fingerprint(self) -> tuple[object, ...]:
-        """What must be the same on every rank."""
-        return str(self.schedule), self.names, self.reduction
+    fingerprint: Fingerprint
 
 
 def make_schedule(request: Request, n_ranks: int) -> Schedule:
@@ -131,7 +131,29 @@ def build(
             f"Pipeline cannot keep {ties[0].name!r} tied under {schedule.name}: its stages take steps of their own; "
             "untie it or take schedule='1f1b'"
         )
-    return Built(schedule, names, stages, module, [tie for tie in ties if tie.copies], reduction)
+    fingerprint = _fingerprint(request, schedule, names, reduction, module)
+    return Built(schedule, names, stages, module, [tie for tie in ties if tie.copies], reduction, fingerprint)
+
+
+def _fingerprint(
+    request: Request, schedule: Schedule, names: list[list[str]], reduction: str, module: nn.Module
+) -> Fingerprint:
+    whole = {
+        "schedule": schedule.name,
+        "n_microbatches": str(schedule.n_microbatches),
+        "number of stages": str(schedule.n_stages),
+        "grid": str(schedule),
+        "layers of the stages": " | ".join(", ".join(stage_names) for stage_names in names),
+        "loss": kind_of(request.loss),
+        "reduction": reduction,
+        "loss_weight": "not given" if request.loss_weight is None else "given",
+        "recompute": str(bool(request.recompute)),
+        "optimizer": kind_of(request.optimizer),
+        "vertical_sync": str(bool(request.vertical_sync)),
+        **model_facts(request.model),
+    }
+    stages = {"arguments of optimizer": settings_of(request.optimizer), **stage_facts(module)}
+    return Fingerprint(whole, stages)
 
 
 def _reduction(request: Request) -> str:

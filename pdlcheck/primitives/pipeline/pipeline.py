@@ -149,7 +149,7 @@ class Pipeline:
             places = list(devices)
         request = Request(
             *(model, loss, schedule, n_microbatches, stages_per_rank, split, sample, reduction, recompute, optimizer),
-            vertical_sync,
+            *(vertical_sync, loss_weight),
         )
         if data_group is not None:
             members("Pipeline", data_group)

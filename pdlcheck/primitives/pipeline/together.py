@@ -11,12 +11,13 @@ import torch.distributed as dist
 
 from pdlcheck.primitives.agreement import exchange
 from pdlcheck.primitives.pipeline.building import Built, Request, build, make_schedule
+from pdlcheck.primitives.pipeline.fingerprint import Facts, Fingerprint, differences
 from pdlcheck.primitives.pipeline.splitting import split_model
 
 __all__ = ["Peers", "build_together"]
 
 T = TypeVar("T")
-Fingerprint = tuple[object, ...]
+SPLIT = "split"
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,23 @@ class Peers:
 
     def agree(self, fingerprint: Fingerprint, decided: T, error: Exception | None) -> T:
         """What the first rank has decided; raises, the same on all ranks, what is wrong or different on one of them."""
-        own = exchange((fingerprint, decided), error, self.group)
-        pipelines = exchange(own.values, own.first_error, self.data_group)
+        size = None if self.data_group is None else dist.get_world_size(self.data_group)
+        known = {"data_group": "not given" if size is None else f"of {size} ranks", **fingerprint.whole}
+        own = exchange((replace(fingerprint, whole=known), decided), error, self.group)
+        problem = own.first_error
+        if problem is None:
+            problem = _data_groups([found.whole for found, _ in own.values])
+        pipelines = exchange(own.values, problem, self.data_group)
         if pipelines.first_error is not None:
             raise pipelines.first_error from error
-        first = pipelines.values[0][0]
+        first = pipelines.values[0]
         for pipeline, ranks in enumerate(pipelines.values):
             for rank, (other, _) in enumerate(ranks):
-                if other != first[0]:
-                    _refuse(first[0], other, rank, pipeline)
-        return first[1]
+                if other.whole != first[0][0].whole:
+                    raise _otherwise(first[0][0].whole, other.whole, 0, rank, pipeline)
+                if other.stages != first[rank][0].stages:
+                    raise _otherwise(first[rank][0].stages, other.stages, rank, rank, pipeline)
+        return first[0][1]
 
 
 def build_together(
@@ -61,7 +69,9 @@ def build_together(
     if request.split == "time":
         request = _measured(request, n_ranks, peers)
     built, error = _attempt(lambda: build(request, n_ranks, place, devices))
-    peers.agree(() if built is None else built.fingerprint(), None, error)
+    found = Fingerprint() if built is None else built.fingerprint
+    positions = "'layers', 'parameters' or positions"
+    peers.agree(replace(found, whole={SPLIT: positions, **found.whole}), None, error)
     assert built is not None  # else there was an error
     return built
 
@@ -75,7 +85,7 @@ def _measured(request: Request, n_ranks: int, peers: Peers) -> Request:
         return [sum(map(len, names[:stage])) for stage in range(1, n_stages)]
 
     found, error = _attempt(measure) if peers.is_first else (None, None)
-    positions = peers.agree(("split='time'",), found, error)
+    positions = peers.agree(Fingerprint({SPLIT: "'time'"}), found, error)
     assert positions is not None  # else there was an error
     return replace(request, split=positions)
 
@@ -87,10 +97,20 @@ def _attempt(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, error
 
 
-def _refuse(expected: Fingerprint, found: Fingerprint, rank: int, pipeline: int) -> None:
-    where = f"rank {rank} of its group" + (f" in pipeline {pipeline} of its data_group" if pipeline else "")
-    than = "rank 0" + (" in pipeline 0" if pipeline else "")
-    lines = "".join(f"\n  {who}: {' '.join(map(str, one))}" for who, one in ((than, expected), (f"rank {rank}", found)))
-    raise ValueError(
-        f"Pipeline was made otherwise on {where} than on {than}; give every rank the same model and arguments{lines}"
+def _data_groups(ranks: list[Facts]) -> ValueError | None:
+    """Seen before the groups are used: a rank without one would not come."""
+    for rank, facts in enumerate(ranks):
+        if facts["data_group"] != ranks[0]["data_group"]:
+            return _otherwise(ranks[0], facts, 0, rank, 0)
+    return None
+
+
+def _otherwise(expected: Facts, found: Facts, first: int, rank: int, pipeline: int) -> ValueError:
+    than, where = f"rank {first}", f"rank {rank}"
+    if pipeline:
+        than, where = f"{than} in pipeline 0", f"{where} in pipeline {pipeline}"
+    place = f"rank {rank} of its group" + (f" in pipeline {pipeline} of its data_group" if pipeline else "")
+    lines = "".join(f"\n  {line}" for line in differences(expected, found, than, where))
+    return ValueError(
+        f"Pipeline was made otherwise on {place} than on {than}; give every rank the same model and arguments{lines}"
     )
