@@ -23,10 +23,11 @@ class Wrapped:
     Args:
         module: what is wrapped.
         ignored: names of parameters and buffers that are none of the wrapper's business.
+        since: after what a change is one.
     """
 
-    def __init__(self, module: nn.Module, ignored: set[str]) -> None:
-        self._module, self._ignored = module, ignored
+    def __init__(self, module: nn.Module, ignored: set[str], since: str = "wrapping") -> None:
+        self._module, self._ignored, self._since = module, ignored, since
         self.parameters = {n: p for n, p in module.named_parameters() if n not in ignored}
         self._held = list(self.parameters.values())
         self._looks = _looks(self._held)
@@ -50,17 +51,24 @@ class Wrapped:
 
         A parameter that was frozen or replaced gets no gradient, so :meth:`first_change` is asked there again.
         """
-        is_same = self._ids_now() == self._ids and self._pointers_now() == self._pointers
-        if is_same and not any(p.requires_grad for p in self._frozen):
+        if not self.moved() and not any(p.requires_grad for p in self._frozen):
             return None
         change = self.first_change()
         if change is None:
-            self._ids, self._pointers = self._ids_now(), self._pointers_now()
+            self.accept()
         return change
+
+    def moved(self) -> bool:
+        """Whether parameters or submodules are others, or parameters lie elsewhere, than before."""
+        return self._ids_now() != self._ids or self._pointers_now() != self._pointers
+
+    def accept(self) -> None:
+        """Take where they are now for unchanged."""
+        self._ids, self._pointers = self._ids_now(), self._pointers_now()
 
     def first_change(self) -> str | None:
         """The same, looking at everything."""
-        change = next(self._changes(), None)
+        change = next(chain(self.others(), (text for _, _, text in self.looks())), None)
         return None if change is None else f"{change}; wrap the module anew"
 
     def _ids_now(self) -> list[int]:
@@ -88,26 +96,33 @@ class Wrapped:
         before, after = (_words(found.get(name)) for found in (self._kinds, kinds))
         return taken, f"buffer {name!r} was {before}, it is {after} now; wrap the module anew"
 
-    def _changes(self) -> Iterator[str]:
+    def others(self) -> Iterator[str]:
+        """Parameters that are not those of before, in words."""
         now: dict[str, Parameter] = {n: p for n, p in self._module.named_parameters() if n not in self._ignored}
         for name, param in self.parameters.items():
             if name not in now:
-                yield f"parameter {name!r} was removed after wrapping"
+                yield f"parameter {name!r} was removed after {self._since}"
             elif now[name] is not param:
-                yield f"parameter {name!r} was replaced by another one after wrapping"
+                yield f"parameter {name!r} was replaced by another one after {self._since}"
         for name in now:
             if name not in self.parameters:
-                yield f"parameter {name!r} was added after wrapping"
+                yield f"parameter {name!r} was added after {self._since}"
+
+    def looks(self) -> Iterator[tuple[str, str, str]]:
+        """Parameters that are no longer as they were: the name, the attribute, and both in words."""
         for (name, param), before in zip(self.parameters.items(), self._looks, strict=True):
             requires_grad, dtype, shape, device = before
+            after = f"after {self._since}"
             if param.requires_grad != requires_grad:
-                yield f"parameter {name!r} was {'frozen' if requires_grad else 'unfrozen'} after wrapping"
+                text = f"parameter {name!r} was {'frozen' if requires_grad else 'unfrozen'} {after}"
+                yield name, "requires_grad", text
             if param.dtype != dtype:
-                yield f"parameter {name!r} was cast from {dtype} to {param.dtype} after wrapping"
+                yield name, "dtype", f"parameter {name!r} was cast from {dtype} to {param.dtype} {after}"
             if param.shape != shape:
-                yield f"parameter {name!r} was resized from {tuple(shape)} to {tuple(param.shape)} after wrapping"
+                text = f"parameter {name!r} was resized from {tuple(shape)} to {tuple(param.shape)} {after}"
+                yield name, "shape", text
             if param.device != device:
-                yield f"parameter {name!r} was moved from {device} to {param.device} after wrapping"
+                yield name, "device", f"parameter {name!r} was moved from {device} to {param.device} {after}"
 
 
 def _looks(params: list[Parameter]) -> list[tuple[bool, torch.dtype, torch.Size, torch.device]]:

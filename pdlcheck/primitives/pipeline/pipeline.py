@@ -19,6 +19,7 @@ from pdlcheck.primitives.pipeline.agreement import Agreement, Header
 from pdlcheck.primitives.pipeline.batches import concatenated, counted, micro_batches, moved, require_batch
 from pdlcheck.primitives.pipeline.building import Request
 from pdlcheck.primitives.pipeline.cells import Cell, Schedule
+from pdlcheck.primitives.pipeline.changes import Made
 from pdlcheck.primitives.pipeline.messages import Form, Messages, form_of
 from pdlcheck.primitives.pipeline.program import Turn, consumer, forward_only, program
 from pdlcheck.primitives.pipeline.shapes import Forms, find_forms
@@ -173,6 +174,10 @@ class Pipeline:
             for index, stage in self._built.stages.items():
                 versions = weight_versions(self.schedule, index, vertical_sync=vertical_sync)
                 self._stashes[index] = Stash(stage.layers, optimizer, versions)
+        exchanged = [copy for tie in self._built.ties for copy in tie.copies.values()]
+        if data_group is not None or self.schedule.asynchronous:
+            exchanged = list(self.module.parameters())
+        self._made = Made(self.module, exchanged)
 
     @property
     def schedule(self) -> Schedule:
@@ -203,8 +208,10 @@ class Pipeline:
 
         Raises:
             ValueError: fewer samples than micro-batches, unequal numbers of inputs and targets, stages that do not fit
-                one another; no loss, or one that is not one number; a weight that is negative or not finite. The same
-                on every rank, and before any gradient is changed.
+                one another; no loss, or one that is not one number; a weight that is negative or not finite; a layer
+                or a parameter of ``module`` that is another one, or has another shape or device, than when the
+                pipeline was made, or was cast or frozen although its gradient goes to other ranks or to an optimizer
+                of the pipeline. The same on every rank, and before any gradient is changed.
         """
         return self._take(inputs, targets, keep_outputs=keep_outputs, backward=True)
 
@@ -243,7 +250,9 @@ class Pipeline:
                 self._raise_everywhere(problem, met, self._data_group if backward else None)
             return met.weight or 0.0
 
-        eager = header.situation in self._fitting and not header.failed
+        if error is not None:
+            settle()  # raises; gradients that are here may not fit what has changed
+        eager = header.situation in self._fitting
         if not backward:
             self._run(self._forward_turns, work, settle, eager)
             return self._result(work)
@@ -268,6 +277,9 @@ class Pipeline:
         weights = (-1.0,) * count if asked else ()
         own: dict[str, Form] = {}
         try:
+            change = self._made.change(backward)
+            if change is not None:
+                raise ValueError(change)
             if 0 in stages:
                 n_samples = require_batch("inputs", inputs, count)
                 own["inputs"] = form_of_batch(inputs)
@@ -324,7 +336,7 @@ class Pipeline:
         """A number for what the forms of messages depend on, as far as it is known here."""
         kind = self._wire.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        mode = self.module.training, next(self.module.parameters()).dtype, autocast
+        mode = self.module.training, self._made.dtypes, autocast
         return self._situations.setdefault((mode, *own.items()), len(self._situations))
 
     def _learn(self, work: Work, met: Header) -> None:
