@@ -90,22 +90,87 @@ def test_what_has_no_meaning_is_refused_with_the_cure_and_the_group_goes_on(unde
         assert total == 4.0
 
 
-def test_a_rank_that_raises_shows_its_traceback_and_ends_the_job(tmp_path):
+WAITS_FOR_RANK_1 = (
+    "import os, sys, torch, torch.distributed as dist\n"
+    "import pdlcheck.worlds.mpi\n"
+    "dist.init_process_group('pdlcheck_mpi')\n"
+    "try:\n"
+    "    sys.exit(7)\n"
+    "except SystemExit as caught:\n"
+    "    assert caught.code == 7\n"
+    "def end():\n"
+    "    {}\n"
+    "if dist.get_rank() == 1:\n"
+    "    end()\n"
+    "dist.all_reduce(torch.ones(1))\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "reason"),
+    [
+        ("raise ValueError('rank 1 is ill')", 1, "ValueError"),
+        ("sys.exit(3)", 3, "SystemExit(3)"),
+        ("raise SystemExit(4)", 4, "SystemExit(4)"),
+        ("sys.exit('rank 1 is ill')", 1, "SystemExit('rank 1 is ill')"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+    ],
+)
+def test_a_rank_that_ends_by_an_error_ends_the_job_with_its_code_and_one_line(tmp_path, end, code, reason):
     program = tmp_path / "ill.py"
-    program.write_text(
-        "import torch, torch.distributed as dist\n"
-        "import pdlcheck.worlds.mpi\n"
-        "dist.init_process_group('pdlcheck_mpi')\n"
-        "if dist.get_rank() == 1:\n"
-        "    raise ValueError('rank 1 is ill')\n"
-        "dist.all_reduce(torch.ones(1))\n"
-    )
+    program.write_text(WAITS_FOR_RANK_1.format(end))
     start = time.monotonic()
     done = mpiexec(3, tmp_path, str(program))
     assert time.monotonic() - start < 60
+    assert done.returncode == code, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("pdlcheck_mpi: ")]
+    assert said == [
+        f"pdlcheck_mpi: rank 1 ended by {reason}, and others had not ended 2 s later: "
+        f"the job ends with exit code {code}"
+    ]
+    if "ill" in end:
+        assert "rank 1 is ill" in done.stderr
+    if reason == "ValueError":
+        assert "ValueError: rank 1 is ill" in done.stderr
+        assert "ill.py" in done.stderr
+
+
+def test_a_process_that_leaves_at_once_ends_the_job(tmp_path):
+    program = tmp_path / "leaves.py"
+    program.write_text(WAITS_FOR_RANK_1.format("os._exit(5)"))
+    assert mpiexec(2, tmp_path, str(program)).returncode == 5
+
+
+def test_ranks_that_all_end_by_an_error_show_what_each_says(tmp_path):
+    program = tmp_path / "all.py"
+    program.write_text(WAITS_FOR_RANK_1.format("pass") + "sys.exit(f'rank {dist.get_rank()} is ill')\n")
+    done = mpiexec(2, tmp_path, str(program))
     assert done.returncode == 1
-    assert "ValueError: rank 1 is ill" in done.stderr
-    assert "ill.py" in done.stderr
+    assert "rank 0 is ill" in done.stderr
+    assert "rank 1 is ill" in done.stderr
+    assert "pdlcheck_mpi:" not in done.stderr
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit()", "raise SystemExit"])
+def test_a_rank_that_exits_with_code_0_waits_until_the_others_have_ended(tmp_path, end):
+    program = tmp_path / "well.py"
+    program.write_text(
+        "import sys, threading, time, torch, torch.distributed as dist\n"
+        "import pdlcheck.worlds.mpi\n"
+        "dist.init_process_group('pdlcheck_mpi')\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "if dist.get_rank() == 1:\n"
+        "    ends_itself_alone = threading.Thread(target=sys.exit, args=(3,))\n"
+        "    ends_itself_alone.start()\n"
+        "    ends_itself_alone.join()\n"
+        f"    {end}\n"
+        "time.sleep(3)  # longer than the others of a rank that ends by an error have\n"
+        "print('rank 0 has ended')\n"
+    )
+    done = mpiexec(2, tmp_path, str(program))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "rank 0 has ended\n"
+    assert "pdlcheck_mpi:" not in done.stderr
 
 
 def test_a_group_that_is_larger_than_the_job_is_refused_with_the_command(tmp_path):
@@ -154,10 +219,44 @@ def test_a_second_start_of_mpi_or_of_the_group_is_refused_on_every_rank_and_the_
         assert len(lines) == 5, done.stdout + done.stderr
         assert "trying to initialize the default process group twice" in lines[0]
         assert "monitored_barrier is only implemented for GLOO" in lines[1]
-        assert "MPI_ERR_OTHER" in lines[2]
+        assert "MPI.Init: MPI has started in this process, and starts only once; remove the call" in lines[2]
         assert "MPI has ended in this process (MPI.Finalize) before all_reduce" in lines[3]
         assert "MPI has ended in this process (MPI.Finalize), and cannot start a second time" in lines[4]
-    assert "more than once" in done.stderr  # MPI's words on the second MPI.Init
+    assert "more than once" not in done.stderr  # MPI's words, which do not name the cure
+
+
+@pytest.mark.parametrize(("level", "alone"), [("single", ()), ("funneled", ()), ("single", (1,))])
+def test_an_mpi_that_was_started_for_a_single_thread_is_refused_with_the_cure(tmp_path, level, alone):
+    program = tmp_path / "single.py"
+    program.write_text(
+        "import os, mpi4py\n"
+        f"if not {alone} or int(os.environ['OMPI_COMM_WORLD_RANK']) in {alone}:\n"
+        f"    mpi4py.rc.thread_level = '{level}'\n"
+        "from mpi4py import MPI\n"
+        "import torch.distributed as dist, pdlcheck.worlds.mpi\n"
+        "dist.init_process_group('pdlcheck_mpi')\n"
+    )
+    done = mpiexec(2, tmp_path, str(program))
+    refused = [line for line in done.stderr.splitlines() if line.startswith("pdlcheck.errors.WorldUnavailable")]
+    assert done.returncode == 1, done.stderr
+    assert len(refused) == (len(alone) or 2), done.stderr
+    for line in refused:
+        assert "MPI was initialised for a single thread before the process group" in line
+        assert "start MPI with MPI.Init_thread(MPI.THREAD_MULTIPLE)" in line
+    assert ("rank 1 ended by WorldUnavailable" in done.stderr) == bool(alone)
+
+
+def test_a_program_that_starts_mpi_itself_for_threads_has_its_group(tmp_path):
+    program = tmp_path / "serialized.py"
+    program.write_text(
+        "import mpi4py; mpi4py.rc.thread_level = 'serialized'\n"
+        "from mpi4py import MPI\n"
+        "import torch, torch.distributed as dist, pdlcheck.worlds.mpi\n"
+        "dist.init_process_group('pdlcheck_mpi')\n"
+        "dist.all_reduce(torch.ones(1))\n"
+    )
+    done = mpiexec(2, tmp_path, str(program))
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_all_reduce_ends_while_every_rank_computes(under_mpiexec):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
+import functools
+import os
 import sys
+import threading
+import time
 from collections.abc import Callable
-from types import TracebackType
 
 import mpi4py
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.mpi.ending import Ending, note_ending
 
 _initialize = mpi4py.rc.initialize
 mpi4py.rc.initialize = False  # an import must not start MPI: a fork server imports this, and only its children may
@@ -24,20 +29,20 @@ __all__ = ["MPI", "at_exit", "start"]
 
 _before_the_end: list[Callable[[], None]] = []
 _is_ready = False
-_has_failed = False
+
+_GRACE_S = 2.0  # for ranks that all end by an error: each shows its own, and has its own exit code
 
 
 def start() -> None:
     """Initialise MPI, unless that was done.
 
     MPI starts once in a process. A program that starts it itself, as ``from mpi4py import MPI`` does, does so first; a
-    second ``MPI.Init`` is refused by MPI. From then on a program that ends by an exception takes the job with it: the
-    others would wait for it for ever.
+    second ``MPI.Init`` is refused, here with the cure. From then on a program that ends by an exception, or by
+    ``sys.exit`` with a code other than 0, takes the job with it: the others would wait for it for ever.
 
     Raises:
         WorldUnavailable: MPI was started by somebody else for one thread alone, or has ended.
     """
-    global _is_ready
     if MPI.Is_finalized():
         raise WorldUnavailable(
             "MPI has ended in this process (MPI.Finalize), and cannot start a second time; "
@@ -45,20 +50,38 @@ def start() -> None:
             world="mpi",
             cure="do not call MPI.Finalize",
         )
-    if _is_ready:
-        return
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    _prepare()
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise WorldUnavailable(
-            "MPI was initialised for a single thread, and a process group waits in several; "
-            "call MPI.Init_thread(MPI.THREAD_MULTIPLE), which is mpi4py's default",
+            "MPI was initialised for a single thread before the process group, which calls it in two; "
+            "start MPI with MPI.Init_thread(MPI.THREAD_MULTIPLE), leave mpi4py.rc.thread_level as it is, "
+            "or leave the start to init_process_group",
             world="mpi",
             cure="mpi4py.rc.thread_level = 'multiple'",
         )
-    atexit.register(_end)
-    sys.excepthook = _noting(sys.excepthook)
-    _is_ready = True
+
+
+@functools.cache
+def _prepare() -> None:
+    """What is done once, as soon as MPI has started."""
+    ending = note_ending()
+    atexit.register(_end, os.getpid(), ending)
+    for name in ("Init", "Init_thread"):
+        setattr(MPI, name, _refused(name))
+
+
+def _refused(name: str) -> Callable[..., object]:
+    """MPI's own words for a second start are ``known error not in list``."""
+
+    def refuse(*args: object) -> object:
+        raise RuntimeError(
+            f"MPI.{name}: MPI has started in this process, and starts only once; remove the call, or make it before "
+            "init_process_group('pdlcheck_mpi'), which starts MPI where nobody has"
+        )
+
+    return refuse
 
 
 def at_exit(function: Callable[[], None]) -> None:
@@ -66,27 +89,37 @@ def at_exit(function: Callable[[], None]) -> None:
     _before_the_end.append(function)
 
 
-def _end() -> None:
+def _end(process: int, ending: Ending) -> None:
+    if os.getpid() != process:  # a fork: MPI is its parent's
+        return
     for function in _before_the_end:
         function()
     if MPI.Is_finalized():
         return
-    if _has_failed and MPI.COMM_WORLD.Get_size() > 1:
+    if ending.code and MPI.COMM_WORLD.Get_size() > 1:
+        _finalize_within_grace(ending)
+    else:
+        MPI.Finalize()
+
+
+def _finalize_within_grace(ending: Ending) -> None:
+    """End with the others if they end too. If they wait for this rank, leave: the launcher then ends the job.
+
+    It takes the exit code of the first process that left before MPI had ended. MPI has no end with a time limit, and
+    mpi4py's keeps the other threads of Python from running.
+    """
+    rank = MPI.COMM_WORLD.Get_rank()
+
+    def leave() -> None:
+        time.sleep(_GRACE_S)
+        print(
+            f"pdlcheck_mpi: rank {rank} ended by {ending.reason}, and others had not ended {_GRACE_S:g} s later: "
+            f"the job ends with exit code {ending.code}",
+            file=sys.stderr,
+        )
         sys.stdout.flush()
         sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
-    MPI.Finalize()
+        os._exit(ending.code)
 
-
-Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
-
-
-def _noting(hook: Hook) -> Hook:
-    """Torch puts hooks of its own around this one, which print at their end: so the job is aborted later, at exit."""
-
-    def note(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-        global _has_failed
-        _has_failed = True
-        hook(kind, error, tb)
-
-    return note
+    threading.Thread(target=leave, name="pdlcheck mpi end", daemon=True).start()
+    ctypes.CDLL(MPI.__file__).MPI_Finalize()
