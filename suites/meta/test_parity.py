@@ -9,7 +9,8 @@ import torch.distributed as dist
 from pdlcheck.errors import Deadlock
 from pdlcheck.worlds import get_world
 
-from .parity import BOTH_REFUSE, COARSE, DIFFERENT, ONLY_GLOO, ONLY_SIM, REFUSALS, SAME, TRAINING, collectives, refusals
+from .parity import BOTH_REFUSE, DIFFERENT, ONLY_GLOO, ONLY_SIM, REFUSALS, SAME, TRAINING
+from .parity.comparing import name, of_this_torch, on_both, refuses, same_weights
 from .programs import DEADLOCKS, EXPECTED, MISMATCHES, train_ddp
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of names that it renames from release to release
@@ -36,81 +37,43 @@ def test_there_are_50_programs_and_more():
     assert len(programs) == len(set(programs))
 
 
-def _name(value):
-    return getattr(value, "__name__", None)
-
-
-OTHERWISE = {  # program -> whether it ends otherwise with this torch
-    collectives.all_to_all_of_lists: torch.__version__ < (2, 13),  # gloo had no such operation
-    refusals.group_with_a_rank_twice: torch.__version__ < (2, 13),  # gloo waited for ever
-    refusals.bf16_hook_without_nccl: dist.is_nccl_available(),
-}
-
-
-def _of_this_torch(programs):
-    return [program for program in programs if not OTHERWISE.get(program)]
-
-
-def _on_both(worlds, program):
-    """What every rank returns; the text, so that 1, 1.0 and True differ and nan equals itself."""
-    values = [world.run(program, world_size=4) for world in worlds]
-    assert any(value is not None for value in values[0]), "the program returns nothing"
-    return [[repr(value) for value in of_world] for of_world in values]
-
-
-@pytest.mark.parametrize("program", _of_this_torch(SAME), ids=_name)
+@pytest.mark.parametrize("program", of_this_torch(SAME), ids=name)
 def test_a_program_returns_the_same_bits_on_both_worlds(worlds, program):
-    simulated, real = _on_both(worlds, program)
+    simulated, real = on_both(worlds, program)
     assert simulated == real
 
 
-@pytest.mark.parametrize("program", _of_this_torch(REFUSALS), ids=_name)
+@pytest.mark.parametrize("program", of_this_torch(REFUSALS), ids=name)
 def test_what_torch_refuses_is_refused_on_every_rank_of_both_worlds(worlds, program):
-    simulated, real = _on_both(worlds, program)
+    simulated, real = on_both(worlds, program)
     assert simulated == real
     assert "accepted" not in str(real)
 
 
-@pytest.mark.parametrize("program", TRAINING, ids=_name)
+@pytest.mark.parametrize("program", TRAINING, ids=name)
 def test_training_ends_with_the_same_weights_on_both_worlds(worlds, program):
     simulated, real = (world.run(program, world_size=4) for world in worlds)
-    # sums of four gradients in another order, a few steps: a few units in the last place of float32
-    tolerance = {"rtol": COARSE.get(program, 1e-6), "atol": COARSE.get(program, 1e-6) / 2}
-    for ours, theirs in zip(simulated, real, strict=True):
-        assert len(ours) == len(theirs) > 0
-        for one, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(one, other, **tolerance)
+    same_weights(program, simulated, real)
 
 
-@pytest.mark.parametrize(("program", "refusal"), ONLY_SIM.items(), ids=_name)
+@pytest.mark.parametrize(("program", "refusal"), ONLY_SIM.items(), ids=name)
 def test_what_gloo_does_not_do(worlds, program, refusal):
     sim, gloo = worlds
     assert sim.run(program, world_size=4)
-    _refuses(gloo, program, refusal)
+    refuses(gloo, program, refusal)
 
 
-@pytest.mark.parametrize(("program", "refusal"), ONLY_GLOO.items(), ids=_name)
+@pytest.mark.parametrize(("program", "refusal"), ONLY_GLOO.items(), ids=name)
 def test_what_simulated_ranks_do_not_do(worlds, program, refusal):
     sim, gloo = worlds
-    _refuses(sim, program, refusal)
+    refuses(sim, program, refusal)
     assert gloo.run(program, world_size=4)
 
 
-@pytest.mark.parametrize(("program", "refusals"), BOTH_REFUSE.items(), ids=_name)
+@pytest.mark.parametrize(("program", "refusals"), BOTH_REFUSE.items(), ids=name)
 def test_what_the_worlds_refuse_in_their_own_words(worlds, program, refusals):
     for world, refusal in zip(worlds, refusals, strict=True):
-        _refuses(world, program, refusal)
-
-
-def _refuses(world, program, refusal):
-    kind, words = refusal
-    try:
-        returned = world.run(program, world_size=4)
-    except Exception as error:
-        said = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
-        assert type(error) is kind and words in said, f"{world.name} refuses it, but says {said}"
-    else:
-        pytest.fail(f"{world.name} accepts what it is to refuse with {kind.__name__}: {words}; it returns {returned}")
+        refuses(world, program, refusal)
 
 
 def _xfails(programs):
@@ -118,9 +81,9 @@ def _xfails(programs):
         yield pytest.param(program, marks=pytest.mark.xfail(raises=AssertionError, reason=reason, strict=True))
 
 
-@pytest.mark.parametrize("program", list(_xfails(DIFFERENT)), ids=_name)
+@pytest.mark.parametrize("program", list(_xfails(DIFFERENT)), ids=name)
 def test_what_the_worlds_do_in_different_ways(worlds, program):
-    simulated, real = _on_both(worlds, program)
+    simulated, real = on_both(worlds, program)
     assert simulated == real
 
 

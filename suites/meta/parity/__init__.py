@@ -12,7 +12,7 @@ from pdlcheck.errors import Deadlock, LeakedWork
 
 from . import collectives, functional, groups, messages, objects, reductions, refusals, training
 
-__all__ = ["BOTH_REFUSE", "COARSE", "DIFFERENT", "ONLY_GLOO", "ONLY_SIM", "REFUSALS", "SAME", "TRAINING"]
+__all__ = ["BOTH_REFUSE", "COARSE", "DIFFERENT", "NOT_ON_MPI", "ONLY_GLOO", "ONLY_SIM", "REFUSALS", "SAME", "TRAINING"]
 
 
 def _programs(*modules):
@@ -47,6 +47,14 @@ DIFFERENT = {
     collectives.broadcast_of_a_column: _COLUMNS,
     collectives.reduce_of_a_column: _COLUMNS,
     collectives.scatter_of_columns: _COLUMNS,
+}
+
+# program -> what ranks of MPI raise
+_GLOO_ALONE = (ValueError, "monitored_barrier is only implemented for GLOO")  # torch looks at the backend's name
+NOT_ON_MPI = {
+    collectives.all_gather_of_sparse_tensors: (ValueError, "the mpi backend moves dense tensors"),
+    collectives.barriers: _GLOO_ALONE,
+    groups.barrier_of_a_group: _GLOO_ALONE,
 }
 
 # program -> relative tolerance
