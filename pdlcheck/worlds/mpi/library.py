@@ -8,7 +8,6 @@ import functools
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 
 import mpi4py
@@ -109,9 +108,11 @@ def _finalize_within_grace(ending: Ending) -> None:
     mpi4py's keeps the other threads of Python from running.
     """
     rank = MPI.COMM_WORLD.Get_rank()
+    has_ended = threading.Event()
 
     def leave() -> None:
-        time.sleep(_GRACE_S)
+        if has_ended.wait(_GRACE_S):
+            return
         print(
             f"pdlcheck_mpi: rank {rank} ended by {ending.reason}, and others had not ended {_GRACE_S:g} s later: "
             f"the job ends with exit code {ending.code}",
@@ -121,5 +122,8 @@ def _finalize_within_grace(ending: Ending) -> None:
         sys.stderr.flush()
         os._exit(ending.code)
 
-    threading.Thread(target=leave, name="pdlcheck mpi end", daemon=True).start()
+    watch = threading.Thread(target=leave, name="pdlcheck mpi end", daemon=True)
+    watch.start()
     ctypes.CDLL(MPI.__file__).MPI_Finalize()
+    has_ended.set()
+    watch.join()  # a thread that wakes while the interpreter goes may crash
