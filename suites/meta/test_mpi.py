@@ -28,10 +28,11 @@ ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 ON_THIS_MACHINE = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm")  # looking for networks takes a second
 
 
-def mpiexec(world_size: int, folder: Path, *program: str) -> subprocess.CompletedProcess[str]:
+def mpiexec(world_size: int, folder: Path, *program: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a Python program on ``world_size`` ranks; what MPI writes stays in ``folder``."""
     path = os.pathsep.join([entry for entry in sys.path if entry])
     environment = {**os.environ, **(ROOT if os.geteuid() == 0 else {}), "PYTHONPATH": path, "TMPDIR": str(folder)}
+    environment |= variables
     return subprocess.run(
         [str(find_mpiexec()), "-n", str(world_size), "--oversubscribe", *ON_THIS_MACHINE, sys.executable, *program],
         env=environment,
@@ -257,6 +258,38 @@ def test_a_program_that_starts_mpi_itself_for_threads_has_its_group(tmp_path):
     )
     done = mpiexec(2, tmp_path, str(program))
     assert done.returncode == 0, done.stderr
+
+
+SIZES = (
+    "import sys, torch, torch.distributed as dist\n"
+    "import pdlcheck.worlds.mpi\n"
+    "dist.init_process_group('pdlcheck_mpi')\n"
+    "x = torch.ones(int(sys.argv[1 + dist.get_rank()]))\n"
+    "dist.barrier()\n"
+    "dist.all_reduce(x)\n"
+    "assert x[0].item() == 2\n"
+)
+
+
+@pytest.mark.parametrize(("sizes", "fits"), [(("2", "100002"), False), (("5", "5"), True)])
+def test_in_torchs_debug_mode_sizes_are_compared_before_data_moves(tmp_path, sizes, fits):
+    program = tmp_path / "sizes.py"
+    program.write_text(SIZES)
+    done = mpiexec(2, tmp_path, str(program), *sizes, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    assert done.returncode == (0 if fits else 1), done.stderr
+    if not fits:
+        told = "CollectiveMismatch: ranks 0 and 1 met in collective 1 of the default group (ranks 0, 1) and differ in"
+        assert done.stderr.count(f"{told} the shape: (2,) and (100002,)") == 2, done.stderr
+        assert "Segmentation fault" not in done.stderr
+
+
+def test_a_message_that_mpi_cut_off_names_the_likely_cause_and_the_switch(tmp_path):
+    program = tmp_path / "sizes.py"
+    program.write_text(SIZES)
+    done = mpiexec(2, tmp_path, str(program), "2", "4")
+    assert done.returncode == 1, done.stderr
+    assert "in all_reduce(SUM) of float32 (2,), default group (ranks 0, 1), collective 1; likely another" in done.stderr
+    assert "TORCH_DISTRIBUTED_DEBUG=DETAIL shows what each rank called" in done.stderr
 
 
 def test_an_all_reduce_ends_while_every_rank_computes(under_mpiexec):

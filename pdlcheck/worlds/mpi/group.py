@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import Store
 
 from pdlcheck.errors import WorldUnavailable
@@ -19,7 +20,8 @@ from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.mpi.backend import BACKEND
 from pdlcheck.worlds.mpi.library import MPI, start
 from pdlcheck.worlds.mpi.progress import Progress
-from pdlcheck.worlds.watch import Operation, WatchedGroup
+from pdlcheck.worlds.watch import Operation, Signature, WatchedGroup
+from pdlcheck.worlds.watch.mismatch import mismatch
 
 __all__ = ["MpiGroup", "create", "wrap_groups"]
 
@@ -34,6 +36,8 @@ class MpiEngine:
     def __init__(self, communicator: MPI.Intracomm, timeout: timedelta) -> None:
         self._communicator: MPI.Intracomm | None = communicator
         self._timeout = timeout
+        # torch's own switch for this; MPI may end in a segmentation fault where sizes differ
+        self._compares = c10d.get_debug_level() == c10d.DebugLevel.DETAIL and _wrap is None
 
     def post(self, operation: Operation) -> dist.Work:
         """See :class:`pdlcheck.worlds.watch.Engine`."""
@@ -41,7 +45,18 @@ class MpiEngine:
             raise RuntimeError(f"the process group was destroyed before {operation.signature}")
         if MPI.Is_finalized():  # MPI itself would end the job
             raise RuntimeError(f"MPI has ended in this process (MPI.Finalize) before {operation.signature}")
+        if self._compares and not operation.signature.is_p2p:
+            self._compare(operation.signature)
         return _progress.begin(self._communicator, operation, self._timeout)
+
+    def _compare(self, mine: Signature) -> None:
+        """Raise on every rank where the ranks differ, before data moves."""
+        assert self._communicator is not None
+        everybody = _progress.call(self._communicator.allgather, mine)
+        for other in everybody[1:]:
+            error = mismatch(everybody[0], other, [one for one in everybody if one is not other])
+            if error is not None:
+                raise error
 
     def close(self) -> None:
         """Give the communicator back."""

@@ -24,6 +24,11 @@ _NAP_S = 0.0001
 _IDLE_S = 0.002  # between two looks of the thread at operations that nobody waits for,
 _FUTURE_S = 0.0002  # or whose future somebody may wait for
 
+_LIKELY = (
+    "; likely another rank sent more than this one has room for, as its tensors are larger: "
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL shows what each rank called"
+)
+
 
 class Progress:
     """All operations of this process that MPI has begun and not ended."""
@@ -106,7 +111,7 @@ class MpiWork(WatchedWork):
                 return requests[0].Test(self._status)
             return MPI.Request.Testall(requests)
         except MPI.Exception as error:
-            self._error = RuntimeError(f"{error} in {self.operation.signature}")
+            self._error = RuntimeError(f"{error} in {self.operation.signature}{_LIKELY}")
             return True
 
     def conclude(self) -> None:
