@@ -92,7 +92,7 @@ def test_what_has_no_meaning_is_refused_with_the_cure_and_the_group_goes_on(unde
 
 
 WAITS_FOR_RANK_1 = (
-    "import os, sys, torch, torch.distributed as dist\n"
+    "import argparse, os, sys, torch, torch.distributed as dist\n"
     "import pdlcheck.worlds.mpi\n"
     "dist.init_process_group('pdlcheck_mpi')\n"
     "try:\n"
@@ -112,7 +112,7 @@ WAITS_FOR_RANK_1 = (
     [
         ("raise ValueError('rank 1 is ill')", 1, "ValueError"),
         ("sys.exit(3)", 3, "SystemExit(3)"),
-        ("raise SystemExit(4)", 4, "SystemExit(4)"),
+        ("argparse.ArgumentParser().error('rank 1 is ill')", 2, "SystemExit(2)"),
         ("sys.exit('rank 1 is ill')", 1, "SystemExit('rank 1 is ill')"),
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
     ],
