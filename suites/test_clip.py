@@ -216,6 +216,18 @@ def test_what_one_rank_may_not_do_is_refused_on_all(subject, rank):
     weight = weight_with(1.0)
     if rank == 2:
         weight.grad = weight.grad.to_sparse()
-    message = "layout torch.sparse_coo; build" if rank == 2 else "clip_grad_norm was refused on rank 2, whose own error"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"^clip_grad_norm .* layout torch.sparse_coo; build .* \(on rank 2\)$"):
         subject([weight], 1.0)
+    weight.grad = torch.ones(1)
+    assert subject([weight], 0.5).item() == 1.0  # no message of the error is left
+
+
+@pytest.mark.verifies("clip_grad_norm")
+@pytest.mark.world_size(2)
+def test_a_rank_that_need_not_agree_is_refused_alone(subject, rank):
+    weight = weight_with(1.0)
+    if rank == 0:
+        assert subject([weight], 0.5, agree=False).item() == 1.0
+    else:
+        with pytest.raises(ValueError, match=r"clip_grad_norm needs max_norm above 0, got max_norm=0$"):
+            subject([weight], 0, agree=False)

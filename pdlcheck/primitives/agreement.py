@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.primitives.arguments import Members
 
-__all__ = ["Exchange", "exchange", "require_agreement"]
+__all__ = ["Exchange", "exchange", "raise_first", "require_agreement"]
 
 T = TypeVar("T")
 
@@ -62,6 +62,15 @@ def _able_to_travel(error: Exception) -> Exception:
     return RuntimeError(str(error) if type(error) is RuntimeError else f"{type(error).__name__}: {error}")
 
 
+def raise_first(found: Exchange[Any], problem: Exception | None, who: Members, caller: str = "") -> None:
+    """Raise on every rank the error of the first rank that has one, and say which; ``problem`` is this rank's own."""
+    if found.first_error is not None:
+        text = str(found.first_error)
+        begin = "" if text.startswith(caller) else f"{caller}: "
+        where = f" (on rank {who.at(min(found.errors))})" if len(found.errors) < who.world_size else ""
+        raise type(found.first_error)(f"{begin}{text}{where}") from problem
+
+
 def require_agreement(caller: str, who: Members, facts: Callable[[], Mapping[str, object]]) -> None:
     """Every rank of ``who.group`` must find its own arguments right, and the same as those of the others.
 
@@ -94,9 +103,7 @@ def require_agreement(caller: str, who: Members, facts: Callable[[], Mapping[str
     except Exception as error:
         problem = error
     found = exchange(mine, problem, who.group)
-    if found.first_error is not None:
-        where = f" (on rank {who.at(min(found.errors))})" if len(found.errors) < who.world_size else ""
-        raise type(found.first_error)(f"{found.first_error}{where}") from problem
+    raise_first(found, problem, who)
     first = found.values[0]
     for place, theirs in enumerate(found.values):
         for name, value in first.items():

@@ -114,7 +114,7 @@ def gather_shard_digests(data: Tensor | Iterable[Any], group: dist.ProcessGroup 
         One digest for each rank of the group, in its order; the same list on every rank.
 
     Raises:
-        ValueError: the data of another rank could not be read, whose own error says why.
+        TypeError, ValueError, RuntimeError: the data of a rank could not be read; the same error on every rank.
 
     Example:
         >>> gathered = world.run(lambda: gather_shard_digests(torch.tensor(dist.get_rank())), world_size=2)

@@ -91,6 +91,8 @@ def clip_grad_norm(
         found = _look(parameters, max_norm, norm_type, sharded, copies, who.ranks)
     except (TypeError, ValueError) as error:
         problem = error
+    if problem is not None and not agree:
+        raise problem
     flag = float(problem is not None)
     agreed = [0.0, 0.0] if flag else [float(max_norm), float(norm_type)]
     row = [flag, *agreed, len(found.parameters), found.own, found.common]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from pdlcheck.primitives.agreement import exchange, raise_first
 from pdlcheck.primitives.arguments import Members, wire_device
 
 __all__ = ["Rows", "gather_rows", "raise_everywhere"]
@@ -23,7 +24,7 @@ def gather_rows(row: Sequence[float], who: Members) -> Rows:
 
 
 def raise_everywhere(caller: str, problem: Exception | None, rows: Rows, who: Members) -> None:
-    """Raise on every rank if one of them has a problem: its own there, one that names that rank elsewhere.
+    """Raise the same on every rank if one of them has a problem: that of the first one; sends nothing where none has.
 
     Args:
         caller: whom the message is about.
@@ -31,8 +32,5 @@ def raise_everywhere(caller: str, problem: Exception | None, rows: Rows, who: Me
         rows: gathered; the first value of a row is not 0 on a rank that has a problem.
         who: the ranks of ``rows``.
     """
-    if problem is not None:
-        raise problem
-    for rank, row in zip(who.ranks, rows, strict=True):
-        if row[0]:
-            raise ValueError(f"{caller} was refused on rank {rank}, whose own error says why; no rank goes on")
+    if any(row[0] for row in rows):
+        raise_first(exchange(None, problem, who.group), problem, who, caller)
