@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -291,6 +292,89 @@ def test_sync_gradients_refuses(subject, keywords, message):
     model = tanh_net()
     with pytest.raises(ValueError, match=f"sync_gradients {message}" if "weight" not in message else message):
         subject(model, **keywords)
+
+
+ON_ONE_RANK = {
+    "sync_every": ({"sync_every": 0}, "needs sync_every of at least 1, got sync_every=0"),
+    "not an int": ({"sync_every": 1.5}, "takes sync_every as an int, got float"),
+    "step": ({"step": -1, "sync_every": 3}, "needs step of at least 0, got step=-1"),
+    "reduction": ({"reduction": "average"}, "knows reduction 'mean' and 'sum', got 'average'"),
+    "bucket_bytes": ({"bucket_bytes": 0}, "needs bucket_bytes of at least 1, got bucket_bytes=0"),
+    "weight": ({"weight": math.nan}, "needs a finite weight that is not negative, got weight=nan"),
+}
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(3)
+@pytest.mark.parametrize("case", ON_ONE_RANK)
+def test_what_sync_gradients_refuses_on_one_rank_is_refused_on_all(subject, rank, case):
+    keywords, message = ON_ONE_RANK[case]
+    weight = nn.Parameter(torch.zeros(1))
+    weight.grad = torch.tensor([float(rank)])
+    more = {"weight": 1.0} if "weight" in keywords else {}
+    with pytest.raises((TypeError, ValueError), match=rf"^sync_gradients {message} \(on rank 1\)$"):
+        subject([weight], **(more | keywords if rank == 1 else more))
+    assert weight.grad.item() == rank  # nothing was changed
+    subject([weight])
+    assert weight.grad.item() == 1
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(3)
+def test_a_sparse_gradient_of_one_rank_is_refused_on_all(subject, rank):
+    weight = nn.Parameter(torch.zeros(3, 2))
+    weight.grad = torch.ones(3, 2).to_sparse() if rank == 1 else torch.ones(3, 2)
+    with pytest.raises(ValueError, match=r"parameter '0' has layout torch.sparse_coo; build .* \(on rank 1\)$"):
+        subject([weight])
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(3)
+@pytest.mark.parametrize(
+    ("common", "other", "message"),
+    [
+        ({"sync_every": 1}, {"sync_every": 2}, "sync_every on every rank, got 1 on rank 0 and 2 on rank 2"),
+        ({"sync_every": 2}, {"sync_every": 4}, "sync_every on every rank, got 2 on rank 0 and 4 on rank 2"),
+        ({}, {"reduction": "sum"}, "reduction on every rank, got mean on rank 0 and sum on rank 2"),
+        ({}, {"bucket_bytes": 99}, "bucket_bytes on every rank, got 26214400 on rank 0 and 99 on rank 2"),
+        ({}, {"weight": 2}, "way to count on every rank, got no weight on rank 0 and a weight on rank 2"),
+    ],
+    ids=["1 or 2", "2 or 4", "reduction", "bucket_bytes", "weight"],
+)
+def test_settings_of_sync_gradients_that_differ_are_an_error_on_every_rank(subject, rank, common, other, message):
+    weight = nn.Parameter(torch.zeros(1))
+    with pytest.raises(ValueError, match=f"^sync_gradients needs the same {message}$"):
+        for step in range(4):
+            weight.grad = torch.ones(1)
+            subject([weight], step=step, **(common | other if rank == 2 else common))
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(2)
+def test_a_rank_that_never_synchronises_is_refused_alone(subject, rank):
+    weight = nn.Parameter(torch.zeros(1))
+    if rank == 1:
+        with pytest.raises(ValueError, match=r"sync_gradients needs step of at least 0, got step=-1$"):
+            subject([weight], sync_every=None, step=-1)
+
+
+@pytest.mark.verifies("average_parameters")
+@pytest.mark.world_size(3)
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("drop", r"knows buffers 'average', 'broadcast' and 'keep', got 'drop' \(on rank 1\)$"),
+        ("keep", "needs the same buffers on every rank, got average on rank 0 and keep on rank 1$"),
+    ],
+)
+def test_what_average_parameters_refuses_on_one_rank_is_refused_on_all(subject, rank, other, message):
+    model = tanh_net()
+    model.register_buffer("count", torch.tensor(3))  # a message of its own on the ranks that average it
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=f"^average_parameters {message}"):
+        subject(model, buffers=other if rank == 1 else "average")
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    subject(model)
 
 
 @pytest.mark.verifies("sync_gradients")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ def averages(
     group: dist.ProcessGroup | None,
     *,
     tail: Sequence[float] = (),
+    check: Callable[[Sequence[float]], None] | None = None,
 ) -> tuple[dict[str, Tensor], list[float]]:
     """The mean of each tensor, and the sum of each number of ``tail``; the tensors themselves are left as they are.
 
@@ -32,12 +33,15 @@ def averages(
         world_size: ranks in the group.
         group: process group; ``None`` is the default group.
         tail: small whole numbers, as many on every rank.
+        check: given the sums of the tail before the next message; may raise.
 
     Raises:
         ValueError: integers have no integer mean; on every rank alike, after all messages.
     """
     if world_size == 1:  # its own mean, and its own sum
         alone = {name: value.detach().to(sum_dtype(value.dtype), copy=True) for name, value in tensors.items()}
+        if check is not None:
+            check(tail)
         return alone, [float(number) for number in tail]
     names, values = list(tensors), list(tensors.values())
     found: dict[str, Tensor] = {}
@@ -54,6 +58,8 @@ def averages(
         if extra:
             flat, summed = flat[: -len(tail)], flat[-len(tail) :]
             sums = [float(value) for value in (summed.real if dtype.is_complex else summed).tolist()]
+            if check is not None:
+                check(sums)
         totals = unflatten(flat, parts)
         for place, position in enumerate(bucket):
             if not exact:

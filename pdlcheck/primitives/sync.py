@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pdlcheck.primitives.agreement import require_agreement
 from pdlcheck.primitives.arguments import (
     members,
     named_state,
@@ -20,8 +21,11 @@ from pdlcheck.primitives.arguments import (
 from pdlcheck.primitives.averages import averages
 from pdlcheck.primitives.broadcasts import broadcast_tensors
 from pdlcheck.primitives.flat import flatten, sum_dtype, unflatten, wire_buckets
+from pdlcheck.primitives.marks import are_alike, marks_of
 
 __all__ = ["average_parameters", "broadcast_parameters", "sync_gradients", "sync_shares"]
+
+BUCKET_BYTES = 25 * 2**20
 
 
 def broadcast_parameters(
@@ -38,7 +42,8 @@ def broadcast_parameters(
 
     Args:
         module: same structure, shapes and dtypes on every rank; overwritten on all ranks but ``src``.
-        src: a global rank, must be in ``group``.
+        src: a global rank, must be in ``group``; the same on every rank, as ``by`` is. The values go one way, so a
+            rank whose own arguments are wrong raises alone.
         group: process group; ``None`` is the default group.
         by: ``"broadcast"`` is the backend's; with ``"messages"`` ``src`` sends to each sibling itself, which is slower
             from three ranks on, and needs of a backend nothing but send and recv.
@@ -77,7 +82,7 @@ def sync_gradients(
     sync_every: int | None = 1,
     step: int = 0,
     weight: float | None = None,
-    bucket_bytes: int = 25 * 2**20,
+    bucket_bytes: int = BUCKET_BYTES,
     group: dist.ProcessGroup | None = None,
 ) -> bool:
     """Replace every gradient by its mean, or sum, over the ranks. Call it after backward, on every rank.
@@ -113,7 +118,10 @@ def sync_gradients(
             has no order.
         ValueError: there is no parameter that requires a gradient; unknown ``reduction``; ``sync_every`` or
             ``bucket_bytes`` below 1; ``step`` below 0; ``weight`` negative, not finite or beside ``"sum"``;
-            a sparse gradient.
+            a sparse gradient. Where ranks synchronise, all of them raise, also where only one has this, or where
+            ``reduction``, ``sync_every`` or ``bucket_bytes`` differ, or some give a weight; nothing is changed. A rank
+            whose arguments are wrong waits for the next synchronisation of the others. One that has no parameters, or
+            other ones, cannot take part, nor can one that never synchronises beside others that do.
 
     Example:
         >>> def step(samples):
@@ -127,18 +135,41 @@ def sync_gradients(
     Source: synchronous SGD as in "Distributed training with PyTorch and MPI" (2018); flat buckets as in S.
     Li et al., "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
     """
-    params = _trainable(module_or_params)
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"sync_gradients knows reduction 'mean' and 'sum', got {reduction!r}")
-    if sync_every is not None:
-        require_at_least("sync_gradients", "sync_every", sync_every, 1)
-    require_at_least("sync_gradients", "step", step, 0)
-    require_at_least("sync_gradients", "bucket_bytes", bucket_bytes, 1)
-    share = _share(weight, reduction)
-    require_state("sync_gradients", params, members("sync_gradients", group).group)
-    if sync_every is None or (step + 1) % sync_every:
+    params, problem = _trainable(module_or_params)  # without them nothing can be sent
+    who = members("sync_gradients", group)
+    require_state("sync_gradients", params, who.group)
+    share, way = 0.0, "no weight" if weight is None else "a weight"
+    try:
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"sync_gradients knows reduction 'mean' and 'sum', got {reduction!r}")
+        if sync_every is not None:
+            require_at_least("sync_gradients", "sync_every", sync_every, 1)
+        require_at_least("sync_gradients", "step", step, 0)
+        require_at_least("sync_gradients", "bucket_bytes", bucket_bytes, 1)
+        share = _share(weight, reduction)
+    except (TypeError, ValueError) as error:
+        problem = problem or error
+    if problem is not None and (sync_every is None or who.world_size == 1):
+        raise problem
+    if problem is None and (sync_every is None or (step + 1) % sync_every):
         return False
-    sync_shares(list(params.values()), share, reduction=reduction, bucket_bytes=bucket_bytes, group=group)
+    # a rank with a problem meets the others in their next synchronisation, where all of them learn of it
+
+    def facts() -> dict[str, object]:
+        if problem is not None:
+            raise problem
+        return {"reduction": reduction, "sync_every": sync_every, "bucket_bytes": bucket_bytes, "way to count": way}
+
+    marks = marks_of(problem, reduction, sync_every, bucket_bytes, way)
+    sync_shares(
+        list(params.values()),
+        share if problem is None else 0.0,
+        reduction=reduction,
+        bucket_bytes=bucket_bytes if problem is None else BUCKET_BYTES,
+        group=group,
+        marks=marks,
+        refuse=lambda: require_agreement("sync_gradients", who, facts),
+    )
     return True
 
 
@@ -147,10 +178,15 @@ def sync_shares(
     share: float,
     *,
     reduction: str = "mean",
-    bucket_bytes: int = 25 * 2**20,
+    bucket_bytes: int = BUCKET_BYTES,
     group: dist.ProcessGroup | None = None,
+    marks: Sequence[float] = (),
+    refuse: Callable[[], None] | None = None,
 ) -> float:
-    """What :func:`sync_gradients` does once its arguments are right; returns the sum of the ranks' shares."""
+    """What :func:`sync_gradients` does once its arguments are right; returns the sum of the ranks' shares.
+
+    ``marks`` travel in the first bucket; where those of all ranks are not alike ``refuse`` raises, on every rank.
+    """
     if dist.get_world_size(group) == 1:  # its own mean, and its own sum
         if not share:
             for param in params:
@@ -158,7 +194,8 @@ def sync_shares(
         return share
     total = 0.0
     for bucket in wire_buckets(params, sum_dtype, bucket_bytes):
-        total = _sync_bucket([params[position] for position in bucket], reduction, share, group)
+        total = _sync_bucket([params[position] for position in bucket], reduction, share, group, marks, refuse)
+        marks = ()
     return total
 
 
@@ -182,7 +219,8 @@ def average_parameters(
     Raises:
         TypeError: ``module`` is not a module.
         ValueError: it has neither parameters nor buffers, or some on a device that the backend cannot take;
-            unknown ``buffers``; on every rank alike, and before anything is changed, where integers have no
+            on every rank alike, unknown ``buffers`` or others on another rank (where these make no messages of
+            another size); and before anything is changed, where integers have no
             integer mean.
 
     Example:
@@ -197,34 +235,57 @@ def average_parameters(
     Source: weights divided by the number of ranks after an all_reduce in D. Gannon (2020); S. Stich,
     "Local SGD converges fast and communicates little", ICLR (2019).
     """
-    if buffers not in ("average", "broadcast", "keep"):
-        raise ValueError(f"average_parameters knows buffers 'average', 'broadcast' and 'keep', got {buffers!r}")
     parameters, own_buffers = named_state("average_parameters", module)
     who = members("average_parameters", group)
     require_state("average_parameters", {**parameters, **own_buffers}, group)
-    chosen = {**parameters, **own_buffers} if buffers == "average" else parameters
-    means, _ = averages("average_parameters", chosen, who.world_size, group)
+    problem: Exception | None = None
+    if buffers not in ("average", "broadcast", "keep"):
+        problem = ValueError(
+            f"average_parameters knows buffers 'average', 'broadcast' and 'keep', got {buffers!r}"
+        )
+    chosen = parameters if buffers in ("broadcast", "keep") else {**parameters, **own_buffers}
+    marks = marks_of(problem, buffers)
+
+    def facts() -> dict[str, object]:
+        if problem is not None:
+            raise problem
+        return {"buffers": buffers}
+
+    def require_alike(sums: Sequence[float]) -> None:
+        if not are_alike(marks, sums, who.world_size):
+            require_agreement("average_parameters", who, facts)
+
+    means, _ = averages("average_parameters", chosen, who.world_size, group, tail=marks, check=require_alike)
     for name, average in means.items():
         chosen[name].detach().copy_(average)
     if buffers == "broadcast" and own_buffers:
         broadcast_tensors(own_buffers.values(), who.at(0), group)
 
 
-def _sync_bucket(params: list[Tensor], reduction: str, share: float, group: dist.ProcessGroup | None) -> float:
+def _sync_bucket(
+    params: list[Tensor],
+    reduction: str,
+    share: float,
+    group: dist.ProcessGroup | None,
+    marks: Sequence[float],
+    refuse: Callable[[], None] | None,
+) -> float:
     dtype = sum_dtype(params[0].dtype)
     grads = [p.grad if share > 0 else None for p in params]
     values = [torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)]
     flags = [0.0 if g is None else 1.0 for g in grads]
-    tail = torch.tensor([*flags, share], dtype=dtype, device=params[0].device)
+    tail = torch.tensor([*marks, *flags, share], dtype=dtype, device=params[0].device)
     flat = flatten([*values, tail], dtype)
     summed = flat[: -len(tail)]
     if share not in (0, 1):
         summed *= share
     dist.all_reduce(flat, group=group)
     *present, total = flat[-len(tail) :].real.tolist()
+    if marks and refuse is not None and not are_alike(marks, present[: len(marks)], dist.get_world_size(group)):
+        refuse()
     if reduction == "mean" and total > 0:
         summed /= total
-    for param, somewhere, result in zip(params, present, unflatten(summed, params), strict=True):
+    for param, somewhere, result in zip(params, present[len(marks) :], unflatten(summed, params), strict=True):
         if not somewhere:
             param.grad = None
         elif param.grad is None:
@@ -234,8 +295,12 @@ def _sync_bucket(params: list[Tensor], reduction: str, share: float, group: dist
     return float(total)
 
 
-def _trainable(module_or_params: nn.Module | Iterable[Tensor]) -> dict[str, Tensor]:
-    """What requires a gradient, by name, each once; the name of a bare parameter is its position."""
+def _trainable(module_or_params: nn.Module | Iterable[Tensor]) -> tuple[dict[str, Tensor], Exception | None]:
+    """What requires a gradient, by name, each once, and what is wrong with a gradient, if anything.
+
+    The name of a bare parameter is its position.
+    """
+    problem: Exception | None = None
     if isinstance(module_or_params, nn.Module):
         named: Iterable[tuple[str, Tensor]] = module_or_params.named_parameters()
     elif isinstance(module_or_params, set | frozenset):
@@ -247,7 +312,7 @@ def _trainable(module_or_params: nn.Module | Iterable[Tensor]) -> dict[str, Tens
         if not isinstance(param, Tensor):
             raise TypeError(f"sync_gradients takes a module or its parameters, got {type(param).__name__}")
         if param.grad is not None and param.grad.layout != torch.strided:
-            raise ValueError(
+            problem = problem or ValueError(
                 f"sync_gradients needs dense gradients, parameter {name!r} has layout {param.grad.layout}; "
                 "build the embedding with sparse=False"
             )
@@ -258,7 +323,7 @@ def _trainable(module_or_params: nn.Module | Iterable[Tensor]) -> dict[str, Tens
             "sync_gradients got an empty model: no parameter requires a gradient; "
             "pass a module, or a list of parameters (a generator is used up by its first reader)"
         )
-    return dict(found.values())
+    return dict(found.values()), problem
 
 
 def _share(weight: float | None, reduction: str) -> float:
