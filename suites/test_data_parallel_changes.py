@@ -22,6 +22,74 @@ def replace(model):
     model[0].weight = nn.Parameter(model[0].weight.detach().clone())
 
 
+def remove(model):
+    bias = model[0].bias
+    del model[0].bias
+    model[0].forward = lambda x: nn.functional.linear(x, model[0].weight, bias)
+
+
+def move(model):
+    weight = model[0].weight
+    del model[0].weight
+    model[2].register_parameter("taken", weight)
+    model[0].forward = lambda x: nn.functional.linear(x, weight, model[0].bias)
+
+
+def tie(name, other):
+    """Both ways round: the name that stands first in the model, or the second, becomes another's."""
+
+    def change(model):
+        owner, _, last = name.rpartition(".")
+        setattr(model.get_submodule(owner), last, model.get_parameter(other))
+
+    return change
+
+
+def square():
+    return nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+
+
+ELSEWHERE = {
+    "removed": (remove, "'0.bias' was removed after wrapping"),
+    "moved": (move, "'0.weight' was moved to '2.taken' after wrapping"),
+    "the second tied": (tie("2.weight", "0.weight"), "'2.weight' was tied to '0.weight' after wrapping"),
+    "the first tied": (tie("0.weight", "2.weight"), "'0.weight' was tied to '2.weight' after wrapping"),
+}
+
+
+@ddp
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("where", [[0, 1], [1]], ids=["everywhere", "on rank 1"])
+@pytest.mark.parametrize("change", ELSEWHERE)
+def test_a_parameter_that_is_elsewhere_after_wrapping_is_named_on_every_rank(subject, rank, change, where):
+    model = alike(square)
+    wrapped = subject(model)
+    squared(wrapped, rank).backward()
+    model.zero_grad()
+    change_it, named = ELSEWHERE[change]
+    if rank in where:
+        change_it(model)
+    ranks = "every rank" if len(where) == 2 else "rank 1"
+    with pytest.raises(RuntimeError, match=f"^DistributedDataParallel: on {ranks}, parameter {named}; wrap the module"):
+        squared(wrapped, rank).backward()
+
+
+@ddp
+@pytest.mark.world_size(2)
+def test_weights_that_were_tied_before_wrapping_are_no_change(subject, rank):
+    def tied():
+        model = square()
+        tie("2.weight", "0.weight")(model)
+        return model
+
+    model = alike(tied)
+    wrapped = subject(model)
+    for _ in range(2):
+        model.zero_grad()
+        squared(wrapped, rank).backward()
+        require_close(gradients(model), mean_gradients(2, squared, tied))
+
+
 CHANGES = {
     "added": (lambda m: m.register_parameter("extra", nn.Parameter(torch.zeros(1))), "'extra' was added"),
     "a layer added": (lambda m: m.append(nn.Linear(1, 1).double()), "'3.weight' was added"),

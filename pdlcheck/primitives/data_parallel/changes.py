@@ -99,8 +99,18 @@ class Wrapped:
     def others(self) -> Iterator[str]:
         """Parameters that are not those of before, in words."""
         now: dict[str, Parameter] = {n: p for n, p in self._module.named_parameters() if n not in self._ignored}
+        everywhere = {
+            n: p for n, p in self._module.named_parameters(remove_duplicate=False) if n not in self._ignored
+        }
+        known = {id(param): name for name, param in self.parameters.items()}
+        places = {id(param): name for name, param in everywhere.items()}
         for name, param in self.parameters.items():
-            if name not in now:
+            found = everywhere.get(name)
+            if found is not None and found is not param and id(found) in known:
+                yield f"parameter {name!r} was tied to {known[id(found)]!r} after {self._since}"
+            elif name not in now and id(param) in places:
+                yield f"parameter {name!r} was moved to {places[id(param)]!r} after {self._since}"
+            elif name not in now:
                 yield f"parameter {name!r} was removed after {self._since}"
             elif now[name] is not param:
                 yield f"parameter {name!r} was replaced by another one after {self._since}"

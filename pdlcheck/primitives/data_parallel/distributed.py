@@ -61,6 +61,7 @@ class DistributedDataParallel(nn.Module, Joinable):
       backward pass, on every rank, that names it; torch's comes with the next forward pass, or never. So is a buffer
       that has another shape or dtype than when it was wrapped, which torch's takes where all ranks have it. On devices
       other than CPU, where the host would have to wait for the answer, only ranks that see it themselves raise.
+    * Values that are changed on one rank alone after wrapping are not seen, as with torch's: the replicas differ then.
     * A parameter that no rank has a gradient for keeps None; with ``find_unused_parameters`` this takes no
       message of its own.
     * ``torch.autograd.grad`` does not communicate.
@@ -293,7 +294,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         forward passes take the buffers of the last rank that still has inputs, and at the end all take its model.
 
         Args:
-            divide_by_initial_world_size: divide by all ranks, or else by those that still have inputs.
+            divide_by_initial_world_size: divide by all ranks, or else by those that still have inputs. A communication
+                hook divides by itself, whatever is said here.
             enable: False is an ordinary context, for inputs that are known to be even.
             throw_on_early_termination: raise on all ranks as soon as one has no inputs left.
         """

@@ -37,14 +37,14 @@ def note_ending() -> Ending:
         """Raised by ``sys.exit``."""
 
         @property
-        def code(self) -> Any:
+        def code(self) -> Any:  # type: ignore[override]  # it is only read
             found = super().code
             if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
                 ending.code, ending.reason = _status(found), f"SystemExit({found!r})"
             return found
 
     def exit(status: Any = None, /) -> NoReturn:
-        raise NotedExit(status)
+        raise NotedExit(*[] if status is None else [status])
 
     sys.exit = exit
     return ending
