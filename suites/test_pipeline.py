@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from functools import partial
 
@@ -201,8 +202,13 @@ def test_tied_copies_start_alike_when_ranks_draw_their_own_weights(subject, worl
 
 
 @pytest.mark.parametrize("loss", [MSE, SUM], ids=["mean", "sum"])
-@pytest.mark.parametrize("make", [tanh_net, tied_net], ids=["plain", "tied"])
-def test_two_pipelines_on_uneven_halves_of_the_batch_are_one(subject, world, loss, make):
+@pytest.mark.parametrize(
+    ("make", "schedule"),
+    # the tied network has too few layers for four stages
+    [*itertools.product([tanh_net, tied_net], ["gpipe", "1f1b"]), (tanh_net, "interleaved")],
+    ids=["plain-gpipe", "plain-1f1b", "tied-gpipe", "tied-1f1b", "plain-interleaved"],
+)
+def test_two_pipelines_on_uneven_halves_of_the_batch_are_one(subject, world, loss, make, schedule):
     """2 x 2: ranks 0 and 1 are one pipeline, 2 and 3 the other; stages meet in sub-groups."""
 
     def start(model):
@@ -212,7 +218,8 @@ def test_two_pipelines_on_uneven_halves_of_the_batch_are_one(subject, world, los
         if rank > 1:
             for parameter in model.parameters():
                 nn.init.zeros_(parameter)  # weights come from the first pipeline
-        pipeline = subject(model, loss, n_microbatches=2, group=pipelines[rank // 2], data_group=stages[rank % 2])
+        groups = {"group": pipelines[rank // 2], "data_group": stages[rank % 2]}
+        pipeline = subject(model, loss, schedule=schedule, n_microbatches=2, **groups)
 
         def step(inputs, targets):
             half = slice(0, 3) if rank < 2 else slice(3, None)

@@ -64,7 +64,7 @@ def parametrized(module):
         (assign, "parameter '4.weight' was replaced by another one after"),
         (resize, "parameter '4.weight' was resized from (3, 3) to (3, 5) after"),
         (grow, "parameter '4.scale' was added after"),
-        (parametrized, "parameter '4.weight' was removed after"),
+        (parametrized, "parameter '4.weight' was moved to '4.parametrizations.weight.original' after"),
         (lambda module: module.to("meta"), "parameter '4.weight' was "),
     ],
     ids=["layer", "tanh", "added", "removed", "weight", "assigned", "resized", "grown", "parametrized", "moved"],

@@ -153,10 +153,23 @@ def test_convnet_on_two_nodes_goes_on_exactly_where_one_node_stopped(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stopped", "straight"]
 
 
-def test_the_pipeline_prints_its_grid_and_learns(tmp_path):
-    text = torchrun(tmp_path, 2, "pipeline.py")
-    assert "1f1b: 2 stages on 2 ranks, 4 micro-batches, 10 steps\n" in text
-    assert "rank 1   .  F0  B0  F1  B1  F2  B2  F3  B3   .\n" in text
+GRIDS = {
+    "1f1b": ("4 micro-batches, 10 steps", "rank 1   .  F0  B0  F1  B1  F2  B2  F3  B3   ."),
+    "gpipe": ("4 micro-batches, 10 steps", "rank 1   .  F0  F1  F2  F3  B0  B1  B2  B3   ."),
+    "interleaved": ("4 micro-batches, ", "stage 3: layers 6, rank 1"),
+    "pipedream": ("12 micro-batches, ", "rank 1   .  F0  B0  F1  B1  F2  B2"),
+}
+
+
+@pytest.mark.parametrize("schedule", GRIDS)
+def test_the_pipeline_prints_its_grid_and_learns(tmp_path, schedule):
+    more = ["--microbatches", 12] if schedule == "pipedream" else []
+    text = torchrun(tmp_path, 2, "pipeline.py", "--schedule", schedule, *more)
+    counts, row = GRIDS[schedule]
+    stages = 4 if schedule == "interleaved" else 2
+    title = "interleaved 1f1b" if schedule == "interleaved" else schedule
+    assert f"{title}: {stages} stages on 2 ranks, {counts}" in text
+    assert f"\n{row}" in text
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", text)]
     assert len(losses) == 4
     assert losses[-1] < 0.5 * losses[0]
