@@ -30,13 +30,16 @@ SYSTEMS = (
     System(
         "S6",
         "fork launcher, notebook",
-        tests=(f"{META}/test_processes.py::test_a_script_without_main_guard",),
+        tests=(f"{META}/test_processes.py::test_a_script_without_main_guard", f"{META}/test_interactive.py"),
         benchmarks=("test_start_of_two_ranks",),
     ),
     System(
         "S7",
         "spawn launcher",
-        tests=(f"{META}/test_processes.py::test_a_module_function_a_lambda",),
+        tests=(
+            f"{META}/test_processes.py::test_a_module_function_a_lambda",
+            f"{META}/test_init_process_group.py::test_functions_that_set_up_and_clean_up",
+        ),
         benchmarks=("test_start_of_two_ranks",),
     ),
     System(

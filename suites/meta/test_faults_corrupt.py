@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pdlcheck.checks import check_replicas_in_sync
 from pdlcheck.errors import Inconclusive
 from pdlcheck.faults import Corrupt, Kill, Stall
-from pdlcheck.primitives import broadcast_parameters, sync_gradients
+from pdlcheck.primitives import broadcast_parameters
 from pdlcheck.worlds import get_world
 
 SEMANTICS = ["rendezvous", "buffered", "gloo", "nccl"]
@@ -120,7 +120,9 @@ def start():
     def step(i):
         optimizer.zero_grad()
         model(torch.randn(4, 2)).square().mean().backward()
-        sync_gradients(model)
+        flat = torch.cat([model.weight.grad.flatten(), model.bias.grad])
+        dist.all_reduce(flat)
+        model.weight.grad, model.bias.grad = flat[None, :2], flat[2:]
         optimizer.step()
 
     return model, step

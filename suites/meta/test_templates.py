@@ -159,9 +159,10 @@ def test_what_an_unfit_template_registered_for_its_end_is_called(run, tmp_path, 
     monkeypatch.setenv("TMPDIR", str(temporary))
     source = """
 import atexit, shutil, tempfile
-folder = tempfile.TemporaryDirectory(prefix="of-a-finalizer-")
-other = tempfile.mkdtemp(prefix="of-atexit-")
-atexit.register(shutil.rmtree, other)
+if "RANK" in os.environ:
+    folder = tempfile.TemporaryDirectory(prefix="of-a-finalizer-")
+    other = tempfile.mkdtemp(prefix="of-atexit-")
+    atexit.register(shutil.rmtree, other)
 
 @W
 def test_both_are_there(rank):
