@@ -21,7 +21,7 @@ from pdlcheck.worlds.processes.surroundings import Surroundings
 
 __all__ = ["Beginning", "KeptTemplates", "Templates"]
 
-_LEAVE_S = 0.5
+_LEAVE_S = 1.5
 
 
 @dataclass(frozen=True)
@@ -130,21 +130,21 @@ class Templates:
             process.connection.close()
 
     def _await(self, until: float) -> bool:
-        """Whether all of them have prepared themselves by then."""
+        """Whether all of them have prepared themselves by then; each is heard, so that none is cut off in the midst."""
         waiting = [process.connection for process in self._processes]
+        fit = True
         while waiting:
             ready = wait(waiting, max(until - time.monotonic(), 0.0))
             for connection in ready:
                 try:
                     said = connection.recv()  # type: ignore[union-attr, call-arg]  # only connections were given
                 except (EOFError, OSError):
-                    return False
-                if not isinstance(said, Prepared) or said.unfit:
-                    return False
+                    said = None
+                fit = fit and isinstance(said, Prepared) and not said.unfit
                 waiting.remove(connection)  # type: ignore[arg-type]
             if not ready:
                 return False
-        return True
+        return fit
 
 
 class KeptTemplates:
