@@ -100,7 +100,7 @@ def test_pipedream_stashes_no_more_versions_than_stages_are_left(subject, world)
     def peaks():
         pipeline = subject(tanh_net(), MSE, schedule="pipedream", n_microbatches=12, optimizer=SGD)
         pipeline.step(*samples(12))
-        return [stash.peak for stash in pipeline._stashes.values()]
+        return [stash.peak for stash in pipeline._passes.stashes.values()]
 
     assert world.run(peaks, world_size=4) == [[4], [3], [2], [1]]
 

@@ -96,7 +96,7 @@ def test_receives_may_be_posted_before_the_pass_where_directions_are_apart(subje
 
     def start(model):
         pipeline = subject(model, MSE, schedule=kind, n_microbatches=4)
-        pipeline._messages.ahead = True
+        pipeline._passes.messages.ahead = True
 
         def step(inputs, targets):
             result = pipeline.step(inputs, targets)

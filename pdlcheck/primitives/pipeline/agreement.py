@@ -34,6 +34,10 @@ class Header:
     differ: tuple[int, int] | None = None
     situations: tuple[int, ...] = ()
 
+    def is_like(self, agreed: Header, place: int) -> bool:
+        """Whether the rank at ``place``, which knows this, is where it was when ``agreed`` was found."""
+        return not self.failed and self.situation == agreed.situations[place]
+
 
 class Agreement:
     """One small all_reduce over the pipeline at the start of a step, under way while the first pass is computed.

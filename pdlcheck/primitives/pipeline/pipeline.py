@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,17 +17,19 @@ from torch.optim import Optimizer
 from pdlcheck.primitives.agreement import exchange
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.pipeline.agreement import Agreement, Header
-from pdlcheck.primitives.pipeline.batches import concatenated, counted, micro_batches, moved, require_batch
+from pdlcheck.primitives.pipeline.alarm import Alarm, bearer
+from pdlcheck.primitives.pipeline.batches import concatenated, counted, micro_batches, require_batch
 from pdlcheck.primitives.pipeline.building import Request
-from pdlcheck.primitives.pipeline.cells import Cell, Schedule
+from pdlcheck.primitives.pipeline.cells import Schedule
 from pdlcheck.primitives.pipeline.changes import Made
 from pdlcheck.primitives.pipeline.messages import Form, Messages, form_of
-from pdlcheck.primitives.pipeline.program import Turn, consumer, forward_only, program
+from pdlcheck.primitives.pipeline.passes import Passes
+from pdlcheck.primitives.pipeline.program import Turn, forward_only, program
 from pdlcheck.primitives.pipeline.shapes import Forms, find_forms
-from pdlcheck.primitives.pipeline.stage import Tensors, as_tensors
 from pdlcheck.primitives.pipeline.stash import Stash, weight_versions
 from pdlcheck.primitives.pipeline.ties import share_tied_values, sum_tied_gradients
 from pdlcheck.primitives.pipeline.together import Peers, build_together
+from pdlcheck.primitives.pipeline.undo import Undo
 from pdlcheck.primitives.pipeline.work import Work, form_of_batch, leaves_of
 from pdlcheck.primitives.sync import broadcast_parameters, sync_gradients
 from pdlcheck.uncompiled import uncompiled
@@ -60,9 +63,10 @@ class Pipeline:
     gradient keeps None, also where a later stage does not use what its own returns.
 
     Shapes and dtypes of messages are found out at the first step with inputs and targets of a shape, or in a mode of
-    training or autocast, by running every stage once on zeros. A step costs one all_reduce of 32 bytes and 8 for each
-    rank, which runs while the first pass is computed: by it all ranks know whether one of them cannot take the step,
-    and raise the same.
+    training or autocast, by running every stage once on zeros. All ranks know of one that cannot take a step, and
+    raise the same, before a gradient is changed; random numbers and buffers are then as before the step. For that a
+    step like the one before costs a byte in the messages of one micro-batch; others, and all those with a
+    ``data_group``, an all_reduce of 32 bytes and 8 for each rank.
 
     Args:
         model: an ``nn.Sequential``, whole, on every process, which keeps its own stages: use ``module`` then.
@@ -161,19 +165,27 @@ class Pipeline:
         self._forward_turns = _turns(forward_only(self.schedule), place)
         own_device = next(iter(self._built.stages.values())).device
         self._wire = own_device
-        self._messages = None if self._group is None else Messages(self._group, own_device)
+        self._place = place or 0
+        messages = None if self._group is None else Messages(self._group, own_device)
         self._known: dict[tuple[int, ...], Forms] = {}  # by the situations of all ranks
         self._situations: dict[object, int] = {}
         self._fitting: set[int] = set()  # situations that stages here have taken
+        self._last: Header | None = None  # what the ranks found out together in a step
+        self._alike: Header | None = None  # the same, if a step is tried as that one
+        alone = place is None or n_ranks == 1
+        self._bearer = None if alone or data_group is not None else bearer(self.schedule)
+        self._undo = Undo(self._built.module, own_device)
         if data_group is not None:
             broadcast_parameters(self.module, dist.get_global_rank(data_group, 0), data_group)
         share_tied_values(self._built.ties, self._group)
-        self._stashes: dict[int, Stash] = {}
+        stashes: dict[int, Stash] = {}
         if self.schedule.asynchronous:
             assert optimizer is not None  # build has seen to it
             for index, stage in self._built.stages.items():
                 versions = weight_versions(self.schedule, index, vertical_sync=vertical_sync)
-                self._stashes[index] = Stash(stage.layers, optimizer, versions)
+                stashes[index] = Stash(stage.layers, optimizer, versions)
+        sync = None if data_group is None else self._sync
+        self._passes = Passes(self.schedule.n_stages, self._built.stages, messages, stashes, sync)
         exchanged = [copy for tie in self._built.ties for copy in tie.copies.values()]
         if data_group is not None or self.schedule.asynchronous:
             exchanged = list(self.module.parameters())
@@ -226,45 +238,74 @@ class Pipeline:
 
     def _take(self, inputs: Any, targets: Any, *, keep_outputs: bool, backward: bool) -> Result:
         work, header, error = self._prepare(inputs, targets, keep_outputs, backward)
-        agreement = Agreement(header, self._group, self._wire)
-
-        def settle() -> float:
-            """Hear of the others, raise what any of them found; returns how much the batch counts."""
-            met = agreement.settle()
-            problem = error
-            if not met.failed:
-                try:
-                    self._learn(work, met)
-                except ValueError as found:  # the same on all ranks of this pipeline
-                    problem = found
-            failed = met.failed or problem is not None
-            if self._data_group is not None and backward:
-                own = Header(failed=failed, weights=met.weights)
-                everywhere = Agreement(own, self._data_group, self._wire).settle()
-                failed = everywhere.failed
-                adds = self._built.reduction == "sum"
-                work.weights, work.counts = met.weights, [adds or weight > 0 for weight in everywhere.weights]
-            if failed:
-                for stage in self._built.stages.values():
-                    stage.clear()
-                self._raise_everywhere(problem, met, self._data_group if backward else None)
-            return met.weight or 0.0
-
+        alike = self._alike if backward else None
+        self._undo.note(everything=alike is None)
+        if alike is not None and not header.is_like(alike, self._place):
+            self._try(work, alike, raised=True)
+            alike = None
         if error is not None:
-            settle()  # raises; gradients that are here may not fit what has changed
+            self._settle(Agreement(header, self._group, self._wire), work, error)  # raises; gradients may not fit
         eager = header.situation in self._fitting
         if not backward:
-            self._run(self._forward_turns, work, settle, eager)
+            agreement = Agreement(header, self._group, self._wire)
+            self._passes.run(self._forward_turns, work, partial(self._settle, agreement, work, None), eager=eager)
             return self._result(work)
         with self._set_aside():
-            weight = self._run(self._turns, work, settle, eager)
-            if not self.schedule.asynchronous:
-                self._sync(self.module, weight)
+            if alike is None or not self._try(work, alike):
+                agreement = Agreement(header, self._group, self._wire)
+                settle = partial(self._settle, agreement, work, None)
+                weight = self._passes.run(self._turns, work, settle, eager=eager)
+                if not self.schedule.asynchronous:
+                    self._sync(self.module, weight)
             sum_tied_gradients(self._built.ties, self._group)
+        self._undo.learn()
         used = [(source, leaf.grad) for source, leaf in work.sources if leaf.grad is not None]
         if used:
             torch.autograd.backward([source for source, _ in used], [grad for _, grad in used])
         return self._result(work)
+
+    def _try(self, work: Work, alike: Header, *, raised: bool = False) -> bool:
+        """Take the step without a header, as ``alike``; False, with nothing done, where a rank raises the alarm."""
+        assert self._bearer is not None and alike.n_samples is not None
+        work.alarm = Alarm(self._bearer, raised)
+        work.samples, work.forms = self._sizes(alike.n_samples), self._known[alike.situations]
+        self._passes.run(self._turns, work, lambda: 0.0)
+        if not work.alarm.raised:
+            return True
+        self._alike = None
+        self._forget()
+        work.alarm, work.samples, work.forms = Alarm(), [], {}
+        return False
+
+    def _forget(self) -> None:
+        """As if the step had not begun."""
+        for stage in self._built.stages.values():
+            stage.clear()
+        self._undo.go_back()
+
+    def _settle(self, agreement: Agreement, work: Work, problem: Exception | None) -> float:
+        """Hear of the others, raise what any of them found; returns how much the batch counts."""
+        met = agreement.settle()
+        if not met.failed:
+            try:
+                self._learn(work, met)
+            except ValueError as found:  # the same on all ranks of this pipeline
+                problem = found
+        failed = met.failed or problem is not None
+        if self._data_group is not None and work.backward:
+            own = Header(failed=failed, weights=met.weights)
+            everywhere = Agreement(own, self._data_group, self._wire).settle()
+            failed = everywhere.failed
+            adds = self._built.reduction == "sum"
+            work.weights, work.counts = met.weights, [adds or weight > 0 for weight in everywhere.weights]
+        if failed:
+            self._forget()
+            self._raise_everywhere(problem, met, self._data_group if work.backward else None)
+        if work.backward and self._bearer is not None:
+            now = replace(met, weight=None, weights=())
+            self._alike = now if self._last in (None, now) else None  # what has just changed may change again
+            self._last = now
+        return met.weight or 0.0
 
     def _prepare(
         self, inputs: Any, targets: Any, keep_outputs: bool, backward: bool
@@ -339,11 +380,14 @@ class Pipeline:
         mode = self.module.training, self._made.dtypes, autocast
         return self._situations.setdefault((mode, *own.items()), len(self._situations))
 
+    def _sizes(self, n_samples: int) -> list[int]:
+        count = self.schedule.n_microbatches
+        return [n_samples // count + (number < n_samples % count) for number in range(count)]
+
     def _learn(self, work: Work, met: Header) -> None:
         """Find the forms of messages, or remember them: all ranks do the same."""
-        n_samples, count = met.n_samples, self.schedule.n_microbatches
-        assert n_samples is not None  # the process with stage 0 knows it
-        work.samples = [n_samples // count + (number < n_samples % count) for number in range(count)]
+        assert met.n_samples is not None  # the process with stage 0 knows it
+        work.samples = self._sizes(met.n_samples)
         if met.situations not in self._known:
             of_size = {size: number for number, size in enumerate(work.samples)}
             first = {size: form_of(work.parts[n], work.packed) for size, n in of_size.items() if work.parts}
@@ -352,101 +396,6 @@ class Pipeline:
             self._known[met.situations] = forms
             self._fitting.add(met.situations[0 if self._group is None else dist.get_rank(self._group)])
         work.forms = self._known[met.situations]
-
-    def _run(self, turns: Sequence[Turn], work: Work, settle: Callable[[], float], eager: bool) -> float:
-        """Carry out the turns of this process; ``eager``: do the first pass before hearing of the others."""
-        n_stages, messages = self.schedule.n_stages, self._messages
-        handed: dict[Cell, Tensors] = {}
-        weight: float | None = None
-        for stash in self._stashes.values():
-            stash.start()
-        for turn in turns:
-            cell = turn.cell
-            result: Tensors = ()
-            if weight is None and not (eager and cell == Cell(0, "F", 0)):
-                weight = settle()
-            ahead = messages is not None and messages.ahead and weight is not None
-            if messages is not None and ahead and turn.receives:
-                messages.post((), None, self._receives(turn, work))
-            if cell is not None:
-                read: Tensors = ()
-                if cell in handed:
-                    read = handed.pop(cell)
-                elif cell.stage if cell.kind == "F" else cell.stage < n_stages - 1:
-                    assert messages is not None  # all stages of this process hand over in memory
-                    read = messages.take(cell)
-                result = self._forward(cell, read, work) if cell.kind == "F" else self._backward(cell, read, work)
-                reader = consumer(cell, n_stages)
-                if turn.sends is None and reader is not None:
-                    device = self._built.stages[reader.stage].device
-                    handed[reader] = tuple(moved(tensor, device) for tensor in result)
-            if weight is None:
-                weight = settle()
-            if messages is not None:
-                receives = [] if ahead else self._receives(turn, work)
-                if turn.sends is not None or receives:
-                    messages.post(result, turn.sends, receives)
-        if messages is not None:
-            messages.finish()
-        assert weight is not None  # every process has a turn
-        return weight
-
-    def _receives(self, turn: Turn, work: Work) -> list[tuple[Cell, int, Form]]:
-        return [(reader, source, self._form(reader, work)) for reader, source in turn.receives]
-
-    def _form(self, reader: Cell, work: Work) -> Form:
-        """Of the message that ``reader`` reads."""
-        returned = work.forms[work.samples[reader.microbatch]]
-        if reader.kind == "F":
-            return returned[reader.stage - 1]
-        return returned[reader.stage].gradients()
-
-    def _forward(self, cell: Cell, read: Tensors, work: Work) -> Tensors:
-        stage, number = self._built.stages[cell.stage], cell.microbatch
-        packed = work.packed
-        if cell.stage:
-            packed = work.forms[work.samples[number]][cell.stage - 1].packed
-        else:
-            read = tuple(tensor.to(stage.device) for tensor in work.parts[number])
-        stash = self._stashes.get(cell.stage) if work.backward else None
-        last = cell.stage == self.schedule.n_stages - 1
-        out = stage.forward(
-            number,
-            read,
-            packed=packed,
-            targets=moved(work.targets[number], stage.device) if last else None,
-            weights=stash.weights(number) if stash else None,
-            keep=work.backward,
-            keep_outputs=last and work.keep_outputs,
-        )
-        if last:
-            return ()
-        tensors = tuple(tensor.detach() for tensor in as_tensors(out, f"stage {cell.stage}"))
-        if work.forms:
-            expected = work.forms[work.samples[number]][cell.stage]
-            found = form_of(tensors, isinstance(out, tuple | list))
-            if found != expected:
-                raise ValueError(
-                    f"stage {cell.stage} returned {found} for micro-batch {number}, and {expected} for as many zeros; "
-                    "what a stage returns must have a shape that depends on the shape of its input alone"
-                )
-        return tensors
-
-    def _backward(self, cell: Cell, read: Tensors, work: Work) -> Tensors:
-        stage, number = self._built.stages[cell.stage], cell.microbatch
-        stash = self._stashes.get(cell.stage)
-        forms = work.forms[work.samples[number]]
-        gradients = forms[cell.stage].unpack(read)
-        if cell.stage == self.schedule.n_stages - 1:
-            loss = stage.losses[number]
-            gradients = [torch.full_like(loss, 1.0 if stash else work.shares[number])]
-        result = stage.backward(number, gradients) if work.shares[number] else stage.skip(number)
-        if stash:
-            stash.update(number)
-            if self._data_group is not None and work.counts[number]:  # else all have gradients of zero
-                self._sync(stage.layers, work.weights[number])
-            stash.step()
-        return forms[cell.stage - 1].pack(result, stage.device) if cell.stage else ()
 
     def _sync(self, module: nn.Module, weight: float) -> None:
         """Average gradients over pipelines that work on other samples, or add them."""

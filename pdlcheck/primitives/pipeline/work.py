@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pdlcheck.primitives.pipeline.alarm import Alarm
 from pdlcheck.primitives.pipeline.batches import packed_as
 from pdlcheck.primitives.pipeline.messages import Form, form_of
 from pdlcheck.primitives.pipeline.shapes import Forms
@@ -32,6 +33,8 @@ class Work:
         counts: whether each micro-batch counts in any pipeline.
         backward: whether a backward pass will follow.
         keep_outputs: whether the last stage's outputs are wanted.
+        forms: of messages, by the samples of a micro-batch; known once the ranks agree.
+        alarm: of a step that is tried as the one before.
     """
 
     parts: list[Tensors]
@@ -45,6 +48,7 @@ class Work:
     weights: Sequence[float] = ()
     counts: Sequence[bool] = ()
     forms: Forms = field(default_factory=dict)
+    alarm: Alarm = field(default_factory=Alarm)
 
 
 def leaves_of(batch: Any, sources: list[tuple[Tensor, Tensor]]) -> Any:
