@@ -11,6 +11,8 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from pdlcheck.checks import (
     check_average_parameters,
@@ -162,6 +164,99 @@ def test_broadcast_parameters_refuses_a_src_outside_the_group(subject):
         subject(nn.Linear(2, 2), src=2)
 
 
+def sharded(mesh):
+    model = nn.Linear(2, 2)
+    model.bias = nn.Parameter(DTensor.from_local(torch.zeros(2), mesh, [Replicate()], run_check=False))
+    return model
+
+
+def on_meta(mesh):
+    return nn.Linear(2, 2, device="meta")
+
+
+def expanded(mesh):
+    model = nn.Linear(2, 2)
+    model.bias = nn.Parameter(torch.zeros(1).expand(2), requires_grad=False)
+    return model
+
+
+def crossed(mesh):
+    model = nn.Linear(2, 2)
+    weight = model.weight
+    del model.weight
+    model.weight = weight  # comes after the bias now
+    return model
+
+
+# of rank 1: what it passes, and what all ranks are told
+BROADCASTS = {
+    "src": ({"src": 7}, r"got src=7, which is outside the group; src is a global rank, one of \[0, 1, 2\]"),
+    "no int": ({"src": "0"}, "takes src as a global rank, an int, got str"),
+    "by": ({"by": "pigeon"}, "knows by='broadcast' and by='messages', got 'pigeon'"),
+    "no module": ({"module": [1]}, "takes a torch.nn.Module, got list"),
+    "empty": ({"module": lambda mesh: nn.ReLU()}, "got an empty model: ReLU has no parameter and no buffer"),
+    "lazy": ({"module": lambda mesh: nn.LazyLinear(2)}, "got 'weight', which has no shape yet; .*"),
+    "sharded": ({"module": sharded}, "needs tensors that each rank holds whole, 'bias' is a DTensor; .*"),
+    "expanded": ({"module": expanded}, "got 'bias', an expanded tensor, whose elements share memory; replace it .*"),
+    "device": ({"module": on_meta}, "got 'weight' on device meta, the group's backend .*"),
+}
+OTHER_MODELS = {
+    "other src": ({"src": 1}, "the same src on every rank, got 0 on rank 0 and 1 on rank 1"),
+    "more": (
+        {"module": lambda mesh: nn.Sequential(nn.Linear(2, 2))},
+        r"the same model on every rank: tensor 0 is 'weight' torch.float32 \(2, 2\) on cpu on rank 0, '0.weight' .*",
+    ),
+    "fewer": (
+        {"module": lambda mesh: nn.Linear(2, 2, bias=False)},
+        r"the same model .*: tensor 1 is 'bias' torch.float32 \(2,\) on cpu on rank 0, nothing on rank 1; .*",
+    ),
+    "shape": (
+        {"module": lambda mesh: nn.Linear(2, 3)},
+        r"the same model .* is 'weight' .* \(2, 2\) on cpu on rank 0, 'weight' .* \(3, 2\) on cpu on rank 1; .*",
+    ),
+    "dtype": (
+        {"module": lambda mesh: nn.Linear(2, 2).double()},
+        "the same model on every rank: tensor 0 is 'weight' torch.float32 .*, 'weight' torch.float64 .* on rank 1; .*",
+    ),
+    "order": ({"module": crossed}, "the same model .* 'weight' .* on rank 0, 'bias' .* on rank 1; .*"),
+}
+
+
+@pytest.mark.verifies("broadcast_parameters")
+@pytest.mark.world_size(3)
+@pytest.mark.parametrize("by", ["broadcast", "messages"])
+@pytest.mark.parametrize("case", [*BROADCASTS, *OTHER_MODELS])
+def test_what_broadcast_parameters_refuses_on_one_rank_is_refused_on_all(subject, rank, case, by):
+    if (case, by) == ("by", "messages"):
+        pytest.skip("a way that nobody knows is taken for a broadcast")
+    keywords, message = (BROADCASTS | OTHER_MODELS)[case]
+    message = rf"{message} \(on rank 1\)" if case in BROADCASTS else f"needs {message}"
+    model = nn.Linear(2, 2)
+    mesh = init_device_mesh("cpu", (3,))
+    given = {"module": model, "src": 0, "by": by} | (keywords if rank == 1 else {})
+    if not isinstance(given["module"], nn.Module | list):
+        given["module"] = given["module"](mesh)
+    with pytest.raises((TypeError, ValueError), match=f"^broadcast_parameters {message}$"):
+        subject(**given)
+    with torch.no_grad():
+        model.weight.fill_(rank)
+    subject(model, src=2, by=by)  # nobody was left in the middle
+    assert model.weight.unique().item() == 2
+
+
+@pytest.mark.verifies("broadcast_parameters")
+@pytest.mark.world_size(2)
+def test_broadcast_parameters_takes_what_ranks_may_have_differently(subject, rank):
+    model = nn.Conv2d(2, 2, 2).requires_grad_(rank == 0)
+    if rank:
+        model.to(memory_format=torch.channels_last)
+    subject(model)
+    assert not model.weight.requires_grad or rank == 0
+    everyone = [None, None]
+    dist.all_gather_object(everyone, model.weight.tolist())
+    assert everyone[0] == everyone[1]
+
+
 @pytest.mark.verifies("sync_gradients")
 @given(shards=sample_shards(), bucket_bytes=st.sampled_from([1, 24, 40, 2**20]))
 def test_sync_gradients_weighted_by_samples_is_the_gradient_of_one_process(subject, world, shards, bucket_bytes):
@@ -306,17 +401,19 @@ ON_ONE_RANK = {
 
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(3)
+@pytest.mark.parametrize("sizes", [{}, {"bucket_bytes": 1}], ids=["one bucket", "a bucket each"])
 @pytest.mark.parametrize("case", ON_ONE_RANK)
-def test_what_sync_gradients_refuses_on_one_rank_is_refused_on_all(subject, rank, case):
+def test_what_sync_gradients_refuses_on_one_rank_is_refused_on_all(subject, rank, case, sizes):
     keywords, message = ON_ONE_RANK[case]
-    weight = nn.Parameter(torch.zeros(1))
-    weight.grad = torch.tensor([float(rank)])
-    more = {"weight": 1.0} if "weight" in keywords else {}
+    weights = [nn.Parameter(torch.zeros(1)) for _ in range(1 if case == "bucket_bytes" else 2)]
+    for weight in weights:
+        weight.grad = torch.tensor([float(rank)])
+    more = sizes | ({"weight": 1.0} if "weight" in keywords else {})
     with pytest.raises((TypeError, ValueError), match=rf"^sync_gradients {message} \(on rank 1\)$"):
-        subject([weight], **(more | keywords if rank == 1 else more))
-    assert weight.grad.item() == rank  # nothing was changed
-    subject([weight])
-    assert weight.grad.item() == 1
+        subject(weights, **(more | keywords if rank == 1 else more))
+    assert [weight.grad.item() for weight in weights] == [rank] * len(weights)  # nothing was changed
+    subject(weights)
+    assert {weight.grad.item() for weight in weights} == {1}
 
 
 @pytest.mark.verifies("sync_gradients")
@@ -326,6 +423,28 @@ def test_a_sparse_gradient_of_one_rank_is_refused_on_all(subject, rank):
     weight.grad = torch.ones(3, 2).to_sparse() if rank == 1 else torch.ones(3, 2)
     with pytest.raises(ValueError, match=r"parameter '0' has layout torch.sparse_coo; build .* \(on rank 1\)$"):
         subject([weight])
+
+
+UNFIT = {
+    "sharded": (sharded, "needs tensors that each rank holds whole, '.*' is a DTensor; torch's .*"),
+    "device": (on_meta, "got '.*' on device meta, the group's backend .*"),
+}
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(3)
+@pytest.mark.parametrize("case", UNFIT)
+@pytest.mark.parametrize("bucket_bytes", [1, 100])
+def test_parameters_of_one_rank_that_cannot_be_sent_are_refused_on_all(subject, rank, case, bucket_bytes):
+    make, message = UNFIT[case]
+    mesh = init_device_mesh("cpu", (3,))
+    model = make(mesh) if rank == 1 else nn.Linear(2, 2)
+    if rank != 1:
+        model.weight.grad = torch.full((2, 2), float(rank))
+    with pytest.raises(ValueError, match=rf"^sync_gradients {message} \(on rank 1\)$"):
+        subject(model, bucket_bytes=bucket_bytes)
+    if rank != 1:
+        assert model.weight.grad.unique().item() == rank and model.bias.grad is None  # nothing was changed
 
 
 @pytest.mark.verifies("sync_gradients")
@@ -375,6 +494,22 @@ def test_what_average_parameters_refuses_on_one_rank_is_refused_on_all(subject, 
         subject(model, buffers=other if rank == 1 else "average")
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     subject(model)
+
+
+@pytest.mark.verifies("average_parameters")
+@pytest.mark.world_size(3)
+@pytest.mark.parametrize("case", UNFIT)
+@pytest.mark.parametrize("buffers", ["average", "broadcast"])
+def test_a_model_of_one_rank_that_cannot_be_sent_is_not_averaged_on_any(subject, rank, case, buffers):
+    make, message = UNFIT[case]
+    mesh = init_device_mesh("cpu", (3,))
+    model = make(mesh) if rank == 1 else nn.Linear(2, 2)
+    model.register_buffer("count", torch.tensor(3))
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=rf"^average_parameters {message} \(on rank 1\)$"):
+        subject(model, buffers=buffers)
+    if rank != 1:
+        assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
 @pytest.mark.verifies("sync_gradients")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -11,9 +11,10 @@ import torch.distributed as dist
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.primitives.arguments import Members
 
-__all__ = ["Exchange", "exchange", "raise_first", "require_agreement"]
+__all__ = ["Exchange", "Row", "exchange", "raise_first", "require_agreement", "require_same_rows"]
 
 T = TypeVar("T")
+Row = tuple[str, str]  # the name of a tensor, and what must be the same of it
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Exchange(Generic[T]):
         return next(iter(self.errors.values()), None)
 
 
-def exchange(value: T, error: Exception | None, group: dist.ProcessGroup | None) -> Exchange[T]:
+def exchange(
+    value: T, error: Exception | None, group: dist.ProcessGroup | None, *, by_messages: bool = False
+) -> Exchange[T]:
     """Tell the ranks of ``group`` a value and an error, if any; called by all of them. One all_gather of objects.
 
     Args:
@@ -43,14 +46,33 @@ def exchange(value: T, error: Exception | None, group: dist.ProcessGroup | None)
             with their text, others, which may not survive the way to another process, as a RuntimeError that names
             their kind.
         group: ``None`` is this process alone, which sends nothing.
+        by_messages: needs of a backend nothing but send and recv: all goes to the first rank, and back.
     """
     mine = value, None if error is None else _able_to_travel(error)
     everyone: list[Any] = [mine]
-    if group is not None and dist.get_world_size(group) > 1:
+    if group is not None and dist.get_world_size(group) > 1 and by_messages:
+        everyone = _gathered_by_messages(mine, group)
+    elif group is not None and dist.get_world_size(group) > 1:
         everyone = [None] * dist.get_world_size(group)
         dist.all_gather_object(everyone, mine, group=group)
     errors = {place: found for place, (_, found) in enumerate(everyone) if found is not None}
     return Exchange([one for one, _ in everyone], errors)
+
+
+def _gathered_by_messages(mine: object, group: dist.ProcessGroup) -> list[Any]:
+    first, *others = dist.get_process_group_ranks(group)
+    found: list[Any] = [None]
+    if dist.get_rank() != first:
+        dist.send_object_list([mine], first, group)
+        dist.recv_object_list(found, first, group)
+        return list(found[0])
+    everyone = [mine]
+    for rank in others:
+        dist.recv_object_list(found, rank, group)
+        everyone.append(found[0])
+    for rank in others:
+        dist.send_object_list([everyone], rank, group)
+    return everyone
 
 
 def _able_to_travel(error: Exception) -> Exception:
@@ -111,4 +133,17 @@ def require_agreement(caller: str, who: Members, facts: Callable[[], Mapping[str
                 raise ValueError(
                     f"{caller} needs the same {name} on every rank, "
                     f"got {value} on rank {who.at(0)} and {theirs.get(name)} on rank {who.at(place)}"
+                )
+
+
+def require_same_rows(caller: str, rows: Sequence[Sequence[Row]], who: Members) -> None:
+    """The tensors of all ranks, by place in the group, must be the same in the same order."""
+    first = rows[0]
+    for place, theirs in enumerate(rows):
+        for position in range(max(len(first), len(theirs))):
+            here, there = (" ".join(own[position]) if position < len(own) else "nothing" for own in (first, theirs))
+            if here != there:
+                raise ValueError(
+                    f"{caller} needs the same model on every rank: tensor {position} is {here} on rank {who.at(0)}, "
+                    f"{there} on rank {who.at(place)}; make it in the same way and order on all ranks"
                 )

@@ -9,14 +9,17 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from pdlcheck.primitives.agreement import require_agreement
+from pdlcheck.primitives.agreement import exchange, raise_first, require_agreement, require_same_rows
 from pdlcheck.primitives.arguments import (
+    Members,
     members,
     named_state,
     require_at_least,
     require_state,
     require_writable,
+    wire_device,
 )
 from pdlcheck.primitives.averages import averages
 from pdlcheck.primitives.broadcasts import broadcast_tensors
@@ -37,21 +40,21 @@ def broadcast_parameters(
 ) -> None:
     """Give every rank ``src``'s parameters and buffers, so that the replicas start alike.
 
-    One broadcast, or one message to each sibling, for each device. Buffers that are not saved with the model are sent
-    too; a tensor that is shared (tied weights) is sent once and stays shared.
+    One broadcast, or one message to each sibling, for each device, after ranks have compared their models. Buffers that
+    are not saved with the model are sent too; a tensor that is shared (tied weights) is sent once and stays shared.
 
     Args:
-        module: same structure, shapes and dtypes on every rank; overwritten on all ranks but ``src``.
-        src: a global rank, must be in ``group``; the same on every rank, as ``by`` is. The values go one way, so a
-            rank whose own arguments are wrong raises alone.
+        module: same names, shapes and dtypes in the same order on every rank; overwritten on all ranks but ``src``.
+        src: a global rank, must be in ``group``; the same on every rank.
         group: process group; ``None`` is the default group.
         by: ``"broadcast"`` is the backend's; with ``"messages"`` ``src`` sends to each sibling itself, which is slower
-            from three ranks on, and needs of a backend nothing but send and recv.
+            from three ranks on, and needs of a backend nothing but send and recv. Of these two, the same on every rank.
 
     Raises:
         TypeError: ``module`` is not a module.
         ValueError: it has neither parameters nor buffers, or lazy or expanded ones, or some on a device that the
-            backend cannot take; ``src`` is outside the group; unknown ``by``.
+            backend cannot take; ``src`` is outside the group; unknown ``by``; models or ``src`` differ between ranks.
+            On every rank alike, before anything is sent.
 
     Example:
         >>> def start():
@@ -65,13 +68,25 @@ def broadcast_parameters(
     Source: rank 0 sends its weights to its siblings in D. Gannon, "Doing Deep Learning in Parallel with
     PyTorch" (2020).
     """
-    if by not in ("broadcast", "messages"):
-        raise ValueError(f"broadcast_parameters knows by='broadcast' and by='messages', got {by!r}")
-    parameters, buffers = named_state("broadcast_parameters", module)
-    members("broadcast_parameters", group).place_of("broadcast_parameters", src)
-    state = {**parameters, **buffers}
-    require_state("broadcast_parameters", state, group)
-    require_writable("broadcast_parameters", state)
+    who = members("broadcast_parameters", group)
+    state: dict[str, Tensor] = {}
+    problem: Exception | None = None
+    try:
+        if by not in ("broadcast", "messages"):
+            raise ValueError(f"broadcast_parameters knows by='broadcast' and by='messages', got {by!r}")
+        state = _state_to_send(module, src, who)
+    except (TypeError, ValueError) as error:
+        problem = error
+    rows = [(repr(n), f"{t.dtype} {tuple(t.shape)} on {t.device.type}") for n, t in state.items()]
+    found = exchange((src, rows), problem, who.group, by_messages=by == "messages")
+    raise_first(found, problem, who)
+    for place, (theirs, _) in enumerate(found.values):
+        if theirs != found.values[0][0]:
+            raise ValueError(
+                f"broadcast_parameters needs the same src on every rank, got {found.values[0][0]} on rank {who.at(0)} "
+                f"and {theirs} on rank {who.at(place)}"
+            )
+    require_same_rows("broadcast_parameters", [rows for _, rows in found.values], who)
     broadcast_tensors(state.values(), src, group, by)
 
 
@@ -120,8 +135,8 @@ def sync_gradients(
             ``bucket_bytes`` below 1; ``step`` below 0; ``weight`` negative, not finite or beside ``"sum"``;
             a sparse gradient. Where ranks synchronise, all of them raise, also where only one has this, or where
             ``reduction``, ``sync_every`` or ``bucket_bytes`` differ, or some give a weight; nothing is changed. A rank
-            whose arguments are wrong waits for the next synchronisation of the others. One that has no parameters, or
-            other ones, cannot take part, nor can one that never synchronises beside others that do.
+            whose arguments are wrong waits for the next synchronisation of the others. One that has no parameters, lazy
+            ones, or other ones, cannot take part, nor can one that never synchronises beside others that do.
 
     Example:
         >>> def step(samples):
@@ -137,7 +152,10 @@ def sync_gradients(
     """
     params, problem = _trainable(module_or_params)  # without them nothing can be sent
     who = members("sync_gradients", group)
-    require_state("sync_gradients", params, who.group)
+    params, unfit = _fit_to_send("sync_gradients", params, who)
+    problem = problem or unfit
+    # where only another argument is wrong, the messages are of the size of the others' all the same
+    size = bucket_bytes if type(bucket_bytes) is int and bucket_bytes > 0 else BUCKET_BYTES
     share, way = 0.0, "no weight" if weight is None else "a weight"
     try:
         if reduction not in ("mean", "sum"):
@@ -165,7 +183,7 @@ def sync_gradients(
         list(params.values()),
         share if problem is None else 0.0,
         reduction=reduction,
-        bucket_bytes=bucket_bytes if problem is None else BUCKET_BYTES,
+        bucket_bytes=size,
         group=group,
         marks=marks,
         refuse=lambda: require_agreement("sync_gradients", who, facts),
@@ -218,10 +236,9 @@ def average_parameters(
 
     Raises:
         TypeError: ``module`` is not a module.
-        ValueError: it has neither parameters nor buffers, or some on a device that the backend cannot take;
-            on every rank alike, unknown ``buffers`` or others on another rank (where these make no messages of
-            another size); and before anything is changed, where integers have no
-            integer mean.
+        ValueError: it has neither parameters nor buffers, or lazy ones; on every rank alike, before anything is
+            changed: some on a device that the backend cannot take, or DTensors; unknown ``buffers`` or others on
+            another rank (where these make no messages of another size); integers that have no integer mean.
 
     Example:
         >>> def average():
@@ -237,13 +254,12 @@ def average_parameters(
     """
     parameters, own_buffers = named_state("average_parameters", module)
     who = members("average_parameters", group)
-    require_state("average_parameters", {**parameters, **own_buffers}, group)
-    problem: Exception | None = None
+    state, problem = _fit_to_send("average_parameters", {**parameters, **own_buffers}, who)
     if buffers not in ("average", "broadcast", "keep"):
-        problem = ValueError(
+        problem = problem or ValueError(
             f"average_parameters knows buffers 'average', 'broadcast' and 'keep', got {buffers!r}"
         )
-    chosen = parameters if buffers in ("broadcast", "keep") else {**parameters, **own_buffers}
+    chosen = {n: state[n] for n in parameters} if buffers in ("broadcast", "keep") else state
     marks = marks_of(problem, buffers)
 
     def facts() -> dict[str, object]:
@@ -293,6 +309,33 @@ def _sync_bucket(
         else:
             param.grad.copy_(result)
     return float(total)
+
+
+def _state_to_send(module: nn.Module, src: int, who: Members) -> dict[str, Tensor]:
+    parameters, buffers = named_state("broadcast_parameters", module)
+    who.place_of("broadcast_parameters", src)
+    state = {**parameters, **buffers}
+    require_state("broadcast_parameters", state, who.group)
+    require_writable("broadcast_parameters", state)
+    return state
+
+
+def _fit_to_send(
+    caller: str, tensors: dict[str, Tensor], who: Members
+) -> tuple[dict[str, Tensor], ValueError | None]:
+    """The tensors, or zeros in place of those that cannot be sent, so that the others hear what is wrong with them.
+
+    Raises:
+        ValueError: one has no shape yet, so that nothing can stand in for it.
+    """
+    try:
+        require_state(caller, tensors, who.group)
+    except ValueError as error:
+        if any(is_lazy(tensor) for tensor in tensors.values()):
+            raise
+        device = wire_device(who.group)
+        return {n: torch.zeros(tuple(t.shape), dtype=t.dtype, device=device) for n, t in tensors.items()}, error
+    return tensors, None
 
 
 def _trainable(module_or_params: nn.Module | Iterable[Tensor]) -> tuple[dict[str, Tensor], Exception | None]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pdlcheck.primitives.agreement import Exchange, exchange
+from pdlcheck.primitives.agreement import Exchange, exchange, require_same_rows
 from pdlcheck.primitives.arguments import Members
 
 __all__ = ["raise_together", "require_alike"]
@@ -29,21 +29,15 @@ def require_alike(
     mine = rows, [(name, str(value)) for name, value in options.items()]
     found = exchange(mine, None if problem is None else ValueError(problem), who.group)
     _raise_first(caller, found, who)
-    first, first_options = found.values[0]
-    for place, (theirs, their_options) in enumerate(found.values):
+    _, first_options = found.values[0]
+    for place, (_, their_options) in enumerate(found.values):
         for (name, value), (_, other) in zip(first_options, their_options, strict=True):
             if value != other:
                 raise ValueError(
                     f"{caller} got {name}={value} on rank {who.at(0)} and {name}={other} on rank {who.at(place)}; "
                     "pass the same on every rank"
                 )
-        for position in range(max(len(first), len(theirs))):
-            here, there = (" ".join(rows[position]) if position < len(rows) else "nothing" for rows in (first, theirs))
-            if here != there:
-                raise ValueError(
-                    f"{caller} needs the same model on every rank: tensor {position} is {here} on rank {who.at(0)}, "
-                    f"{there} on rank {who.at(place)}; make it in the same way and order on all ranks"
-                )
+    require_same_rows(caller, [rows for rows, _ in found.values], who)
 
 
 def raise_together(caller: str, problems: Sequence[str], who: Members) -> None:
