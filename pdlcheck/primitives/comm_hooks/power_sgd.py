@@ -39,6 +39,16 @@ class PowerSGDState:
             gradient.
     """
 
+    same_on_every_rank = (
+        "rank",
+        "start_step",
+        "min_compression",
+        "warm_start",
+        "error_feedback",
+        "seed",
+        "step",
+    )
+
     def __init__(
         self,
         module: nn.Module,

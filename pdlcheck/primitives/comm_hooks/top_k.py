@@ -35,6 +35,8 @@ class TopKState:
         ValueError: ``ratio`` is outside (0, 1]; no parameter requires a gradient.
     """
 
+    same_on_every_rank = ("ratio", "error_feedback")
+
     def __init__(
         self,
         module: nn.Module,

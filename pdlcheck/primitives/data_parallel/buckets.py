@@ -28,8 +28,9 @@ class Bucket:
     """Parameters of one dtype on one device, their gradients side by side in one buffer.
 
     The buffer ends with flags, because a message of their own would cost more than their bytes: one for each parameter
-    (a rank has a gradient for it), one that is 0 unless a rank lacks a gradient, one that is 0 unless a rank is in
-    trouble. Sums of flags are 0 only where every flag was, in any dtype.
+    (a rank has a gradient for it), one that is 0 unless a rank lacks a gradient, one that is 0 unless a rank asks about
+    its hook, one that is 0 unless a rank sends gradients, one that is 0 unless a rank is in trouble. Sums of flags are
+    0 only where every flag was, in any dtype.
 
     Args:
         index: place among the buckets; they are reduced in this order on every rank.
@@ -42,10 +43,10 @@ class Bucket:
         self.params = list(params)
         sizes = [p.numel() for p in params]
         total = sum(sizes)
-        room = -(-(total + len(sizes) + 2) // ALIGNED) * ALIGNED
+        room = -(-(total + len(sizes) + 4) // ALIGNED) * ALIGNED
         self.whole = torch.zeros(room, dtype=dtype, device=params[0].device)
-        self.flat, self.tail = self.whole[:total], self.whole[total : total + len(sizes) + 2]
-        self.plain_tail = torch.tensor([*[1.0] * len(sizes), 0.0, 0.0], dtype=dtype, device=self.whole.device)
+        self.flat, self.tail = self.whole[:total], self.whole[total : total + len(sizes) + 4]
+        self.plain_tail = torch.tensor([*[1.0] * len(sizes), 0.0, 0.0, 1.0, 0.0], dtype=dtype, device=self.whole.device)
         self.views = [_view(piece, p) for piece, p in zip(torch.split(self.flat, sizes), params, strict=True)]
         self.is_large = [size >= LARGE for size in sizes]
         self.taken = [False] * len(sizes)
@@ -103,8 +104,15 @@ class Bucket:
             self._fill_left(scale, empty=empty)
         self.tail.copy_(self.plain_tail)
         if trouble or not self.is_whole:
-            flags = [*(grad is not None for grad in self.grads), not self.is_whole, trouble]
+            flags = [*(grad is not None for grad in self.grads), not self.is_whole, False, True, trouble]
             self.tail.copy_(torch.tensor(flags))
+
+    def question(self) -> tuple[Tensor, Tensor]:
+        """What a rank sends in place of the buffer to ask whether others have a hook too, and the flags in it."""
+        asked = torch.zeros_like(self.whole)
+        flags = asked[len(self.flat) : len(self.flat) + len(self.tail)]
+        flags[-3] = 1
+        return asked, flags
 
     def give(self, used: Sequence[float] | None, *, as_view: bool) -> None:
         """Give every parameter its reduced gradient; None stays None where no rank ``used`` it (None: all did)."""

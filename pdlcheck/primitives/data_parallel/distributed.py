@@ -60,7 +60,8 @@ class DistributedDataParallel(nn.Module, Joinable):
     * A parameter without a gradient, or a module that was changed after wrapping, is an error at the end of that
       backward pass, on every rank, that names it; torch's comes with the next forward pass, or never. So is a buffer
       that has another shape or dtype than when it was wrapped, which torch's takes where all ranks have it. On devices
-      other than CPU, where the host would have to wait for the answer, only ranks that see it themselves raise.
+      other than CPU, where the host would have to wait for the answer, only ranks that see it themselves raise, but in
+      the first pass.
     * Values that are changed on one rank alone after wrapping are not seen, as with torch's: the replicas differ then.
     * A parameter that no rank has a gradient for keeps None; with ``find_unused_parameters`` this takes no
       message of its own.
@@ -90,15 +91,15 @@ class DistributedDataParallel(nn.Module, Joinable):
         check_reduction, skip_all_reduce_unused_params, batched_grad_copy: taken, and without effect: gradients that are
             not large are copied together in any case, and those that no rank has travel as zeros.
         delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision: None.
-        reduce_dtype: dtype in which float16 and bfloat16 gradients are summed, such as torch.float32; None is
-            their own.
+        reduce_dtype: dtype in which float16 and bfloat16 gradients are divided and summed, such as torch.float32. None
+            is their own, as with torch's: bfloat16 parameters are then reduced in bfloat16, each sum with its 8 bits.
 
     Raises:
         TypeError: ``module`` is not a module.
         ValueError: no parameter requires a gradient; a lazy, expanded or DTensor, a sparse embedding; bucket sizes that
             are not positive; several devices, or some for a module that is not on one GPU; an argument that must be
-            None; a mesh of several dimensions, or beside a group; models or options that differ between ranks. The
-            same on every rank.
+            None; a mesh of several dimensions, or beside a group; models or options that differ between ranks; in
+            backward, communication hooks that differ. The same on every rank.
         RuntimeError: in backward, see above; a second communication hook, or one that returns something other than a
             future of as many numbers as its bucket has.
 
@@ -271,6 +272,11 @@ class DistributedDataParallel(nn.Module, Joinable):
         The hook divides by the number of ranks itself. Hooks of ``torch.distributed.algorithms.ddp_comm_hooks``
         fit. It is called for one bucket after the other in the same order on every rank; what it communicates in
         callbacks of futures has no such order (see docs/findings/powersgd.md).
+
+        The next backward pass begins with two messages by which ranks compare their hooks, and raises on all of them
+        where one has none, another one, or other settings: hooks are known by their names, states by the attributes
+        that they list in ``same_on_every_rank``, torch's by their hyper-parameters. (A rank without a hook that has
+        had backward passes before learns of it on CPU only.)
 
         Args:
             state: given to the hook.

@@ -22,7 +22,8 @@ from torch.utils.hooks import RemovableHandle
 from pdlcheck.primitives.arguments import Members
 from pdlcheck.primitives.data_parallel.agreement import raise_together
 from pdlcheck.primitives.data_parallel.buckets import Bucket, assign_buckets
-from pdlcheck.primitives.data_parallel.hook_answers import Hook, ask, take_answer
+from pdlcheck.primitives.data_parallel.hook_agreement import Registered, require_same_hook, same_hook
+from pdlcheck.primitives.data_parallel.hook_answers import ask, take_answer
 from pdlcheck.primitives.outputs import parameters_behind, tensors_in
 from pdlcheck.uncompiled import uncompiled
 
@@ -61,8 +62,11 @@ class Reducer:
         self.divisor = who.world_size
         self.authority = 0
         self.problems: list[str] = []
-        self.hook: tuple[Any, Hook] | None = None
+        self.hook: Registered = None
         self.is_rebuilt = False
+        self._hook: Registered = None  # that of this pass
+        self._has_agreed = False  # all ranks have the same hook
+        self._differs = False  # they have not
         self._make = partial(assign_buckets, bucket_caps=bucket_caps, reduce_dtype=reduce_dtype)
         self._explain = explain
         self._as_view, self._find_unused, self.static_graph = as_view, find_unused, static_graph
@@ -162,7 +166,7 @@ class Reducer:
         once = self._fires is None or self._fires[id(param)] == 1
         if once and self._pass() is not None and not self.problems and not bucket.taken[place]:
             with torch.no_grad():
-                bucket.take(place, 1.0 if self.hook else 1 / self.divisor, as_view=self._as_view)
+                bucket.take(place, 1.0 if self._hook else 1 / self.divisor, as_view=self._as_view)
         self._note(bucket, param)
 
     def _begin(self, owner: object = None, grad: Tensor | None = None) -> None:
@@ -219,6 +223,7 @@ class Reducer:
         if [*map(next, map(reversed, self._tables))] != self._own:
             self._use(self.buckets)  # after hooks that came later, which may change the gradient
         self._next = 0
+        self._hook, self._differs = self.hook, False
         for bucket in self.buckets:
             bucket.begin()
             if self._fires is not None:
@@ -239,7 +244,7 @@ class Reducer:
         bucket.launched_at = len(bucket.ready)
         trouble = bool(self.problems)
         with torch.no_grad():
-            scale = 1.0 if self.hook else 1 / self.divisor
+            scale = 1.0 if self._hook else 1 / self.divisor
             try:
                 bucket.fill(scale, trouble=trouble, empty=joined or trouble)
             except RuntimeError:  # shapes do not fit
@@ -248,13 +253,30 @@ class Reducer:
                     raise
                 self.problems = [change]
                 bucket.fill(scale, trouble=True, empty=True)
-            if self.hook is not None:
-                problem = ask(*self.hook, bucket, is_last=bucket is self.buckets[-1])
+            if self._hook is not None and not self._has_agreed:
+                self._ask_for_hooks(bucket)
+                if self._differs:
+                    return
+            if self._hook is not None:
+                problem = ask(*self._hook, bucket, is_last=bucket is self.buckets[-1])
                 self.problems += [] if problem is None else [problem]
             else:
                 bucket.pending = self.who.group.allreduce([bucket.whole])
             if self._as_view and bucket.is_whole:  # now, as the next step is to wait
                 bucket.give(None, as_view=True)
+
+    def _ask_for_hooks(self, bucket: Bucket) -> None:
+        """A hook is used if all ranks have it. One that has none sends its first bucket; to ask takes one of that size.
+
+        Only in the first pass with a hook, which no rank can take back.
+        """
+        asked, flags = bucket.question()
+        self.who.group.allreduce([asked]).wait()
+        self._has_agreed = not flags[-2].real.item() and same_hook(self._hook, self.who)
+        self._differs = not self._has_agreed
+        if self._differs:
+            self._hook = None
+            self.problems.append("its communication hook is not that of every other rank; register it there too")
 
     @torch.no_grad()
     def _finish(self, *, joined: bool = False) -> None:
@@ -267,20 +289,23 @@ class Reducer:
         self._reached = None
         for bucket in self.buckets:
             problems += self._wait(bucket)
-        if self.hook is not None:
+        if self._hook is not None:
             self._reduce_flags()
-        # elsewhere than on CPU, the host would have to wait for the device
-        agrees = self._find_unused or all(bucket.whole.device.type == "cpu" for bucket in self.buckets)
-        trouble = bool(problems)
+        # elsewhere than on CPU the host would have to wait for the device, as it does in the first pass
+        agrees = self._find_unused or not self.is_rebuilt or all(b.whole.device.type == "cpu" for b in self.buckets)
+        trouble, differs = bool(problems), self._differs
         for bucket in self.buckets:
             used = None
             if agrees or not bucket.is_whole:
-                *used, _, troubled = bucket.tail.real.tolist()
-                trouble = trouble or (agrees and bool(troubled))
+                *used, _, asked, _, troubled = bucket.tail.real.tolist()
+                differs = differs or (agrees and bool(asked))
+                trouble = trouble or (agrees and bool(troubled or asked))
             if not (joined or trouble or (self._as_view and bucket.is_whole)):
                 bucket.give(used, as_view=self._as_view)
             bucket.grads = []
         if trouble and agrees:
+            if differs:
+                require_same_hook("DistributedDataParallel", self.hook, self.who)
             raise_together("DistributedDataParallel", problems, self.who)
         elif trouble:
             raise RuntimeError(f"DistributedDataParallel: on this rank, {problems[0]}")
@@ -293,7 +318,7 @@ class Reducer:
             return []
         pending, bucket.pending = bucket.pending, None
         value: object = pending.wait()
-        problem = None if self.hook is None else take_answer(self.hook[1], bucket, value)
+        problem = None if self._hook is None else take_answer(self._hook[1], bucket, value)
         return [] if problem is None else [problem]
 
     def _reduce_flags(self) -> None:
