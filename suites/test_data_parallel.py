@@ -302,6 +302,22 @@ def test_hooks_that_come_after_wrapping_change_what_is_reduced(subject, rank, re
         loss = squared(wrapped, rank)
 
 
+@ddp
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+def test_gradients_that_a_hook_has_taken_away_are_not_missed(subject, rank, as_view):
+    """As where an optimizer steps while backward is under way, and drops each gradient."""
+    model = alike(lambda: nn.Sequential(nn.Linear(2, 200), nn.Linear(200, 200), nn.Linear(200, 1)))
+    for p in model[1].parameters():
+        p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    wrapped = subject(model, gradient_as_bucket_view=as_view)
+    for _ in range(3):
+        model.zero_grad()
+        goal = mean_gradients(2, squared, lambda: copy.deepcopy(model))
+        squared(wrapped, rank).backward()
+        require_close(gradients(model), goal | {"1.weight": None, "1.bias": None})
+
+
 @dataclasses.dataclass
 class Result:
     values: list
@@ -364,3 +380,44 @@ def test_a_module_that_keeps_its_output_to_itself(subject, rank):
         wrapped(samples(rank))
         model.kept.square().mean().backward()
         require_close(gradients(model.net), mean_gradients(2, squared))
+
+
+class Looked(nn.Module):
+    """A table that is looked up by a function, which makes sparse gradients where it is told to."""
+
+    def __init__(self, rows, sparse=False):
+        super().__init__()
+        self.table, self.head, self.sparse = nn.Parameter(torch.ones(rows, 2)), nn.Linear(2, 1), sparse
+
+    def forward(self, x):
+        rows = torch.arange(len(x)) % 3
+        return self.head(nn.functional.embedding(rows, self.table, sparse=self.sparse) * x)
+
+
+@ddp
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("where", [[1], [0, 1]], ids=["on rank 1", "on every rank"])
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("rows", [5, 20000], ids=["small", "large"])
+@pytest.mark.parametrize("options", [{}, {"reduce_dtype": torch.float32}, TINY], ids=["", "float32", "a bucket each"])
+def test_a_sparse_gradient_is_named_on_every_rank(subject, rank, where, steps, rows, options):
+    model = alike(lambda: Looked(rows))
+    if "reduce_dtype" in options:
+        model.table.data = model.table.data.bfloat16()
+        model.head.double()
+    wrapped = subject(model, **options)
+    for _ in range(steps):
+        squared(wrapped, rank).backward()
+    model.zero_grad()
+    model.sparse = rank in where
+    ranks = "every rank" if len(where) == 2 else "rank 1"
+    with pytest.raises(RuntimeError, match=rf": on {ranks}, the gradient of 'table' has layout torch.sparse_coo"):
+        squared(wrapped, rank).backward()
+    model.zero_grad()
+    model.sparse = False
+    squared(wrapped, rank).backward()
+    goal = mean_gradients(2, squared, lambda: copy.deepcopy(model))
+    if model.table.dtype == torch.float64:
+        require_close(gradients(model), goal)
+    else:
+        torch.testing.assert_close(gradients(model), goal, rtol=0.01, atol=0.01, check_dtype=False)

@@ -148,6 +148,25 @@ def test_a_hook_may_answer_in_another_dtype_or_in_a_list(subject, rank):
         torch.testing.assert_close(gradients(model)[name], goal, rtol=1e-6, atol=1e-6)
 
 
+@ddp
+@pytest.mark.world_size(2)
+def test_a_hook_sees_complex_gradients_as_they_are_and_in_pairs(subject, rank):
+    seen = []
+
+    def hook(state, bucket):
+        bucket.set_buffer(bucket.buffer() * 1)
+        (weight,) = bucket.gradients()
+        seen.append((bucket.buffer().tolist(), weight.tolist()))
+        return held(torch.view_as_complex(flat(bucket).view(-1, 2)) / 2)
+
+    model = nn.Linear(2, 1, bias=False, dtype=torch.complex64)
+    wrapped = subject(model)
+    wrapped.register_comm_hook(None, hook)
+    wrapped(torch.full((1, 2), rank + 1j)).real.sum().backward()
+    assert seen == [([rank, -1] * 2, [[rank - 1j] * 2])]
+    assert model.weight.grad.tolist() == [[0.5 - 1j] * 2]
+
+
 # -- ranks that differ ------------------------------------------------------------------------------
 
 

@@ -46,6 +46,7 @@ class Bucket:
         room = -(-(total + len(sizes) + 4) // ALIGNED) * ALIGNED
         self.whole = torch.zeros(room, dtype=dtype, device=params[0].device)
         self.flat, self.tail = self.whole[:total], self.whole[total : total + len(sizes) + 4]
+        self.numbers = torch.view_as_real(self.flat).view(-1) if dtype.is_complex else self.flat  # hooks see pairs
         self.plain_tail = torch.tensor([*[1.0] * len(sizes), 0.0, 0.0, 1.0, 0.0], dtype=dtype, device=self.whole.device)
         self.views = [_view(piece, p) for piece, p in zip(torch.split(self.flat, sizes), params, strict=True)]
         self.is_large = [size >= LARGE for size in sizes]
@@ -79,9 +80,10 @@ class Bucket:
         """Bring one gradient, which is final, into the buffer, times ``scale``."""
         param, view = self.params[place], self.views[place]
         grad = param.grad
-        assert grad is not None  # it was accumulated just now
-        if grad.shape != view.shape:
-            return  # the parameter was resized; to fill the bucket will fail
+        if grad is None:
+            return  # another hook has taken it away
+        if grad.shape != view.shape or grad.layout != view.layout:
+            return  # the parameter was resized, or its gradient is sparse; to fill the bucket will fail
         if grad is view:
             view.mul_(scale)
         elif grad.dtype != view.dtype:
@@ -153,7 +155,7 @@ class GradBucket:
     """What a communication hook sees of a bucket: the interface of ``torch.distributed.GradBucket``."""
 
     def __init__(self, bucket: Bucket, *, is_last: bool) -> None:
-        self._bucket, self._is_last, self._buffer = bucket, is_last, bucket.flat
+        self._bucket, self._is_last, self._buffer = bucket, is_last, bucket.numbers
 
     def index(self) -> int:
         """Place among the buckets, in the order in which they are reduced."""
@@ -164,7 +166,7 @@ class GradBucket:
         return self._is_last
 
     def buffer(self) -> Tensor:
-        """The gradients of this rank side by side, not divided by anything."""
+        """The gradients of this rank side by side, not divided by anything; complex ones as pairs, as torch's are."""
         return self._buffer
 
     def set_buffer(self, buffer: Tensor) -> None:
@@ -173,9 +175,11 @@ class GradBucket:
 
     def gradients(self) -> list[Tensor]:
         """The gradient of each parameter, a view of the buffer."""
-        if self._buffer is self._bucket.flat:
+        if self._buffer is self._bucket.numbers:
             return list(self._bucket.views)
-        pieces = torch.split(self._buffer, [p.numel() for p in self._bucket.params])
+        paired = self._bucket.flat.is_complex() and not self._buffer.is_complex()
+        whole = torch.view_as_complex(self._buffer.view(-1, 2)) if paired else self._buffer
+        pieces = torch.split(whole, [p.numel() for p in self._bucket.params])
         return [_view(piece, p) for piece, p in zip(pieces, self._bucket.params, strict=True)]
 
     def parameters(self) -> list[Tensor]:

@@ -35,9 +35,11 @@ def ask(state: object, hook: Hook, bucket: Bucket, *, is_last: bool) -> str | No
 def take_answer(hook: Hook, bucket: Bucket, value: object) -> str | None:
     """Bring what the future holds into ``bucket``; returns what is wrong with it, after noting so in the bucket."""
     reduced = value[0] if isinstance(value, list | tuple) and value else value
-    held, flat = f"the future that the communication hook {name_of(hook)} returned holds", bucket.flat
+    held, flat = f"the future that the communication hook {name_of(hook)} returned holds", bucket.numbers
     if not isinstance(reduced, Tensor):
         return _refused(bucket, f"{held} {_kind(reduced)}, not a tensor; {CURE}")
+    if reduced.is_complex():
+        reduced = torch.view_as_real(reduced.resolve_conj())
     if reduced.numel() != flat.numel():
         return _refused(bucket, f"{held} {reduced.numel()} numbers for a bucket of {flat.numel()}; {CURE}")
     if reduced.data_ptr() != flat.data_ptr() or reduced.dtype != flat.dtype:

@@ -247,8 +247,8 @@ class Reducer:
             scale = 1.0 if self._hook else 1 / self.divisor
             try:
                 bucket.fill(scale, trouble=trouble, empty=joined or trouble)
-            except RuntimeError:  # shapes do not fit
-                change = self._explain()
+            except RuntimeError:  # shapes or layouts do not fit
+                change = self._explain() or self._sparse_gradient(bucket)
                 if change is None:
                     raise
                 self.problems = [change]
@@ -264,6 +264,13 @@ class Reducer:
                 bucket.pending = self.who.group.allreduce([bucket.whole])
             if self._as_view and bucket.is_whole:  # now, as the next step is to wait
                 bucket.give(None, as_view=True)
+
+    def _sparse_gradient(self, bucket: Bucket) -> str | None:
+        for param in bucket.params:
+            if param.grad is not None and param.grad.layout != torch.strided:
+                name = self.names[id(param)]
+                return f"the gradient of {name!r} has layout {param.grad.layout}; build the embedding with sparse=False"
+        return None
 
     def _ask_for_hooks(self, bucket: Bucket) -> None:
         """A hook is used if all ranks have it. One that has none sends its first bucket; to ask takes one of that size.
