@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pdlcheck import primitives
 from pdlcheck.primitives import PowerSGDState, TopKState, power_sgd, top_k
 
+wrappers = pytest.mark.parametrize(
+    "wrapper", [DistributedDataParallel, primitives.DistributedDataParallel], ids=["torchs", "ours"]
+)
 MATRICES = [(4, 6), (5,), (6, 4)]
 
 
@@ -40,13 +45,22 @@ class Given(nn.Module):
         return torch.stack(parts).sum()
 
 
-def applied(make_hook, grads, *, bucket_bytes=64, dtype=torch.float64, unused=False, between=None):
+def applied(
+    make_hook,
+    grads,
+    *,
+    wrapper=DistributedDataParallel,
+    bucket_bytes=64,
+    dtype=torch.float64,
+    unused=False,
+    between=None,
+):
     """What this rank holds after each step, and the hook's state; ``grads[rank][step][parameter]``."""
     mine = grads[dist.get_rank()]
     everything = [step for rank in grads for step in rank]
     shapes = [next(g.shape for g in column if g is not None) for column in zip(*everything, strict=True)]
     model = Given(shapes, dtype)
-    ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_bytes / 2**20, find_unused_parameters=unused)
+    ddp = wrapper(model, bucket_cap_mb=bucket_bytes / 2**20, find_unused_parameters=unused)
     state, hook = make_hook(model)
     ddp.register_comm_hook(state, hook)
     found = []

@@ -7,23 +7,23 @@ import io
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.primitives import PowerSGDState, TopKState, bf16_compress, fp16_compress, power_sgd, top_k
 
-from .comm_hook_models import MATRICES, applied, drawn, quarter, rank_one, rank_two_later, residual
+from .comm_hook_models import MATRICES, applied, drawn, quarter, rank_one, rank_two_later, residual, wrappers
 
 # checkpoints
 
 
+@wrappers
 @pytest.mark.parametrize("make", [quarter, rank_one, rank_two_later], ids=["top_k", "rank 1", "rank 2 later"])
-def test_a_restored_state_goes_on_bit_for_bit(make, world):
+def test_a_restored_state_goes_on_bit_for_bit(make, world, wrapper):
     grads = drawn(2, 6, MATRICES)
 
     def train():
-        whole, _ = applied(make, grads)
+        whole, _ = applied(make, grads, wrapper=wrapper)
         file = io.BytesIO()
-        _, state = applied(make, [rank[:4] for rank in grads])
+        _, state = applied(make, [rank[:4] for rank in grads], wrapper=wrapper)
         torch.save(state.state_dict(), file)
         file.seek(0)
 
@@ -32,7 +32,7 @@ def test_a_restored_state_goes_on_bit_for_bit(make, world):
             new.load_state_dict(torch.load(file, weights_only=True))
             return new, hook
 
-        rest, _ = applied(restored, [rank[4:] for rank in grads])
+        rest, _ = applied(restored, [rank[4:] for rank in grads], wrapper=wrapper)
         return whole[4:], rest
 
     for whole, rest in world.run(train, world_size=2):
@@ -62,12 +62,13 @@ def test_a_state_of_another_rank_world_or_model_is_refused(make, rank):
 
 
 @pytest.mark.world_size(2)
+@wrappers
 @pytest.mark.parametrize("make", [TopKState, PowerSGDState], ids=["TopKState", "PowerSGDState"])
-def test_residuals_follow_a_loss_scale(make, world_size):
+def test_residuals_follow_a_loss_scale(make, world_size, wrapper):
     grads = drawn(world_size, 1, MATRICES)
     hook = top_k if make is TopKState else power_sgd
     keywords = {"ratio": 0.1} if make is TopKState else {"start_step": 0, "min_compression": 1.0}
-    _, state = applied(lambda m: (make(m, **keywords), hook), grads)
+    _, state = applied(lambda m: (make(m, **keywords), hook), grads, wrapper=wrapper)
     before = residual(state)
     state.scale_residuals(0.5)
     assert all(torch.equal(held * 0.5, residual(state)[name]) for name, held in before.items())
@@ -104,6 +105,7 @@ def test_a_model_without_gradients_is_refused(make):
 
 
 @pytest.mark.world_size(2)
+@wrappers
 @pytest.mark.parametrize(
     ("hook", "state", "message"),
     [
@@ -114,19 +116,20 @@ def test_a_model_without_gradients_is_refused(make):
     ],
     ids=["fp16", "bf16", "top_k", "power_sgd"],
 )
-def test_a_wrong_state_is_refused_on_every_rank(hook, state, message):
-    ddp = DistributedDataParallel(nn.Linear(2, 1))
+def test_a_wrong_state_is_refused_on_every_rank(hook, state, message, wrapper):
+    ddp = wrapper(nn.Linear(2, 1))
     ddp.register_comm_hook(state, hook)
     with pytest.raises(TypeError, match=message):
         ddp(torch.ones(1, 2)).sum().backward()
 
 
 @pytest.mark.world_size(2)
+@wrappers
 @pytest.mark.parametrize(
     ("make", "hook"), [(TopKState, top_k), (PowerSGDState, power_sgd)], ids=["TopKState", "PowerSGDState"]
 )
-def test_the_state_of_another_model_is_refused_on_every_rank(make, hook):
-    ddp = DistributedDataParallel(nn.Linear(2, 1))
+def test_the_state_of_another_model_is_refused_on_every_rank(make, hook, wrapper):
+    ddp = wrapper(nn.Linear(2, 1))
     ddp.register_comm_hook(make(nn.Linear(2, 1)), hook)
     with pytest.raises(ValueError, match=rf"{make.__name__} does not know a parameter of shape .* that was wrapped"):
         ddp(torch.ones(1, 2)).sum().backward()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 
 from pdlcheck.checks import check_comm_hook, check_replicas_in_sync
 from pdlcheck.primitives import PowerSGDState, TopKState, fp16_compress, power_sgd, top_k
 
-from .comm_hook_models import MATRICES, applied, drawn, quarter, rank_one, rank_two_later, residual
+from .comm_hook_models import MATRICES, applied, drawn, quarter, rank_one, rank_two_later, residual, wrappers
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SEMANTICS = pytest.mark.parametrize("semantics", ["rendezvous", "gloo", "nccl"])
@@ -56,11 +55,12 @@ def test_power_sgd_sends_in_the_end_what_it_keeps(subject, world, unused):
 @pytest.mark.verifies("power_sgd")
 @pytest.mark.semantics("gloo")
 @pytest.mark.schedules(10)
+@wrappers
 @pytest.mark.parametrize("bucket_bytes", [1, 128, 10**6])
-def test_power_sgd_meets_in_the_same_operations_whatever_completes_first(subject, world, bucket_bytes):
+def test_power_sgd_meets_in_the_same_operations_whatever_completes_first(subject, world, bucket_bytes, wrapper):
     def train():
         grads = drawn(3, 3, MATRICES)
-        found, _ = applied(lambda m: (rank_one(m)[0], subject), grads, bucket_bytes=bucket_bytes)
+        found, _ = applied(lambda m: (rank_one(m)[0], subject), grads, wrapper=wrapper, bucket_bytes=bucket_bytes)
         return torch.cat([g.flatten() for step in found for g in step])
 
     first, *others = world.run(train, world_size=3)
@@ -68,15 +68,16 @@ def test_power_sgd_meets_in_the_same_operations_whatever_completes_first(subject
 
 
 @SEMANTICS
+@wrappers
 @pytest.mark.parametrize(
     "make", [lambda m: (None, fp16_compress), quarter, rank_one, rank_two_later], ids=["fp16", "top_k", "psgd", "later"]
 )
-def test_replicas_train_alike_under_every_hook(make, semantics):
+def test_replicas_train_alike_under_every_hook(make, semantics, wrapper):
     from pdlcheck.worlds import get_world
 
     def start():
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
-        ddp = DistributedDataParallel(model, bucket_cap_mb=100 / 2**20)
+        ddp = wrapper(model, bucket_cap_mb=100 / 2**20)
         ddp.register_comm_hook(*make(model))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
@@ -95,10 +96,11 @@ def test_replicas_train_alike_under_every_hook(make, semantics):
 
 
 @pytest.mark.verifies("fp16_compress")
-def test_fp16_compress_takes_gradients_beyond_its_range_whose_mean_is_within(subject, world):
+@wrappers
+def test_fp16_compress_takes_gradients_beyond_its_range_whose_mean_is_within(subject, world, wrapper):
     def step():
         grads = [[[torch.tensor([value, 1.0])]] for value in (120_000.0, -60_000.0, 3.0)]
-        return applied(lambda m: (None, subject), grads, dtype=torch.float32)[0][0][0].tolist()
+        return applied(lambda m: (None, subject), grads, wrapper=wrapper, dtype=torch.float32)[0][0][0].tolist()
 
     for found in world.run(step, world_size=3):
         assert found == pytest.approx([20_001, 1], rel=2**-9)
@@ -111,8 +113,9 @@ def test_fp16_compress_takes_gradients_beyond_its_range_whose_mean_is_within(sub
         for name in ("bf16_compress", "fp16_compress", "power_sgd", "top_k")
     ],
 )
+@wrappers
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_bad_number_of_one_rank_reaches_all(name, subject, world, bad):
+def test_a_bad_number_of_one_rank_reaches_all(name, subject, world, bad, wrapper):
     states = {"top_k": lambda m: TopKState(m, ratio=0.25), "power_sgd": lambda m: rank_one(m)[0]}
 
     def step():
@@ -124,7 +127,8 @@ def test_a_bad_number_of_one_rank_reaches_all(name, subject, world, bad):
         def look(number, state):
             kept.append({} if state is None else residual(state))
 
-        found, _ = applied(lambda m: (states.get(name, lambda m: None)(m), subject), grads, between=look)
+        make = states.get(name, lambda m: None)
+        found, _ = applied(lambda m: (make(m), subject), grads, wrapper=wrapper, between=look)
         return [[bool(g.isfinite().all()) for g in step] for step in found], found, kept
 
     everyone = world.run(step, world_size=3)
@@ -139,15 +143,16 @@ def test_a_bad_number_of_one_rank_reaches_all(name, subject, world, bad):
 
 
 @pytest.mark.world_size(2)
+@wrappers
 @pytest.mark.parametrize("option", ["gradient_as_bucket_view", "static_graph"])
 @pytest.mark.parametrize("make", [quarter, rank_one], ids=["top_k", "power_sgd"])
-def test_options_of_ddp_and_accumulation_change_nothing(make, option, rank):
+def test_options_of_ddp_and_accumulation_change_nothing(make, option, rank, wrapper):
     """Two micro-batches without synchronisation and one with: the hook gets their sum."""
 
     def weights(**more):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double()
-        ddp = DistributedDataParallel(model, bucket_cap_mb=64 / 2**20, **more)
+        ddp = wrapper(model, bucket_cap_mb=64 / 2**20, **more)
         ddp.register_comm_hook(*make(model))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         torch.manual_seed(rank)
@@ -164,11 +169,12 @@ def test_options_of_ddp_and_accumulation_change_nothing(make, option, rank):
 
 
 @pytest.mark.world_size(2)
+@wrappers
 @pytest.mark.parametrize("make", [quarter, rank_one], ids=["top_k", "power_sgd"])
-def test_a_rank_that_has_no_more_inputs_joins(make, rank):
+def test_a_rank_that_has_no_more_inputs_joins(make, rank, wrapper):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
-    ddp = DistributedDataParallel(model, bucket_cap_mb=64 / 2**20)
+    ddp = wrapper(model, bucket_cap_mb=64 / 2**20)
     state, hook = make(ddp)  # the wrapper's parameters have the same names
     ddp.register_comm_hook(state, hook)
     with ddp.join():
@@ -179,12 +185,17 @@ def test_a_rank_that_has_no_more_inputs_joins(make, rank):
 
 
 @pytest.mark.world_size(2)
-def test_complex_gradients_of_torchs_buckets_travel_as_pairs_of_real_numbers(rank):
+@wrappers
+@pytest.mark.parametrize("hook", [fp16_compress, allreduce_hook, fp16_compress_hook], ids=["fp16", "torchs", "theirs"])
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+def test_complex_gradients_travel_as_pairs_of_real_numbers(rank, wrapper, hook, as_view):
     model = nn.Linear(2, 1, bias=False, dtype=torch.complex64)
-    ddp = DistributedDataParallel(model)
-    ddp.register_comm_hook(None, fp16_compress)
-    ddp(torch.full((1, 2), rank + 1j)).real.sum().backward()
-    assert model.weight.grad.tolist() == [[0.5 - 1j] * 2]  # the conjugate of the mean input
+    ddp = wrapper(model, gradient_as_bucket_view=as_view)
+    ddp.register_comm_hook(None, hook)
+    for _ in range(2):
+        model.zero_grad()
+        ddp(torch.full((1, 2), rank + 1j)).real.sum().backward()
+        assert model.weight.grad.tolist() == [[0.5 - 1j] * 2]  # the conjugate of the mean input
     for make in (TopKState, PowerSGDState):
         with pytest.raises(TypeError, match=rf"{make.__name__} compresses real .*, 'weight' is torch\.complex64"):
             make(model)
