@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+
 import pytest
 import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from pdlcheck.checks import check_comm_hook
@@ -18,7 +26,7 @@ from pdlcheck.primitives import (
 )
 
 from .comm_hook_models import residual
-from .data_parallel_models import ddp
+from .data_parallel_models import TINY, ddp
 
 HOOKS = {
     "fp16": (lambda m: (None, fp16_compress), {"relative": 2**-9}),
@@ -57,8 +65,8 @@ def test_an_overflow_of_one_rank_skips_the_step_on_all_and_gradients_are_unscale
             before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16):
-                loss = wrapped(torch.ones(2, 3) * (torch.distributed.get_rank() + 1)).float().square().mean()
-            bad = step == 1 and torch.distributed.get_rank() == 1
+                loss = wrapped(torch.ones(2, 3) * (dist.get_rank() + 1)).float().square().mean()
+            bad = step == 1 and dist.get_rank() == 1
             scaler.scale(loss * (float("inf") if bad else 1)).backward()
             if max_norm is not None:
                 scaler.clip_grad_norm_(optimizer, max_norm)
@@ -76,18 +84,114 @@ def test_an_overflow_of_one_rank_skips_the_step_on_all_and_gradients_are_unscale
         assert max(moved) <= max_norm * 1.001 and moved[0] > max_norm * 0.5
 
 
+def three_layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+@dataclass(frozen=True)
+class Amp:
+    """Mixed precision of some ranks: what is accumulated, clipped, and which micro-batches overflow."""
+
+    world_size: int
+    micro_batches: int
+    max_norm: float | None
+    overflows: frozenset[tuple[int, int, int]]  # rank, step, micro-batch
+
+    def backward(self, call, scaler, rank, step, micro):
+        draws = torch.Generator().manual_seed(100 * rank + 10 * step + micro)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = call(torch.randn(2, 3, generator=draws)).float().square().mean() / self.micro_batches
+        scaler.scale(loss * (float("inf") if (rank, step, micro) in self.overflows else 1)).backward()
+
+    def end(self, model, optimizer, scaler):
+        if self.max_norm is not None and isinstance(scaler, DistributedGradScaler):
+            scaler.clip_grad_norm_(optimizer, self.max_norm)
+        elif self.max_norm is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), self.max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+SCALER = {"init_scale": 2.0**10, "growth_interval": 2}
+
+
+def optimizer_of(model):
+    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+
+def numbers(states):
+    model, optimizer, scaler = states
+    return {**model, **scaler} | {n: state["momentum_buffer"] for n, state in optimizer["state"].items()}
+
+
+@ddp
+@settings(max_examples=8)
+@given(
+    amp=st.builds(
+        Amp,
+        world_size=st.integers(1, 3),
+        micro_batches=st.integers(1, 3),
+        max_norm=st.sampled_from([None, 0.05, 100.0]),
+        overflows=st.frozensets(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 2)), max_size=3),
+    ),
+    as_view=st.booleans(),
+)
+def test_a_scaled_step_under_autocast_is_that_of_one_process(subject, world, amp, as_view):
+    """Each step from where the ranks were: rounded to bfloat16, small differences would become other steps."""
+
+    def train():
+        model, rank = three_layers(), dist.get_rank()
+        wrapped = subject(model, gradient_as_bucket_view=as_view, **TINY)
+        optimizer, scaler = optimizer_of(model), DistributedGradScaler("cpu", **SCALER)
+        held = []
+        for step in range(5):
+            held.append(copy.deepcopy([part.state_dict() for part in (model, optimizer, scaler)]))
+            optimizer.zero_grad()
+            for micro in range(amp.micro_batches):
+                with nullcontext() if micro == amp.micro_batches - 1 else wrapped.no_sync():
+                    amp.backward(wrapped, scaler, rank, step, micro)
+            amp.end(model, optimizer, scaler)
+        return held
+
+    first, *others = world.run(train, world_size=amp.world_size)
+    for held in others:
+        torch.testing.assert_close(list(map(numbers, held)), list(map(numbers, first)), rtol=0, atol=0)
+    for step, (before, after) in enumerate(pairwise(first)):
+        alone = three_layers()
+        optimizer, scaler = optimizer_of(alone), torch.amp.GradScaler("cpu", **SCALER)
+        for part, state in zip((alone, optimizer, scaler), copy.deepcopy(before), strict=True):
+            part.load_state_dict(state)
+        for rank in range(amp.world_size):
+            for micro in range(amp.micro_batches):
+                amp.backward(alone, scaler, rank, step, micro)
+        for p in alone.parameters():
+            p.grad /= amp.world_size
+        amp.end(alone, optimizer, scaler)
+        found = [part.state_dict() for part in (alone, optimizer, scaler)]
+        torch.testing.assert_close(numbers(found), numbers(after), rtol=1e-5, atol=1e-6)
+        if any(at == step and r < amp.world_size and m < amp.micro_batches for r, at, m in amp.overflows):
+            torch.testing.assert_close(after[0], before[0], rtol=0, atol=0)
+            assert after[2]["scale"] == before[2]["scale"] / 2
+
+
 @ddp
 @pytest.mark.world_size(3)
-def test_bfloat16_gradients_are_summed_in_the_dtype_that_is_asked_for(subject, rank):
-    """256 + 1 + 1 is 256 in bfloat16, and 258 in float32."""
-    values = [256.0, 1.0, 1.0]
-    found = []
-    for dtype in (None, torch.float32):
-        model = nn.Linear(1, 1, bias=False).bfloat16()
-        wrapped = subject(model, reduce_dtype=dtype)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("numel", [256, 2**15], ids=["small", "large"])
+def test_low_precision_gradients_are_summed_in_their_own_dtype_unless_another_is_asked_for(subject, rank, dtype, numel):
+    """In float32 the mean is rounded once, in its own dtype each third and each sum."""
+    terms = torch.randn(3, numel, generator=torch.Generator().manual_seed(1)).to(dtype)
+    exact, limits = terms.double().mean(0), torch.finfo(dtype)
+    once = limits.eps / 2 * exact.abs() + limits.tiny + 2.0**-21 * terms.double().abs().sum(0)  # and in float32 before
+    for reduce_dtype in (None, torch.float32):
+        model = nn.Linear(numel, 1, bias=False).to(dtype)
+        wrapped = subject(model, reduce_dtype=reduce_dtype)
         for _ in range(2):
             model.zero_grad()
-            wrapped(torch.full((1, 1), 3 * values[rank], dtype=torch.bfloat16)).sum().backward()
-        assert model.weight.grad.dtype == torch.bfloat16
-        found.append(model.weight.grad.item())
-    assert found[1] == 258
+            wrapped(terms[rank : rank + 1]).sum().backward()
+        assert model.weight.grad.dtype == dtype
+        off = (model.weight.grad[0].double() - exact).abs()
+        assert bool((off <= once).all()) == (reduce_dtype is not None)
+        assert (off <= 6 * limits.eps * terms.double().abs().sum(0)).all()  # three thirds and three sums
