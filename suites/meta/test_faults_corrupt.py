@@ -132,7 +132,7 @@ def start():
 def test_the_check_of_replicas_sees_damage_on_one_rank(how):
     check_replicas_in_sync(start, get_world("sim"))
     with pytest.raises(AssertionError, match="rank 1"):
-        check_replicas_in_sync(start, get_world("sim", faults=[Corrupt(1, 2, how)]))
+        check_replicas_in_sync(start, get_world("sim", faults=[Corrupt(1, 4, how)]))
 
 
 def test_two_faults_in_one_run():
