@@ -26,7 +26,7 @@ from pdlcheck.primitives.digits import digits
 
 def train(options: argparse.Namespace, device: torch.device, loaded: dict[str, list[torch.Tensor]]) -> nn.Module:
     torch.manual_seed(0)
-    data, half = TensorDataset(*digits()), torch.float16 if device.type == "cuda" else torch.bfloat16
+    data, half = TensorDataset(*digits()), getattr(torch, options.half)
     model, sampler = DistributedDataParallel(ConvNet().to(device)), ShardSampler(data)
     loader = DataLoader(data, 100 // dist.get_world_size(), sampler=sampler, generator=torch.Generator())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -51,7 +51,7 @@ def train(options: argparse.Namespace, device: torch.device, loaded: dict[str, l
             if taken == options.stop:
                 save_checkpoint(options.checkpoints, taken, **parts)
                 return model.module
-            say(f"epoch {epoch}, step {step}: loss {loss.item():.3f}")
+            say(f"epoch {epoch}, step {step}: loss {loss.item():.3f}, scale {scaler.get_scale():g}")
         save_checkpoint(options.checkpoints, taken, **parts)
     return model.module
 
@@ -61,8 +61,9 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--checkpoints", default="convnet", metavar="FOLDER", help="one after every epoch")
     parser.add_argument("--stop", type=int, metavar="STEPS", help="save and end after so many steps")
-    options = parser.parse_args()
     gpus = torch.cuda.device_count()
+    parser.add_argument("--half", choices=["float16", "bfloat16"], default="float16" if gpus else "bfloat16")
+    options = parser.parse_args()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % gpus) if gpus else torch.device("cpu")
     with process_group():
         loaded: dict[str, list[torch.Tensor]] = {}

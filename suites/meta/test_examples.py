@@ -153,6 +153,17 @@ def test_convnet_on_two_nodes_goes_on_exactly_where_one_node_stopped(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stopped", "straight"]
 
 
+def test_convnet_in_float16_scales_its_loss_and_goes_on_where_it_stopped(tmp_path):
+    """On a CPU too, where bfloat16 is the default, which needs no scaler."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install pdlcheck[data]")
+    straight = torchrun(tmp_path, 2, "convnet_ddp.py", "--half", "float16", "--stop", 4, "--checkpoints", "straight")
+    torchrun(tmp_path, 2, "convnet_ddp.py", "--half", "float16", "--stop", 2, "--checkpoints", "stopped")
+    resumed = torchrun(tmp_path, 2, "convnet_ddp.py", "--half", "float16", "--stop", 4, "--checkpoints", "stopped")
+    scales = re.findall(r"step (\d): loss [\d.]+, scale (\d+)", straight)
+    assert scales == [("0", "65536"), ("1", "65536"), ("2", "65536")]
+    assert re.findall(r"weights (\w+)", resumed) == re.findall(r"weights (\w+)", straight)
+
+
 GRIDS = {
     "1f1b": ("4 micro-batches, 10 steps", "rank 1   .  F0  B0  F1  B1  F2  B2  F3  B3   ."),
     "gpipe": ("4 micro-batches, 10 steps", "rank 1   .  F0  F1  F2  F3  B0  B1  B2  B3   ."),
