@@ -158,7 +158,14 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    result = yield
+    try:
+        result = yield
+    except (session.Failed, session.Interrupted, pytest.exit.Exception) as end:  # and not Ctrl-C, which ends ranks too
+        if cases.open_worlds(session.config):
+            from pdlcheck.harness.ranked import finish_ranks, status_of
+
+            finish_ranks(session.config, status_of(end))
+        raise
     if session.config.pluginmanager.hasplugin("_cov") and cases.open_worlds(session.config):
         from pdlcheck.harness.rank_coverage import hand_over
 
@@ -253,11 +260,13 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
     _remember_next(item, nextitem)
-    yield
-    if nextitem is None and cases.open_worlds(item.config):
-        from pdlcheck.harness.ranked import finish_ranks
+    try:
+        yield
+    finally:  # also where the last teardown fails: ranks of other world sizes may keep fixtures
+        if nextitem is None and cases.open_worlds(item.config):
+            from pdlcheck.harness.ranked import finish_ranks
 
-        finish_ranks(item.config, int(item.session.testsfailed > 0))
+            finish_ranks(item.config, int(item.session.testsfailed > 0))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -57,6 +57,7 @@ class ProcessItem:
             ranks = self._stack.enter_context(opened)
             ranks.read_with(self._output.read, live=self._output.live)
             self._stack.callback(ranks.read_with, None)
+            ranks.keep_for_end()
             if not ranks.have_begun:
                 self._collect(ranks)
         self._ranks = ranks
@@ -68,7 +69,7 @@ class ProcessItem:
         __tracebackhide__ = True
         assert self._ranks is not None
         if not self._ranks.intact:  # an earlier example ended in a failure that took ranks with it
-            self._stack.close()
+            self.teardown()
             self.setup()
         self._begun = True
         if not self._at_once:
@@ -90,10 +91,19 @@ class ProcessItem:
 
     def teardown(self) -> None:
         __tracebackhide__ = True
-        with self._stack:
-            if self._ranks is not None and self._ranks.intact and self._begun:
-                what = self._item.nodeid, self._following(), has_failed(self._item)
+        with self._stack as stack:
+            ranks, following = self._ranks, self._following()
+            if ranks is not None and ranks.can_end and self._world.isolation != "fresh":  # others will take their place
+                following = None
+                stack.callback(self._finish_session, ranks)
+            if ranks is not None and (ranks.intact or ranks.can_end) and self._begun:
+                what = self._item.nodeid, following, has_failed(self._item)
                 self._phase("teardown", rank_session.teardown, *what)
+
+    def _finish_session(self, ranks: ProcessRanks) -> None:
+        __tracebackhide__ = True
+        if ranks.can_end:  # else they are gone by now
+            self._phase("teardown", rank_session.finish, int(self._item.session.testsfailed > 0))
 
     def _following(self) -> Following:
         """What runs next on these ranks; they end after this item if they are its own."""
@@ -126,9 +136,13 @@ class ProcessItem:
         return verdict(outcomes)
 
 
-def finish(world: World, exitstatus: int) -> None:
-    """End the sessions in the ranks of a world; raise the first error of the fixtures that are torn down."""
+def finish(config: pytest.Config, world: World, exitstatus: int) -> None:
+    """End the sessions in the ranks of a world; raise the first error of the fixtures that are torn down.
+
+    Others begin if an item runs after all: the last one, once more.
+    """
     assert isinstance(world, ProcessWorld)
+    config.stash.setdefault(_collected, set()).clear()
     world.isolation = "pool"  # the ranks that were kept, as they are
     with ExitStack() as every_pool:
         for world_size in world.running():

@@ -40,6 +40,7 @@ from pdlcheck.harness.rank_cache import write_whole_values
 from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_additions, note_for_xml, note_shown_fixtures
 from pdlcheck.harness.reports import RANK_CRASH, RANK_MESSAGE, RANK_REPORT, RANK_XFAIL
 from pdlcheck.harness.session_description import SessionDescription
+from pdlcheck.harness.stopped import finish_stopped_fixtures, note_stop
 from pdlcheck.worlds.processes.journal import note
 from pdlcheck.worlds.processes.own_device import own_device
 from pdlcheck.worlds.processes.own_rank import own_rank, own_world_size
@@ -157,7 +158,7 @@ def setup(path: str, nodeid: str, shared: str) -> None:
     _session.session._setupstate.teardown_exact(item)  # what an item before needed and this one does not
     if not getattr(item, "_request", None):
         item._initrequest()
-    _phase(item, "setup", lambda: item.ihook.pytest_runtest_setup(item=item))
+    _phase(item, "setup", partial(item.ihook.pytest_runtest_setup, item=item))
 
 
 def run(path: str, nodeid: str, shared: str, following: tuple[str, str] | Literal["keep"] | None) -> bool:
@@ -182,7 +183,7 @@ def call(nodeid: str, drawn: dict[str, Any]) -> None:
     assert _session is not None
     item = _session.items[nodeid]
     if not is_property(item):
-        _phase(item, "call", lambda: item.ihook.pytest_runtest_call(item=item))
+        _phase(item, "call", partial(item.ihook.pytest_runtest_call, item=item))
         return
     from pdlcheck.harness.noted import hear
 
@@ -214,13 +215,20 @@ def teardown(nodeid: str, following: tuple[str, str] | Literal["keep"] | None, f
 def _tear_down(item: pytest.Function, nextitem: _Next | None) -> None:
     assert _session is not None
     try:
-        _phase(item, "teardown", lambda: item.ihook.pytest_runtest_teardown(item=item, nextitem=nextitem))
+        _phase(item, "teardown", partial(_finish_fixtures, item, nextitem))
     finally:
         _session.around.close()
         explain_for(None)
         item._request = False  # type: ignore[assignment]  # as pytest does when an item has ended
         set_rank_context(None)
         rank_coverage.save()
+
+
+def _finish_fixtures(item: pytest.Function, nextitem: _Next | None) -> None:
+    __tracebackhide__ = True
+    with ExitStack() as stack:
+        stack.callback(finish_stopped_fixtures, item)
+        item.ihook.pytest_runtest_teardown(item=item, nextitem=nextitem)
 
 
 def finish(exitstatus: int) -> None:
@@ -232,7 +240,7 @@ def finish(exitstatus: int) -> None:
     if _session is None:
         return
     ending, _session = _session, None
-    ending.session.exitstatus = pytest.ExitCode(exitstatus)
+    ending.session.exitstatus = exitstatus if exitstatus > max(pytest.ExitCode) else pytest.ExitCode(exitstatus)
     plugins = ending.config.pluginmanager
     others = [plugin for plugin in plugins.get_plugins() if plugin not in plugins._conftest_plugins]
     with ExitStack() as stack:
@@ -279,6 +287,7 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
     if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
         traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report
     if call.excinfo is not None and isinstance(call.excinfo.value, PdlcheckError):
+        note_stop(item, call.excinfo.value)
         end_at_user_line(call.excinfo.value)
     if call.excinfo is None and not needs_report(item, when):
         note_passed(item, when)

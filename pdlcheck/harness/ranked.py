@@ -11,7 +11,7 @@ from pdlcheck.harness import cases
 from pdlcheck.harness.examples import is_property, ranks_receive_examples, refuse_own_fixtures
 from pdlcheck.harness.folders import clear_shared
 
-__all__ = ["RankedItem", "call", "finish_ranks", "prepare"]
+__all__ = ["RankedItem", "call", "finish_ranks", "prepare", "status_of"]
 
 _ranked = pytest.StashKey["RankedItem"]()
 
@@ -89,7 +89,14 @@ def finish_ranks(config: pytest.Config, exitstatus: int) -> None:
             continue
         from pdlcheck.harness.processes import finish
 
-        finish(world, exitstatus)
+        finish(config, world, exitstatus)
+
+
+def status_of(end: BaseException) -> int:
+    """The exit status of a session that this ends before its last item."""
+    if isinstance(end, pytest.exit.Exception) and end.returncode is not None:
+        return end.returncode
+    return pytest.ExitCode.TESTS_FAILED if isinstance(end, pytest.Session.Failed) else pytest.ExitCode.INTERRUPTED
 
 
 def _shown(item: pytest.Function, name: str) -> Any:

@@ -20,6 +20,7 @@ __all__ = [
     "check_has_run",
     "lesser",
     "results",
+    "stopped_by_nobody",
     "text_of",
     "weight",
     "without_addresses",
@@ -84,6 +85,16 @@ def check_has_run(value: Any, rank: int) -> None:
             f"rank {rank} returned a {type(value).__name__} that cannot be sent to the controller: the body of its "
             "function has not run; return tensors, numbers, strings, or containers of these"
         )
+
+
+def stopped_by_nobody(rank: int, words: str) -> RankFailed:
+    """The failure of a rank that ends like one that was stopped, where nobody has stopped it."""
+    return RankFailed(
+        f"rank {rank} raised PeerFailed ({words}) and no rank has failed before it: the exception was kept from an "
+        "earlier run, or made by hand; let it pass where it comes up, and raise another one for a failure",
+        rank=rank,
+        traceback="",
+    )
 
 
 def text_of(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pdlcheck.errors import Deadlock
+from pdlcheck.errors import Deadlock, PeerFailed, RankFailed
 from pdlcheck.worlds import get_world
 
 from .parity import BOTH_REFUSE, DIFFERENT, ONLY_GLOO, ONLY_SIM, REFUSALS, SAME, TRAINING
@@ -29,6 +29,22 @@ def worlds():
 @pytest.mark.parametrize(("program", "expected"), EXPECTED, ids=[program.__name__ for program, _ in EXPECTED])
 def test_a_program_gives_every_rank_the_same_on_both_worlds(worlds, program, expected):
     assert [world.run(program, world_size=4) for world in worlds] == [expected, expected]
+
+
+def test_ranks_that_end_as_if_another_had_failed_have_not_returned(worlds):
+    def kept():
+        raise PeerFailed("of an earlier run")
+
+    def kept_by_one():
+        if dist.get_rank() == 1:
+            kept()
+        return dist.get_rank()
+
+    for world in worlds:
+        for function, words in ((kept, r"rank \d raised PeerFailed"), (kept_by_one, "rank 1 raised PeerFailed")):
+            with pytest.raises(RankFailed, match=words):
+                world.run(function, world_size=2)
+        assert world.run(dist.get_rank, world_size=2) == [0, 1]
 
 
 def test_there_are_50_programs_and_more():

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pdlcheck.errors import PdlcheckError, PeerFailed, RankFailed
-from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, weight
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, stopped_by_nobody, weight
 from pdlcheck.worlds.processes.board import Board
 from pdlcheck.worlds.processes.member import Died, Member
 from pdlcheck.worlds.processes.messages import (
@@ -119,6 +119,11 @@ class Collector:
             and not any(isinstance(o, Raised) and isinstance(o.error, MemoryError) for o in self._outcomes.values())
         )
 
+    def can_be_ended(self) -> bool:
+        """True if, after :meth:`outcomes`, every rank is idle and can tear down what it has set up."""
+        failed = any(isinstance(outcome, Raised) and not weight(outcome.error) for outcome in self._outcomes.values())
+        return len(self._after) == len(self._members) and (self._referee is not None or not failed)
+
     def groups(self) -> int:
         """Number of process groups that the ranks have, the default group included."""
         return max((left.groups for left in self._after.values()), default=0)
@@ -145,8 +150,10 @@ class Collector:
                 out, err = member.output()
                 last = self._referee.last_operation(rank) if self._referee is not None else ""
                 self._raised(rank, rank_died(rank, report, last, err), output=out)
-            case Halted(where=where):
+            case Halted(where=where) if self._stopping or self._refusing:
                 self._end(rank, Stopped(rank, self._waits_in(rank) or where))
+            case Halted(where=where):
+                self._raised(rank, stopped_by_nobody(rank, where))
             case Posted(operation=operation, signature=signature):
                 self._catch_up([rank])  # messages meet in the order in which they were posted
                 self._posted(rank, operation, signature)

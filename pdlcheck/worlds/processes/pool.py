@@ -37,7 +37,8 @@ _MAX_GROUPS = 32  # each holds threads and a socket to every peer
 class Pool:
     """``world_size`` processes with a default group.
 
-    After a failure that may have left something half done ``is_usable`` is False and the processes are gone.
+    After a failure that may have left something half done ``is_usable`` is False and the processes are gone. Those that
+    are ``to_be_ended`` by their user may be left ``is_spent``: nothing but what tears down runs on them.
 
     Args:
         setup: what they have in common.
@@ -57,6 +58,7 @@ class Pool:
         self._live = False
         self._board: Board | None = None
         self.is_usable = True
+        self.to_be_ended = self.is_spent = False
         self.is_worn = False  # of groups that nobody destroyed: replace it when nothing runs on it
         self.begun: object = None  # the key of a call that runs, see `begin`
         try:
@@ -147,7 +149,10 @@ class Pool:
             raise
         self.is_worn = collector.groups() > _MAX_GROUPS
         if not collector.can_go_on():
-            self.kill()
+            if self.to_be_ended and collector.can_be_ended():
+                self.is_spent = True
+            else:
+                self.kill()
         return outcomes
 
     def drop_if_lost(self) -> None:

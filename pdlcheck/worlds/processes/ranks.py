@@ -45,7 +45,20 @@ class ProcessRanks:
     @property
     def intact(self) -> bool:
         """False once the processes are gone, as they are after a failure that left something half done, or closed."""
+        return self._can_be_called and not self._pool.is_spent
+
+    @property
+    def can_end(self) -> bool:
+        """True if what was set up in them can be torn down, and must be: they do not serve anybody else."""
+        return self._can_be_called and (self._pool.is_spent or self._pool.is_worn)
+
+    @property
+    def _can_be_called(self) -> bool:
         return self._pool.is_usable and not self._is_closed
+
+    def keep_for_end(self) -> None:
+        """Keep ranks that nothing else may run on, where they are alive, until these are closed: see `can_end`."""
+        self._pool.to_be_ended = True
 
     @property
     def pids(self) -> list[int]:
@@ -67,7 +80,7 @@ class ProcessRanks:
         payload = dump_call(fn, args, kwargs)
         if self._is_closed:
             raise RuntimeError(CLOSED)
-        if not self.intact:
+        if not self._can_be_called:
             raise RuntimeError("these ranks are gone, as an earlier call failed on them; open new ones")
         seed, self._seed = self._seed, None
         rejoin, self._rejoin = self._rejoin, False
@@ -90,3 +103,6 @@ class ProcessRanks:
     def close(self) -> None:
         """The block that opened them ends: the processes may serve another one."""
         self._is_closed = True
+        self._pool.to_be_ended = False
+        if self._pool.is_spent:
+            self._pool.kill()

@@ -155,8 +155,8 @@ class ProcessWorld:
         )
 
     def running(self) -> list[int]:
-        """The world sizes of which processes run now."""
-        return [world_size for world_size, pool in self._pools.items() if pool.is_usable]
+        """The world sizes of which processes run now that serve the next call, too."""
+        return [world_size for world_size, pool in self._pools.items() if pool.is_usable and not pool.is_worn]
 
     def pids(self, world_size: int) -> list[int]:
         """The process ids of the ranks, in rank order; starts them if need be."""

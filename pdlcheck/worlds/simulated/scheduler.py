@@ -13,7 +13,7 @@ from copy import copy
 from typing import Any
 
 from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported
-from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, text_of
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, stopped_by_nobody, text_of
 from pdlcheck.worlds.simulated.core import never_preempt, on_one_core
 from pdlcheck.worlds.simulated.device_guard import outlives_ranks
 from pdlcheck.worlds.simulated.isolation import RankState, isolated_controller
@@ -249,8 +249,12 @@ class Scheduler:
             if self._refused is not None:
                 raise copy(self._refused)
             return Returned(me.rank, value)
-        except PeerFailed:
-            return Stopped(me.rank, f"in {me.waits_for}" if me.waits_for is not None else "")
+        except PeerFailed as error:
+            if self._stopping or self.error is not None:
+                return Stopped(me.rank, f"in {me.waits_for}" if me.waits_for is not None else "")
+            self._failures += 1
+            own = stopped_by_nobody(me.rank, text_of(error)).with_traceback(error.__traceback__)
+            return Raised(me.rank, own, order=self._failures, site=site_of(error))
         except BaseException as error:
             self._failures += 1
             if self.error is not None and text_of(error).startswith(_FROM_CALLBACK):  # torch has wrapped the verdict
