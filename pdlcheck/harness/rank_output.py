@@ -15,6 +15,7 @@ from _pytest.junitxml import xml_key
 
 from pdlcheck.harness import relayed_logs
 from pdlcheck.harness.agreed import agreed, words_of
+from pdlcheck.harness.hook_verdicts import remember
 from pdlcheck.harness.properties import record
 from pdlcheck.harness.rank_subtests import id_of, report
 from pdlcheck.worlds.processes.journal import notes
@@ -75,6 +76,8 @@ class RankOutput:
         record(self._item, self._by_rank(noted["property"]))
         for which, (phase, title, text) in self._agreed(noted["section"]):
             self._item.add_report_section(f"{phase}{which}", title, text)
+        for words in noted["verdict"].values():
+            remember(self._item, when, words[0])
         self._write_xml(noted)
         report(self._item, len(self._ranks), noted["report"])
         if said := noted["example"]:

@@ -299,6 +299,7 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
         if report.failed and (
             _xfail_marks(item) > item.stash[_marked] or not str(report.longrepr).startswith("[XPASS(strict)]")
         ):
+            note("verdict", str(report.longrepr))
             pytest.fail(str(report.longrepr), pytrace=False)  # a plugin's verdict; a mark's is the controller's
         return
     error = call.excinfo.value
