@@ -13,7 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -58,7 +58,8 @@ class _RankSession:
         os.environ.pop("PYTEST_ADDOPTS", None)
         self._python_filters = list(warnings.filters)
         with _quiet():
-            self.config = config = _prepareconfig(list(description.arguments))
+            with chdir(description.directory):  # arguments are relative to it
+                self.config = config = _prepareconfig(list(description.arguments))
             config.stash[IN_RANK] = True
             for name, value in description.options:
                 with suppress(Exception):  # as with what cannot be pickled, the rank's own parser has a default

@@ -35,6 +35,7 @@ class SessionDescription:
     """What a rank needs to make the same session as the controller's."""
 
     arguments: tuple[str, ...]
+    directory: str  # from which it was started, whatever hooks have made the present one
     options: tuple[tuple[str, bytes], ...]  # pickled: a conftest file of the rank may define the classes of values
     filters: tuple[Sequence[str], Sequence[str]]  # of warnings: from the ini file, from the command line
     basetemp: str
@@ -73,7 +74,8 @@ def describe(config: pytest.Config, world: str) -> SessionDescription:
     sent = tuple((name, pickled) for name, pickled in options.items() if pickled is not None)
     filters = (config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or [])
     wanted = hears_records(config), xml_key in config.stash
-    return SessionDescription(tuple(arguments), sent, filters, str(basetemp_of(config)), world, *wanted)
+    directory = str(config.invocation_params.dir)
+    return SessionDescription(tuple(arguments), directory, sent, filters, str(basetemp_of(config)), world, *wanted)
 
 
 def _pickled(value: object) -> bytes | None:

@@ -359,6 +359,25 @@ def test_conftest(name_and_globals):
     pytester.runpytest_subprocess("deep", "--world", "gloo", *options).assert_outcomes(passed=1)
 
 
+def test_ranks_start_where_the_run_started_whatever_folder_a_hook_has_gone_to(pytester):
+    folder = pytester.mkpydir("deep")
+    (folder / "conftest.py").write_text(
+        "import os\n\npytest_plugins = ['deep.more']\n\ndef pytest_sessionstart(session): os.chdir('/')\n"
+    )
+    (folder / "more.py").write_text("import pytest\n\n@pytest.fixture\ndef more(): return 1\n")
+    (folder / "test_inner.py").write_text(
+        """
+import os, pathlib, pytest
+
+@pytest.mark.world_size(2)
+def test_folders(more, request):
+    assert request.config.invocation_params.dir == pathlib.Path(__file__).parents[1]
+    assert os.getcwd() == "/"
+"""
+    )
+    pytester.runpytest_subprocess("deep", "--world", "gloo", "-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
 def test_hooks_that_end_a_session_see_its_exit_status_in_ranks(run, pytester):
     hooks = """
 import pathlib
