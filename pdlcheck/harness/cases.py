@@ -154,7 +154,12 @@ def world_of(item: pytest.Item) -> str | None:
 
 
 def require_ranks(item: pytest.Item) -> None:
-    """Fail a marked test that pytest does not let us repeat: it would pass without ever having had ranks."""
+    """Fail a marked test that pytest does not let us repeat: it would pass without ever having had ranks.
+
+    Doctests cannot be marked: a marker of their module is about its test functions.
+    """
+    if isinstance(item, pytest.DoctestItem):
+        return
     if item.get_closest_marker("world_size") is not None and case_of(item) is None:
         pytest.fail(
             "world_size marks test functions, and methods of classes that are no unittest.TestCase; it cannot stand "

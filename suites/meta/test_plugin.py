@@ -369,6 +369,12 @@ def test_a_marked_test_never_passes_without_ranks(pytester, source):
     result.stdout.fnmatch_lines(["*world_size marks test functions, and methods of classes*"])
 
 
+def test_doctests_of_a_marked_module_run_as_ever(pytester):
+    doctest = 'def one():\n    """\n    >>> one()\n    1\n    """\n    return 1\n\n'
+    pytester.makepyfile(HEAD + "pytestmark = pytest.mark.world_size(2)\n\n" + doctest + "def test_a(rank): pass\n")
+    pytester.runpytest_inprocess("--doctest-modules", "-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
 @pytest.mark.parametrize(
     ("options", "source", "message"),
     [
