@@ -1,15 +1,14 @@
 """A marked item on simulated ranks: all of them in this process, each with function-scoped fixtures of its own.
 
-pytest keeps one value of a fixture at a time. After a rank's fixtures are set up, their values and finalizers are put
-aside and the definitions look unused to the next rank; the finalizers run at the item's teardown, last rank first.
-Fixtures of wider scope are set up once for all ranks. Where there is nothing of the user's to set up or tear down, one
-run sets up all ranks.
+pytest keeps one value of a fixture at a time. When a rank's fixtures are set up, or one of them waits for another rank,
+their values and finalizers are put aside and the definitions look unused to the next rank; the finalizers run at the
+item's teardown, last rank first. Fixtures of wider scope are set up once for all ranks, before the others.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pdlcheck.errors import Deadlock
 from pdlcheck.faults import DrawnFaults
 from pdlcheck.harness.at_once import needs_one_message
 from pdlcheck.harness.cases import CASE, Case, RankContext, leave_rank_context, set_rank_context
@@ -30,10 +30,12 @@ from pdlcheck.harness.own_fixtures import Text, follow, follow_fixture, follow_l
 from pdlcheck.harness.properties import Properties, record
 from pdlcheck.harness.rank_subtests import keep_reports, report
 from pdlcheck.harness.schedules import runs_under_schedules, search_schedules
+from pdlcheck.harness.stopped import known_fixtures
 from pdlcheck.harness.verdicts import verdict
-from pdlcheck.worlds.outcome import Outcome
+from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
-from pdlcheck.worlds.simulated.schedules import DrawnSchedule, Replay, Schedule
+from pdlcheck.worlds.simulated.scheduler import running_rank
+from pdlcheck.worlds.simulated.schedules import DrawnSchedule, First, Replay, Schedule, SwitchPoint
 
 if TYPE_CHECKING:
     from pdlcheck.harness.noted import Said
@@ -43,6 +45,13 @@ __all__ = ["SimulatedItem"]
 # pytest can capture the output of a process once: these are set up by the first rank and serve all of them
 _OF_THE_PROCESS = frozenset({"capfd", "capfdbinary", "capsys", "capsysbinary", "capteesys"})
 
+# attributes of an item that pytest makes anew for whoever sets up its fixtures
+_OWN_OF_ITEM = frozenset({"_instance", "_obj", "_request", "funcargs"})
+_ONCE_FOR_ALL = (
+    "fixtures of wider than function scope are set up once for all simulated ranks: let ranks wait for one another in "
+    "fixtures of function scope or in the body, or test this on processes, with --world gloo"
+)
+
 
 @dataclass
 class _RankFixtures:
@@ -51,8 +60,11 @@ class _RankFixtures:
     body: Callable[..., Any] = field(default=lambda: None)
     arguments: dict[str, Any] = field(default_factory=dict)
     returned: Any = None
+    is_set_up: bool = False
     request: Any = None
+    of_item: dict[str, Any] = field(default_factory=dict)  # attributes of the item that are the rank's own
     aside: list[tuple[Any, Any, list[Callable[[], object]]]] = field(default_factory=list)
+    followed: set[int] = field(default_factory=set)  # the definitions whose values are in force while the rank runs
     texts: list[Text] = field(default_factory=list)
     properties: Properties | None = None
     reports: list[dict[str, Any]] = field(default_factory=list)  # of subtests
@@ -75,13 +87,23 @@ class SimulatedItem:
     def setup(self) -> None:
         self._cluster: SimulatedRanks = self._stack.enter_context(self._world.open(self._case.world_size))
         self._ranks = [_RankFixtures() for _ in range(self._case.world_size)]
-        fill = [partial(self._as_rank, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
         if self._at_once:
+            fill = [partial(self._as_rank, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
             verdict(self._cluster.run_bodies(fill, faults=()))
         else:
-            ended = [self._on_rank(rank, work) for rank, work in enumerate(fill)]
+            ended = self._set_up_ranks()
             self._tell()
             verdict(ended)
+
+    def _set_up_ranks(self) -> list[Outcome]:
+        fill = [partial(self._at_hand, number, partial(self._fill, mine)) for number, mine in enumerate(self._ranks)]
+        if any(one.cached_result is None or one.params for one in _wide(self._item)):
+            first = self._on_rank(0, partial(self._as_rank, 0, self._fill_wide))
+            if isinstance(first, Raised):
+                if isinstance(first.error, Deadlock):
+                    first.error.add_note(_ONCE_FOR_ALL)
+                return [first, *(self._on_rank(rank, work) for rank, work in enumerate(fill) if rank)]
+        return self._cluster.run_bodies(fill, First(), faults=())
 
     def _tell(self) -> None:
         """At the end of a phase: what ranks have written and nobody has read, and what they have recorded."""
@@ -180,12 +202,10 @@ class SimulatedItem:
                     self._finish(fixtures)
                 return
             notes = dict(self._item.stash._storage)  # tmp_path takes its own away at the first rank's teardown
-            ended = []
-            for rank, fixtures in reversed(list(enumerate(ranks))):
-                self._item.stash._storage.update(notes)
-                ended.append(self._on_rank(rank, partial(self._as_rank, rank, partial(self._finish, fixtures))))
+            finish = [partial(self._finish_noted, number, fixtures, notes) for number, fixtures in enumerate(ranks)]
+            ended = self._cluster.run_bodies(finish, _LastFirst(), faults=(), keep_groups=True)
             self._record(ranks)
-            verdict(ended[::-1])
+            verdict(ended)
 
     def _asked_for_more(self, ranks: list[_RankFixtures]) -> bool:
         """Whether a body has had fixtures set up that the test does not name."""
@@ -210,6 +230,11 @@ class SimulatedItem:
         group: Any = dist.group.WORLD
         return RankContext(rank, self._case.world_size, torch.device("cpu"), group, in_body)
 
+    def _at_hand(self, number: int, work: Callable[[], Any]) -> Any:
+        """On the rank: its fixtures are its own while it waits for other ranks in one of them."""
+        with in_force(_AtHand(self._item, self._ranks[number], self._context(number))):
+            return work()
+
     def _with_request(self, number: int, rank: _RankFixtures, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
         if "request" not in self._item.fixturenames:
@@ -232,27 +257,44 @@ class SimulatedItem:
         else:
             rank.returned = body(**rank.arguments)
 
-    def _fill(self, mine: _RankFixtures) -> None:
+    def _fill_wide(self) -> None:
+        self._begin()
+        for definition in _wide(self._item):
+            self._item._request.getfixturevalue(definition.argname)
+
+    def _begin(self) -> None:
         item = self._item
         item._initrequest()
         if item.cls is not None:
             item._instance = item.parent.newinstance()  # type: ignore[union-attr]  # a Class
             item._obj = getattr(item._instance, item.originalname)
-        mine.body = item.obj
         item.funcargs[CASE] = self._case
+
+    def _fill(self, mine: _RankFixtures) -> None:
+        item = self._item
+        self._begin()
+        mine.body = item.obj
         follow_log(item)
         if "record_property" in item.fixturenames:
             mine.properties = follow(Properties(item))
         try:
             item._request._fillfixtures()
         finally:
-            mine.request = item._request
-            for definition in _set_up(item, mine.request):
-                if (text := follow_fixture(definition.cached_result[0])) is not None:
-                    mine.texts.append(text)
-                keep_reports(definition.cached_result[0], mine.reports)
+            mine.request, mine.is_set_up = item._request, True
+            _follow_new(mine, _set_up(item, mine.request))
             _put_aside(item, mine)
         mine.arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+
+    def _finish_noted(self, number: int, rank: _RankFixtures, notes: dict[Any, Any]) -> None:
+        rank.request = rank.request or rank.of_item.get("_request")
+        if rank.request is None:  # its set-up was given up
+            return
+        rank.is_set_up = True
+        definitions = [definition for definition, _, _ in rank.aside]
+        with in_force(_AtHand(self._item, rank, self._context(number))), ExitStack() as stack:
+            self._item.stash._storage.update(notes)
+            for definition in definitions:
+                stack.callback(definition.finish, rank.request)
 
     def _finish(self, rank: _RankFixtures) -> None:
         aside = _put_back(rank)
@@ -262,7 +304,7 @@ class SimulatedItem:
 
 
 class _AtHand:
-    """In a body that may ask for fixtures with ``request``: those of its rank."""
+    """Of a rank that sets up or tears down fixtures, or whose body may ask for some with ``request``: those it has."""
 
     def __init__(self, item: pytest.Function, rank: _RankFixtures, context: RankContext) -> None:
         self._item = item
@@ -274,17 +316,59 @@ class _AtHand:
         self._here = True
         set_rank_context(self._context)
         _put_back(self._rank)
-        self._item._request = self._rank.request
+        vars(self._item).update(self._rank.of_item)
+        if self._rank.request is not None:
+            self._item._request = self._rank.request
 
     def leave(self) -> None:
         if self._here:  # else the ranks were given up while this one waited
             self._here = False
-            _put_aside(self._item, self._rank)
+            item = self._item
+            if self._rank.is_set_up:
+                _put_aside(item, self._rank)
+            else:
+                self._leave_midway()
+            self._rank.of_item = {name: value for name, value in vars(item).items() if name in _OWN_OF_ITEM}
             leave_rank_context(self._context)
 
 
-def _put_aside(item: pytest.Function, rank: _RankFixtures) -> None:
-    for definition in _set_up(item, rank.request):
+    def _leave_midway(self) -> None:
+        """Some fixtures are set up, and one waits for other ranks."""
+        owned = running_rank().state.own
+        number, known = len(owned), known_fixtures(self._item)
+        _follow_new(self._rank, _set_up(self._item, self._item._request, known))
+        for own in reversed(owned[number:]):
+            own.leave()
+        _put_aside(self._item, self._rank, known)
+
+
+class _LastFirst(First):
+    """As ``First``, from the last rank on."""
+
+    def choose(self, point: SwitchPoint) -> int:
+        if point.kind != "poll" and point.current in point.runnable:
+            return point.current
+        return next((rank for rank in reversed(point.runnable) if rank < point.current), point.runnable[-1])
+
+
+def _wide(item: pytest.Function) -> list[Any]:
+    """The fixtures that the item names and all ranks share."""
+    known = item._fixtureinfo.name2fixturedefs
+    return [known[name][-1] for name in item.fixturenames if name in known and known[name][-1].scope != "function"]
+
+
+def _follow_new(rank: _RankFixtures, definitions: Iterable[Any]) -> None:
+    for definition in definitions:
+        if definition.cached_result is None or id(definition) in rank.followed:
+            continue
+        rank.followed.add(id(definition))
+        if (text := follow_fixture(definition.cached_result[0])) is not None:
+            rank.texts.append(text)
+        keep_reports(definition.cached_result[0], rank.reports)
+
+
+def _put_aside(item: pytest.Function, rank: _RankFixtures, others: Iterable[Any] = ()) -> None:
+    for definition in _set_up(item, rank.request or item._request, others):
         if definition.argname not in _OF_THE_PROCESS:
             rank.aside.append((definition, definition.cached_result, list(definition._finalizers)))
             definition.cached_result = None
@@ -299,11 +383,15 @@ def _put_back(rank: _RankFixtures) -> list[Any]:
     return [definition for definition, _, _ in aside]
 
 
-def _set_up(item: pytest.Function, request: Any) -> list[Any]:
-    """The function-scoped fixtures that are, in their order; pytest's request knows none whose set-up has failed."""
+def _set_up(item: pytest.Function, request: Any, others: Iterable[Any] = ()) -> list[Any]:
+    """The function-scoped fixtures that are or have begun to be, in their order.
+
+    pytest's request knows none whose set-up has failed or is under way.
+    """
     known = [*request._fixture_defs.values()]
-    used = dict.fromkeys(known + [one for defs in item._fixtureinfo.name2fixturedefs.values() for one in defs])
-    return [one for one in used if one.scope == "function" and one.cached_result is not None]
+    named = [one for definitions in item._fixtureinfo.name2fixturedefs.values() for one in definitions]
+    used = dict.fromkeys([*known, *named, *others])
+    return [one for one in used if one.scope == "function" and (one.cached_result is not None or one._finalizers)]
 
 
 def _stand_still() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from pdlcheck.errors import PeerFailed
 
-__all__ = ["finish_stopped_fixtures", "note_stop"]
+__all__ = ["finish_stopped_fixtures", "known_fixtures", "note_stop"]
 
 _was_stopped = pytest.StashKey[bool]()
 
@@ -35,11 +35,14 @@ def finish_stopped_fixtures(item: pytest.Function) -> None:
             stack.callback(definition.finish, item._request)
 
 
-def _stopped(item: pytest.Function) -> list[Any]:
+def known_fixtures(item: pytest.Function) -> list[Any]:
+    """The definitions of all fixtures of the session."""
     manager: Any = item.session._fixturemanager
     if hasattr(manager, "_get_all_fixture_defs"):
-        known = manager._get_all_fixture_defs()
-    else:  # before pytest 9
-        known = chain.from_iterable(manager._arg2fixturedefs.values())
-    failed = [one for one in known if one.cached_result is not None and one.cached_result[2] is not None]
+        return list(manager._get_all_fixture_defs())
+    return list(chain.from_iterable(manager._arg2fixturedefs.values()))  # before pytest 9
+
+
+def _stopped(item: pytest.Function) -> list[Any]:
+    failed = [one for one in known_fixtures(item) if one.cached_result is not None and one.cached_result[2] is not None]
     return [one for one in failed if isinstance(one.cached_result[2][0], PeerFailed)]

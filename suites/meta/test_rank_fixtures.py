@@ -375,13 +375,13 @@ def test_a_failed_one_stays_failed(fails, total): pass
     [
         ("@W\ndef test_it(rank, world_size, request): assert rank < world_size == 2", 2),
         ("@W\n@pytest.mark.parametrize('x', [3])\ndef test_it(x, device, group): assert group.size() == 2 < x", 2),
-        ("@W\ndef test_it(rank, tmp_path): assert tmp_path.is_dir()", 5),
-        ("@pytest.fixture\ndef own(rank): yield rank\n\n@W\ndef test_it(own): assert own == dist.get_rank()", 5),
+        ("@W\ndef test_it(rank, tmp_path): assert tmp_path.is_dir()", 4),
+        ("@pytest.fixture\ndef own(rank): yield rank\n\n@W\ndef test_it(own): assert own == dist.get_rank()", 3),
         ("class TestIt:\n    @W\n    def test_it(self, rank): assert rank == dist.get_rank()", 2),
     ],
     ids=["nothing", "parameter", "folder", "fixture", "class"],
 )
-def test_simulated_ranks_whose_fixtures_are_ours_are_set_up_in_one_run(run, monkeypatch, source, runs):
+def test_simulated_ranks_are_set_up_in_one_run(run, monkeypatch, source, runs):
     seen, honest = [], SimulatedRanks.run_bodies
     monkeypatch.setattr(SimulatedRanks, "run_bodies", lambda *all, **more: seen.append(1) or honest(*all, **more))
     run(source, world="sim").assert_outcomes(passed=1)
@@ -427,3 +427,108 @@ def test_after():
     result.assert_outcomes(passed=4)
     for rank in range(2):
         assert result.stdout.str().count(f"torn down {rank} {rank}") == 2
+
+
+MEET = """
+@pytest.fixture
+def model(rank):
+    model = torch.nn.Linear(2, 1)
+    with torch.no_grad():
+        dist.broadcast(model.weight.fill_(rank + 1.0), 1)
+    return model
+
+@pytest.fixture
+def pair():
+    group = dist.new_group([0, 1])
+    yield group
+    dist.barrier(group=group)
+    dist.destroy_process_group(group)
+
+@pytest.fixture
+def named(rank, monkeypatch):
+    monkeypatch.setenv("NAMED", str(rank))
+    dist.barrier()
+    assert os.environ["NAMED"] == str(rank)
+    yield [rank]
+    assert os.environ["NAMED"] == str(rank)
+    dist.barrier()
+    assert os.environ["NAMED"] == str(rank)
+
+@pytest.fixture
+def inside(request, rank):
+    return [request.getfixturevalue("named"), request.getfixturevalue("rank"), rank]
+
+@pytest.fixture(params=["a", "b"])
+def letter(request, tmp_path, rank):
+    dist.barrier()
+    (tmp_path / "letter").write_text(f"{request.param}{rank}")
+    return tmp_path / "letter"
+
+@W
+def test_model(model): assert model.weight.tolist() == [[2.0, 2.0]]
+
+@W
+def test_group(rank, pair, tmp_path): dist.barrier(group=pair)
+
+@W
+def test_nested(inside, named, rank): assert inside == [named, rank, rank] and named == [dist.get_rank()]
+
+class TestMethods:
+    @pytest.fixture(autouse=True)
+    def number(self, rank):
+        self.rank = rank
+        dist.barrier()
+        assert self.rank == rank
+
+    @W
+    def test_method(self, rank, letter, request):
+        assert letter.read_text()[1] == str(self.rank) == str(rank)
+        dist.barrier()
+        assert request.instance is self
+
+@pytest.fixture
+def fails_on_one(rank, pair):
+    if rank == 1:
+        raise OSError("no such disk")
+    dist.barrier()
+
+@W
+def test_fails(fails_on_one): pass
+
+@pytest.fixture
+def differs(rank): dist.all_reduce(torch.ones(2 + rank))
+
+@W
+def test_differs(differs): pass
+
+def test_after(): assert "NAMED" not in os.environ
+"""
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_ranks_may_wait_for_one_another_in_fixtures_of_function_scope(run, world):
+    result = run(MEET, world=world)
+    result.assert_outcomes(passed=6, errors=2)
+    result.stdout.fnmatch_lines_random(
+        ["*OSError: no such disk", "*rank 0 was stopped in barrier*", "*CollectiveMismatch: ranks 0 and 1 met in *"]
+    )
+
+
+def test_on_sim_a_wider_fixture_that_waits_for_other_ranks_is_told_with_the_cure(run):
+    source = """
+@pytest.fixture(scope="module")
+def group(): return dist.new_group([0, 1])
+
+@pytest.fixture
+def made(group): return group
+
+@W
+def test_it(made): pass
+
+@W
+def test_it_stays(group): pass
+"""
+    run(source, world="gloo").assert_outcomes(passed=2)
+    result = run(source, world="sim")
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(["*Deadlock: no rank can go on*", "*set up once for all simulated ranks: let ranks *"])

@@ -65,6 +65,11 @@ class Network:
             rank.c10d = {}
         self._forget()
 
+    def break_off(self) -> None:
+        """Forget all but the groups, which are whole on some ranks only: those may still be torn down."""
+        self.worn = True
+        self._forget()
+
     def _forget(self) -> None:
         self._matcher = Matcher()
         self._lanes = Lanes()

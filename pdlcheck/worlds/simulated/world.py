@@ -149,6 +149,7 @@ class SimulatedRanks:
         self.world_size = world_size
         self._world = world
         self.intact = True  # ranks that are lost are replaced
+        self._broken_off = False
         self._serve(idle.take(world_size) or Network(world_size))
 
     def _serve(self, network: Network) -> None:
@@ -186,10 +187,18 @@ class SimulatedRanks:
         bodies: Sequence[Callable[[], Any]],
         schedule: Schedule | None = None,
         faults: Sequence[Fault] | None = None,
+        *,
+        keep_groups: bool = False,
     ) -> list[Outcome]:
-        """Call ``bodies[r]()`` as rank r, under ``schedule`` and ``faults`` or else the world's."""
+        """Call ``bodies[r]()`` as rank r, under ``schedule`` and ``faults`` or else the world's.
+
+        ``keep_groups``: also after a failure, for what tears down.
+        """
         if not self.intact:
             raise RuntimeError(CLOSED)
+        if self._broken_off and not keep_groups:
+            self._network.reset()
+            self._broken_off = False
         faults = check_faults(self._world.faults if faults is None else faults, self.world_size)
         bodies = [partial(self._as_rank, rank, body) for rank, body in enumerate(bodies)]
         try:
@@ -254,9 +263,11 @@ class SimulatedRanks:
         outcomes = [replace(outcome, last=str(self._network.last.get(outcome.rank, ""))) for outcome in ended]
         if not all(isinstance(outcome, Returned) for outcome in outcomes):
             suffering = self._network.suffering
-            self._network.reset()
             if suffering.gone:
+                self._network.reset()
                 return self._with_faults(outcomes, suffering)
+            self._network.break_off()
+            self._broken_off = True
         elif faults:
             self._world.measures.check_slowed()
             return self._with_faults(outcomes, self._network.suffering)
