@@ -296,3 +296,22 @@ def test_own(rank, recorded):
     )
     assert same == [("set up", "1"), ("same", "3"), ("torn down", "2")]
     assert own == [("set up", "1"), ("own [rank 1]", "1"), ("torn down", "2")]
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_any_value_may_be_recorded(run, world):
+    run(
+        """
+@W
+def test_it(record_property):
+    record_property("shapes", {(1, 2): 3})
+    record_property("loop", [])
+    loop = []
+    loop.append(loop)
+    record_property("loop", loop)
+""",
+        *("--junit-xml=report.xml", "-o", "junit_family=xunit1"),
+        world=world,
+    ).assert_outcomes(passed=1)
+    case = next(ET.parse("report.xml").iter("testcase"))
+    assert [found.get("value") for found in case.iter("property")] == ["{(1, 2): 3}", "[]", "[[...]]"]

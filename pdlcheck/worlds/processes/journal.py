@@ -23,7 +23,11 @@ def open_journal(fd: int) -> None:
 def note(kind: str, value: Any) -> None:
     """Leave a note with the controller; outside a rank nobody reads it. What JSON lacks becomes its ``str``."""
     if _fd is not None:
-        os.write(_fd, json.dumps([kind, value], default=str).encode() + b"\n")
+        try:
+            text = json.dumps([kind, value], default=str)
+        except (TypeError, ValueError):  # keys that are tuples, a list that holds itself
+            text = json.dumps([kind, [*map(str, value)] if isinstance(value, list | tuple) else str(value)])
+        os.write(_fd, text.encode() + b"\n")
 
 
 def notes(journal: str) -> list[tuple[str, Any]]:
