@@ -31,7 +31,7 @@ def test_sum(rank, world_size):
     x = torch.tensor([rank + 1.0])
     dist.all_reduce(x)
     assert x.item() == world_size * (world_size + 1) / 2
-    assert int(os.environ["RANK"]) == rank and int(os.environ["LOCAL_WORLD_SIZE"]) == 3
+    assert int(os.environ["RANK"]) == rank and int(os.environ["LOCAL_WORLD_SIZE"]) == world_size
 
 
 @pytest.mark.world_size(3)
@@ -310,6 +310,7 @@ def test_workers_of_xdist_and_a_launch_exclude_each_other(tmp_path):
 
 
 BY_TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+BY_SCRIPT = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}  # a launcher of one's own: node 1 of 2, 4 a node
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -345,6 +346,10 @@ TEMPORARY = f"file://{tempfile.gettempdir()}/pdlcheck-{os.getuid()}-"
         (SLURM | MPICH, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}host-1/store")),
         (SLURM | OPEN_MPI, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}prterun-host-7-1/store")),
         (SLURM | OPEN_MPI | BY_TORCHRUN | MASTER, Launch("torchrun", 5, 8, 1, 4, "env://")),
+        (BY_SCRIPT | MASTER, Launch("torchrun", 5, 8, 1, None, "env://")),
+        (BY_SCRIPT | MASTER | {"MASTER_ADDR": "localhost"}, Launch("torchrun", 5, 8, 1, None, "env://")),
+        (BY_SCRIPT | MASTER | {"RANK": "1", "MASTER_ADDR": "localhost"}, Launch("torchrun", 1, 8, 1, 8, "env://")),
+        ({"RANK": "5", "WORLD_SIZE": "8"} | MASTER, Launch("torchrun", 5, 8, None, None, "env://")),
         (BY_TORCHRUN | MASTER | {"WORLD_SIZE": "1", "RANK": "0"}, None),
         (BY_TORCHRUN | MASTER | {INSIDE: "1"}, None),
         ({"SLURM_PROCID": "0"}, None),
@@ -386,8 +391,8 @@ def test_versions_that_differ_are_named(monkeypatch, tmp_path):
     monkeypatch.setenv(INSIDE, "1")  # the placement sets it: to be restored
     placement = LaunchedPlacement(Launch("torchrun", 0, 1, 0, 1, f"file://{tmp_path}/meeting"))
     try:
-        placement._compare(Hello(1, software(), {}, 2, "node1"))
+        placement._compare(Hello(1, software(), {}, 2, "node1", "10.0.0.2"))
         with pytest.raises(WorldUnavailable, match=r"rank 1 on node1 has torch 0\.1, rank 0 has \d"):
-            placement._compare(Hello(1, software() | {"torch": "0.1"}, {}, 2, "node1"))
+            placement._compare(Hello(1, software() | {"torch": "0.1"}, {}, 2, "node1", "10.0.0.2"))
     finally:
         placement.close(0)

@@ -7,13 +7,11 @@ a pool of fewer ranks has a default group of its own.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import platform
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from typing import Any
 from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.launched.environment import INSIDE, Launch
+from pdlcheck.worlds.launched.interfaces import addresses
 from pdlcheck.worlds.launched.meeting import reach
 from pdlcheck.worlds.launched.messages import (
     Absent,
@@ -45,7 +44,6 @@ from pdlcheck.worlds.processes.local import LocalProcess
 
 __all__ = ["excuse", "serve", "software", "variables"]
 
-_SIOCGIFADDR = 0x8915
 _GOODBYE_S = 60.0
 _INTERRUPTED = 2  # the exit code of pytest
 _INTERRUPTED_S = 5.0
@@ -65,7 +63,7 @@ def serve(launch: Launch) -> int:
     try:
         address = _own_address(control)
         control.send(
-            Hello(launch.rank, software(), variables(launch, address), usable_cores(), platform.node()),
+            Hello(launch.rank, software(), variables(launch, address), usable_cores(), platform.node(), address),
         )
         while True:
             match control.recv():
@@ -102,25 +100,16 @@ def software() -> dict[str, str]:
 
 
 def variables(launch: Launch, address: str) -> dict[str, str]:
-    """What ranks in this process's place find in their environment."""
-    own = {"LOCAL_RANK": str(launch.local_rank), "LOCAL_WORLD_SIZE": str(launch.local_world_size)}
+    """What ranks in this process's place find in their environment, as far as it knows."""
+    own = {} if launch.local_rank is None else {"LOCAL_RANK": str(launch.local_rank)}
+    if launch.local_world_size is not None:
+        own["LOCAL_WORLD_SIZE"] = str(launch.local_world_size)
     if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
         own["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # at MASTER_PORT of a rank is the store of its pool
-    interface = _interface_of(address)
+    interface = next((name for name, its in addresses() if its == address), "")
     if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
         own["GLOO_SOCKET_IFNAME"] = interface
     return own
-
-
-def _interface_of(address: str) -> str:
-    """The name of the network interface with this IPv4 address; empty if there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without an address
-                data = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(data[20:24]) == address:
-                    return name
-    return ""
 
 
 def _own_address(connection: Connection[Any, Any]) -> str:

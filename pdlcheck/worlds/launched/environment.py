@@ -17,7 +17,7 @@ from urllib.parse import urlparse
 
 from pdlcheck.worlds.processes.surroundings import INSIDE
 
-__all__ = ["INSIDE", "Launch", "launch_of"]
+__all__ = ["INSIDE", "Launch", "is_loopback", "launch_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class Launch:
     Args:
         launcher: ``torchrun``, ``mpiexec`` or ``srun``.
         rank, world_size: of this process among all.
-        local_rank, local_world_size: of this process among those of its node.
+        local_rank, local_world_size: of this process among those of its node; None where the launcher does not say.
         init_method: where they meet, as ``torch.distributed.init_process_group`` takes it.
     """
 
     launcher: str
     rank: int
     world_size: int
-    local_rank: int
-    local_world_size: int
+    local_rank: int | None
+    local_world_size: int | None
     init_method: str
 
 
@@ -95,12 +95,7 @@ def launch_of(environment: Mapping[str, str], init_method: str | None = None) ->
             rank, world_size = (_number(environment, name) for name in (names.rank, names.world_size))
             if world_size < 2:
                 return None
-            if names is _SLURM:
-                local_world_size = _tasks_of_this_node(environment, world_size)
-            else:
-                local_world_size = _number(environment, names.local_world_size, world_size)
-            one_node = local_world_size == world_size  # Open MPI may number the ranks of a node in another order
-            local_rank = rank if one_node else _number(environment, names.local_rank, rank)
+            local_rank, local_world_size = _on_this_node(names, environment, init_method, rank, world_size)
             return Launch(
                 names.launcher,
                 rank,
@@ -115,7 +110,7 @@ def launch_of(environment: Mapping[str, str], init_method: str | None = None) ->
 def _check_place(init_method: str, environment: Mapping[str, str]) -> None:
     place = urlparse(init_method)
     if place.scheme == "env":
-        names_one = {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys()
+        names_one = _names_place(environment)
     elif place.scheme == "tcp":
         names_one = bool(re.fullmatch(r"(\[.+\]|[^:]+):\d+", place.netloc))
     else:
@@ -129,6 +124,45 @@ def _check_place(init_method: str, environment: Mapping[str, str]) -> None:
 
 def _place(environment: Mapping[str, str], names: _Names) -> tuple[str | None, str | None]:
     return environment.get(names.rank), environment.get(names.world_size)
+
+
+def _on_this_node(
+    names: _Names, environment: Mapping[str, str], init_method: str | None, rank: int, world_size: int
+) -> tuple[int | None, int | None]:
+    """The local rank and the local world size, as far as the environment tells."""
+    local_rank = _number(environment, names.local_rank) if names.local_rank in environment else None
+    local_world_size: int | None
+    if names is _SLURM:
+        local_world_size = _tasks_of_this_node(environment, world_size)
+    elif names.local_world_size not in environment and (
+        _may_span_nodes(environment, init_method) or (_names_place(environment) and local_rank not in (None, rank))
+    ):
+        local_world_size = None
+    else:
+        local_world_size = _number(environment, names.local_world_size, world_size)
+    if local_world_size == world_size:  # Open MPI may number the ranks of a node in another order
+        local_rank = rank
+    return local_rank, local_world_size
+
+
+def _may_span_nodes(environment: Mapping[str, str], init_method: str | None) -> bool:
+    """Whether processes on other machines, too, could come to the place where this one meets the others."""
+    place = urlparse(init_method or "env://")
+    if place.scheme == "file":
+        return True
+    if place.scheme != "tcp" and not _names_place(environment):
+        return False
+    host = place.hostname if place.scheme == "tcp" else environment["MASTER_ADDR"]
+    return host not in (None, "localhost", "::1") and not is_loopback(str(host))
+
+
+def _names_place(environment: Mapping[str, str]) -> bool:
+    return {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether this IPv4 address means, on each machine, that machine itself."""
+    return address.startswith("127.")
 
 
 def _tasks_of_this_node(environment: Mapping[str, str], default: int) -> int:
@@ -157,10 +191,12 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
         raise ValueError(f"{name} must be a number, got {text!r}; unset it outside a launch") from None
 
 
-def _meeting_place(names: _Names, environment: Mapping[str, str], local_world_size: int, world_size: int) -> str:
-    if {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
+def _meeting_place(
+    names: _Names, environment: Mapping[str, str], local_world_size: int | None, world_size: int
+) -> str:
+    if _names_place(environment):
         return "env://"
-    if local_world_size < world_size:
+    if local_world_size != world_size:
         raise ValueError(
             f"{world_size} processes on several nodes need a place to meet: set MASTER_ADDR and MASTER_PORT "
             "to rank 0's host and a free port there, or pass --init-method tcp://host:port or file:///shared/path"

@@ -23,7 +23,8 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.launched.environment import Launch
+from pdlcheck.worlds.launched.environment import Launch, is_loopback
+from pdlcheck.worlds.launched.interfaces import outward_address
 
 __all__ = ["Listener", "reach"]
 
@@ -116,8 +117,13 @@ def _host_of(launch: Launch) -> str:
     """The address at which rank 0 can be reached by the other ranks."""
     if launch.local_world_size == launch.world_size:
         return "127.0.0.1"
-    host = urlparse(launch.init_method).hostname if launch.init_method.startswith("tcp://") else None
-    return socket.gethostbyname(host or os.environ.get("MASTER_ADDR") or socket.gethostname())
+    given = urlparse(launch.init_method).hostname if launch.init_method.startswith("tcp://") else None
+    given = given or os.environ.get("MASTER_ADDR")
+    address = socket.gethostbyname(given or socket.gethostname())
+    if is_loopback(address) and given not in ("localhost", address):
+        # this machine's own name: many systems give it such an address, which leads every other machine to itself
+        return outward_address() or address
+    return address
 
 
 def _read(launch: Launch, until: float) -> dict[str, Any]:

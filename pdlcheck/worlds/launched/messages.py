@@ -31,6 +31,7 @@ class Hello:
         variables: environment variables of ranks that are forked there.
         cores: that the process may use.
         host: name of its machine.
+        address: of its machine.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class Hello:
     variables: dict[str, str]
     cores: int
     host: str
+    address: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -78,7 +79,10 @@ class LaunchedPlacement:
             )
 
     def ranks_here(self, world_size: int) -> int:
-        return min(world_size, self.launch.local_world_size)
+        if self.launch.local_world_size is not None:
+            return min(world_size, self.launch.local_world_size)
+        self._join()
+        return len(self._beside(0, world_size))
 
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> RankProcess:
         self._join()
@@ -93,11 +97,13 @@ class LaunchedPlacement:
         return AgentProcess(pipe, about)
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
-        return self._agents[rank][1].variables if rank else variables(self.launch, self.host)
+        own, beside = self._variables(rank), self._beside(rank, world_size)
+        local = {"LOCAL_RANK": own.get("LOCAL_RANK", str(beside.index(rank)))}
+        return {**own, **local, "LOCAL_WORLD_SIZE": str(self._ranks_beside(rank, world_size))}
 
     def threads(self, rank: int, world_size: int) -> int:
         available = self._agents[rank][1].cores if rank else usable_cores()
-        return max(1, available // min(world_size, self.launch.local_world_size))
+        return max(1, available // self._ranks_beside(rank, world_size))
 
     def close(self, exitcode: int) -> None:
         """Let every launched process end with this exit code, once this process has ended."""
@@ -154,6 +160,24 @@ class LaunchedPlacement:
                     world="launched",
                     cure=f"pip install {name}=={ours.get(name)}",
                 )
+
+    def _ranks_beside(self, rank: int, world_size: int) -> int:
+        """How many of so many ranks run on the node of this one, itself included."""
+        number = len(self._beside(rank, world_size))
+        return min(number, int(self._variables(rank).get("LOCAL_WORLD_SIZE", number)))  # nodes may share a machine
+
+    def _beside(self, rank: int, world_size: int) -> list[int]:
+        """Those of so many ranks that run on the machine of this one."""
+        return [other for other in range(world_size) if self._machine(other) == self._machine(rank)]
+
+    def _variables(self, rank: int) -> Mapping[str, str]:
+        return self._agents[rank][1].variables if rank else variables(self.launch, self.host)
+
+    def _machine(self, rank: int) -> tuple[str, str]:
+        if rank == 0:
+            return platform.node(), self.host
+        hello = self._agents[rank][1]
+        return hello.host, hello.address
 
     def _links(self, rank: int) -> tuple[Connection[Any, Any], Connection[Any, Any]]:
         links: dict[bool, Connection[Any, Any]] = {}
