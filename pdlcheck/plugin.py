@@ -115,6 +115,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
+    launched.stay_out_of_mpi(early_config)
     return (yield from launched.excuse(early_config))
 
 
@@ -170,6 +171,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         from pdlcheck.harness.rank_coverage import hand_over
 
         cases.close_worlds(session.config)  # ranks write their last data when they end
+        cases.bring_coverage(session.config)
         hand_over(session.config)
     return result
 

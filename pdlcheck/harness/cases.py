@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.errors import WorldTooSmall, WorldUnavailable
+from pdlcheck.errors import PdlcheckError, WorldTooSmall, WorldUnavailable
 from pdlcheck.faults import Slow
 from pdlcheck.harness import launched
 from pdlcheck.worlds import WORLDS
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Case",
     "RankContext",
+    "bring_coverage",
     "case_of",
     "check_options",
     "close_worlds",
@@ -95,6 +96,12 @@ def check_options(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--rank-pdb takes the number of a rank, from 0 on; got {rank}")
     if rank is not None and (hasattr(config, "workerinput") or config.getoption("numprocesses", None)):
         raise pytest.UsageError("--rank-pdb needs the terminal, which workers of pytest-xdist do not have; use -n 0")
+    own = launched.launch(config)
+    if rank is not None and own is not None and rank >= (own.local_world_size or own.world_size):
+        raise pytest.UsageError(
+            f"--rank-pdb {rank}: the terminal is that of rank 0, on whose node {own.local_world_size} of "
+            f"{own.world_size} ranks are; take one of these, or launch on one node"
+        )
     if (spec := config.getoption("--schedule")) is not None:
         from pdlcheck.worlds.simulated.schedules import schedule_of
 
@@ -319,6 +326,23 @@ def close_worlds(config: pytest.Config) -> None:
     """Give back what the worlds of the session hold."""
     for world in open_worlds(config):
         world.close()
+
+
+def bring_coverage(config: pytest.Config) -> None:
+    """Let those nodes of a launch that do not see this one's disk send what their ranks have measured."""
+    own = launched.launch(config)
+    worlds = [world for world in open_worlds(config) if not world.shares_process and world.name != "mpi"]
+    if own is None or not launched.spans_nodes(config) or not worlds:
+        return
+    from pdlcheck.harness.rank_coverage import fetch
+
+    try:
+        fetch(config, worlds[0], own.world_size)
+    except PdlcheckError as error:  # such as a launched process that has gone
+        config.issue_config_time_warning(
+            pytest.PytestWarning(f"what ran on other nodes is not in the report of coverage: {error}"), stacklevel=1
+        )
+    worlds[0].close()
 
 
 def open_worlds(config: pytest.Config) -> list[World]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import secrets
 import shutil
 import tempfile
 from contextlib import suppress
@@ -13,9 +15,21 @@ from pathlib import Path
 import pytest
 from _pytest.tmpdir import tmppath_result_key
 
-__all__ = ["SHARED", "Folders", "basetemp_of", "clear_shared", "empty_shared", "has_failed", "shared_of", "shared_path"]
+__all__ = [
+    "SEEN_FROM",
+    "SHARED",
+    "Folders",
+    "basetemp_of",
+    "clear_shared",
+    "empty_shared",
+    "has_failed",
+    "seen_from_here",
+    "shared_of",
+    "shared_path",
+]
 
 SHARED = pytest.StashKey[Path]()
+SEEN_FROM = pytest.StashKey[Path]()  # a file in the session's folder: where it is seen, so is what is beside it
 _numbers = pytest.StashKey["count[int]"]()
 _without_plugin = pytest.StashKey[Path]()
 
@@ -32,6 +46,14 @@ def basetemp_of(config: pytest.Config) -> Path:
     return config.stash[_without_plugin]
 
 
+def seen_from_here(config: pytest.Config) -> Path:
+    """A file in the session's folder that no other session has, for ranks to look whether they see this folder."""
+    if SEEN_FROM not in config.stash:
+        config.stash[SEEN_FROM] = basetemp_of(config) / f".seen-{secrets.token_hex(8)}"
+        config.stash[SEEN_FROM].touch()
+    return config.stash[SEEN_FROM]
+
+
 def shared_path(item: pytest.Item) -> Path:
     """Choose the shared folder of an item; it is made when a rank asks for it."""
     if SHARED not in item.stash:
@@ -43,7 +65,13 @@ def shared_path(item: pytest.Item) -> Path:
 
 def shared_of(item: pytest.Item) -> Path:
     """The shared folder of an item, which exists now; the same on every rank."""
-    path = shared_path(item)
+    path, seen = shared_path(item), item.config.stash.get(SEEN_FROM, None)
+    if seen is not None and not seen.exists():
+        pytest.fail(
+            f"shared_tmp_path must be on a file system that all nodes share: {platform.node()} does not see "
+            f"{seen.parent} of rank 0; pass --basetemp with a folder that every node sees",
+            pytrace=False,
+        )
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 

@@ -18,10 +18,14 @@ from pdlcheck.worlds.launched import Launch, launch_of
 if TYPE_CHECKING:
     from pdlcheck.worlds.launched.placement import LaunchedPlacement
 
-__all__ = ["PRELOAD", "excuse", "follow", "headline", "launch", "lead", "placement"]
+__all__ = ["PRELOAD", "excuse", "follow", "headline", "launch", "lead", "placement", "spans_nodes", "stay_out_of_mpi"]
 
 PRELOAD = ("pytest", "hypothesis", "pdlcheck.harness.preloaded")  # what every rank of a test session needs
 
+# by which MPI joins the run of mpiexec: neither this process nor its ranks, which come and go, are that member
+_OF_MPI = ("PMIX_", "PMI_")
+
+_found: pytest.StashKey[Launch | None] = pytest.StashKey()
 _launch: pytest.StashKey[Launch | None] = pytest.StashKey()
 _placement: pytest.StashKey[LaunchedPlacement] = pytest.StashKey()
 
@@ -30,26 +34,46 @@ def launch(config: pytest.Config) -> Launch | None:
     """The launch that this session is part of, if it is."""
     if _launch not in config.stash:
         try:
-            found = launch_of(os.environ, config.getoption("--init-method"))
+            found = _find(config, config.getoption("--init-method"))
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         if found is not None and getattr(config.option, "numprocesses", None):
             raise pytest.UsageError(
-                f"-n divides one machine among workers, {found.launcher} has divided it already: leave -n away"
+                f"-n divides one machine among workers, {found.launcher} has divided it already: leave -n away, or "
+                "pass -n 0 after an -n in addopts"
             )
         config.stash[_launch] = found
     return config.stash[_launch]
+
+
+def _find(config: pytest.Config, init_method: str | None) -> Launch | None:
+    if _found not in config.stash:
+        config.stash[_found] = launch_of(os.environ, init_method)
+    return config.stash[_found]
+
+
+def stay_out_of_mpi(config: pytest.Config) -> None:
+    """In a launch, before anything of the user's is imported: MPI is, where tests import it, one of a single process.
+
+    Its initialisation waits for all processes of mpiexec, which do not all import the tests.
+    """
+    with contextlib.suppress(ValueError):  # told later
+        if _find(config, config.known_args_namespace.init_method) is not None:
+            for name in [name for name in os.environ if name.startswith(_OF_MPI)]:
+                del os.environ[name]
 
 
 def excuse(config: pytest.Config) -> Generator[None, object, object]:
     """Where conftest files cannot be loaded in this process of a launch: tell the others, which would wait for it."""
     try:
         return (yield)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # pytest.exit and a skip of the whole file are no Exception
+        if isinstance(error, KeyboardInterrupt):  # whoever pressed Ctrl-C wants the end of this process now
+            raise
         options = config.known_args_namespace
         if not (options.help or options.version):
             with contextlib.suppress(ValueError, pytest.UsageError):  # they cannot be reached
-                own = launch_of(os.environ, options.init_method)
+                own = _find(config, options.init_method)
                 if own is not None:
                     _excuse(config, own, f"{type(error).__name__}: {error}")
         raise
@@ -95,12 +119,20 @@ def _made(config: pytest.Config, own: Launch) -> LaunchedPlacement:
     return config.stash[_placement]
 
 
+def spans_nodes(config: pytest.Config) -> bool:
+    """Whether ranks of this session may be on other machines."""
+    own = launch(config)
+    return own is not None and own.local_world_size != own.world_size
+
+
 def headline(config: pytest.Config) -> str | None:
     """What the session's header says of the launch."""
     own = launch(config)
     if own is None:
         return None
-    return f"pdlcheck: {own.world_size} ranks launched by {own.launcher}, {own.local_world_size} of them on this node"
+    here = "" if own.local_world_size is None else f", {own.local_world_size} of them on this node"
+    mpi = "; tests that call MPI themselves need --world mpi" if own.launcher == "mpiexec" else ""
+    return f"pdlcheck: {own.world_size} ranks launched by {own.launcher}{here}{mpi}"
 
 
 def lead(config: pytest.Config) -> Generator[None, object, object]:

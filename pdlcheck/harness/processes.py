@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pdlcheck.harness import rank_session
+from pdlcheck.harness import launched, rank_session
 from pdlcheck.harness.at_once import needs_one_message
 from pdlcheck.harness.cases import Case
 from pdlcheck.harness.early import begins_early
@@ -16,6 +16,7 @@ from pdlcheck.harness.folders import has_failed, shared_path
 from pdlcheck.harness.following import Following, next_on_the_same_ranks
 from pdlcheck.harness.loggers import attach_quickly
 from pdlcheck.harness.rank_output import RankOutput
+from pdlcheck.harness.same_parameters import note_differing, require_same_parameters
 from pdlcheck.harness.session_description import SessionDescription, describe
 from pdlcheck.harness.time_limits import not_counted, read_marker, seconds_left
 from pdlcheck.harness.verdicts import verdict
@@ -60,6 +61,7 @@ class ProcessItem:
             ranks.keep_for_end()
             if not ranks.have_begun:
                 self._collect(ranks)
+            require_same_parameters(item)
         self._ranks = ranks
         if not self._at_once:
             self._begun = True
@@ -121,6 +123,8 @@ class ProcessItem:
         outcomes = ranks.outcomes(rank_session.collect, description, str(item.path), item.nodeid)
         self._output.tell("setup")
         verdict(outcomes)
+        if launched.launch(item.config) is not None and self._case.world != "mpi":  # ranks forked by several processes
+            note_differing(item.config, verdict(ranks.outcomes(rank_session.parameters, str(item.path))))
         collected.add(what)
 
     def _phase(self, when: Literal["setup", "call", "teardown"], fn: Callable[..., Any], *args: Any) -> list[Any]:

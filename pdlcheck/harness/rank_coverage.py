@@ -12,13 +12,16 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness.folders import basetemp_of
+from pdlcheck.harness.folders import basetemp_of, seen_from_here
 
-__all__ = ["CoverageSettings", "hand_over", "save", "settings_of", "start", "switch"]
+if TYPE_CHECKING:
+    from pdlcheck.worlds import World
+
+__all__ = ["CoverageSettings", "fetch", "hand_over", "save", "settings_of", "start", "switch"]
 
 _measuring: Any = None
 _by_test = False
@@ -79,6 +82,30 @@ def switch(context: str) -> None:
     """In a rank: what runs from now on belongs to this phase of a test, for ``--cov-context=test``."""
     if _by_test:
         _measuring.switch_context(context)
+
+
+def fetch(config: pytest.Config, world: World, world_size: int) -> None:
+    """Bring the files of ranks on other nodes, which have ended, to this one."""
+    if _controller(config) is None:
+        return
+    folder, seen = _folder(config), seen_from_here(config)
+    folder.mkdir(exist_ok=True)
+    for files in world.run(_give, str(folder), str(seen), world_size=world_size):
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+
+
+def _give(folder: str, seen: str) -> dict[str, bytes]:
+    """In a rank: the files of its node, which are no longer there; none where the controller has them already."""
+    global _measuring
+    if _measuring is not None:  # from now on there is nothing of the user's to measure
+        _measuring.stop()
+        _measuring = None
+    if os.environ["LOCAL_RANK"] != "0" or os.path.exists(seen):
+        return {}
+    files = {path.name: path.read_bytes() for path in Path(folder).glob(".coverage.*")}
+    shutil.rmtree(folder, ignore_errors=True)
+    return files
 
 
 def hand_over(config: pytest.Config) -> None:

@@ -34,6 +34,7 @@ class RankHooks:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self.not_collected: list[str] = []
+        self.skipped: list[str] = []
         self.collected: list[pytest.Item] = []
         self._folders: dict[tuple[type, Path], pytest.Collector] = {}
 
@@ -71,7 +72,9 @@ class RankHooks:
             note("report", data)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if not report.passed:
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.skipped.append(report.longrepr[2].removeprefix("Skipped: "))
+        elif not report.passed:
             self.not_collected.append(report.longreprtext)
 
 

@@ -23,6 +23,7 @@ import pytest
 import torch.distributed as dist
 from _pytest._code.code import TerminalRepr
 from _pytest._io import TerminalWriter
+from _pytest._io.saferepr import saferepr
 from _pytest.capture import FDCapture, MultiCapture
 from _pytest.config import _prepareconfig
 from _pytest.tmpdir import tmppath_result_key
@@ -33,7 +34,7 @@ from pdlcheck.harness import rank_coverage, rank_debugger
 from pdlcheck.harness.at_once import only_own_teardown
 from pdlcheck.harness.cases import IN_RANK, RankContext, set_rank_context
 from pdlcheck.harness.examples import is_property
-from pdlcheck.harness.folders import SHARED
+from pdlcheck.harness.folders import SEEN_FROM, SHARED
 from pdlcheck.harness.passed import needs_report, note_passed
 from pdlcheck.harness.rank_asserts import explain_for
 from pdlcheck.harness.rank_cache import write_whole_values
@@ -41,14 +42,17 @@ from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_additions, 
 from pdlcheck.harness.reports import RANK_CRASH, RANK_MESSAGE, RANK_REPORT, RANK_XFAIL
 from pdlcheck.harness.session_description import SessionDescription
 from pdlcheck.harness.stopped import finish_stopped_fixtures, note_stop
+from pdlcheck.worlds.outcome import without_addresses
 from pdlcheck.worlds.processes.journal import note
 from pdlcheck.worlds.processes.own_device import own_device
 from pdlcheck.worlds.processes.own_rank import own_rank, own_world_size
 from pdlcheck.worlds.watch import end_at_user_line
 
-__all__ = ["KEEP", "call", "collect", "finish", "run", "setup", "teardown"]
+__all__ = ["KEEP", "call", "collect", "finish", "parameters", "run", "setup", "teardown"]
 
 KEEP = "keep"  # instead of the next item: nobody knows which it is
+_SHOWN = 120  # letters of a parameter
+_SHOWN_IN_IDS = (bool, bytes, complex, float, int, str, type(None))
 
 
 class _RankSession:
@@ -61,6 +65,8 @@ class _RankSession:
             with chdir(description.directory):  # arguments are relative to it
                 self.config = config = _prepareconfig(list(description.arguments))
             config.stash[IN_RANK] = True
+            if description.seen_from is not None:
+                config.stash[SEEN_FROM] = Path(description.seen_from)
             for name, value in description.options:
                 with suppress(Exception):  # as with what cannot be pickled, the rank's own parser has a default
                     setattr(config.option, name, pickle.loads(value))
@@ -88,6 +94,7 @@ class _RankSession:
         if nodeid not in self.items:
             self.session.testsfailed = 0
             self.hooks.not_collected.clear()
+            self.hooks.skipped.clear()
             self.hooks.collected.clear()
             with _quiet():
                 self.session.perform_collect([path])
@@ -95,6 +102,8 @@ class _RankSession:
                     if isinstance(item, pytest.Function):
                         self.items[item.nodeid] = item
         if nodeid not in self.items:
+            if self.hooks.skipped and not self.hooks.not_collected:  # the file, on this rank
+                raise pytest.skip.Exception("; ".join(self.hooks.skipped))
             raise _not_found(path, nodeid, self.hooks.not_collected)
         return self.items[nodeid]
 
@@ -141,6 +150,20 @@ def collect(description: SessionDescription, path: str, nodeid: str) -> None:
     if _session is None:
         _session = _RankSession(description)
     _session.item(path, nodeid)
+
+
+def parameters(path: str) -> dict[str, dict[str, str]]:
+    """What the parameters of the items of a file are in this rank, in words, where an id may not tell: by node id."""
+    assert _session is not None
+    items = [item for item in _session.items.values() if str(item.path) == path and hasattr(item, "callspec")]
+    return {
+        item.nodeid: {
+            name: without_addresses(saferepr(value, maxsize=_SHOWN))
+            for name, value in item.callspec.params.items()
+            if not isinstance(value, _SHOWN_IN_IDS)
+        }
+        for item in items
+    }
 
 
 def setup(path: str, nodeid: str, shared: str) -> None:

@@ -14,6 +14,7 @@ from _pytest._io import TerminalWriter
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness import cases
 from pdlcheck.harness.schedules import FOUND
+from pdlcheck.worlds.outcome import text_of
 
 __all__ = ["RANK_CRASH", "RANK_MESSAGE", "RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
 
@@ -21,6 +22,12 @@ RANK_CRASH = "_pdlcheck_crash"  # attribute of an exception: ``path:line`` where
 RANK_MESSAGE = "_pdlcheck_message"  # attribute of an exception: what the summary of the rank's pytest would say
 RANK_REPORT = "_pdlcheck_report"  # attribute of an exception: the report as the rank rendered it
 RANK_XFAIL = "_pdlcheck_xfail"  # attribute of an exception: the reason for which the rank's pytest expected it
+
+_NO_GROUP = "Default process group has not been initialized"  # torch's words
+_ON_RANKS = (
+    "the test ran in one process, which has no group; to run its body on ranks mark it, or its class, "
+    "@pytest.mark.world_size(2)"
+)
 
 
 def take_expected(error: BaseException, report: pytest.TestReport) -> None:
@@ -43,6 +50,8 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
     if rendered is not None:
         report.longrepr = _RankReport(item, call.excinfo, rendered)
     world = cases.world_of(item)
+    if world is None and _NO_GROUP in text_of(error):
+        report.sections.append(("no ranks", _ON_RANKS))
     if world is not None:
         command = ["pytest", item.nodeid, "--world", world, f"--pdl-seed={item.config.getoption('--pdl-seed')}"]
         if device := item.config.getoption("--rank-device"):

@@ -11,7 +11,8 @@ import pytest
 from _pytest._io.saferepr import saferepr
 from _pytest.junitxml import xml_key
 
-from pdlcheck.harness.folders import basetemp_of
+from pdlcheck.harness import launched
+from pdlcheck.harness.folders import basetemp_of, seen_from_here
 from pdlcheck.harness.relayed_logs import hears_records
 
 __all__ = ["SessionDescription", "describe"]
@@ -42,6 +43,7 @@ class SessionDescription:
     world: str
     log_records: bool  # of each rank are wanted
     xml: bool  # is written
+    seen_from: str | None  # a file by which a rank on another node sees whether it shares the folder
 
 
 def describe(config: pytest.Config, world: str) -> SessionDescription:
@@ -75,7 +77,9 @@ def describe(config: pytest.Config, world: str) -> SessionDescription:
     filters = (config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or [])
     wanted = hears_records(config), xml_key in config.stash
     directory = str(config.invocation_params.dir)
-    return SessionDescription(tuple(arguments), directory, sent, filters, str(basetemp_of(config)), world, *wanted)
+    seen_from = str(seen_from_here(config)) if launched.spans_nodes(config) else None
+    basetemp = str(basetemp_of(config))
+    return SessionDescription(tuple(arguments), directory, sent, filters, basetemp, world, *wanted, seen_from)
 
 
 def _pickled(value: object) -> bytes | None:

@@ -71,6 +71,11 @@ def set_up_by_file(rank, world_size, path):
     dist.init_process_group("gloo", meeting, rank=rank, world_size=world_size, timeout=timedelta(seconds=20))
 
 
+def set_up_by_tcp(rank, world_size, port):
+    meeting = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=world_size, timeout=timedelta(seconds=20))
+
+
 def trained(rank, world_size, set_up, where):
     """A step of torch's DDP and of ours; the gradients."""
     set_up(rank, world_size, where)
@@ -103,7 +108,7 @@ def on_a_rank(fn, *args):
     return fn(int(os.environ["RANK"]), dist.get_world_size(), *args)
 
 
-@pytest.fixture(params=[set_up_by_environment, set_up_by_file], ids=["env", "file"])
+@pytest.fixture(params=[set_up_by_environment, set_up_by_file, set_up_by_tcp], ids=["env", "file", "tcp"])
 def meeting(request, tmp_path):
     """How ranks set up their group, and a port or a file that nobody has used."""
     if request.param is set_up_by_file:

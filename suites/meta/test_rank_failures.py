@@ -138,3 +138,33 @@ def test_alone(rank): ...
     result.stdout.fnmatch_lines(["E   LookupError: a rank collected */test_inner.py and found no *test_alone?gloo-2?"])
     result.stdout.fnmatch_lines(["ERROR *test_alone?gloo-2? - ModuleNotFoundError: No modu*"])
     result.stdout.no_fnmatch_line("*ranked.py*")
+
+
+def test_a_file_that_one_rank_skips_is_skipped_with_its_reason(run):
+    source = """
+if os.environ.get("RANK") == "1":
+    pytest.skip("no device here", allow_module_level=True)
+
+@W
+def test_one(rank): ...
+
+@W
+def test_two(rank): ...
+"""
+    result = run(source, "-rs")
+    result.assert_outcomes(skipped=2)
+    result.stdout.fnmatch_lines(["SKIPPED *: rank 1 of 2 skipped: no device here"])
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_test_without_ranks_is_told_how_it_has_them(run, marked):
+    source = """
+class TestReduce:
+    world_size = 2
+
+    def test_it(self):
+        assert dist.get_world_size() == 2
+"""
+    result = run(f"\n@W{source}" if marked else source)
+    result.assert_outcomes(passed=int(marked), failed=int(not marked))
+    assert ("mark it, or its class, @pytest.mark.world_size(2)" in result.stdout.str()) == (not marked)
