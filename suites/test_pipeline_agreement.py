@@ -167,6 +167,60 @@ def test_a_data_group_on_one_rank_alone_is_refused(subject, world):
     assert "\n  data_group: of 1 ranks on rank 0, not given on rank 1" in found[0]
 
 
+@pytest.mark.parametrize("rank_without", range(4))
+def test_a_data_group_that_one_of_all_ranks_leaves_out_is_refused_on_every_rank(subject, world, rank_without):
+    """Its partner in the other pipeline waited for it."""
+
+    def program(rank):
+        groups = side_by_side(rank)
+        if rank == rank_without:
+            del groups["data_group"]
+        subject(tanh_net(), MSE, n_microbatches=2, **groups)
+
+    found = errors(world, program, 4)
+    assert len(set(found)) == 1
+    place = rank_without % 2
+    given = [f"{'not given' if rank == place else 'of 2 ranks'} on rank {rank}" for rank in range(2)]
+    assert f"\n  data_group: {given[0]}, {given[1]}" in found[0]
+
+
+def test_a_data_group_that_a_rank_is_not_in_is_refused_on_every_rank(subject, world):
+    """That rank alone raised."""
+
+    def program(rank):
+        groups = side_by_side(rank)
+        others = dist.new_group([0, 2])
+        subject(tanh_net(), MSE, n_microbatches=2, **{**groups, "data_group": others})
+
+    found = errors(world, program, 4)
+    assert len(set(found)) == 1
+    assert found[0].startswith("ValueError: Pipeline got a data_group that rank 1 is not in; give each rank the group")
+
+
+def test_a_data_group_inside_of_a_pipeline_is_refused_on_every_rank(subject, world):
+    def program(rank):
+        subject(tanh_net(), MSE, n_microbatches=2, data_group=dist.group.WORLD)
+
+    assert errors(world, program) == [
+        "ValueError: Pipeline got ranks [0, 1] in group and in data_group; a data_group has one rank of each pipeline"
+    ] * 2
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "pipedream"])
+@pytest.mark.parametrize("other", [0, 1, 2])
+def test_another_model_on_one_rank_is_refused_under_each_schedule(subject, world, schedule, other):
+    def program(rank):
+        model = tanh_net(6, width=5) if rank == other else tanh_net(6)
+        keywords = {"optimizer": SGD} if schedule == "pipedream" else {}
+        subject(model, MSE, schedule=schedule, n_microbatches=3, **keywords).step(*samples(6))
+
+    found = errors(world, program, 3)
+    assert len(set(found)) == 1
+    assert found[0].startswith(f"ValueError: Pipeline was made otherwise on rank {other or 1} of its group than on")
+    shapes = ("(5, 5)", "(3, 3)") if other == 0 else ("(3, 3)", "(5, 5)")
+    assert f"\n  parameter '0.weight': float32 {shapes[0]} on rank 0, float32 {shapes[1]} on rank" in found[0]
+
+
 def test_what_may_differ_does(subject, world):
     """Values, the rates of stages, what is frozen in a stage, and how the same grid was asked for."""
 

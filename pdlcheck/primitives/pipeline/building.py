@@ -54,6 +54,8 @@ class Built:
         ties: parameters that stages of several ranks share, if one of them is here.
         reduction: ``"mean"`` or ``"sum"``.
         fingerprint: of what it was made from.
+        unsaid: neither the loss nor an argument says that it is a mean.
+        token: of this pipeline and those side by side alone, the same on all their ranks.
     """
 
     schedule: Schedule
@@ -63,6 +65,8 @@ class Built:
     ties: list[Tie]
     reduction: str
     fingerprint: Fingerprint
+    unsaid: bool = False
+    token: str = ""
 
 
 def make_schedule(request: Request, n_ranks: int) -> Schedule:

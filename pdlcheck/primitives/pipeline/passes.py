@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from pdlcheck.primitives.pipeline.batches import moved
 from pdlcheck.primitives.pipeline.cells import Cell
 from pdlcheck.primitives.pipeline.messages import Form, Messages, form_of
+from pdlcheck.primitives.pipeline.mishap import Mishap
 from pdlcheck.primitives.pipeline.program import Turn, consumer
 from pdlcheck.primitives.pipeline.stage import Stage, Tensors, as_tensors
 from pdlcheck.primitives.pipeline.stash import Stash
@@ -30,6 +32,7 @@ class Passes:
         stashes: of ``"pipedream"``, by stage.
         sync: averages the gradients of a stage over pipelines, before ``"pipedream"`` steps; None where there is one
             pipeline.
+        mishap: tells others of a pass that fails.
     """
 
     n_stages: int
@@ -37,6 +40,7 @@ class Passes:
     messages: Messages | None
     stashes: Mapping[int, Stash]
     sync: Callable[[nn.Module, float], None] | None
+    mishap: Mishap
 
     def run(self, turns: Sequence[Turn], work: Work, settle: Callable[[], float], *, eager: bool = False) -> float:
         """Carry out ``turns``; returns what ``settle`` does.
@@ -113,17 +117,24 @@ class Passes:
             read = tuple(tensor.to(stage.device) for tensor in work.parts[number])
         stash = self.stashes.get(cell.stage) if work.backward else None
         last = cell.stage == self.n_stages - 1
-        out = stage.forward(
-            number,
-            read,
-            packed=packed,
-            targets=moved(work.targets[number], stage.device) if last else None,
-            weights=stash.weights(number) if stash else None,
-            keep=work.backward,
-            keep_outputs=last and work.keep_outputs,
-        )
-        if last:
-            return ()
+        try:
+            out = stage.forward(
+                number,
+                read,
+                packed=packed,
+                targets=moved(work.targets[number], stage.device) if last else None,
+                weights=stash.weights(number) if stash else None,
+                keep=work.backward,
+                keep_outputs=last and work.keep_outputs,
+            )
+            return () if last else self._returned(cell, out, work)
+        except Exception as error:
+            self.mishap.tell(error, cell)
+            raise
+
+    def _returned(self, cell: Cell, out: Any, work: Work) -> Tensors:
+        """The tensors of ``out``; ValueError where they are not of the form that other ranks wait for."""
+        number = cell.microbatch
         tensors = tuple(tensor.detach() for tensor in as_tensors(out, f"stage {cell.stage}"))
         if work.forms:
             expected = work.forms[work.samples[number]][cell.stage]
@@ -143,7 +154,11 @@ class Passes:
         if cell.stage == self.n_stages - 1:
             loss = stage.losses[number]
             gradients = [torch.full_like(loss, 1.0 if stash else work.shares[number])]
-        result = stage.backward(number, gradients) if work.shares[number] else stage.skip(number)
+        try:
+            result = stage.backward(number, gradients) if work.shares[number] else stage.skip(number)
+        except Exception as error:
+            self.mishap.tell(error, cell)
+            raise
         if stash:
             stash.update(number)
             if self.sync is not None and work.counts[number]:  # else all have gradients of zero

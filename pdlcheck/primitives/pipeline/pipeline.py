@@ -23,6 +23,7 @@ from pdlcheck.primitives.pipeline.building import Request
 from pdlcheck.primitives.pipeline.cells import Schedule
 from pdlcheck.primitives.pipeline.changes import Made
 from pdlcheck.primitives.pipeline.messages import Form, Messages, form_of
+from pdlcheck.primitives.pipeline.mishap import Mishap
 from pdlcheck.primitives.pipeline.passes import Passes
 from pdlcheck.primitives.pipeline.program import Turn, forward_only, program
 from pdlcheck.primitives.pipeline.shapes import Forms, find_forms
@@ -93,13 +94,14 @@ class Pipeline:
         group: the ranks of the pipeline, in the order of the stages; None is the default group.
         data_group: ranks of other pipelines with the same stages, which work on other samples: weights start as on
             its first rank, gradients are averaged over all samples, as ``loss_weight`` says, or added where the loss
-            is a sum.
+            is a sum. On every rank or on none: where the pipelines are not all ranks of the default group, a rank
+            that leaves it out is missed by the one that has the same stages.
 
     Raises:
         TypeError: the model is not sequential; the loss is no function.
         ValueError: more stages than layers; a stage without parameters; an unknown schedule, or one that is invalid or
-            for another number of ranks; arguments that differ between ranks, or between pipelines of a ``data_group``.
-            The same on every rank.
+            for another number of ranks; a ``data_group`` without this rank, or with others of its pipeline; arguments
+            that differ between ranks, or between pipelines of a ``data_group``. The same on every rank.
         RuntimeError: what else a rank could not do, such as moving its stages to ``device``. The same on every rank.
 
     Example:
@@ -156,10 +158,9 @@ class Pipeline:
             *(model, loss, schedule, n_microbatches, stages_per_rank, split, sample, reduction, recompute, optimizer),
             *(vertical_sync, loss_weight),
         )
-        if data_group is not None:
-            members("Pipeline", data_group)
         self._built = build_together(request, n_ranks, place, places, Peers(self._group, data_group))
         self._weight = loss_weight
+        self._mishap = Mishap(self._built.token, self._group)
         self._data_group = data_group
         self._turns = _turns(self.schedule, place)
         self._forward_turns = _turns(forward_only(self.schedule), place)
@@ -185,7 +186,7 @@ class Pipeline:
                 versions = weight_versions(self.schedule, index, vertical_sync=vertical_sync)
                 stashes[index] = Stash(stage.layers, optimizer, versions)
         sync = None if data_group is None else self._sync
-        self._passes = Passes(self.schedule.n_stages, self._built.stages, messages, stashes, sync)
+        self._passes = Passes(self.schedule.n_stages, self._built.stages, messages, stashes, sync, self._mishap)
         exchanged = [copy for tie in self._built.ties for copy in tie.copies.values()]
         if data_group is not None or self.schedule.asynchronous:
             exchanged = list(self.module.parameters())
@@ -224,6 +225,8 @@ class Pipeline:
                 or a parameter of ``module`` that is another one, or has another shape or device, than when the
                 pipeline was made, or was cast or frozen although its gradient goes to other ranks or to an optimizer
                 of the pipeline. The same on every rank, and before any gradient is changed.
+            Exception: what a layer or the loss raises in the middle of a step, on its rank alone, with a note of the
+                pass. Let it end the process: ranks that wait for this one then raise a RuntimeError that repeats it.
         """
         return self._take(inputs, targets, keep_outputs=keep_outputs, backward=True)
 
@@ -238,18 +241,35 @@ class Pipeline:
 
     def _take(self, inputs: Any, targets: Any, *, keep_outputs: bool, backward: bool) -> Result:
         work, header, error = self._prepare(inputs, targets, keep_outputs, backward)
-        alike = self._alike if backward else None
-        self._undo.note(everything=alike is None)
-        if alike is not None and not header.is_like(alike, self._place):
+        try:
+            self._carry_out(work, header, error)
+        except Exception as failure:
+            for stage in self._built.stages.values():
+                stage.clear()
+            behind = self._mishap.behind(failure)
+            if behind is not None:
+                raise behind from failure
+            raise
+        used = [(source, leaf.grad) for source, leaf in work.sources if leaf.grad is not None]
+        if used:
+            torch.autograd.backward([source for source, _ in used], [grad for _, grad in used])
+        return self._result(work)
+
+    def _carry_out(self, work: Work, header: Header, error: Exception | None) -> None:
+        """The passes of a step, and what becomes of its gradients on other ranks."""
+        alike = self._alike if work.backward else None
+        is_alike = alike is not None and header.is_like(alike, self._place)
+        self._undo.note(everything=not is_alike)
+        if alike is not None and not is_alike:
             self._try(work, alike, raised=True)
             alike = None
         if error is not None:
             self._settle(Agreement(header, self._group, self._wire), work, error)  # raises; gradients may not fit
         eager = header.situation in self._fitting
-        if not backward:
+        if not work.backward:
             agreement = Agreement(header, self._group, self._wire)
             self._passes.run(self._forward_turns, work, partial(self._settle, agreement, work, None), eager=eager)
-            return self._result(work)
+            return
         with self._set_aside():
             if alike is None or not self._try(work, alike):
                 agreement = Agreement(header, self._group, self._wire)
@@ -259,10 +279,6 @@ class Pipeline:
                     self._sync(self.module, weight)
             sum_tied_gradients(self._built.ties, self._group)
         self._undo.learn()
-        used = [(source, leaf.grad) for source, leaf in work.sources if leaf.grad is not None]
-        if used:
-            torch.autograd.backward([source for source, _ in used], [grad for _, grad in used])
-        return self._result(work)
 
     def _try(self, work: Work, alike: Header, *, raised: bool = False) -> bool:
         """Take the step without a header, as ``alike``; False, with nothing done, where a rank raises the alarm."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -32,6 +33,22 @@ class Peers:
     group: dist.ProcessGroup | None
     data_group: dist.ProcessGroup | None
 
+    def require_apart(self) -> None:
+        """ValueError where ``data_group`` has no place for this rank, or has others of its own pipeline."""
+        if self.data_group is None:
+            return
+        if dist.get_rank(self.data_group) < 0:
+            raise ValueError(
+                f"Pipeline got a data_group that rank {dist.get_rank()} is not in; give each rank the group of the "
+                "ranks that have the same stages in other pipelines"
+            )
+        own = [] if self.group is None else dist.get_process_group_ranks(self.group)
+        both = sorted(set(own) & set(dist.get_process_group_ranks(self.data_group)))
+        if len(both) > 1:
+            raise ValueError(
+                f"Pipeline got ranks {both} in group and in data_group; a data_group has one rank of each pipeline"
+            )
+
     @property
     def is_first(self) -> bool:
         """The first rank of the first pipeline: it decides what only one can."""
@@ -41,21 +58,31 @@ class Peers:
         """What the first rank has decided; raises, the same on all ranks, what is wrong or different on one of them."""
         size = None if self.data_group is None else dist.get_world_size(self.data_group)
         known = {"data_group": "not given" if size is None else f"of {size} ranks", **fingerprint.whole}
-        own = exchange((replace(fingerprint, whole=known), decided), error, self.group)
+        own = exchange((replace(fingerprint, whole=known), decided, size), error, self.group)
         problem = own.first_error
         if problem is None:
-            problem = _data_groups([found.whole for found, _ in own.values])
+            problem = _data_groups([found.whole for found, _, _ in own.values])
+        if self._are_all([size for _, _, size in own.values]):
+            # a rank without a data_group cannot be heard in it
+            problem = exchange(None, problem, dist.group.WORLD).first_error
+            if problem is not None:
+                raise problem from error
         pipelines = exchange(own.values, problem, self.data_group)
         if pipelines.first_error is not None:
             raise pipelines.first_error from error
         first = pipelines.values[0]
         for pipeline, ranks in enumerate(pipelines.values):
-            for rank, (other, _) in enumerate(ranks):
+            for rank, (other, _, _) in enumerate(ranks):
                 if other.whole != first[0][0].whole:
                     raise _otherwise(first[0][0].whole, other.whole, 0, rank, pipeline)
                 if other.stages != first[rank][0].stages:
                     raise _otherwise(first[rank][0].stages, other.stages, rank, rank, pipeline)
         return first[0][1]
+
+    def _are_all(self, sizes: list[int | None]) -> bool:
+        """Whether the pipelines side by side are all ranks, as far as one that has a ``data_group`` can tell."""
+        given = [size for size in sizes if size is not None]
+        return self.group is not None and any(size * len(sizes) == dist.get_world_size() for size in given)
 
 
 def build_together(
@@ -66,17 +93,21 @@ def build_together(
     peers: Peers,
 ) -> Built:
     """Build on every rank of all pipelines, and raise on all of them what one could not do, or does otherwise."""
+    _, misfit = _attempt(peers.require_apart)
+    if misfit is not None:
+        peers = replace(peers, data_group=None)
     if request.split == "time":
-        request = _measured(request, n_ranks, peers)
+        request = _measured(request, n_ranks, peers, misfit)
     built, error = _attempt(lambda: build(request, n_ranks, place, devices))
     found = Fingerprint() if built is None else built.fingerprint
     positions = "'layers', 'parameters' or positions"
-    peers.agree(replace(found, whole={SPLIT: positions, **found.whole}), None, error)
+    whole = {SPLIT: positions, **found.whole}
+    token = peers.agree(replace(found, whole=whole), uuid.uuid4().hex, misfit or error)
     assert built is not None  # else there was an error
-    return built
+    return replace(built, token=token)
 
 
-def _measured(request: Request, n_ranks: int, peers: Peers) -> Request:
+def _measured(request: Request, n_ranks: int, peers: Peers, misfit: Exception | None) -> Request:
     """The positions of a split by time: one rank measures, because no two clocks agree."""
 
     def measure() -> list[int]:
@@ -85,7 +116,7 @@ def _measured(request: Request, n_ranks: int, peers: Peers) -> Request:
         return [sum(map(len, names[:stage])) for stage in range(1, n_stages)]
 
     found, error = _attempt(measure) if peers.is_first else (None, None)
-    positions = peers.agree(Fingerprint({SPLIT: "'time'"}), found, error)
+    positions = peers.agree(Fingerprint({SPLIT: "'time'"}), found, misfit or error)
     assert positions is not None  # else there was an error
     return replace(request, split=positions)
 
