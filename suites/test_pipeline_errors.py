@@ -44,6 +44,11 @@ def test_a_pipeline_goes_on_after_a_step_that_was_refused(subject, world):
     assert world.run(program, world_size=2) == [True, True]
 
 
+class Named(nn.Linear):
+    def forward(self, x):
+        return {"hidden": super().forward(x)}
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -63,8 +68,13 @@ def test_a_pipeline_goes_on_after_a_step_that_was_refused(subject, world):
             lambda: nn.Sequential(nn.LSTM(3, 3), nn.Linear(3, 3)),
             "ValueError: stage 0 cannot take the inputs, float32 (2, 3): TypeError: stage 0 returns tuple; what goes",
         ),
+        (
+            lambda: nn.Sequential(Named(3, 3), nn.Linear(3, 3)),
+            "ValueError: stage 0 cannot take the inputs, float32 (2, 3): TypeError: stage 0 returns dict; what goes "
+            "from stage to stage is a tensor or a tuple of them, such as tuple(found.values()) of a dict",
+        ),
     ],
-    ids=["shape", "inputs", "dtype", "nested"],
+    ids=["shape", "inputs", "dtype", "nested", "dict"],
 )
 def test_stages_that_do_not_fit_are_refused_on_every_rank(subject, world, model, message):
     found = errors(world, lambda rank: subject(model(), MSE, n_microbatches=2).step(*samples(4)))
@@ -274,6 +284,50 @@ def test_a_loss_that_is_not_one_number_is_refused_on_every_rank(subject, world, 
     found = errors(world, lambda rank: subject(tanh_net(), loss, n_microbatches=2).step(*samples(4)))
     assert len(set(found)) == 1
     assert found[0].startswith(f"ValueError: Pipeline got {got} from loss, and a loss must be one number")
+
+
+def added(out, targets):
+    return (out - targets).pow(2).sum()
+
+
+def averaged(out, targets):
+    return (out - targets).pow(2).mean()
+
+
+@pytest.mark.parametrize("n_samples", [4, 7])
+def test_a_loss_that_adds_and_does_not_say_so_is_refused_on_every_rank(subject, world, n_samples):
+    """Its micro-batches were averaged, which no error showed."""
+
+    def program(rank):
+        x, y = samples(n_samples)
+        subject(tanh_net(), added, n_microbatches=2).step(x if rank == 0 else None, y if rank else None)
+
+    found = errors(world, program)
+    assert len(set(found)) == 1
+    assert found[0].startswith("ValueError: Pipeline takes loss for a mean over samples, and for twice the samples it")
+
+
+def only_of_two(out, targets):
+    assert len(out) == 2
+    return averaged(out, targets)
+
+
+@pytest.mark.parametrize(
+    ("loss", "keywords"),
+    [
+        (added, {"reduction": "sum"}),
+        (added, {"reduction": "mean"}),
+        (added, {"loss_weight": len}),
+        (averaged, {}),
+        (only_of_two, {}),
+        (lambda out, targets: averaged(out, targets) + 1, {}),
+        (lambda out, targets: 0 * added(out, targets), {}),
+    ],
+    ids=["sum", "meant", "weighted", "mean", "of two", "constant", "zero"],
+)
+def test_a_loss_that_says_what_it_does_or_is_a_mean_is_taken(subject, world, loss, keywords):
+    found = errors(world, lambda rank: subject(tanh_net(), loss, n_microbatches=2, **keywords).step(*samples(4)))
+    assert found == ["nothing"] * 2
 
 
 @pytest.mark.parametrize("weight", [float("inf"), float("nan"), -1.0])

@@ -108,7 +108,7 @@ def build(
     """
     layers = layer_names(request.model)
     schedule = make_schedule(request, n_ranks)
-    reduction = _reduction(request)
+    reduction, unsaid = _reduction(request)
     _require_optimizer(request, schedule)
     names = split_model(request.model, schedule.n_stages, by=request.split, sample=request.sample)
     found, parts = iter(layers), []
@@ -136,7 +136,8 @@ def build(
             "untie it or take schedule='1f1b'"
         )
     fingerprint = _fingerprint(request, schedule, names, reduction, module)
-    return Built(schedule, names, stages, module, [tie for tie in ties if tie.copies], reduction, fingerprint)
+    here = [tie for tie in ties if tie.copies]
+    return Built(schedule, names, stages, module, here, reduction, fingerprint, unsaid)
 
 
 def _fingerprint(
@@ -160,7 +161,8 @@ def _fingerprint(
     return Fingerprint(whole, stages)
 
 
-def _reduction(request: Request) -> str:
+def _reduction(request: Request) -> tuple[str, bool]:
+    """``"mean"`` or ``"sum"``, and whether nothing says so: a weight for each mean would."""
     loss, reduction = request.loss, request.reduction
     if loss is not None and not callable(loss):
         raise TypeError(f"Pipeline takes loss as a function of outputs and targets, got {type(loss).__name__}")
@@ -172,7 +174,7 @@ def _reduction(request: Request) -> str:
         raise ValueError(f"Pipeline knows reduction 'mean' and 'sum', got {chosen!r}: a loss must be one number")
     if own in ("mean", "sum") and chosen != own:
         raise ValueError(f"Pipeline got reduction={chosen!r} for a loss that has reduction={own!r}; leave it out")
-    return str(chosen)
+    return str(chosen), not (reduction or own or request.loss_weight)
 
 
 def _require_optimizer(request: Request, schedule: Schedule) -> None:

@@ -80,7 +80,8 @@ class Pipeline:
             the first pipeline.
         sample: input for ``split="time"``.
         reduction: what ``loss`` does with samples, ``"mean"`` or ``"sum"``; read from the loss, or the keywords of a
-            ``functools.partial``, where these say so, else ``"mean"``.
+            ``functools.partial``, where these say so, else ``"mean"``; a loss that then doubles where every sample
+            comes twice is refused.
         loss_weight: how much the mean of a micro-batch counts, ``loss_weight(targets)``. If None: its samples; with
             ``nn.CrossEntropyLoss`` and ``nn.NLLLoss`` the targets that are not ignored, times the weights of their
             classes. Where a loss of another kind ignores targets: how many it does not.
@@ -159,8 +160,8 @@ class Pipeline:
             *(vertical_sync, loss_weight),
         )
         self._built = build_together(request, n_ranks, place, places, Peers(self._group, data_group))
-        self._weight = loss_weight
         self._mishap = Mishap(self._built.token, self._group)
+        self._weight = loss_weight
         self._data_group = data_group
         self._turns = _turns(self.schedule, place)
         self._forward_turns = _turns(forward_only(self.schedule), place)
@@ -408,7 +409,8 @@ class Pipeline:
             of_size = {size: number for number, size in enumerate(work.samples)}
             first = {size: form_of(work.parts[n], work.packed) for size, n in of_size.items() if work.parts}
             targets = {size: work.targets[number] for size, number in of_size.items()}
-            forms = find_forms(self._built.stages, self.schedule, first, targets, self._group)
+            stages, unsaid = self._built.stages, self._built.unsaid
+            forms = find_forms(stages, self.schedule, first, targets, self._group, unsaid=unsaid)
             self._known[met.situations] = forms
             self._fitting.add(met.situations[0 if self._group is None else dist.get_rank(self._group)])
         work.forms = self._known[met.situations]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from pdlcheck.primitives.outputs import parameters_behind
 from pdlcheck.primitives.pipeline.cells import Schedule
@@ -26,6 +30,8 @@ def find_forms(
     inputs: Mapping[int, Form],
     targets: Mapping[int, Any],
     group: dist.ProcessGroup | None,
+    *,
+    unsaid: bool = False,
 ) -> Forms:
     """Run every stage, and the loss, once on zeros, one after the other, and tell all ranks what stages return.
 
@@ -40,10 +46,11 @@ def find_forms(
         inputs: on the rank of stage 0, the form of a micro-batch of each number of samples.
         targets: on the rank of the last stage, a micro-batch's targets for each number of samples, or None.
         group: the ranks; None where all stages are here.
+        unsaid: nothing says that the loss is a mean, which it is taken for.
 
     Raises:
         ValueError: on all ranks, if a stage fails; says which, on what, and who gave it that. If the loss is not one
-            number.
+            number, or adds over samples and nothing says so.
     """
     forms: Forms = {}
     before: Mapping[int, Form] = inputs
@@ -52,7 +59,7 @@ def find_forms(
         found: list[Any] = [None]
         if index in stages:
             try:
-                found = [{samples: _try(stages[index], form, targets.get(samples)) for samples, form in before.items()}]
+                found = [{n: _try(stages[index], form, targets.get(n), unsaid) for n, form in before.items()}]
             except LossError as error:
                 found = [str(error)]
             except Exception as error:  # whatever the user's layers raise is told to everyone
@@ -72,7 +79,7 @@ def find_forms(
     return {n: [replace(f, flagged=place < last_unused) for place, f in enumerate(form)] for n, form in forms.items()}
 
 
-def _try(stage: Stage, form: Form, targets: Any) -> tuple[Form, bool]:
+def _try(stage: Stage, form: Form, targets: Any, unsaid: bool) -> tuple[Form, bool]:
     """What the stage returns, and whether it leaves an input unused."""
     with torch.inference_mode(False), torch.enable_grad():  # its tensors do not know whether they are written
         zeros = [torch.zeros(shape, dtype=dtype, device=stage.device) for shape, dtype in form.tensors]
@@ -85,7 +92,29 @@ def _try(stage: Stage, form: Form, targets: Any) -> tuple[Form, bool]:
         out = functional_call(stage.layers, buffers, (inputs if form.packed else inputs[0],))
         tensors = as_tensors(out, f"stage {stage.index}")
         roots = tensors if stage.loss is None or targets is None else (stage.loss_of(out, targets),)
+        if unsaid and roots is not tensors and _adds(stage.loss, out, targets, float(roots[0].detach())):
+            raise LossError(
+                "Pipeline takes loss for a mean over samples, and for twice the samples it is twice as large: pass "
+                "reduction='sum' (or reduction='mean', if that is meant)"
+            )
     stage.copies = stage.copies or versions(inputs) != before
     used = parameters_behind(roots)
     unused = any(leaf.requires_grad and id(leaf) not in used for leaf in leaves)
     return form_of(tensors, isinstance(out, tuple | list)), unused
+
+
+def _adds(loss: Any, out: Any, targets: Any, value: float) -> bool:
+    """Whether ``loss`` doubles, from ``value``, where every sample comes twice."""
+    if not value or not math.isfinite(value):
+        return False
+    own = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss  # which may count its calls
+    try:
+        with torch.no_grad():
+            double = float(own(tree_map(_twice, out), tree_map(_twice, targets)))
+    except Exception:  # it may want its own number of samples: then nothing is known
+        return False
+    return abs(double - 2 * value) <= 1e-3 * abs(value)
+
+
+def _twice(value: Any) -> Any:
+    return torch.cat([value, value]) if isinstance(value, Tensor) and value.dim() else value

@@ -182,6 +182,7 @@ def as_tensors(value: Any, who: str) -> Tensors:
         if not isinstance(tensor, Tensor):
             raise TypeError(
                 f"{who} returns {type(tensor).__name__}; what goes from stage to stage is a tensor or a tuple of them"
+                f"{', such as tuple(found.values()) of a dict' if isinstance(tensor, dict) else ''}"
             )
     return tensors
 
