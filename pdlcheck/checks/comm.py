@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pdlcheck.checks.held import Calls, bits, listed
 from pdlcheck.checks.message import failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.rings import exact_sum, short_rings
 
 __all__ = [
     "check_all_gather",
@@ -54,11 +55,12 @@ def check_all_reduce(
     """
     __tracebackhide__ = True
     calls = Calls(all_reduce, inputs, world, ranks)
-    total = _sum(inputs)
+    total = exact_sum(inputs)
     for rank, found in enumerate(calls.overwritten() if in_place else calls.returned()):
 
-        def causes(rank: int = rank) -> Iterator[tuple[str, Tensor]]:
-            return _causes_of_a_wrong_sum(inputs, rank, total)
+        def causes(rank: int = rank, found: Tensor = found) -> Iterator[tuple[str, Tensor]]:
+            yield from short_rings(inputs, rank, found)
+            yield from _causes_of_a_wrong_sum(inputs, rank, total)
 
         calls.require(rank, found, total, "the sum over ranks is", causes, contributions=inputs)
 
@@ -122,7 +124,7 @@ def check_reduce_scatter(
     """
     __tracebackhide__ = True
     calls = Calls(reduce_scatter, inputs, world, ranks)
-    parts = _sum(inputs).tensor_split(len(inputs))
+    parts = exact_sum(inputs).tensor_split(len(inputs))
     for rank, found in enumerate(calls.returned()):
         own = [x.tensor_split(len(inputs))[rank] for x in inputs]
 
@@ -190,7 +192,7 @@ def check_broadcast(
             for other, given in enumerate(inputs):
                 if other != src:
                     yield f"it is the input of rank {other}: the wrong rank sent", given
-            yield "it is the sum over ranks", _sum(inputs)
+            yield "it is the sum over ranks", exact_sum(inputs)
 
         calls.require(rank, found, inputs[src], f"rank {src} sent", causes)
 
@@ -225,13 +227,6 @@ def check_ring_pass(
         calls.require(rank, found, inputs[0] + added, f"rank 0's input plus {added} is", causes)
 
 
-def _sum(inputs: Sequence[Tensor]) -> Tensor:
-    """Exact for integers of moderate size, whatever the dtype; written back in that dtype."""
-    first = inputs[0]
-    wide = torch.complex128 if first.is_complex() else torch.float64 if first.is_floating_point() else torch.int64
-    return torch.stack([x.to(wide) for x in inputs]).sum(0).to(first.dtype)
-
-
 def _causes_of_a_wrong_sum(inputs: Sequence[Tensor], rank: int, total: Tensor) -> Iterator[tuple[str, Tensor]]:
     """What goes wrong in sums over ranks, and what ``rank`` would hold then; the likelier first."""
     world_size = len(inputs)
@@ -253,4 +248,4 @@ def _causes_of_a_wrong_sum(inputs: Sequence[Tensor], rank: int, total: Tensor) -
     for length in range(2, world_size):
         for start in range(world_size):
             arc = [(start + step) % world_size for step in range(length)]
-            yield f"it is the sum over ranks {arc} only", _sum([inputs[place] for place in arc])
+            yield f"it is the sum over ranks {arc} only", exact_sum([inputs[place] for place in arc])

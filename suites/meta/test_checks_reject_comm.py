@@ -20,6 +20,7 @@ from pdlcheck.checks import (
 from pdlcheck.checks.held import possible_order
 from pdlcheck.checks.strategies import rank_tensors
 from pdlcheck.errors import Deadlock
+from pdlcheck.worlds import get_world
 
 INPUTS = [torch.tensor([10.0, 20, 30, 40]) + rank + 1 for rank in range(3)]
 GROUP = possible_order([3, 1])
@@ -120,6 +121,52 @@ def of_the_default_group(tensor, group=None):
     """Forgets the group: every rank of the world would have to come."""
     tensors = everyone(tensor, group)
     return overwrite(tensor, sum(tensors) if group is None else tensors[0])
+
+
+def ring(reduce_short=0, gather_short=0, way=1, first=0, split=torch.tensor_split):
+    """An all-reduce around a ring, of which each phase may be short by some steps."""
+
+    def all_reduce(tensor, group=None):
+        rank, count = dist.get_rank(group), dist.get_world_size(group)
+        chunks = [*split(tensor.view(-1), count)]
+
+        def exchange(outgoing, add):
+            out, into = ((way * (rank * way - place) + first) % count for place in (outgoing, outgoing + 1))
+            arrived = torch.empty_like(chunks[into])
+            sends = dist.P2POp(dist.isend, chunks[out], group=group, group_peer=(rank + way) % count)
+            receives = dist.P2POp(dist.irecv, arrived, group=group, group_peer=(rank - way) % count)
+            for work in dist.batch_isend_irecv([sends, receives]):
+                work.wait()
+            chunks[into].copy_(chunks[into] + arrived if add else arrived)
+
+        for step in range(count - 1 - reduce_short):
+            exchange(step, True)
+        for step in range(count - 1 - gather_short):
+            exchange(step - 1, False)
+
+    return all_reduce
+
+
+SHORT = {
+    "reduce": ({"reduce_short": 1}, "the ring's reduce phase is one step short: each part lacks what the last step"),
+    "gather": ({"gather_short": 1}, "the ring's gather phase is one step short: a part of the sum did not arrive"),
+    "both": ({"reduce_short": 1, "gather_short": 1}, "both phases of the ring are one step short"),
+}
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("way", [1, -1])
+@pytest.mark.parametrize("kind", SHORT)
+def test_check_all_reduce_names_a_ring_that_is_one_step_short(kind, way, world_size):
+    world = get_world("sim")
+    inputs = [torch.randint(-50, 50, (2, 5), generator=torch.Generator().manual_seed(r)) for r in range(world_size)]
+    short, cause = SHORT[kind]
+    for more in ({}, {"first": 1}, {"split": torch.chunk}):
+        check_all_reduce(ring(way=way, **more), inputs, world)
+        if kind == "both" and world_size == 2:
+            cause = "it is this rank's own input: it was never reduced"
+        with pytest.raises(AssertionError, match=f"likely cause    {cause}"):
+            check_all_reduce(ring(way=way, **short, **more), inputs, world)
 
 
 @pytest.mark.parametrize("ranks", [None, GROUP], ids=["default", "group"])
