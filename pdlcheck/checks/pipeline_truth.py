@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -99,6 +100,43 @@ class Truth:
                 f"every micro-batch is micro-batch {left}",
                 _sum(grads, [sum(weights) * (i == left) for i in range(m)]),
             )
+        yield from self._in_other_places(weights)
+
+    def _in_other_places(self, weights: Sequence[float]) -> Iterator[tuple[str, Named]]:
+        """Of a sequential model: two micro-batches of one size change places between two of its layers."""
+        if not isinstance(self.model, nn.Sequential):
+            return
+        names = [name for name, _ in self.model.named_children()]
+        right = list(range(self.count))
+        for one, other in itertools.combinations(right, 2):
+            if samples_in(self.parts[one][0]) != samples_in(self.parts[other][0]):
+                continue
+            swapped = [{one: other, other: one}.get(place, place) for place in right]
+            for cut in range(1, len(names)):
+                where = f"of micro-batches {one} and {other} changed places between layers"
+                there, back = f"{names[cut - 1]!r} and {names[cut]!r}", f"{names[cut]!r} and {names[cut - 1]!r}"
+                for text, read, returned in (
+                    (f"activations {where} {there}", swapped, swapped),
+                    (f"activations {where} {there}", swapped, right),
+                    (f"gradients {where} {back}", right, swapped),
+                ):
+                    yield text, self._with_order(cut, weights, read, returned)
+
+    def _with_order(self, cut: int, weights: Sequence[float], read: list[int], returned: list[int]) -> Named:
+        """The gradient where place k reads activation ``read[k]``, and activation k gets gradient ``returned[k]``."""
+        one = copy.deepcopy(self.model)
+        assert isinstance(one, nn.Sequential)  # the caller has looked
+        one.zero_grad()
+        sent = [one[:cut](x) for x, _ in self.parts]
+        if not all(isinstance(made, Tensor) and made.requires_grad for made in sent):
+            return {}
+        leaves = [made.detach().requires_grad_() for made in sent]
+        for place, (_, targets) in enumerate(self.parts):
+            loss = self.loss_of(one[cut:](leaves[read[place]]), targets) * weights[place]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        for place, made in enumerate(sent):
+            made.backward(leaves[returned[place]].grad)
+        return gradients_of(one)
 
     def _untied(self) -> Named:
         """The gradient that each of the tied names would have alone."""

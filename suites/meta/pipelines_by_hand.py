@@ -53,7 +53,7 @@ class ByHand:
                 dist.send(out.detach(), 1)
             outs.append(out)
         self.kept = [out.detach() for out in outs]
-        for out in outs:
+        for out in self.swapped("gradients", outs):
             grad = torch.empty_like(out)
             dist.recv(grad, 1)
             out.backward(grad)
@@ -66,16 +66,25 @@ class ByHand:
             received = torch.empty(len(targets), self.module[0].in_features, dtype=x.dtype)
             dist.recv(received, 0)
             inputs.append(received.requires_grad_())
+        for i, received in enumerate(self.swapped("activations", inputs)):
+            targets = self.part(y, i)
             outs.append(self.module(received))
             losses.append(MSE(outs[-1], targets) * self.share(len(targets), len(y)))
-        for received, loss in zip(inputs, losses, strict=True):
+        if self.spoilt.get("by_slot"):
+            inputs = self.swapped("activations", inputs)
+        for loss in losses:
             loss.backward()
+        for received in inputs:
             grad = received.grad if not self.spoilt.get("no_grad_back") else torch.zeros_like(received)
             dist.send(grad, 0)
         self.tie()
         order = self.spoilt.get("order", range(self.count()))
         loss = torch.stack(losses).sum() * self.spoilt.get("loss_scale", 1)
         return loss.detach(), torch.cat([outs[i] for i in order]).detach()
+
+    def swapped(self, what, tensors):
+        """The first two in each other's place, where ``what`` is to be spoilt."""
+        return [tensors[1], tensors[0], *tensors[2:]] if self.spoilt.get("swapped") == what else tensors
 
     def share(self, own, total):
         return self.spoilt.get("scale", lambda own, total: own / total)(own, total)

@@ -109,6 +109,25 @@ def test_gradients_alone_tell_what_went_wrong(spoilt, data, message):
         check(starter(**spoilt), data=data, results=False)
 
 
+SWAPPED = {
+    "activations": ({"swapped": "activations"}, "activations of micro-batches 0 and 1 changed places between layers"),
+    "by slot": ({"swapped": "activations", "by_slot": True}, "activations of micro-batches 0 and 1 changed places bet"),
+    "gradients": ({"swapped": "gradients"}, "gradients of micro-batches 0 and 1 changed places between layers '2' and"),
+}
+
+
+@pytest.mark.parametrize("kind", SWAPPED)
+def test_micro_batches_that_change_places_between_stages_are_named(kind):
+    spoilt, cause = SWAPPED[kind]
+    with pytest.raises(AssertionError, match=f"likely cause     {cause}"):
+        check(starter(**spoilt), results=False)
+
+
+def test_swapped_activations_show_in_the_outputs_too():
+    with pytest.raises(AssertionError, match=r"likely cause  micro-batches are in the order \[1, 0, 2\]"):
+        check(starter(swapped="activations"))
+
+
 def test_tied_copies_that_are_not_added_are_seen():
     with pytest.raises(AssertionError, match="it is the copy's own part: gradients of the tied copies were not added"):
         check(starter(not_summed=True), make=tied)
