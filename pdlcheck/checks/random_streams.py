@@ -22,6 +22,8 @@ from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_random_streams"]
 
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+
 _OF_TORCH = "torch"
 _MAKES_WORKERS = dataloader._BaseDataLoaderIter.__init__.__code__
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
@@ -36,6 +38,7 @@ def check_random_streams(
     world_size: int = 2,
     steps: int = 2,
     same_samples: Sequence[Sequence[int]] = (),
+    generators: Callable[[Any], Sequence[Generator]] | None = None,
 ) -> None:
     """No two ranks may draw the same random numbers in a step, as they do where all are seeded alike.
 
@@ -52,10 +55,13 @@ def check_random_streams(
         world_size: number of ranks.
         steps: so many calls of ``step``.
         same_samples: sets of ranks that work on the same samples, as in tensor parallelism, and may draw alike.
+        generators: called as ``generators(made)`` on every rank; returns those of the program's own that draw masks,
+            noise or augmentations, torch's, NumPy's or Python's, which then count too.
 
     Raises:
         AssertionError: names both ranks, the call and its line on each, and the seed if it is the same.
-        Inconclusive: no step draws random numbers of torch's, NumPy's or Python's global generators.
+        Inconclusive: no step draws random numbers of torch's, NumPy's or Python's global generators, or of
+            ``generators``.
 
     Example:
         >>> import torch.distributed as dist
@@ -74,11 +80,12 @@ def check_random_streams(
             f"check_random_streams compares ranks over steps: world_size must be 2 or more, got {world_size}, "
             f"steps 1 or more, got {steps}"
         )
-    ranks: list[_Drawn] = world.run(_record, make, step, steps, world_size=world_size)
+    ranks: list[_Drawn] = world.run(_record, make, step, steps, generators, world_size=world_size)
     if not any(drawn.draws for drawn in ranks):
+        others = "" if generators is None else ", nor of those that it was given,"
         raise Inconclusive(
-            f"{name_of(step)} draws no random numbers of torch's, NumPy's or Python's global generators in {steps} "
-            "step(s): is the model in training mode?"
+            f"{name_of(step)} draws no random numbers of torch's, NumPy's or Python's global generators{others} in "
+            f"{steps} step(s): is the model in training mode?"
         )
     together = [set(ranks_of_one) for ranks_of_one in same_samples]
     for rank in range(world_size):
@@ -115,32 +122,53 @@ def _compare(who: str, numbers: tuple[int, int], ranks: tuple[_Drawn, _Drawn], f
     )
 
 
-def _record(make: Callable[[], Any], step: Callable[[Any], object], steps: int) -> _Drawn:
+def _record(
+    make: Callable[[], Any],
+    step: Callable[[Any], object],
+    steps: int,
+    generators: Callable[[Any], Sequence[Generator]] | None,
+) -> _Drawn:
     made = make()
     seed = torch.initial_seed()
+    own = [] if generators is None else list(generators(made))
+    for one in own:
+        if not isinstance(one, Generator):
+            raise TypeError(
+                "check_random_streams takes generators of torch, NumPy or Python, such as torch.Generator(), got "
+                f"{type(one).__name__}"
+            )
+    torchs = [one for one in own if isinstance(one, torch.Generator)]
+    others = [one for one in own if not isinstance(one, torch.Generator)]
     draws: dict[str, str] = {}
     for _ in range(steps):
-        before = _other_states()
-        with _Recorder(draws):
+        before = _other_states(others)
+        with _Recorder(draws, torchs):
             step(made)
-        after = _other_states()
+        after = _other_states(others)
         for name, state in before.items():
             if after[name] != state:
-                draws.setdefault(f"{name} {state}", name)
+                kind = name.partition(",")[0]  # streams of one kind may begin alike in other places
+                draws.setdefault(f"{kind} {state}", name)
     return _Drawn(draws, seed)
 
 
 class _Recorder(TorchDispatchMode):
     """Notes the state of the global generator before each operation that draws from it."""
 
-    def __init__(self, draws: dict[str, str]) -> None:
+    def __init__(self, draws: dict[str, str], counted: Sequence[torch.Generator]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = draws
+        self._counted = counted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or _is_agreed(func, args, kwargs):
+        if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
+        has_generator = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
+        if has_generator and self._counted:
+            return self._of_its_own(func, args, kwargs)
+        if has_generator or func.overloadpacket is torch.ops.aten.randperm:
+            return func(*args, **kwargs)  # ranks may draw alike here, to agree
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
         before = _state_of(device)
@@ -150,19 +178,35 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def _is_agreed(func: Any, args: Any, kwargs: Any) -> bool:
-    """May ranks draw alike here, to agree?"""
-    has_generator = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
-    return has_generator or func.overloadpacket is torch.ops.aten.randperm
+    def _of_its_own(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The generator that comes here is another object each time: what counts is whose state moves on."""
+        before = [_text_of(one.get_state(), one.device) for one in self._counted]
+        result = func(*args, **kwargs)
+        for one, state in zip(self._counted, before, strict=True):
+            if _text_of(one.get_state(), one.device) != state:
+                self._draws.setdefault(state, f"{func} of a generator at {_line()}")
+        return result
 
 
 def _state_of(device: torch.device) -> str:
     state = torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+    return _text_of(state, device)
+
+
+def _text_of(state: Tensor, device: torch.device) -> str:
+    """Alike for the global generator and one of the program's own: they draw the same numbers."""
     return f"{_OF_TORCH} on {device}: {hashlib.sha256(state.numpy().tobytes()).hexdigest()}"
 
 
-def _other_states() -> dict[str, str]:
-    states = {"the random module": random.getstate(), "numpy.random": np.random.get_state()}
+def _other_states(own: Sequence[Any]) -> dict[str, str]:
+    states: dict[str, Any] = {"the random module": random.getstate(), "numpy.random": np.random.get_state()}
+    for place, one in enumerate(own):
+        if isinstance(one, random.Random):
+            states[f"the random module, generator {place}"] = one.getstate()
+        elif isinstance(one, np.random.RandomState):
+            states[f"numpy.random, generator {place}"] = one.get_state()
+        else:
+            states[f"numpy.random.Generator, generator {place}"] = one.bit_generator.state
     return {name: hashlib.sha256(pickle.dumps(state)).hexdigest() for name, state in states.items()}
 
 

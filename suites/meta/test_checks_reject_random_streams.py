@@ -128,6 +128,63 @@ def test_generators_of_the_program_s_own_may_agree(world):
     check_random_streams(seeded_by_rank, shuffles, world)
 
 
+class Noisy(nn.Module):
+    """Draws from generators of its own."""
+
+    def __init__(self, seed, draw):
+        super().__init__()
+        self.draw = draw
+        self.torchs = torch.Generator().manual_seed(seed)
+        self.numpys = np.random.default_rng(seed)
+        self.older = np.random.RandomState(seed)
+        self.pythons = random.Random(seed)
+
+    def all(self):
+        return [self.torchs, self.numpys, self.older, self.pythons]
+
+
+DRAWS = {
+    "torch": (lambda made: torch.randn(3, generator=made.torchs), "aten.randn.generator of a generator at test_checks"),
+    "dropout": (
+        lambda made: torch.ones(3).bernoulli_(0.5, generator=made.torchs),
+        "aten.bernoulli_.float of a generator at test_checks",
+    ),
+    "numpy": (lambda made: made.numpys.normal(size=3), "numpy.random.Generator, generator 0"),
+    "older": (lambda made: made.older.rand(3), "numpy.random, generator 1"),
+    "python": (lambda made: made.pythons.random(), "the random module, generator 2"),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_generators_of_the_program_s_own_count_if_it_says_so(world, kind):
+    draw, told = DRAWS[kind]
+    step = lambda made: made.draw(made)  # noqa: E731
+    check_random_streams(lambda: Noisy(dist.get_rank(), draw), step, world, generators=Noisy.all)
+    with pytest.raises(AssertionError, match=f"ranks 0 and 1 draw the same random numbers: rank 0 in {told}"):
+        check_random_streams(lambda: Noisy(5, draw), step, world, generators=Noisy.all)
+    with pytest.raises(Inconclusive, match=r"global generators in 2 step\(s\)"):
+        check_random_streams(lambda: Noisy(5, draw), step, world)
+
+
+def test_a_generator_that_begins_as_the_global_one_of_another_rank_is_the_same_stream(world):
+    def make():
+        torch.manual_seed(5 + dist.get_rank())
+        return torch.Generator().manual_seed(6 - dist.get_rank())
+
+    def step(generator):
+        torch.rand(2) if dist.get_rank() else torch.rand(2, generator=generator)
+
+    with pytest.raises(AssertionError, match=r"rank 0 in aten.rand.generator of a generator .*, rank 1 in aten.rand"):
+        check_random_streams(make, step, world, generators=lambda generator: [generator])
+
+
+def test_generators_that_draw_nothing_or_are_none_are_told(world):
+    with pytest.raises(Inconclusive, match="global generators, nor of those that it was given, in 2 step"):
+        check_random_streams(lambda: None, lambda made: None, world, generators=lambda made: [random.Random(0)])
+    with pytest.raises(TypeError, match=r"takes generators of torch, NumPy or Python, such as .*, got int"):
+        check_random_streams(lambda: None, lambda made: None, world, generators=lambda made: [7])
+
+
 DATA = TensorDataset(torch.arange(4.0))
 
 
