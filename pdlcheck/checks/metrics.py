@@ -43,7 +43,7 @@ def check_metric(
     Args:
         evaluate: called as ``evaluate(*samples)`` on every rank, with all samples, of which it takes the rank's share
             as the program does, by a sampler for example. Returns a number, a tensor, or lists and dicts of them; None
-            on ranks that report nothing.
+            on ranks that report nothing, or in the place of what others report.
         samples: tensors whose first dimension is the samples, such as inputs and targets; two samples or more.
         world: where the ranks run.
         world_sizes: numbers of ranks.
@@ -110,7 +110,7 @@ class _Alone:
     def of_all(self) -> Values:
         who = name_of(self.reference or self.evaluate)
         values = self.of(self.samples)
-        if not values:
+        if all(value is None for value in values.values()):
             raise Inconclusive(f"{who} reports nothing in one process, there is nothing to compare with")
         for place, value in values.items():
             if isinstance(value, float | complex) and not math.isfinite(abs(value)):
@@ -196,6 +196,7 @@ def _compare(alone: _Alone, world_size: int) -> None:
     reports = alone.world.run(alone.evaluate, *alone.samples, world_size=world_size)
     told = [(rank, _values(report)) for rank, report in enumerate(reports) if report is not None]
     facts = case(alone.world, world_size, samples=len(alone), order=alone.order)
+    told = [(rank, found) for rank, found in told if any(value is not None for value in found.values())]
     if not told:
         raise failure(f"{who}: no rank reports anything, one process reports {_listed(expected)}", case=facts)
     for rank, found in told:
@@ -205,6 +206,8 @@ def _compare(alone: _Alone, world_size: int) -> None:
             )
         for place, value in expected.items():
             held = found[place]
+            if held is None and any(others.get(place) is not None for _, others in told):
+                continue  # others report it
             if _near(held, value, 0.0) or _near(held, value, alone.largest(world_size, place)):
                 continue
             raise failure(
@@ -223,9 +226,9 @@ def _why(alone: _Alone, world_size: int, place: str, held: Any) -> str | None:
 
 
 def _values(report: Any, place: str = "") -> Values:
-    """The numbers in a report, each by its place: ``" at ['loss'][0]"``; none for None."""
+    """The numbers in a report, each by its place: ``" at ['loss'][0]"``; none for None alone."""
     if report is None:
-        return {}
+        return {f" at {place}": None} if place else {}
     if isinstance(report, Mapping):
         items = [(f"[{key!r}]", value) for key, value in report.items()]
     elif isinstance(report, list | tuple):

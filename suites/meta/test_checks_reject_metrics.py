@@ -177,6 +177,52 @@ def test_every_cause_that_gives_the_very_number_is_named(broken, world):
         check_metric(broken, [torch.tensor([1.0, 1.0, 4.0])], world, world_sizes=[2])
 
 
+def reported(change, *, by_one=lambda report: report):
+    """Mean and largest; ``change`` is what ranks make of their report, ``by_one`` what one process does."""
+
+    def evaluate(errors):
+        report = {"mean": sum_and_count(errors), "more": [float(len(errors)), None]}
+        return change(report) if dist.get_world_size() > 1 else by_one(report)
+
+    return evaluate
+
+
+def nothing_on_others(report):
+    return report if dist.get_rank() == 0 else {"mean": None, "more": [None, None]}
+
+
+def each_reports_a_part(report):
+    return report | ({"mean": None} if dist.get_rank() else {"more": [None, None]})
+
+
+def test_ranks_may_report_none_in_the_place_of_what_others_report(world):
+    for change in (lambda report: report, nothing_on_others, each_reports_a_part):
+        check_metric(reported(change), ERRORS, world)
+
+
+@pytest.mark.parametrize(
+    ("subject", "message"),
+    [
+        (reported(lambda report: report | {"mean": None}), r"rank 0 reports None at \['mean'\], one process on all 7"),
+        (
+            reported(lambda report: report | {"more": [7.0, 1.0]}, by_one=lambda report: report),
+            r"rank 0 reports 1 at \['more'\]\[1\], one process on all 7 samples reports None\n",
+        ),
+        (reported(lambda report: {"mean": None, "more": [None] * 2}), r"no rank reports anything, one process reports"),
+        (reported(lambda report: {"mean": report["mean"]}), r"rank 0 reports 3.64\d* at \['mean'\], one process"),
+    ],
+    ids=["nobody", "a number for none", "nothing", "left out"],
+)
+def test_what_no_rank_reports_is_seen(subject, message, world):
+    with pytest.raises(AssertionError, match=message):
+        check_metric(subject, ERRORS, world)
+
+
+def test_none_alone_is_inconclusive(world):
+    with pytest.raises(Inconclusive, match="reports nothing in one process"):
+        check_metric(reported(lambda report: report, by_one=lambda report: {"mean": None}), ERRORS, world)
+
+
 def test_samples_that_fill_all_ranks_hide_nothing(world):
     """Of eight samples and seven, seven are uneven over two ranks."""
     with pytest.raises(AssertionError, match="samples=7"):
