@@ -104,6 +104,7 @@ def check_epoch_loop(
     epochs: int = 3,
     tail: Literal["uneven", "pad", "drop"] = "pad",
     shuffle: bool = True,
+    drop_last: int | None = None,
 ) -> None:
     """In each epoch of a program's loop ranks must share the data out, and in another order than in the one before.
 
@@ -114,11 +115,12 @@ def check_epoch_loop(
         visit: called as ``visit(dataset, epochs)`` on every rank, under different random numbers; ``dataset[i]`` is
             ``i``. Runs the loop, and returns what each epoch's batches held: for each epoch a tensor, or batches.
         world: where the ranks run.
-        num_samples: 12 or more for each rank, so that no order comes twice by chance; a number that leaves nothing
-            over, where a loader with ``drop_last`` would drop more than ``tail`` allows.
+        num_samples: 12 or more for each rank, so that no order comes twice by chance.
         world_size, epochs: the case; 2 epochs or more.
         tail: as in :func:`check_shards`.
         shuffle: False for a loop that keeps one order by intention.
+        drop_last: the samples in a batch of each rank, where the loader has ``drop_last=True``: it must leave out what
+            does not fill the last batch, and no more.
 
     Raises:
         AssertionError: names the samples, the ranks and the epoch.
@@ -140,6 +142,8 @@ def check_epoch_loop(
         raise ValueError(f"check_epoch_loop compares epochs, it needs 2 or more, got {epochs}")
     if shuffle and num_samples < ENOUGH_SAMPLES * world_size:
         raise Inconclusive(f"check_epoch_loop needs {ENOUGH_SAMPLES} samples for each rank, got {num_samples}")
+    if drop_last is not None and drop_last < 1:
+        raise ValueError(f"check_epoch_loop takes drop_last as the samples in a batch, 1 or more, got {drop_last}")
     ranks: list[list[list[int]]] = world.run(_visited, visit, num_samples, epochs, world_size=world_size)
     subject = name_of(visit)
     for rank, visited in enumerate(ranks):
@@ -150,8 +154,10 @@ def check_epoch_loop(
             )
     orders = [[visited[epoch] for visited in ranks] for epoch in range(epochs)]
     for epoch, order in enumerate(orders):
-        facts = case(world, world_size, num_samples=num_samples, epoch=epoch, tail=tail)
-        _require_shards(subject, order, num_samples, tail, facts, list)
+        facts = case(world, world_size, num_samples=num_samples, epoch=epoch, tail=tail, drop_last=drop_last)
+        if drop_last is not None:
+            _require_whole_batches(subject, order, num_samples, tail, drop_last, facts)
+        _require_shards(subject, order, num_samples, tail, facts, list, batch=drop_last or 1)
     if shuffle:
         _require_other_orders(subject, orders, case(world, world_size, num_samples=num_samples))
 
@@ -229,7 +235,9 @@ def _require_shards(
     tail: str,
     facts: str,
     order_of_one: Callable[[], list[int]],
+    batch: int = 1,
 ) -> None:
+    """``batch``: of so many samples the last one is left out where it is not full."""
     __tracebackhide__ = True
     world_size = len(ranks)
     owners: dict[int, list[int]] = collections.defaultdict(list)
@@ -242,7 +250,7 @@ def _require_shards(
                 )
             owners[index].append(rank)
     lengths = [len(indices) for indices in ranks]
-    allowed = 1 if tail == "uneven" else 0
+    allowed = batch if tail == "uneven" else 0
     if max(lengths) - min(lengths) > allowed:
         raise failure(
             f"{subject}: the shards have {lengths} samples, they may differ by {allowed}",
@@ -268,12 +276,30 @@ def _require_shards(
             case=facts,
         )
     missing = sorted(set(range(num_samples)) - owners.keys())
-    if len(missing) > (num_samples % world_size if tail == "drop" else 0):
+    if len(missing) > (num_samples % world_size if tail == "drop" else 0) + world_size * (batch - 1):
         raise failure(
             f"{subject}: {_some(missing)} in no shard, the shards must cover all {num_samples}",
             likely_cause=_why_missing(missing, num_samples, order_of_one(), lengths),
             case=facts,
         )
+
+
+def _require_whole_batches(
+    subject: str, ranks: list[list[int]], num_samples: int, tail: str, batch: int, facts: str
+) -> None:
+    """Each rank has all the batches that its share fills."""
+    __tracebackhide__ = True
+    whole, more = divmod(num_samples, len(ranks))
+    for rank, indices in enumerate(ranks):
+        # with a tail that is uneven, either: a sampler may give the longer shares to any ranks
+        shares = {"pad": {whole + (more > 0)}, "drop": {whole}}.get(tail, {whole, whole + (more > 0)})
+        if len(indices) not in {share // batch * batch for share in shares}:
+            raise failure(
+                f"{subject}: rank {rank} has {len(indices)} samples, full batches of {batch} from a share of "
+                f"{max(shares)} hold {max(shares) // batch * batch}",
+                likely_cause="the loader has no drop_last=True" if len(indices) in shares else None,
+                case=facts,
+            )
 
 
 def _require_other_orders(subject: str, orders: list[list[list[int]]], facts: str) -> None:

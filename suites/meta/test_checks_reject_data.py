@@ -17,6 +17,7 @@ from pdlcheck.checks import (
     check_shards,
 )
 from pdlcheck.errors import Inconclusive
+from pdlcheck.primitives import ShardSampler
 
 
 def rows(*cases, names=("broken", "message")):
@@ -349,7 +350,41 @@ def test_check_epoch_loop_rejects(world, broken, message):
         check_epoch_loop(loop(broken), world, num_samples=25, world_size=2)
 
 
+def in_full_batches(drop_last=True, tail="pad", own=lambda batches: batches):
+    """A loader that drops what does not fill a batch of 4."""
+
+    def visit(dataset, epochs):
+        sampler = DistributedSampler(dataset, drop_last=tail == "drop")
+        if tail == "uneven":
+            sampler = ShardSampler(dataset, tail=tail)
+        loader, seen = DataLoader(dataset, batch_size=4, sampler=sampler, drop_last=drop_last), []
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            seen.append(own(list(loader)))
+        return seen
+
+    return visit
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
+@pytest.mark.parametrize("num_samples", [24, 31, 32, 33, 39])
+def test_check_epoch_loop_accepts_full_batches(world, tail, num_samples):
+    check_epoch_loop(in_full_batches(tail=tail), world, num_samples=num_samples, world_size=2, tail=tail, drop_last=4)
+
+
+@rows(
+    (in_full_batches(drop_last=False), r"rank 0 has 15 samples, full batches of 4 .* 15 hold 12\n.*no drop_last=True"),
+    (in_full_batches(own=lambda batches: batches[1:]), r"rank 0 has 8 samples, full batches of 4 .* 15 hold 12\n"),
+    (in_full_batches(own=lambda batches: [*batches[1:], batches[1]]), "rank 0 draws sample .* 2 times, it must draw"),
+)
+def test_check_epoch_loop_rejects_other_than_full_batches(world, broken, message):
+    with pytest.raises(AssertionError, match=f"^visit: {message}"):
+        check_epoch_loop(broken, world, num_samples=30, world_size=2, drop_last=4)
+
+
 def test_check_epoch_loop_says_what_it_needs(world):
+    with pytest.raises(ValueError, match="takes drop_last as the samples in a batch, 1 or more, got 0"):
+        check_epoch_loop(loop(honest), world, num_samples=24, world_size=2, drop_last=0)
     with pytest.raises(ValueError, match=r"each of 3 epochs held, <lambda> returns 2 on rank 0; return one tensor"):
         check_epoch_loop(lambda dataset, epochs: [[0], [1]], world, num_samples=24, world_size=2)
     with pytest.raises(ValueError, match="compares epochs, it needs 2 or more, got 1"):
