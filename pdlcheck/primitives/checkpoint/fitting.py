@@ -58,7 +58,7 @@ def require_fit(name: str, held: Any, about: list[Any], saved_about: list[Any], 
         _require_model(name, held, dict(node[1]), tensors)
     elif about[0] != saved_about[0]:
         raise ValueError(f"{name} is a {about[0]}, the checkpoint holds the state of a {saved_about[0]}")
-    if about[1] is not None:
+    if about[1] is not None and saved_about[1] is not None:
         _require_optimizer(name, held, about[1], saved_about[1], dict(node[1]))
 
 

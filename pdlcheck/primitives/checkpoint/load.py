@@ -81,7 +81,7 @@ def load_checkpoint(
 
     On another number of ranks, what was equal on all ranks is loaded by each, rank r takes the random streams of rank
     r, and ranks that are new get streams that follow from those of rank 0 and their number. What differed from rank
-    to rank needs a rule in ``reshard``.
+    to rank, as the stages of a pipeline and their optimizers do, needs a rule in ``reshard``.
 
     Args:
         path: the file; each rank reads its own copy, of the same contents.
@@ -218,9 +218,13 @@ def _fitting(
             raise ValueError(f"{path} also holds {name!r}: pass {name}=..., or ignore=[{name!r}] to do without")
     about = describe(objects)
     states = {}
+    again = len(payload["ranks"]) == who.world_size
+    mine = payload.get("others", {}).get(who.rank, saved) if again else saved
     for name, held in objects.items():
         node, tensors = states[name] = _state_for(who, path, payload, name, reshard.get(name))
-        require_fit(name, held, about[name], saved[name], node, tensors)
+        kind, groups = mine[name]
+        # whose parameters a rule has taken is not known
+        require_fit(name, held, about[name], [kind, groups if again or name not in reshard else None], node, tensors)
     return states
 
 

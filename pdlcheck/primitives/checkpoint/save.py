@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,9 @@ def save_checkpoint(
     who = ranks_of(caller, group)
     tensors: Tensors = {}
     nodes: dict[str, Node] = {}
+    about: dict[str, Any] = {}
 
-    def collect() -> tuple[int, list[str], list[str]]:
+    def collect() -> tuple[int, list[str], list[str], str]:
         require_at_least(caller, "step", step, 0)
         if step > MAX_STEP:
             raise ValueError(f"{caller} needs a step below {MAX_STEP + 1}, which names a file, got step={step}")
@@ -84,22 +86,27 @@ def save_checkpoint(
         streams = capture_streams()  # before a state_dict could draw from them
         nodes.update({name: encode(state_of(held), tensors, name) for name, held in objects.items()})
         nodes["rng"] = encode(streams, tensors, "rng")
-        return step, sorted(objects), list(tensors)
+        about.update(describe(objects))
+        return step, sorted(objects), list(tensors), hashlib.sha256(repr(about).encode()).hexdigest()
 
     told = who.together(collect)
     _require_agreement(who, told)
-    missing = set(tensors).difference(*(held for _, _, held in told[: who.rank]))
-    everyone = who.gather((nodes, {name: tensors[name] for name in missing}))
+    missing = set(tensors).difference(*(held for _, _, held, _ in told[: who.rank]))
+    alike = told[who.rank][3] == told[0][3]
+    everyone = who.gather((nodes, {name: tensors[name] for name in missing}, None if alike else about))
 
     def store() -> str:
         path = path_of(Path(folder), step)
         payload = {
             "step": step,
             "world_size": who.world_size,
-            "about": describe(objects),
-            "ranks": [nodes for nodes, _ in everyone],
-            "tensors": {name: held[name] for _, held in everyone for name in sorted(held)},
+            "about": about,
+            "ranks": [nodes for nodes, _, _ in everyone],
+            "tensors": {name: held[name] for _, held, _ in everyone for name in sorted(held)},
         }
+        others = {rank: theirs for rank, (_, _, theirs) in enumerate(everyone) if theirs is not None}
+        if others:  # as stages of a pipeline
+            payload["others"] = others
         body = body_of(payload)
         try:
             remove_stale(path.parent)
@@ -112,7 +119,7 @@ def save_checkpoint(
     return Path(who.together(store, on=0)[0])
 
 
-def _require_agreement(who: Ranks, told: list[tuple[int, list[str], list[str]]]) -> None:
+def _require_agreement(who: Ranks, told: list[tuple[int, list[str], list[str], str]]) -> None:
     for place, what in enumerate(("step", "objects")):
         for rank, values in enumerate(told):
             if values[place] != told[0][place]:
