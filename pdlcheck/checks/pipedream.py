@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -128,6 +129,7 @@ def _simulate(
 ) -> Named:
     """The weights after all micro-batches, each with the version of the weights that ``version(i, stage)`` names."""
     latest = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    model = copy.deepcopy(model)  # functional_call leaves other tensors in a layer that stands in it twice
     steps = [optimizer([latest[name] for name in names]) for names in stages]
     history = [{name: p.detach().clone() for name, p in latest.items()}]
     for i, (inputs, targets) in enumerate(parts):

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from pdlcheck.primitives.outputs import parameters_behind
+from pdlcheck.primitives.pipeline.calling import call_with
 from pdlcheck.primitives.pipeline.cells import Schedule
 from pdlcheck.primitives.pipeline.messages import Form, form_of
 from pdlcheck.primitives.pipeline.stage import LossError, Stage, as_tensors, leaf_of, versions
@@ -89,7 +89,7 @@ def _try(stage: Stage, form: Form, targets: Any, unsaid: bool) -> tuple[Form, bo
     buffers = {name: buffer.detach().clone() for name, buffer in stage.layers.named_buffers()}
     cuda = [stage.device] if stage.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.enable_grad():
-        out = functional_call(stage.layers, buffers, (inputs if form.packed else inputs[0],))
+        out = call_with(stage.layers, buffers, inputs if form.packed else inputs[0])
         tensors = as_tensors(out, f"stage {stage.index}")
         roots = tensors if stage.loss is None or targets is None else (stage.loss_of(out, targets),)
         if unsaid and roots is not tensors and _adds(stage.loss, out, targets, float(roots[0].detach())):

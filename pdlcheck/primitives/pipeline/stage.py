@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pdlcheck.primitives.pipeline.batches import packed_as
+from pdlcheck.primitives.pipeline.calling import call_with
 from pdlcheck.primitives.pipeline.recompute import Recipe, start_recipe
 
 __all__ = ["LossError", "Stage", "Tensors", "as_tensors", "leaf_of", "versions"]
@@ -169,7 +169,7 @@ class Stage:
         if self.copies:
             inputs = tuple(tensor.clone() for tensor in inputs)
         x: Any = inputs if packed else inputs[0]
-        out = self.layers(x) if weights is None else functional_call(self.layers, dict(weights), (x,))
+        out = self.layers(x) if weights is None else call_with(self.layers, weights, x)
         if self.loss is not None and targets is not None:
             return out, (self.loss_of(out, targets),)
         return out, as_tensors(out, f"stage {self.index}")
