@@ -119,6 +119,40 @@ def test_it_has_none_on_several_devices_of_one_process_too(subject, kind):
     require_same_gradients(pipeline.module, alone)
 
 
+class Vector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(5, 3, sparse=True)
+
+    def forward(self, x):
+        return self.words(x)
+
+
+class Logits(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight, self.layer = weight, nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(x) @ self.weight.t()
+
+
+@pytest.mark.world_size(2)
+def test_a_sparse_gradient_of_a_tied_weight_is_added(subject):
+    """Its rank raised, and the other one waited for it."""
+    torch.manual_seed(0)
+    words = Vector()
+    model = nn.Sequential(words, Logits(words.words.weight))
+    alone = copy.deepcopy(model)
+    pipeline = subject(model, nn.CrossEntropyLoss(), n_microbatches=2, split=[1])
+    x, y = torch.tensor([0, 1, 1, 3]), torch.tensor([1, 2, 3, 4])
+    for _ in range(2):
+        pipeline.step(x, y)
+        nn.CrossEntropyLoss()(alone(x), y).backward()
+    for name, p in pipeline.module.named_parameters():
+        torch.testing.assert_close(p.grad.to_dense(), alone.get_parameter(name).grad.to_dense(), msg=name)
+
+
 @pytest.mark.world_size(4)
 def test_in_pipelines_side_by_side_it_has_none_where_no_pipeline_has_one(subject, rank):
     """As with DistributedDataParallel: a pipeline that has one gives it to the others, divided by all."""

@@ -77,7 +77,8 @@ def _flagged(copy: nn.Parameter) -> Tensor:
     """The gradient, flat, and 1 behind it; zeros where there is none."""
     if copy.grad is None:
         return copy.new_zeros(copy.numel() + 1, requires_grad=False)
-    return torch.cat([copy.grad.flatten(), copy.grad.new_ones(1)])
+    grad = copy.grad.to_dense()  # that of an embedding may be sparse
+    return torch.cat([grad.flatten(), grad.new_ones(1)])
 
 
 def _exchange(ops: list[dist.P2POp]) -> None:
