@@ -286,6 +286,42 @@ def test_a_loss_that_is_not_one_number_is_refused_on_every_rank(subject, world, 
     assert found[0].startswith(f"ValueError: Pipeline got {got} from loss, and a loss must be one number")
 
 
+def accuracy(out, targets):
+    return (out.argmax(1) == targets.argmax(1)).double().mean()
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_a_loss_without_a_gradient_is_refused_on_every_rank(subject, world, recompute):
+    """One process says so in the first step; nothing was trained, and no error showed it."""
+
+    def program(rank):
+        pipeline = subject(tanh_net(), accuracy, n_microbatches=2, recompute=recompute)
+        pipeline.infer(*samples(4))
+        pipeline.step(*samples(4))
+        assert all(p.grad is None for p in pipeline.module.parameters())
+        pipeline.infer(*samples(4))
+        pipeline.step(*samples(4))
+
+    found = errors(world, program)
+    assert len(set(found)) == 1
+    assert found[0].startswith("ValueError: Pipeline got a loss without a gradient in the step before, so that no")
+
+
+def test_a_batch_may_have_nothing_to_learn_from(subject, world):
+    """As a loss of pairs where there are none: once there was a gradient, the loss is known to have one."""
+
+    def sometimes(out, targets):
+        return averaged(out, targets) if targets.max() < 100 else torch.zeros(())
+
+    def program(rank):
+        pipeline = subject(tanh_net(), sometimes, n_microbatches=2)
+        x, y = samples(4)
+        for targets in (y, y + 1000, y, y):
+            pipeline.step(x, targets)
+
+    assert errors(world, program) == ["nothing"] * 2
+
+
 def added(out, targets):
     return (out - targets).pow(2).sum()
 

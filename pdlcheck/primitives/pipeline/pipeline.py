@@ -180,6 +180,7 @@ class Pipeline:
         if data_group is not None:
             broadcast_parameters(self.module, dist.get_global_rank(data_group, 0), data_group)
         share_tied_values(self._built.ties, self._group)
+        self._stepped = False
         stashes: dict[int, Stash] = {}
         if self.schedule.asynchronous:
             assert optimizer is not None  # build has seen to it
@@ -251,6 +252,7 @@ class Pipeline:
             if behind is not None:
                 raise behind from failure
             raise
+        self._stepped = self._stepped or work.backward
         used = [(source, leaf.grad) for source, leaf in work.sources if leaf.grad is not None]
         if used:
             torch.autograd.backward([source for source, _ in used], [grad for _, grad in used])
@@ -338,6 +340,11 @@ class Pipeline:
             change = self._made.change(backward)
             if change is not None:
                 raise ValueError(change)
+            if backward and last in stages and self._stepped and not stages[last].reached:
+                raise ValueError(
+                    "Pipeline got a loss without a gradient in the step before, so that no parameter got one; return a "
+                    "loss that depends on parameters by operations that have gradients, not by argmax or item()"
+                )
             if 0 in stages:
                 n_samples = require_batch("inputs", inputs, count)
                 own["inputs"] = form_of_batch(inputs)

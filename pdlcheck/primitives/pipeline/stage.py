@@ -53,6 +53,7 @@ class Stage:
         loss: of the last stage, ``loss(outputs, targets)``; None elsewhere.
         recompute: keep inputs instead of activations, and run the forward pass again before each backward pass.
         copies: the layers write their inputs, and get copies of them.
+        reached: a backward pass has had something to go through.
     """
 
     index: int
@@ -61,6 +62,7 @@ class Stage:
     loss: Callable[..., Tensor] | None = None
     recompute: bool = False
     copies: bool = False
+    reached: bool = False
     live: dict[int, Live] = field(default_factory=dict)
     losses: dict[int, Tensor] = field(default_factory=dict)
     outputs: dict[int, Any] = field(default_factory=dict)
@@ -133,6 +135,7 @@ class Stage:
         floating = [root for root in roots if root.is_floating_point() or root.is_complex()]
         used = [(root, g) for root, g in zip(floating, gradients, strict=True) if root.requires_grad and g is not None]
         if used:
+            self.reached = True
             torch.autograd.backward([root for root, _ in used], [gradient for _, gradient in used])
         return [tensor.grad for tensor in kept.inputs if tensor.requires_grad] if self.index else []
 
