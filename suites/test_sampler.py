@@ -196,6 +196,33 @@ def test_a_pass_that_is_used_up_leaves_one_state_on_all_ranks(
 
 
 @pytest.mark.verifies("ShardSampler")
+@given(num_samples=st.integers(2, 13), world_size=st.integers(2, 5), other=st.integers(1, 5), shuffle=st.booleans())
+def test_a_loader_that_fetched_ahead_leaves_the_last_samples_of_an_uneven_epoch(
+    subject, num_samples, world_size, other, shuffle
+):
+    """After the last step that all take: the state of rank 0 holds for any number of ranks, each own for as many."""
+    make = partial(subject, range(num_samples), tail="uneven", shuffle=shuffle)
+    samplers = [make(world_size, rank) for rank in range(world_size)]
+    shares = [list(sampler) for sampler in samplers]  # to the last one, before the first step
+    steps = num_samples // world_size
+    for sampler in samplers:
+        sampler.commit(steps)
+    states = [sampler.state_dict() for sampler in samplers]
+    left = [share[steps:] for share in shares]
+    for rank, state in enumerate(states):
+        again = make(world_size, rank)
+        again.load_state_dict(state)
+        again.set_epoch(0)
+        assert list(again) == left[rank]
+    resumed = [make(other, rank) for rank in range(other)]
+    for sampler in resumed:
+        sampler.load_state_dict(states[0])
+    assert sorted(sample for sampler in resumed for sample in sampler) == sorted(
+        sample for share in left for sample in share
+    )
+
+
+@pytest.mark.verifies("ShardSampler")
 @given(num_samples=st.integers(1, 13), world_size=st.integers(1, 5), start=st.integers(0, 12), tail=TAILS)
 def test_ranks_in_step_have_one_state_until_the_shorter_shares_end(subject, num_samples, world_size, start, tail):
     """After the last step that all ranks take, the ranks with one sample more have not used it."""

@@ -157,8 +157,10 @@ class ShardSampler(Sampler[int]):
 
         So it is where all have used up what they have of the epoch and the loops over it have ended, whatever ``tail``.
         In its last step, where with ``tail="uneven"`` some ranks have none, or under a loader with ``drop_last=True``
-        they may differ by the last sample: that of rank 0 holds for all, and ``load_checkpoint`` takes it on another
-        number of ranks with ``reshard={"sampler": lambda states, rank, world_size: states[0]}``.
+        they may differ by the last sample: a rank whose loader has fetched ahead cannot tell whether others have one
+        more step to go. On as many ranks each goes on from its own. That of rank 0 holds for all, and
+        ``load_checkpoint`` takes it on another number of ranks with
+        ``reshard={"sampler": lambda states, rank, world_size: states[0]}``.
         """
         own = {"num_samples": self._total, "seed": self.seed, "shuffle": int(self.shuffle)}
         return {"version": VERSION, "epoch": self.epoch, "position": self._position(), **own}
