@@ -117,6 +117,21 @@ class Recurrent(nn.Module):
         return self.layer(x)[0]
 
 
+class Stateful(nn.Module):
+    """Takes and returns a hidden state; ``turned``: with its samples first."""
+
+    def __init__(self, layer, turned) -> None:
+        super().__init__()
+        self.layer, self.turned = layer, turned
+
+    def turn(self, state):
+        return tuple(part.transpose(0, 1).contiguous() for part in state) if self.turned else state
+
+    def forward(self, x, state):
+        out, state = self.layer(x, self.turn(state))
+        return out, self.turn(state)
+
+
 class Sometimes(nn.Module):
     """A branch that only some samples use, and one that none does."""
 
@@ -172,6 +187,34 @@ def test_the_older_weight_norm_that_sets_an_attribute_in_a_hook(wrap):
 @verifies
 def test_nested_inputs_and_outputs_keep_their_types(wrap):
     check_replicated_module(wrap, Nested, nested_batch, loss=nested_loss, workers=[1, 3], sizes=[4, 2])
+
+
+@verifies
+@pytest.mark.parametrize("samples", [3, 4, 7])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_hidden_state_has_its_samples_along_dim(subject, batch_first, samples):
+    """Turned where sequences begin with the samples; as it is along dimension 1."""
+    torch.manual_seed(0)
+    plain = Stateful(nn.LSTM(3, 4, num_layers=2, batch_first=batch_first), turned=batch_first).double()
+    replicated = subject(copy.deepcopy(plain), workers=2, dim=0 if batch_first else 1)
+    shapes = [(samples, 5, 3), (samples, 2, 4)] if batch_first else [(5, samples, 3), (2, samples, 4)]
+    x, *state = (torch.randn(shape, dtype=torch.float64) for shape in (*shapes, shapes[1]))
+    expected, found = (module(x, tuple(state)) for module in (plain, replicated))
+    for goal, value in zip((expected[0], *expected[1]), (found[0], *found[1]), strict=True):
+        torch.testing.assert_close(value, goal)
+    for out, (h, c) in (expected, found):
+        (out.square().sum() + h.sum() + c.sum()).backward()
+    for mine, goal in zip(replicated.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, goal.grad)
+
+
+@verifies
+def test_a_hidden_state_with_its_samples_elsewhere_is_refused(subject):
+    """torch's drops samples."""
+    layer = nn.LSTM(3, 4, batch_first=True)
+    state = tuple(torch.zeros(1, 4, 4) for _ in range(2))
+    with pytest.raises(ValueError, match=r"as many samples in every tensor along dim=0, got args\[0\] 4, .* 1;"):
+        subject(layer, workers=2)(torch.zeros(4, 5, 3), state)
 
 
 @verifies

@@ -37,6 +37,10 @@ class DataParallel(nn.Module):
     in other threads. A batch with fewer samples than workers uses fewer workers; a call without tensors, or of no
     samples, uses the first alone.
 
+    What has its samples elsewhere than along ``dim``, as the hidden state of an ``nn.LSTM`` has along dimension 1, is
+    cut and put together along ``dim`` all the same, as by torch's: give and return it transposed, or let all tensors
+    have their samples along ``dim=1``, as with ``batch_first=False``.
+
     Otherwise than torch's: CPU workers; pieces of 5 samples on 4 workers are 2, 1, 1, 1 (not 2, 2, 1); tensors with
     different numbers of samples are an error (there, samples are dropped); a parameter that no worker used keeps the
     gradient None (there, it becomes zeros, and momentum moves it); attributes that forward sets on the first worker
