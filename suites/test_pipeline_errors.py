@@ -286,6 +286,38 @@ def test_a_loss_that_is_not_one_number_is_refused_on_every_rank(subject, world, 
     assert found[0].startswith(f"ValueError: Pipeline got {got} from loss, and a loss must be one number")
 
 
+@pytest.mark.parametrize("first", ["eager", "new"])
+@pytest.mark.parametrize("rank_that_infers", [0, 1, 2])
+def test_step_on_some_ranks_and_infer_on_others_is_refused_on_every_rank(subject, world, rank_that_infers, first):
+    """One waited for gradients that the other never sent."""
+
+    def program(rank):
+        pipeline = subject(tanh_net(), MSE, n_microbatches=2)
+        if first == "eager":
+            pipeline.step(*samples(4))
+        (pipeline.infer if rank == rank_that_infers else pipeline.step)(*samples(4))
+
+    found = errors(world, program, 3)
+    assert len(set(found)) == 1
+    others = ", ".join(str(rank) for rank in range(3) if rank != rank_that_infers)
+    assert found[0].startswith(
+        f"ValueError: Pipeline.step was called on rank {others} of its group and infer on rank {rank_that_infers}; call"
+    )
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
+def test_infer_on_one_rank_of_two_pipelines_is_refused_on_every_rank(subject, world, schedule):
+    def program(rank):
+        keywords = {"optimizer": SGD} if schedule == "pipedream" else {}
+        pipeline = subject(tanh_net(), MSE, schedule=schedule, n_microbatches=2, **keywords, **side_by_side(rank))
+        pipeline.step(*samples(4))
+        (pipeline.infer if rank == 3 else pipeline.step)(*samples(4))
+
+    found = errors(world, program, 4)
+    assert len(set(found)) == 1
+    assert found[0].startswith("ValueError: Pipeline.step was called on rank 0 of its group and infer on rank 1; call")
+
+
 def accuracy(out, targets):
     return (out.argmax(1) == targets.argmax(1)).double().mean()
 

@@ -21,22 +21,26 @@ class Header:
         weight: how much the batch counts, on the last rank.
         weights: how much each micro-batch counts, or -1 where a rank does not know; empty where nobody asks.
         situation: the rank's own number for what the forms of messages depend on: its part of the batch and its mode.
+        backward: whether it is called for backward passes, too.
         failed: this rank cannot take the step.
         differ: numbers of samples, where ranks know unequal ones.
-        situations: of all ranks, in the order of the group.
+        situations, backwards: of all ranks, in the order of the group.
     """
 
     n_samples: int | None = None
     weight: float | None = None
     weights: tuple[float, ...] = ()
     situation: int = -1
+    backward: bool = False
     failed: bool = False
     differ: tuple[int, int] | None = None
     situations: tuple[int, ...] = ()
+    backwards: tuple[bool, ...] = ()
 
     def is_like(self, agreed: Header, place: int) -> bool:
         """Whether the rank at ``place``, which knows this, is where it was when ``agreed`` was found."""
-        return not self.failed and self.situation == agreed.situations[place]
+        own = self.situation, self.backward
+        return not self.failed and own == (agreed.situations[place], agreed.backwards[place])
 
 
 class Agreement:
@@ -58,7 +62,7 @@ class Agreement:
             -1.0 if weight is None else weight,
             float(own.failed),
             *own.weights,
-            *(float(own.situation) if rank == place else -1.0 for rank in range(n_ranks)),
+            *(2.0 * own.situation + own.backward if rank == place else -math.inf for rank in range(n_ranks)),
         ]
         self._values: Tensor = torch.tensor(values, dtype=torch.float64, device=device)
         self._work = None
@@ -81,5 +85,6 @@ class Agreement:
             weights=tuple(weights),
             failed=bool(failed) or differ is not None,
             differ=differ,
-            situations=tuple(map(int, situations)),
+            situations=tuple(int(one // 2) for one in situations),
+            backwards=tuple(one % 2 == 1 for one in situations),
         )

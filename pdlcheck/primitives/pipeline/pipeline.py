@@ -260,7 +260,7 @@ class Pipeline:
 
     def _carry_out(self, work: Work, header: Header, error: Exception | None) -> None:
         """The passes of a step, and what becomes of its gradients on other ranks."""
-        alike = self._alike if work.backward else None
+        alike = self._alike
         is_alike = alike is not None and header.is_like(alike, self._place)
         self._undo.note(everything=not is_alike)
         if alike is not None and not is_alike:
@@ -305,21 +305,23 @@ class Pipeline:
     def _settle(self, agreement: Agreement, work: Work, problem: Exception | None) -> float:
         """Hear of the others, raise what any of them found; returns how much the batch counts."""
         met = agreement.settle()
+        data_group = self._data_group if any(met.backwards) else None  # where other pipelines wait for this one
         if not met.failed:
             try:
+                _require_one_call(met.backwards)
                 self._learn(work, met)
             except ValueError as found:  # the same on all ranks of this pipeline
                 problem = found
         failed = met.failed or problem is not None
-        if self._data_group is not None and work.backward:
+        if data_group is not None:
             own = Header(failed=failed, weights=met.weights)
-            everywhere = Agreement(own, self._data_group, self._wire).settle()
+            everywhere = Agreement(own, data_group, self._wire).settle()
             failed = everywhere.failed
             adds = self._built.reduction == "sum"
             work.weights, work.counts = met.weights, [adds or weight > 0 for weight in everywhere.weights]
         if failed:
             self._forget()
-            self._raise_everywhere(problem, met, self._data_group if work.backward else None)
+            self._raise_everywhere(problem, met, data_group)
         if work.backward and self._bearer is not None:
             now = replace(met, weight=None, weights=())
             self._alike = now if self._last in (None, now) else None  # what has just changed may change again
@@ -333,7 +335,7 @@ class Pipeline:
         count, stages, last = self.schedule.n_microbatches, self._built.stages, self.schedule.n_stages - 1
         work = Work([], isinstance(inputs, tuple | list), [None] * count, [1.0] * count, backward, keep_outputs)
         n_samples = weight = None
-        asked = backward and self.schedule.asynchronous and self._data_group is not None
+        asked = self.schedule.asynchronous and self._data_group is not None
         weights = (-1.0,) * count if asked else ()
         own: dict[str, Form] = {}
         try:
@@ -363,8 +365,8 @@ class Pipeline:
                     found_weights = self._weigh(work)
                     weight, weights = sum(found_weights), tuple(found_weights) if asked else ()
         except Exception as error:  # of any kind: others wait for what this rank says
-            return work, Header(failed=True, weights=weights), error
-        return work, Header(n_samples, weight, weights, self._situation(own)), None
+            return work, Header(failed=True, weights=weights, backward=backward), error
+        return work, Header(n_samples, weight, weights, self._situation(own), backward), None
 
     def _weigh(self, work: Work) -> list[float]:
         """Set each micro-batch's share in the loss; returns how much each counts beside those of other batches."""
@@ -419,7 +421,7 @@ class Pipeline:
             stages, unsaid = self._built.stages, self._built.unsaid
             forms = find_forms(stages, self.schedule, first, targets, self._group, unsaid=unsaid)
             self._known[met.situations] = forms
-            self._fitting.add(met.situations[0 if self._group is None else dist.get_rank(self._group)])
+            self._fitting.add(met.situations[self._place])
         work.forms = self._known[met.situations]
 
     def _sync(self, module: nn.Module, weight: float) -> None:
@@ -466,6 +468,16 @@ def _turns(schedule: Schedule, place: int | None) -> list[Turn]:
     if place is not None:
         return program(schedule, place)
     return [Turn(cell, None, ()) for _, _, cell in schedule]
+
+
+def _require_one_call(backwards: Sequence[bool]) -> None:
+    """ValueError where some ranks called step, which goes backwards, and others infer."""
+    ranks = [[str(rank) for rank, one in enumerate(backwards) if one == called] for called in (True, False)]
+    if all(ranks):
+        step, infer = map(", ".join, ranks)
+        raise ValueError(
+            f"Pipeline.step was called on rank {step} of its group and infer on rank {infer}; call the same on all"
+        )
 
 
 def _unequal(n_inputs: int | None, n_targets: int | None) -> str:
