@@ -9,6 +9,7 @@ import re
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -48,6 +49,10 @@ def longer(path):
 
 def other_format(path):
     path.write_bytes(path.read_bytes().replace(b"format 1\n", b"format 7\n", 1))
+
+
+def much_later_format(path):
+    path.write_bytes(path.read_bytes().replace(b"format 1\n", b"format 117\n", 1))
 
 
 def other_program(path):
@@ -92,6 +97,7 @@ REFUSED = [
     (damage, "was changed after it was written: its SHA-256 is"),
     (longer, "is 2 bytes longer than the"),
     (other_format, "was written in format 7, this version of pdlcheck reads format 1"),
+    (much_later_format, "was written in format 117, this version"),
     (other_program, "is not a checkpoint: it does not start with 'pdlcheck checkpoint"),
     (number_of_bytes_with_a_blank, "has damaged first lines"),
     (sealed_by_hand, "is intact, but not a checkpoint of save_checkpoint"),
@@ -323,6 +329,32 @@ def test_a_load_state_dict_that_forgets_is_found_out(tmp_path):
     with pytest.raises(ValueError, match=r"sampler does not hold.*sampler\['position'\] is 0, it should be 3"):
         load_checkpoint(path, model=model, sampler=sampler)
     assert model.weight.item() == before
+
+
+@pytest.mark.parametrize(
+    ("values", "change"),
+    [
+        (torch.arange(5.0), lambda values: values.flip(0)),
+        (torch.tensor([0.0, 1.0]), lambda values: values * -1 * torch.tensor([1.0, -1.0])),  # minus zero
+        (torch.tensor([1, 2]), lambda values: values.int()),
+        (np.arange(5), lambda values: values[::-1]),
+        (torch.arange(5.0), lambda values: values.numpy()),
+    ],
+    ids=["order", "sign", "dtype", "array", "kind"],
+)
+def test_a_load_state_dict_that_changes_values_is_found_out(tmp_path, values, change):
+    class Changing(Holder):
+        def load_state_dict(self, state):
+            self.state = {"steps": [3, change(state["steps"][1])]}
+
+    def load():
+        return load_checkpoint(path, average=Changing({}))
+
+    path = save_checkpoint(tmp_path, 3, average=Changing({"steps": [3, values]}))
+    with pytest.raises(ValueError, match=r"average does not hold.*average\['steps'\]\[1\] (holds other|is a)"):
+        load()
+    change = torch.clone if isinstance(values, torch.Tensor) else np.copy
+    assert load() == 3
 
 
 def test_an_object_that_does_not_take_its_own_state_back_keeps_no_other_from_it(tmp_path):

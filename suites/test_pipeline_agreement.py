@@ -197,6 +197,26 @@ def test_a_data_group_that_a_rank_is_not_in_is_refused_on_every_rank(subject, wo
     assert found[0].startswith("ValueError: Pipeline got a data_group that rank 1 is not in; give each rank the group")
 
 
+@pytest.mark.parametrize("crossed", [[[0, 5], [1, 4], [2, 3]], [[0, 3], [1, 5], [2, 4]]], ids=["all", "two"])
+def test_data_groups_that_cross_pipelines_are_refused_on_every_rank(subject, world, crossed):
+    """Gradients of one layer would be averaged with those of another."""
+
+    def program(rank):
+        pipelines = [dist.new_group(ranks) for ranks in ([0, 1, 2], [3, 4, 5])]
+        stages = [dist.new_group(ranks) for ranks in crossed]
+        mine = next(group for group, ranks in zip(stages, crossed, strict=True) if rank in ranks)
+        model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
+        subject(model, MSE, n_microbatches=2, group=pipelines[rank // 3], data_group=mine)
+
+    found = errors(world, program, 6)
+    assert len(set(found)) == 1
+    first = next(ranks for place, ranks in enumerate(crossed) if ranks != [place, place + 3])
+    right = [first[0], first[0] + 3]
+    assert found[0].startswith(
+        f"ValueError: Pipeline got the data_group of ranks {first}, where ranks {right} have the same stages; give each"
+    )
+
+
 def test_a_data_group_inside_of_a_pipeline_is_refused_on_every_rank(subject, world):
     def program(rank):
         subject(tanh_net(), MSE, n_microbatches=2, data_group=dist.group.WORLD)

@@ -17,7 +17,9 @@ __all__ = ["FORMAT", "Refused", "body_of", "read", "sealed", "verify", "whole"]
 
 FORMAT = 1
 _FIRST = b"pdlcheck checkpoint, format "
-_HEADER = re.compile(rb"pdlcheck checkpoint, format (\d+)\nsha256 ([0-9a-f]{64})\nnbytes (\d{20})\n")
+_VERSION = re.compile(_FIRST + rb"(\d+)\n")
+_HEADER = re.compile(_FIRST + rb"%d\nsha256 ([0-9a-f]{64})\nnbytes (\d{20})\n" % FORMAT)
+_HEADER_NBYTES = len(_FIRST + b"%d\nsha256 %064d\nnbytes %020d\n" % (FORMAT, 0, 0))
 _PARTS = {"step", "world_size", "about", "ranks", "tensors"}
 _MORE = {"others"}  # where ranks hold other things
 
@@ -39,27 +41,28 @@ def body_of(payload: dict[str, Any]) -> memoryview:
     return buffer.getbuffer()
 
 
-def verify(path: Path) -> tuple[str, memoryview]:
+def verify(path: Path) -> tuple[str, bytes]:
     """The digest and the body of an intact file.
 
     Raises:
         Refused: it cannot be read, was cut, is longer than it says, or one of its bits is not what was written.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            header = file.read(_HEADER_NBYTES)
+            body = file.read()
     except FileNotFoundError:
         raise Refused("does not exist") from None
     except IsADirectoryError:
         raise Refused("is a folder: pass a file of it, such as latest_checkpoint gives") from None
     except OSError as error:
         raise Refused(f"cannot be read: {error.strerror or error}") from None
-    header_nbytes, nbytes, digest = _header(content)
-    found = len(content) - header_nbytes
-    if found < nbytes:
-        raise Refused(f"was cut at byte {len(content)}: it should be {header_nbytes + nbytes} bytes long")
-    if found > nbytes:
-        raise Refused(f"is {found - nbytes} bytes longer than the {header_nbytes + nbytes} that were written")
-    body = memoryview(content)[header_nbytes:]
+    nbytes, digest = _header(header)
+    whole, found = _HEADER_NBYTES + nbytes, _HEADER_NBYTES + len(body)
+    if found < whole:
+        raise Refused(f"was cut at byte {found}: it should be {whole} bytes long")
+    if found > whole:
+        raise Refused(f"is {found - whole} bytes longer than the {whole} that were written")
     actual = hashlib.sha256(body).hexdigest()
     if actual != digest:
         raise Refused(f"was changed after it was written: its SHA-256 is {actual[:12]}..., not {digest[:12]}...")
@@ -70,8 +73,8 @@ def whole(path: Path) -> bool:
     """Whether a file is as long as it says: a look that does not read the body, so that it costs nothing."""
     try:
         with path.open("rb") as file:
-            header_nbytes, nbytes, _ = _header(file.read(len(sealed(b"")) + 20))
-        return path.stat().st_size == header_nbytes + nbytes
+            nbytes, _ = _header(file.read(_HEADER_NBYTES))
+        return path.stat().st_size == _HEADER_NBYTES + nbytes
     except (OSError, Refused):
         return False
 
@@ -88,16 +91,15 @@ def read(path: Path) -> tuple[str, dict[str, Any]]:
     return digest, payload
 
 
-def _header(content: bytes) -> tuple[int, int, str]:
-    """Length of the three lines, length of the body, its digest. Strict: no byte may differ from what was written."""
-    match = _HEADER.match(content)
+def _header(content: bytes) -> tuple[int, str]:
+    """Length of the body and its digest. Strict: no byte may differ from what was written."""
+    version, match = _VERSION.match(content), _HEADER.match(content)
+    if version is not None and version[1] != str(FORMAT).encode():
+        raise Refused(f"was written in format {version[1].decode()}, this version of pdlcheck reads format {FORMAT}")
     if match is None:
-        whole = len(sealed(b""))
-        if len(content) < whole and content[: len(_FIRST)] == _FIRST[: len(content)]:
+        if len(content) < _HEADER_NBYTES and content[: len(_FIRST)] == _FIRST[: len(content)]:
             raise Refused(f"was cut at byte {len(content)}, inside its first lines" if content else "is empty")
         if content.startswith(_FIRST):
             raise Refused("has damaged first lines, which should say format, sha256 and nbytes")
         raise Refused(f"is not a checkpoint: it does not start with {_FIRST.decode().strip()!r}")
-    if int(match[1]) != FORMAT or match[1] != str(FORMAT).encode():
-        raise Refused(f"was written in format {match[1].decode()}, this version of pdlcheck reads format {FORMAT}")
-    return match.end(), int(match[3]), match[2].decode()
+    return int(match[2]), match[1].decode()

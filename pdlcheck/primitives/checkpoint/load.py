@@ -266,8 +266,8 @@ def _apply(objects: Mapping[str, Any], states: dict[str, tuple[Node, Tensors]], 
             _put(held, state)
         except Exception as error:
             raise ValueError(f"{name} does not take its state: {type(error).__name__}: {error}") from error
-    for name, (node, _) in states.items():
-        differs = difference(encode(state_of(objects[name]), {}, name), node, name)
+    for name, (node, tensors) in states.items():
+        differs = difference(encode(state_of(objects[name]), dict(tensors), name, node), node, name)
         if differs:
             raise ValueError(f"{name} does not hold what the checkpoint holds after load_state_dict: {differs}")
 

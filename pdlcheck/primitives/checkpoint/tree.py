@@ -19,32 +19,41 @@ __all__ = ["Node", "Tensors", "decode", "difference", "encode"]
 Node = tuple[str, Any]
 Tensors = dict[str, Tensor]
 
+NOTHING: Node = ("value", None)
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _INT_BITS = 2039  # weights_only=True loads no int of more, and no empty bytes
 _MAPPINGS: dict[str, Callable[[Any], Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 
 
-def encode(value: object, tensors: Tensors, where: str) -> Node:
+def encode(value: object, tensors: Tensors, where: str, like: Node = NOTHING) -> Node:
     """``value`` as a tree; the tensors in it are put into ``tensors``, which holds them until they change.
+
+    Args:
+        value: a state dict, or part of one.
+        tensors: by their digests.
+        where: the value's name in messages.
+        like: a tree with tensors in ``tensors`` that the value may be equal to; what is equal needs no digest.
 
     Raises:
         TypeError: names the first thing that ``weights_only=True`` would not load, or not as it was.
     """
     if isinstance(value, Tensor):
-        return "tensor", _store(value, tensors, where)
+        return "tensor", _store(value, tensors, where, like)
     if isinstance(value, np.ndarray):
-        return "ndarray", _store(_tensor_of(value, where), tensors, where)
+        return "ndarray", _store(_tensor_of(value, where), tensors, where, like)
     if isinstance(value, dict) and type(value).__name__ in _MAPPINGS:
         for key in value:
             if type(key) not in _VALUES:
                 raise TypeError(f"{where} has a key of type {type(key).__name__}, a checkpoint takes str and numbers")
             if not _loads_as_it_is(key):
                 raise TypeError(f"{where} has a key that weights_only=True does not load: empty bytes, or a huge int")
-        nodes = [(key, encode(held, tensors, f"{where}[{key!r}]")) for key, held in value.items()]
+        likes = dict(like[1]) if like[0] in _MAPPINGS else {}
+        nodes = [(k, encode(held, tensors, f"{where}[{k!r}]", likes.get(k, NOTHING))) for k, held in value.items()]
         return type(value).__name__, nodes
-    if type(value) in (list, tuple):
-        nodes_ = [encode(held, tensors, f"{where}[{i}]") for i, held in enumerate(value)]  # type: ignore[arg-type,var-annotated]  # a list or tuple
-        return type(value).__name__, nodes_
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):  # a named tuple would not come back
+        likes = dict(enumerate(like[1])) if like[0] in ("list", "tuple") else {}
+        children = [encode(held, tensors, f"{where}[{i}]", likes.get(i, NOTHING)) for i, held in enumerate(value)]
+        return type(value).__name__, children
     if type(value) in (int, bytes) and not _loads_as_it_is(value):
         return ("int", hex(value)) if isinstance(value, int) else ("bytes", "")
     if type(value) in _VALUES or isinstance(value, np.float64):
@@ -110,7 +119,7 @@ def _kind(node: Node) -> str:
     return {"value": repr(node[1]), "int": str(node[1]), "bytes": "b''"}.get(node[0], f"a {node[0]}")
 
 
-def _store(tensor: Tensor, tensors: Tensors, where: str) -> str:
+def _store(tensor: Tensor, tensors: Tensors, where: str, like: Node) -> str:
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         raise TypeError(
             f"{where} is a {type(tensor).__name__}; a checkpoint takes plain tensors: a lazy one needs a forward pass "
@@ -122,12 +131,24 @@ def _store(tensor: Tensor, tensors: Tensors, where: str) -> str:
     held = tensor.detach().cpu().resolve_conj().resolve_neg()
     if held.untyped_storage().nbytes() != held.nbytes:
         held = held.clone()  # it is a view, and would be saved with all that it is a view of
-    flat = held.contiguous().view(-1) if held.dim() else held.reshape(1)
+    if like[0] in ("tensor", "ndarray") and _are_equal(held, tensors[like[1]]):
+        return str(like[1])
     digest = hashlib.sha256(f"{held.dtype} {tuple(held.shape)} ".encode())  # strides may differ where bits do not
-    digest.update(flat.view(torch.uint8).numpy().data)
+    digest.update(_bytes_of(held).data)
     name = digest.hexdigest()
     tensors[name] = held
     return name
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Bit for bit."""
+    same = one.dtype == other.dtype and one.shape == other.shape
+    return same and np.array_equal(_bytes_of(one), _bytes_of(other))  # much faster than torch.equal, with bytes
+
+
+def _bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    flat = tensor.contiguous().view(-1) if tensor.dim() else tensor.reshape(1)
+    return flat.view(torch.uint8).numpy()
 
 
 def _tensor_of(array: Any, where: str) -> Tensor:

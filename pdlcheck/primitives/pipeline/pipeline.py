@@ -60,8 +60,9 @@ class Pipeline:
     processes pass is not looked at. Gradients are those of one process on the whole batch, for every schedule but
     ``"pipedream"``: batches that do not divide, several tensors between stages, integers that have no gradient,
     and parameters that stages share (their gradients are added, their copies stay equal bit for bit) included. Layers
-    that look at the batch as a whole, such as batch norm in training mode, see micro-batches. A parameter that gets no
-    gradient keeps None, also where a later stage does not use what its own returns.
+    that look at the batch as a whole, such as batch norm in training mode, see micro-batches; a buffer that stages
+    share is each rank's own. A parameter that gets no gradient keeps None, also where a later stage does not use what
+    its own returns.
 
     Shapes and dtypes of messages are found out at the first step with inputs and targets of a shape, or in a mode of
     training or autocast, by running every stage once on zeros. All ranks know of one that cannot take a step, and
@@ -101,8 +102,9 @@ class Pipeline:
     Raises:
         TypeError: the model is not sequential; the loss is no function.
         ValueError: more stages than layers; a stage without parameters; an unknown schedule, or one that is invalid or
-            for another number of ranks; a ``data_group`` without this rank, or with others of its pipeline; arguments
-            that differ between ranks, or between pipelines of a ``data_group``. The same on every rank.
+            for another number of ranks; a ``data_group`` without this rank, with others of its pipeline, or with ranks
+            that have other stages; arguments that differ between ranks, or between pipelines of a ``data_group``. The
+            same on every rank.
         RuntimeError: what else a rank could not do, such as moving its stages to ``device``. The same on every rank.
 
     Example:

@@ -42,8 +42,7 @@ class Peers:
                 f"Pipeline got a data_group that rank {dist.get_rank()} is not in; give each rank the group of the "
                 "ranks that have the same stages in other pipelines"
             )
-        own = [] if self.group is None else dist.get_process_group_ranks(self.group)
-        both = sorted(set(own) & set(dist.get_process_group_ranks(self.data_group)))
+        both = sorted(set(self._ranks) & set(dist.get_process_group_ranks(self.data_group)))
         if len(both) > 1:
             raise ValueError(
                 f"Pipeline got ranks {both} in group and in data_group; a data_group has one rank of each pipeline"
@@ -56,33 +55,49 @@ class Peers:
 
     def agree(self, fingerprint: Fingerprint, decided: T, error: Exception | None) -> T:
         """What the first rank has decided; raises, the same on all ranks, what is wrong or different on one of them."""
-        size = None if self.data_group is None else dist.get_world_size(self.data_group)
-        known = {"data_group": "not given" if size is None else f"of {size} ranks", **fingerprint.whole}
-        own = exchange((replace(fingerprint, whole=known), decided, size), error, self.group)
+        siblings = None if self.data_group is None else dist.get_process_group_ranks(self.data_group)
+        known = {"data_group": "not given" if siblings is None else f"of {len(siblings)} ranks", **fingerprint.whole}
+        own = exchange((replace(fingerprint, whole=known), decided, siblings), error, self.group)
         problem = own.first_error
         if problem is None:
             problem = _data_groups([found.whole for found, _, _ in own.values])
-        if self._are_all([size for _, _, size in own.values]):
+        data_groups = [siblings for _, _, siblings in own.values]
+        if self._are_all(data_groups):
             # a rank without a data_group cannot be heard in it
             problem = exchange(None, problem, dist.group.WORLD).first_error
             if problem is not None:
                 raise problem from error
-        pipelines = exchange(own.values, problem, self.data_group)
+        pipelines = exchange((own.values, self._ranks), problem, self.data_group)
         if pipelines.first_error is not None:
             raise pipelines.first_error from error
-        first = pipelines.values[0]
-        for pipeline, ranks in enumerate(pipelines.values):
+        first, _ = pipelines.values[0]
+        for pipeline, (ranks, _) in enumerate(pipelines.values):
             for rank, (other, _, _) in enumerate(ranks):
                 if other.whole != first[0][0].whole:
                     raise _otherwise(first[0][0].whole, other.whole, 0, rank, pipeline)
                 if other.stages != first[rank][0].stages:
                     raise _otherwise(first[rank][0].stages, other.stages, rank, rank, pipeline)
+        places = [sorted(ranks) for ranks in zip(*(ranks for _, ranks in pipelines.values), strict=True)]
+        for here in sorted(sorted(siblings) for siblings in data_groups if siblings is not None):
+            if here not in places:
+                right = next(ranks for ranks in places if here[0] in ranks)
+                raise ValueError(
+                    f"Pipeline got the data_group of ranks {here}, where ranks {right} have the same stages; give each "
+                    "rank the group of those that are at its place in the group of their pipeline"
+                )
         return first[0][1]
 
-    def _are_all(self, sizes: list[int | None]) -> bool:
+    @property
+    def _ranks(self) -> list[int]:
+        """Of the pipeline, in the order of its group."""
+        if self.group is not None:
+            return dist.get_process_group_ranks(self.group)
+        return [dist.get_rank() if dist.is_initialized() else 0]
+
+    def _are_all(self, data_groups: list[list[int] | None]) -> bool:
         """Whether the pipelines side by side are all ranks, as far as one that has a ``data_group`` can tell."""
-        given = [size for size in sizes if size is not None]
-        return self.group is not None and any(size * len(sizes) == dist.get_world_size() for size in given)
+        sizes = [len(siblings) * len(data_groups) for siblings in data_groups if siblings is not None]
+        return self.group is not None and dist.get_world_size() in sizes
 
 
 def build_together(
