@@ -28,9 +28,9 @@ def run_campaign(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_sample_of_faults_holds(tmp_path):
     kinds = "kill-self,kill-outside,kill-idle,segv,raise-inside,exit,mismatch,memory"
-    done = run_campaign("--count", "10", "--seed", "1", "--kinds", kinds, cwd=tmp_path)
+    done = run_campaign("--count", "6", "--seed", "1", "--kinds", kinds, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^([5-9]) of \1 faults held on gloo", done.stdout, re.M), done.stdout
+    assert re.search(r"^([3-6]) of \1 faults held on gloo", done.stdout, re.M), done.stdout
 
 
 @needs_mpi

@@ -91,8 +91,8 @@ def trained(rank, world_size, set_up, where):
         dist.destroy_process_group()
 
 
-def spawned(rank, world_size, set_up, where, folder):
-    torch.save(trained(rank, world_size, set_up, where), folder / f"{rank}.pt")
+def spawned(rank, world_size, meetings, folder):
+    torch.save([trained(rank, world_size, *meeting) for meeting in meetings], folder / f"{rank}.pt")
 
 
 def failing(rank, world_size, set_up, where):
@@ -108,20 +108,27 @@ def on_a_rank(fn, *args):
     return fn(int(os.environ["RANK"]), dist.get_world_size(), *args)
 
 
-@pytest.fixture(params=[set_up_by_environment, set_up_by_file, set_up_by_tcp], ids=["env", "file", "tcp"])
-def meeting(request, tmp_path):
+WAYS = {"env": set_up_by_environment, "file": set_up_by_file, "tcp": set_up_by_tcp}
+
+
+def meeting_by(way, folder):
     """How ranks set up their group, and a port or a file that nobody has used."""
-    if request.param is set_up_by_file:
-        return request.param, tmp_path / "meeting"
+    if way == "file":
+        return WAYS[way], folder / "meeting"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return request.param, free.getsockname()[1]
+        return WAYS[way], free.getsockname()[1]
 
 
-def test_functions_that_set_up_and_clean_up_run_under_spawn_and_worlds_go_on(world, meeting, tmp_path):
+@pytest.fixture(params=WAYS)
+def meeting(request, tmp_path):
+    return meeting_by(request.param, tmp_path)
+
+
+def test_functions_that_set_up_and_clean_up_run_under_spawn_and_worlds_go_on(world, tmp_path):
     assert world.run(dist.get_rank, world_size=2) == [0, 1]
-    mp.spawn(spawned, (2, *meeting, tmp_path), nprocs=2)
-    assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)] == [[[1.5, 1.5]] * 2] * 2
+    mp.spawn(spawned, (2, [meeting_by(way, tmp_path) for way in WAYS], tmp_path), nprocs=2)
+    assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)] == [[[[1.5, 1.5]] * 2] * len(WAYS)] * 2
     assert not dist.is_initialized()
     assert world.run(main, world_size=2) == [2, 2]
 

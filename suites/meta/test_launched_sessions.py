@@ -105,6 +105,13 @@ def test_objects(rank, config):
     assert names[0] == names[1]
 
 @W
+@pytest.mark.parametrize("config", [Config("a"), Config("b")])
+def test_list(rank, config):
+    names = [None, None]
+    dist.all_gather_object(names, config.name)
+    assert names[0] == names[1]
+
+@W
 @pytest.mark.parametrize("name", {"a", "b", "c", "d"})
 def test_names(name):
     names = [None, None]
@@ -117,20 +124,16 @@ def test_parameters_that_ranks_have_in_orders_of_their_own_are_told(launched):
     seeds = [{"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2"}]
     codes, texts = launched(IN_ORDERS_OF_THEIR_OWN, more=seeds)
     assert codes == [1, 1], texts
-    assert "::test_names" in texts[0] and "FAILED test_inner.py::test_names" not in texts[0]
+    for well in ("test_names", "test_list"):
+        assert f"PASSED test_inner.py::{well}" in texts[0] and f"FAILED test_inner.py::{well}" not in texts[0]
     assert "config is Config(name='" in texts[0]
     assert "parametrize over a list or sorted(...), not over a set, or set PYTHONHASHSEED" in texts[0]
     assert "AssertionError" not in texts[0], "no body runs with other parameters on each rank"
 
 
-def test_parameters_that_ranks_have_in_one_order_are_well(launched):
-    codes, texts = launched(IN_ORDERS_OF_THEIR_OWN, more=[{"PYTHONHASHSEED": "1"}] * 2)
-    assert codes == [0, 0], texts
-    assert "8 passed" in texts[0]
-
-
-@pytest.mark.parametrize("broken", ["0", "1"])
-@pytest.mark.parametrize("way", ["pytest.exit('no device')", "pytest.skip('no device', allow_module_level=True)"])
+@pytest.mark.parametrize(
+    ("way", "broken"), [("pytest.exit('no device')", "1"), ("pytest.skip('no device', allow_module_level=True)", "0")]
+)
 def test_where_a_conftest_file_ends_one_session_the_others_hear_of_it_and_end(launched, tmp_path, way, broken):
     (tmp_path / "conftest.py").write_text(f'import os, pytest\nif os.environ["RANK"] == "{broken}": {way}\n')
     codes, texts = launched("@W\ndef test_it(rank): dist.barrier()\n")
