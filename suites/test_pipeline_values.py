@@ -139,6 +139,45 @@ class TwoInputs(nn.Module):
         return self.words(words) + x
 
 
+class Conjugated(nn.Linear):
+    """Complex, and seen through its conjugate, which torch notes in a bit, forwards and backwards."""
+
+    def __init__(self, negated):
+        super().__init__(3, 3, dtype=torch.complex64)
+        self.negated = negated
+
+    def forward(self, x):
+        if x.is_floating_point():
+            x = torch.complex(x, x)
+        out = super().forward(x.conj()).conj()
+        return (out.imag, out.real) if self.negated else out
+
+
+class Summed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x[0] + x[1] if isinstance(x, tuple) else x.real + x.imag)
+
+
+@pytest.mark.parametrize("negated", [False, True], ids=["conjugated", "negated"])
+def test_activations_may_be_conjugated(subject, world, negated):
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(Conjugated(False), Conjugated(negated), Summed(3, 3))
+
+    def train():
+        pipeline = subject(model(), MSE, schedule="gpipe", n_microbatches=4, split="layers")
+        for _ in range(3):
+            pipeline.step(*samples(8))
+        return [p.grad for p in pipeline.module.parameters()]
+
+    whole, (x, y) = model(), samples(8)
+    for _ in range(3):
+        MSE(whole(x), y).backward()
+    found = [grad for rank in world.run(train, world_size=3) for grad in rank]
+    for parameter, grad in zip(whole.parameters(), found, strict=True):
+        torch.testing.assert_close(parameter.grad, grad)
+
+
 def test_inputs_may_be_several_and_integers(subject, world):
     x, y = samples(6)
     batch = ((x, torch.tensor([0, 4, 2, 2, 1, 0])), y)

@@ -85,7 +85,7 @@ class Messages:
         ops: list[dist.P2POp] = []
         group = self._group
         # a message without elements needs no sending: its form is known
-        held = [tensor.contiguous() for tensor in tensors if tensor.numel()]
+        held = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in tensors if tensor.numel()]
         if target is not None:
             ops += [dist.P2POp(dist.isend, tensor, group=group, group_peer=target) for tensor in held]
         sends = len(ops)
