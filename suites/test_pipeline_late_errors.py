@@ -109,6 +109,20 @@ def starter_of(subject, schedule, stages):
     return train
 
 
+def test_another_shape_in_the_pass_before_the_ranks_agree_is_told_before_it_is_sent(subject, world):
+    """A step of another number of samples begins with a header, and with the first pass while that is under way."""
+
+    def train():
+        torch.manual_seed(0)
+        pipeline = subject(model_of("shape", 2), MSE, schedule="gpipe", n_microbatches=2, split="layers")
+        for count, factor in ((8, 1), (6, 1), (8, 1e4)):
+            x, y = samples(count)
+            pipeline.step(x * factor, y)
+
+    with pytest.raises(ValueError, match=r"stage 0 returned float32 \(8, 3\) for micro-batch 0, and float32 \(4, 3\)"):
+        world.run(train, world_size=2)
+
+
 def test_an_error_in_one_of_two_pipelines_ends_both(subject, world):
     def train():
         rank = dist.get_rank()

@@ -41,6 +41,7 @@ class Passes:
     stashes: Mapping[int, Stash]
     sync: Callable[[nn.Module, float], None] | None
     mishap: Mishap
+    _first: tuple[Cell, Form] | None = None  # a pass before forms were known, and what it returned
 
     def run(self, turns: Sequence[Turn], work: Work, settle: Callable[[], float], *, eager: bool = False) -> float:
         """Carry out ``turns``; returns what ``settle`` does.
@@ -54,6 +55,7 @@ class Passes:
         messages = self.messages
         handed: dict[Cell, Tensors] = {}
         weight: float | None = None
+        self._first = None
         for stash in self.stashes.values():
             stash.start()
         for turn in turns:
@@ -66,6 +68,7 @@ class Passes:
             result = () if turn.cell is None else self._pass(turn.cell, turn.sends, handed, work)
             if weight is None:
                 weight = settle()
+                self._require_first(work)
                 receives = self._receives(turn, work)
             if messages is not None and (turn.sends is not None or (receives and not ahead)):
                 messages.post(result, turn.sends, [] if ahead else receives)
@@ -134,17 +137,33 @@ class Passes:
 
     def _returned(self, cell: Cell, out: Any, work: Work) -> Tensors:
         """The tensors of ``out``; ValueError where they are not of the form that other ranks wait for."""
-        number = cell.microbatch
         tensors = tuple(tensor.detach() for tensor in as_tensors(out, f"stage {cell.stage}"))
+        found = form_of(tensors, isinstance(out, tuple | list))
         if work.forms:
-            expected = work.forms[work.samples[number]][cell.stage]
-            found = form_of(tensors, isinstance(out, tuple | list))
-            if found != expected:
-                raise ValueError(
-                    f"stage {cell.stage} returned {found} for micro-batch {number}, and {expected} for as many zeros; "
-                    "what a stage returns must have a shape that depends on the shape of its input alone"
-                )
+            self._require(cell, found, work)
+        else:
+            self._first = cell, found
         return tensors
+
+    def _require_first(self, work: Work) -> None:
+        """As soon as forms are known, and before anything is sent."""
+        if self._first is None:
+            return
+        cell, found = self._first
+        try:
+            self._require(cell, found, work)
+        except ValueError as error:
+            self.mishap.tell(error, cell)
+            raise
+
+    def _require(self, cell: Cell, found: Form, work: Work) -> None:
+        number = cell.microbatch
+        expected = work.forms[work.samples[number]][cell.stage]
+        if found != expected:
+            raise ValueError(
+                f"stage {cell.stage} returned {found} for micro-batch {number}, and {expected} for as many zeros; "
+                "what a stage returns must have a shape that depends on the shape of its input alone"
+            )
 
     def _backward(self, cell: Cell, read: Tensors, work: Work) -> Tensors:
         stage, number = self.stages[cell.stage], cell.microbatch
