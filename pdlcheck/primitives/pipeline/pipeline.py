@@ -178,7 +178,8 @@ class Pipeline:
         self._alike: Header | None = None  # the same, if a step is tried as that one
         alone = place is None or n_ranks == 1
         self._bearer = None if alone or data_group is not None else bearer(self.schedule)
-        self._undo = Undo(self._built.module, own_device)
+        losses = [stage.loss for stage in self._built.stages.values() if isinstance(stage.loss, nn.Module)]
+        self._undo = Undo(nn.ModuleList([self._built.module, *losses]), own_device)
         if data_group is not None:
             broadcast_parameters(self.module, dist.get_global_rank(data_group, 0), data_group)
         share_tied_values(self._built.ties, self._group)
@@ -340,6 +341,7 @@ class Pipeline:
         asked = self.schedule.asynchronous and self._data_group is not None
         weights = (-1.0,) * count if asked else ()
         own: dict[str, Form] = {}
+        modes = self._undo.look()
         try:
             change = self._made.change(backward)
             if change is not None:
@@ -368,7 +370,7 @@ class Pipeline:
                     weight, weights = sum(found_weights), tuple(found_weights) if asked else ()
         except Exception as error:  # of any kind: others wait for what this rank says
             return work, Header(failed=True, weights=weights, backward=backward), error
-        return work, Header(n_samples, weight, weights, self._situation(own), backward), None
+        return work, Header(n_samples, weight, weights, self._situation(own, modes), backward), None
 
     def _weigh(self, work: Work) -> list[float]:
         """Set each micro-batch's share in the loss; returns how much each counts beside those of other batches."""
@@ -401,11 +403,11 @@ class Pipeline:
         assert found is not None  # a header said so
         raise found from error
 
-    def _situation(self, own: Mapping[str, Form]) -> int:
+    def _situation(self, own: Mapping[str, Form], modes: bytes) -> int:
         """A number for what the forms of messages depend on, as far as it is known here."""
         kind = self._wire.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        mode = self.module.training, self._made.dtypes, autocast
+        mode = modes, self._made.dtypes, autocast
         return self._situations.setdefault((mode, *own.items()), len(self._situations))
 
     def _sizes(self, n_samples: int) -> list[int]:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pdlcheck.primitives.pipeline.calling import Values, buffers_of
+
 __all__ = ["Recipe", "start_recipe"]
 
 
@@ -22,18 +24,20 @@ class Recipe:
         random_cuda: and of the stage's own GPU.
         buffers: copies of the module's buffers: the second pass must neither see nor repeat what the first one did
             to them, such as the running statistics of batch norm.
+        loss_buffers: the same of the loss.
         autocast: dtype of ``torch.autocast`` on the stage's device; None if it was off.
         targets: of the last stage.
     """
 
     random: Tensor
     random_cuda: Tensor | None
-    buffers: dict[str, Tensor]
+    buffers: Values
+    loss_buffers: Values
     autocast: torch.dtype | None
     targets: Any = None
 
     @contextmanager
-    def again(self, module: nn.Module, device: torch.device) -> Iterator[dict[str, Tensor]]:
+    def again(self, module: nn.Module, device: torch.device) -> Iterator[Values]:
         """As it was when the pass started; afterwards random numbers go on as if nothing had happened.
 
         Yields:
@@ -56,8 +60,8 @@ class Recipe:
                 torch.cuda.set_rng_state(random_cuda, device)
 
 
-def start_recipe(module: nn.Module, device: torch.device) -> Recipe:
-    """Note what a forward pass of ``module`` is about to start from.
+def start_recipe(module: nn.Module, loss: object, device: torch.device) -> Recipe:
+    """Note what a forward pass of ``module``, and of ``loss`` if it has one, is about to start from.
 
     Source: T. Chen et al., "Training deep nets with sublinear memory cost" (2016).
     """
@@ -65,6 +69,7 @@ def start_recipe(module: nn.Module, device: torch.device) -> Recipe:
     return Recipe(
         random=torch.get_rng_state(),
         random_cuda=torch.cuda.get_rng_state(device) if kind == "cuda" else None,
-        buffers={name: buffer.detach().clone() for name, buffer in module.named_buffers()},
+        buffers=buffers_of(module),
+        loss_buffers=buffers_of(loss),
         autocast=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
     )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from pdlcheck.primitives.outputs import parameters_behind
-from pdlcheck.primitives.pipeline.calling import call_with
+from pdlcheck.primitives.pipeline.calling import buffers_of, call_with
 from pdlcheck.primitives.pipeline.cells import Schedule
 from pdlcheck.primitives.pipeline.messages import Form, form_of
 from pdlcheck.primitives.pipeline.stage import LossError, Stage, as_tensors, leaf_of, versions
@@ -86,12 +86,12 @@ def _try(stage: Stage, form: Form, targets: Any, unsaid: bool) -> tuple[Form, bo
         leaves = [leaf_of(tensor) for tensor in zeros]
         inputs = tuple(leaf.clone() for leaf in leaves)  # which may be written
     before = versions(inputs)
-    buffers = {name: buffer.detach().clone() for name, buffer in stage.layers.named_buffers()}
+    buffers, of_loss = buffers_of(stage.layers), buffers_of(stage.loss)
     cuda = [stage.device] if stage.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.enable_grad():
         out = call_with(stage.layers, buffers, inputs if form.packed else inputs[0])
         tensors = as_tensors(out, f"stage {stage.index}")
-        roots = tensors if stage.loss is None or targets is None else (stage.loss_of(out, targets),)
+        roots = tensors if stage.loss is None or targets is None else (stage.loss_of(out, targets, of_loss),)
         if unsaid and roots is not tensors and _adds(stage.loss, out, targets, float(roots[0].detach())):
             raise LossError(
                 "Pipeline takes loss for a mean over samples, and for twice the samples it is twice as large: pass "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pdlcheck.primitives.pipeline.batches import packed_as
-from pdlcheck.primitives.pipeline.calling import call_with
+from pdlcheck.primitives.pipeline.calling import Values, call_with
 from pdlcheck.primitives.pipeline.recompute import Recipe, start_recipe
 
 __all__ = ["LossError", "Stage", "Tensors", "as_tensors", "leaf_of", "versions"]
@@ -93,7 +93,7 @@ class Stage:
             inputs = tuple(leaf_of(tensor) for tensor in inputs)
         before = versions(inputs)
         if keep and self.recompute:
-            recipe = start_recipe(self.layers, self.device)
+            recipe = start_recipe(self.layers, self.loss, self.device)
             with torch.no_grad():
                 out, roots = self._run(inputs, packed, targets, weights)
         else:
@@ -131,7 +131,8 @@ class Stage:
             again = kept.recipe.again(self.layers, self.device)
             with again as buffers:
                 overrides = {**buffers, **(kept.weights or {})}
-                _, roots = self._run(kept.inputs, kept.packed, kept.recipe.targets, overrides or None)
+                targets, of_loss = kept.recipe.targets, kept.recipe.loss_buffers
+                _, roots = self._run(kept.inputs, kept.packed, targets, overrides or None, of_loss)
         floating = [root for root in roots if root.is_floating_point() or root.is_complex()]
         used = [(root, g) for root, g in zip(floating, gradients, strict=True) if root.requires_grad and g is not None]
         if used:
@@ -149,10 +150,19 @@ class Stage:
             weight.grad = torch.zeros_like(weight)  # other stages get zeros, and step with them
         return [torch.zeros_like(tensor) for tensor in inputs]
 
-    def loss_of(self, outputs: Any, targets: Any) -> Tensor:
-        """The loss of a micro-batch; LossError where it is not one number, whose share in the batch's is known."""
+    def loss_of(self, outputs: Any, targets: Any, buffers: Values | None = None) -> Tensor:
+        """The loss of a micro-batch; LossError where it is not one number, whose share in the batch's is known.
+
+        Args:
+            outputs, targets: of the micro-batch.
+            buffers: to use instead of those of the loss, by name; it keeps its own as they are.
+        """
         assert self.loss is not None  # the caller has looked
-        found: object = self.loss(outputs, targets)
+        found: object
+        if buffers and isinstance(self.loss, nn.Module):
+            found = call_with(self.loss, buffers, outputs, targets)
+        else:
+            found = self.loss(outputs, targets)
         if isinstance(found, Tensor) and not found.dim():
             return found
         got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
@@ -167,14 +177,16 @@ class Stage:
         self.losses.clear()
         self.outputs.clear()
 
-    def _run(self, inputs: Tensors, packed: bool, targets: Any, weights: Weights | None) -> tuple[Any, Tensors]:
+    def _run(
+        self, inputs: Tensors, packed: bool, targets: Any, weights: Values | None, of_loss: Values | None = None
+    ) -> tuple[Any, Tensors]:
         # a leaf that requires a gradient must not be written, nor what a second pass reads
         if self.copies:
             inputs = tuple(tensor.clone() for tensor in inputs)
         x: Any = inputs if packed else inputs[0]
         out = self.layers(x) if weights is None else call_with(self.layers, weights, x)
         if self.loss is not None and targets is not None:
-            return out, (self.loss_of(out, targets),)
+            return out, (self.loss_of(out, targets, of_loss),)
         return out, as_tensors(out, f"stage {self.index}")
 
 
