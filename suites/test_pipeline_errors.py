@@ -322,6 +322,32 @@ def accuracy(out, targets):
     return (out.argmax(1) == targets.argmax(1)).double().mean()
 
 
+@pytest.mark.parametrize("where", [[0], [1], [0, 1]], ids=["first", "last", "all"])
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_step_in_inference_mode_is_refused_on_every_rank(subject, world, where, step):
+    """There nothing has a graph: the parameters of that rank got no gradients, and nobody said so."""
+
+    def program(rank):
+        pipeline = subject(tanh_net(), MSE, schedule="gpipe", n_microbatches=2)
+        x, y = samples(8)
+        for _ in range(step):
+            pipeline.step(x, y)
+        pipeline.module.zero_grad()
+        with pytest.raises(ValueError) as caught, torch.inference_mode(rank in where):
+            pipeline.step(x, y)
+        for _ in range(2):
+            with torch.no_grad():
+                pipeline.step(x, y)
+        assert all(p.grad is not None and p.grad.any() for p in pipeline.module.parameters())
+        with torch.inference_mode():
+            pipeline.infer(x, y)
+        raise caught.value
+
+    found = errors(world, program)
+    assert len(set(found)) == 1
+    assert "Pipeline.step makes no gradients in torch.inference_mode" in found[0]
+
+
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 def test_a_loss_without_a_gradient_is_refused_on_every_rank(subject, world, recompute):
     """One process says so in the first step; nothing was trained, and no error showed it."""

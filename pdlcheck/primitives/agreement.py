@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from pdlcheck.errors import PdlcheckError
@@ -54,7 +55,8 @@ def exchange(
         everyone = _gathered_by_messages(mine, group)
     elif group is not None and dist.get_world_size(group) > 1:
         everyone = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everyone, mine, group=group)
+        with torch.inference_mode(False):  # gloo puts what it gathers into tensors in a thread, which has no such mode
+            dist.all_gather_object(everyone, mine, group=group)
     errors = {place: found for place, (_, found) in enumerate(everyone) if found is not None}
     return Exchange([one for one, _ in everyone], errors)
 

@@ -343,6 +343,10 @@ class Pipeline:
         own: dict[str, Form] = {}
         modes = self._undo.look()
         try:
+            if backward and torch.is_inference_mode_enabled():
+                raise ValueError(
+                    "Pipeline.step makes no gradients in torch.inference_mode; call it outside, or infer instead"
+                )
             change = self._made.change(backward)
             if change is not None:
                 raise ValueError(change)
