@@ -27,11 +27,7 @@ def needs_one_message(item: pytest.Function) -> bool:
 
     With ``--setup-show``, people look at each phase.
     """
-    parameters, definitions = item.callspec.params, item._fixtureinfo.name2fixturedefs
-    known = all(
-        name in parameters or name == "request" or (name in _OURS and len(definitions.get(name, ())) == 1)
-        for name in item.fixturenames
-    )
+    known = all(name == "request" or _is_known(item, name) for name in item.fixturenames)
     return known and not is_property(item) and not _users_hooks(item) and not item.config.getoption("setupshow", False)
 
 
@@ -40,6 +36,14 @@ def only_own_teardown(item: pytest.Function, nextitem: pytest.Item | None) -> bo
     kept = {item, *(nextitem.listchain() if nextitem is not None else ())}
     stack = item.session._setupstate.stack
     return all(node in kept or len(finalizers) == 1 for node, (finalizers, _) in stack.items())  # 1: the node's own
+
+
+def _is_known(item: pytest.Function, name: str) -> bool:
+    """One of our own, or a value that ``parametrize`` gives as it is: the user's fixtures may have parameters, too."""
+    definitions = item._fixtureinfo.name2fixturedefs.get(name, ())
+    if len(definitions) != 1:
+        return False
+    return name in _OURS or (name in item.callspec.params and definitions[0].func.__module__ == "_pytest.python")
 
 
 def _users_hooks(item: pytest.Item) -> bool:

@@ -532,3 +532,43 @@ def test_it_stays(group): pass
     result = run(source, world="sim")
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines(["*Deadlock: no rank can go on*", "*set up once for all simulated ranks: let ranks *"])
+
+
+PARAMETERS = """
+@pytest.fixture(params=["a", "b"])
+def letter(request, rank):
+    dist.barrier()
+    yield request.param
+    dist.barrier()
+
+@W
+def test_letter(letter, rank): assert letter in "ab"
+
+@pytest.fixture
+def number(request, rank):
+    x = torch.tensor([request.param])
+    dist.all_reduce(x)
+    return x.item()
+
+@W
+@pytest.mark.parametrize("number", [3, 4], indirect=True)
+def test_number(number): assert number in (6, 8)
+
+@pytest.fixture(params=["before", "after"])
+def fails(request):
+    if request.param == "before":
+        raise OSError("no such disk")
+    yield
+    raise OSError("disk full")
+
+@W
+def test_fails(fails): pass
+"""
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_fixture_with_parameters_is_set_up_and_torn_down_like_others(run, world):
+    result = run(PARAMETERS, "-p", "no:randomly", world=world)
+    result.assert_outcomes(passed=5, errors=2)
+    setup, teardown = f"*ERROR at setup of test_fails?before-{world}-2?*", f"*at teardown of test_fails?after-{world}-2?*"
+    result.stdout.fnmatch_lines([setup, "*OSError: no such disk*", teardown, "*OSError: disk full*"])
