@@ -24,7 +24,15 @@ from pdlcheck.harness import cases
 from pdlcheck.worlds.simulated.isolation import Own
 from pdlcheck.worlds.simulated.scheduler import current_rank, running_rank
 
-__all__ = ["Text", "follow", "follow_fixture", "follow_log", "follow_patches", "in_force"]
+__all__ = [
+    "Captured",
+    "follow",
+    "follow_fixture",
+    "follow_late_log",
+    "follow_log",
+    "follow_patches",
+    "in_force",
+]
 
 _ABSENT: Any = object()
 
@@ -58,11 +66,17 @@ def follow_log(item: pytest.Item) -> None:
         follow(_Log(item))
 
 
-def follow_fixture(value: object) -> Text | None:
+def follow_late_log(item: pytest.Item) -> None:
+    """On a rank that has asked for ``caplog`` by ``request``: the same from now on; what was heard stays there."""
+    if caplog_handler_key in item.stash:
+        follow(_Log(item, late=True))
+
+
+def follow_fixture(value: object) -> Own | None:
     """On a rank, when its fixtures are set up: let what the value of one of them does be the rank's own from now on."""
     if isinstance(value, pytest.MonkeyPatch):
-        follow(_Patches(value))
-    return follow(Text(value)) if isinstance(value, CaptureFixture) else None
+        return follow(_Patches(value))
+    return follow(Captured(value)) if isinstance(value, CaptureFixture) else None
 
 
 def follow_patches() -> None:
@@ -129,7 +143,7 @@ def _value(target: Any, name: str) -> Any:
 class _Log:
     """What ``caplog`` has heard, and the levels that it has set."""
 
-    def __init__(self, item: pytest.Item) -> None:
+    def __init__(self, item: pytest.Item, *, late: bool = False) -> None:
         self._stash = item.stash
         self._handler: Any = item.stash[caplog_handler_key]
         self._filters = list(self._handler.filters)
@@ -137,6 +151,11 @@ class _Log:
         self._records: dict[str, list[logging.LogRecord]] = {}
         self._set: dict[_HasLevel, int] = {}
         self._disabled: int | None = None
+        if late:
+            text = StringIO()
+            text.write(self._handler.stream.getvalue())
+            when = [*item.stash[caplog_records_key]][-1]
+            self._heard[when] = [*self._handler.records], text
         self.arrive()
 
     def arrive(self) -> None:
@@ -172,24 +191,29 @@ def _levels(handler: logging.Handler) -> dict[_HasLevel, int]:
     return {one: one.level for one in both}
 
 
-class Text:
-    """What a rank has written and nobody has read from ``capsys`` or one of its kin, which the ranks share."""
+class Captured:
+    """``capsys`` or one of its kin, of which pytest has one at a time."""
 
     def __init__(self, fixture: CaptureFixture[Any]) -> None:
         self._fixture: Any = fixture
-        self._unread = self._shown = fixture.captureclass.EMPTY_BUFFER, fixture.captureclass.EMPTY_BUFFER
-
-    def arrive(self) -> None:
-        self._fixture._captured_out, self._fixture._captured_err = self._unread
+        self._manager: Any = fixture.request.config.pluginmanager.getplugin("capturemanager")
+        self._in_use = self._on = False
 
     def leave(self) -> None:
-        self._unread = tuple(self._fixture.readouterr())
+        self._in_use = self._manager._capture_fixture is self._fixture  # else it is torn down
+        if self._in_use:
+            self._on = self._fixture._is_started()  # else in a block of capsys.disabled()
+            self._fixture._suspend()
+            self._manager.unset_fixture()
+
+    def arrive(self) -> None:
+        if self._in_use:
+            self._manager.set_fixture(self._fixture)
+            if self._fixture._capture is None:
+                self._fixture._start()
+            elif self._on:
+                self._fixture._resume()
 
     def show(self) -> None:
-        """At the end of a phase, in the report, as pytest does; a fixture's teardown may still read it."""
-        capture = self._fixture._capture
-        if capture is None or getattr(self._fixture, "_config", {}).get("tee"):
-            return
-        for stream, unread, shown in zip((capture.out, capture.err), self._unread, self._shown, strict=True):
-            stream.writeorg(unread.removeprefix(shown))
-        self._shown = self._unread
+        """At the end of a phase, what nobody has read is in the report; a fixture's teardown may still read it."""
+        self._fixture.close()

@@ -8,7 +8,7 @@ item's teardown, last rank first. Fixtures of wider scope are set up once for al
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -19,31 +19,28 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pdlcheck.errors import Deadlock
+from pdlcheck.errors import Deadlock, Unsupported
 from pdlcheck.faults import DrawnFaults
 from pdlcheck.harness.at_once import needs_one_message
+from pdlcheck.harness.begun import Begun, noting_of
 from pdlcheck.harness.cases import CASE, Case, RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.folders import empty_shared
 from pdlcheck.harness.loggers import attach_quickly
-from pdlcheck.harness.own_fixtures import Text, follow, follow_fixture, follow_log, in_force
+from pdlcheck.harness.own_fixtures import Captured, follow, follow_fixture, follow_late_log, follow_log, in_force
 from pdlcheck.harness.properties import Properties, record
 from pdlcheck.harness.rank_subtests import keep_reports, report
 from pdlcheck.harness.schedules import runs_under_schedules, search_schedules
-from pdlcheck.harness.stopped import known_fixtures
+from pdlcheck.harness.stopped import is_stopped
 from pdlcheck.harness.verdicts import verdict
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
-from pdlcheck.worlds.simulated.scheduler import running_rank
 from pdlcheck.worlds.simulated.schedules import DrawnSchedule, First, Replay, Schedule, SwitchPoint
 
 if TYPE_CHECKING:
     from pdlcheck.harness.noted import Said
 
 __all__ = ["SimulatedItem"]
-
-# pytest can capture the output of a process once: these are set up by the first rank and serve all of them
-_OF_THE_PROCESS = frozenset({"capfd", "capfdbinary", "capsys", "capsysbinary", "capteesys"})
 
 # attributes of an item that pytest makes anew for whoever sets up its fixtures
 _OWN_OF_ITEM = frozenset({"_instance", "_obj", "_request", "funcargs"})
@@ -60,12 +57,11 @@ class _RankFixtures:
     body: Callable[..., Any] = field(default=lambda: None)
     arguments: dict[str, Any] = field(default_factory=dict)
     returned: Any = None
-    is_set_up: bool = False
     request: Any = None
     of_item: dict[str, Any] = field(default_factory=dict)  # attributes of the item that are the rank's own
+    begun: Begun = field(default_factory=Begun)
     aside: list[tuple[Any, Any, list[Callable[[], object]]]] = field(default_factory=list)
-    followed: set[int] = field(default_factory=set)  # the definitions whose values are in force while the rank runs
-    texts: list[Text] = field(default_factory=list)
+    captured: list[Captured] = field(default_factory=list)
     properties: Properties | None = None
     reports: list[dict[str, Any]] = field(default_factory=list)  # of subtests
     said: list[Said] = field(default_factory=list)  # of the example under way
@@ -107,8 +103,8 @@ class SimulatedItem:
 
     def _tell(self) -> None:
         """At the end of a phase: what ranks have written and nobody has read, and what they have recorded."""
-        for text in [text for rank in self._ranks for text in rank.texts]:
-            text.show()
+        for one in [one for rank in self._ranks for one in rank.captured]:
+            one.show()
         self._record(self._ranks)
         reported = {number: rank.reports[:] for number, rank in enumerate(self._ranks) if rank.reports}
         for rank in self._ranks:
@@ -209,7 +205,7 @@ class SimulatedItem:
 
     def _asked_for_more(self, ranks: list[_RankFixtures]) -> bool:
         """Whether a body has had fixtures set up that the test does not name."""
-        return any(known.argname not in self._item.fixturenames for rank in ranks for known, _, _ in rank.aside)
+        return any(rank.begun.in_order() for rank in ranks)
 
     def _on_rank(self, rank: int, work: Callable[[], Any]) -> Outcome:
         """Run ``work`` as one rank while the others stand still."""
@@ -280,8 +276,7 @@ class SimulatedItem:
         try:
             item._request._fillfixtures()
         finally:
-            mine.request, mine.is_set_up = item._request, True
-            _follow_new(mine, _set_up(item, mine.request))
+            mine.request = item._request
             _put_aside(item, mine)
         mine.arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
 
@@ -289,11 +284,11 @@ class SimulatedItem:
         rank.request = rank.request or rank.of_item.get("_request")
         if rank.request is None:  # its set-up was given up
             return
-        rank.is_set_up = True
         definitions = [definition for definition, _, _ in rank.aside]
-        with in_force(_AtHand(self._item, rank, self._context(number))), ExitStack() as stack:
-            self._item.stash._storage.update(notes)
+        definitions += [one for one in rank.begun.ended if one.scope != "function" and is_stopped(one)]
+        with in_force(_AtHand(self._item, rank, self._context(number), notes)), ExitStack() as stack:
             for definition in definitions:
+                stack.callback(definition._finalizers.clear)  # of a set-up that was given up
                 stack.callback(definition.finish, rank.request)
 
     def _finish(self, rank: _RankFixtures) -> None:
@@ -306,40 +301,52 @@ class SimulatedItem:
 class _AtHand:
     """Of a rank that sets up or tears down fixtures, or whose body may ask for some with ``request``: those it has."""
 
-    def __init__(self, item: pytest.Function, rank: _RankFixtures, context: RankContext) -> None:
+    def __init__(
+        self, item: pytest.Function, rank: _RankFixtures, context: RankContext, notes: dict[Any, Any] | None = None
+    ) -> None:
         self._item = item
         self._rank = rank
         self._context = context
+        self._notes = notes or {}  # of the item, such as a fixture's teardown takes away: each rank's teardown does
+        self._noting = noting_of(item.config)
         self._here = False
+        rank.begun.on_end = self._follow
 
     def arrive(self) -> None:
         self._here = True
         set_rank_context(self._context)
         _put_back(self._rank)
-        vars(self._item).update(self._rank.of_item)
+        item = self._item
+        vars(item).update(self._rank.of_item)
         if self._rank.request is not None:
-            self._item._request = self._rank.request
+            item._request = self._rank.request
+        for key, value in self._notes.items():
+            item.stash.setdefault(key, value)
+        self._noting.present = self._rank.begun
 
     def leave(self) -> None:
         if self._here:  # else the ranks were given up while this one waited
             self._here = False
+            self._noting.present = None
             item = self._item
-            if self._rank.is_set_up:
-                _put_aside(item, self._rank)
-            else:
-                self._leave_midway()
+            _put_aside(item, self._rank)
             self._rank.of_item = {name: value for name, value in vars(item).items() if name in _OWN_OF_ITEM}
             leave_rank_context(self._context)
 
-
-    def _leave_midway(self) -> None:
-        """Some fixtures are set up, and one waits for other ranks."""
-        owned = running_rank().state.own
-        number, known = len(owned), known_fixtures(self._item)
-        _follow_new(self._rank, _set_up(self._item, self._item._request, known))
-        for own in reversed(owned[number:]):
-            own.leave()
-        _put_aside(self._item, self._rank, known)
+    def _follow(self, definition: Any) -> None:
+        """A fixture is set up: what it does is the rank's own from now on."""
+        item, rank, cached = self._item, self._rank, definition.cached_result
+        if cached is None or cached[2] is not None or definition.scope != "function":
+            return
+        own = follow_fixture(cached[0])
+        if isinstance(own, Captured):
+            rank.captured.append(own)
+        keep_reports(cached[0], rank.reports)
+        if definition.argname not in item.fixturenames:
+            if definition.argname == "caplog":
+                follow_late_log(item)
+            elif definition.argname == "record_property" and rank.properties is None:
+                rank.properties = follow(Properties(item))
 
 
 class _LastFirst(First):
@@ -357,21 +364,16 @@ def _wide(item: pytest.Function) -> list[Any]:
     return [known[name][-1] for name in item.fixturenames if name in known and known[name][-1].scope != "function"]
 
 
-def _follow_new(rank: _RankFixtures, definitions: Iterable[Any]) -> None:
-    for definition in definitions:
-        if definition.cached_result is None or id(definition) in rank.followed:
-            continue
-        rank.followed.add(id(definition))
-        if (text := follow_fixture(definition.cached_result[0])) is not None:
-            rank.texts.append(text)
-        keep_reports(definition.cached_result[0], rank.reports)
-
-
-def _put_aside(item: pytest.Function, rank: _RankFixtures, others: Iterable[Any] = ()) -> None:
-    for definition in _set_up(item, rank.request or item._request, others):
-        if definition.argname not in _OF_THE_PROCESS:
-            rank.aside.append((definition, definition.cached_result, list(definition._finalizers)))
-            definition.cached_result = None
+def _put_aside(item: pytest.Function, rank: _RankFixtures) -> None:
+    for definition in _set_up(item, rank):
+        rank.aside.append((definition, definition.cached_result, list(definition._finalizers)))
+        definition.cached_result = None
+        definition._finalizers.clear()
+    for definition, request in rank.begun.under_way.items():
+        if definition.scope != "function":  # whoever asks for it meanwhile is told
+            rank.aside.append((definition, None, list(definition._finalizers)))
+            waits = Unsupported(f"the fixture {definition.argname!r} waits for other ranks; {_ONCE_FOR_ALL}")
+            definition.cached_result = None, definition.cache_key(request), (waits, None)
             definition._finalizers.clear()
 
 
@@ -383,14 +385,11 @@ def _put_back(rank: _RankFixtures) -> list[Any]:
     return [definition for definition, _, _ in aside]
 
 
-def _set_up(item: pytest.Function, request: Any, others: Iterable[Any] = ()) -> list[Any]:
-    """The function-scoped fixtures that are or have begun to be, in their order.
-
-    pytest's request knows none whose set-up has failed or is under way.
-    """
-    known = [*request._fixture_defs.values()]
-    named = [one for definitions in item._fixtureinfo.name2fixturedefs.values() for one in definitions]
-    used = dict.fromkeys([*known, *named, *others])
+def _set_up(item: pytest.Function, rank: _RankFixtures) -> list[Any]:
+    """The function-scoped fixtures that are or have begun to be, in their order."""
+    known = (rank.request or item._request)._fixture_defs.values()
+    begun = rank.begun.in_order()
+    used = [*(one for one in known if one not in begun), *begun]
     return [one for one in used if one.scope == "function" and (one.cached_result is not None or one._finalizers)]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pdlcheck.errors import PeerFailed
 
-__all__ = ["finish_stopped_fixtures", "known_fixtures", "note_stop"]
+__all__ = ["finish_stopped_fixtures", "is_stopped", "note_stop"]
 
 _was_stopped = pytest.StashKey[bool]()
 
@@ -35,7 +35,13 @@ def finish_stopped_fixtures(item: pytest.Function) -> None:
             stack.callback(definition.finish, item._request)
 
 
-def known_fixtures(item: pytest.Function) -> list[Any]:
+def is_stopped(definition: Any) -> bool:
+    """Whether this is kept of the fixture: its rank was stopped in it."""
+    cached = definition.cached_result
+    return cached is not None and cached[2] is not None and isinstance(cached[2][0], PeerFailed)
+
+
+def _known_fixtures(item: pytest.Function) -> list[Any]:
     """The definitions of all fixtures of the session."""
     manager: Any = item.session._fixturemanager
     if hasattr(manager, "_get_all_fixture_defs"):
@@ -44,5 +50,4 @@ def known_fixtures(item: pytest.Function) -> list[Any]:
 
 
 def _stopped(item: pytest.Function) -> list[Any]:
-    failed = [one for one in known_fixtures(item) if one.cached_result is not None and one.cached_result[2] is not None]
-    return [one for one in failed if isinstance(one.cached_result[2][0], PeerFailed)]
+    return [one for one in _known_fixtures(item) if is_stopped(one)]

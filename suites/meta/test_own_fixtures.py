@@ -286,3 +286,113 @@ def test_after():
 """,
         world=world,
     ).assert_outcomes(passed=2)
+
+
+@WORLDS
+def test_what_a_rank_asks_for_late_is_its_own_too(run, world):
+    result = run(
+        """
+log = logging.getLogger("mine")
+
+@pytest.fixture
+def asked(request, rank):
+    dist.barrier()
+    request.getfixturevalue("monkeypatch").setenv("ASKED", str(rank))
+    caplog = request.getfixturevalue("caplog")
+    log.warning("one %d", rank)
+    dist.barrier()
+    log.warning("two %d", rank)
+    assert os.environ["ASKED"] == str(rank)
+    return caplog
+
+@W
+def test_in_a_fixture(asked, rank):
+    dist.barrier()
+    assert os.environ["ASKED"] == str(rank)
+    assert [record.getMessage() for record in asked.get_records("setup")] == [f"one {rank}", f"two {rank}"]
+
+@W
+@pytest.mark.parametrize("name", ["capsys", "capfd"])
+def test_captured(request, rank, name):
+    captured = request.getfixturevalue(name)
+    dist.barrier()
+    print("of", rank)
+    dist.barrier()
+    assert captured.readouterr() == (f"of {rank}\\n", "")
+
+@W
+def test_on_one_rank(request, rank):
+    if rank == 1:
+        captured = request.getfixturevalue("capsys")
+    print("first", rank)
+    dist.barrier()
+    print("then", rank)
+    dist.barrier()
+    if rank == 1:
+        assert captured.readouterr().out == "first 1\\nthen 1\\n"
+
+@W
+def test_logged_and_recorded(request, rank):
+    request.getfixturevalue("record_property")("mine", rank)
+    caplog = request.getfixturevalue("caplog")
+    dist.barrier()
+    log.warning("of %d", rank)
+    dist.barrier()
+    assert caplog.messages == [f"of {rank}"]
+
+def test_after(): assert "ASKED" not in os.environ
+""",
+        "-rA",
+        world=world,
+    )
+    result.assert_outcomes(passed=6)
+    for words in ("first 0", "then 0"):
+        result.stdout.fnmatch_lines([words])
+    result.stdout.no_fnmatch_line("then 1")
+
+
+@WORLDS
+def test_capsys_begins_where_its_rank_asks_for_it_and_may_be_read_in_every_phase(run, world):
+    result = run(
+        """
+@pytest.fixture
+def chatty(rank):
+    print("chat of", rank)
+    dist.barrier()
+    print("more of", rank)
+
+@pytest.fixture
+def read_late(capsys, rank):
+    print("set-up of", rank)
+    dist.barrier()
+    assert capsys.readouterr().out == f"set-up of {rank}\\n"
+    with capsys.disabled():
+        dist.barrier()
+    print("again", rank)
+    yield
+    dist.barrier()
+    print("end of", rank)
+    assert capsys.readouterr().out == f"again {rank}\\nbody of {rank}\\nend of {rank}\\n"
+
+@W
+def test_nothing_of_before(chatty, capsys, rank):
+    assert capsys.readouterr().out == ""
+    print("of", rank)
+    dist.barrier()
+    assert capsys.readouterr().out == f"of {rank}\\n"
+
+@W
+def test_phases(rank, read_late):
+    print("body of", rank)
+    dist.barrier()
+
+def test_after(capsys):
+    print("mine")
+    assert capsys.readouterr().out == "mine\\n"
+""",
+        "-rA",
+        world=world,
+    )
+    result.assert_outcomes(passed=3)
+    for rank in range(2):
+        assert result.stdout.str().count(f"more of {rank}\n") == 1

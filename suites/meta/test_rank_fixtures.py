@@ -570,5 +570,76 @@ def test_fails(fails): pass
 def test_a_fixture_with_parameters_is_set_up_and_torn_down_like_others(run, world):
     result = run(PARAMETERS, "-p", "no:randomly", world=world)
     result.assert_outcomes(passed=5, errors=2)
-    setup, teardown = f"*ERROR at setup of test_fails?before-{world}-2?*", f"*at teardown of test_fails?after-{world}-2?*"
-    result.stdout.fnmatch_lines([setup, "*OSError: no such disk*", teardown, "*OSError: disk full*"])
+    before, after = f"*at setup of test_fails?before-{world}-2?*", f"*at teardown of test_fails?after-{world}-2?*"
+    result.stdout.fnmatch_lines([before, "*OSError: no such disk*", after, "*OSError: disk full*"])
+
+
+LATE = """
+@pytest.fixture
+def late(rank):
+    dist.barrier()
+    yield [rank]
+    dist.barrier()
+
+@pytest.fixture
+def later(request): return request.getfixturevalue("late")
+
+@W
+def test_asks(request, rank):
+    assert request.getfixturevalue("later") == request.getfixturevalue("late") == [rank]
+    dist.barrier()
+
+@W
+@pytest.mark.parametrize("name", ["late", "later"])
+def test_asks_with_a_folder(request, tmp_path, rank, name):
+    dist.barrier()
+    assert request.getfixturevalue(name) == [rank]
+    (tmp_path / "mine").write_text(str(rank))
+    dist.barrier()
+    assert (tmp_path / "mine").read_text() == str(rank)
+
+@pytest.fixture
+def meets_at_the_end(late, tmp_path, rank):
+    (tmp_path / "mine").write_text(str(rank))
+    yield
+    dist.barrier()
+    assert (tmp_path / "mine").read_text() == str(rank)
+
+@W
+def test_ends(meets_at_the_end): pass
+
+@pytest.fixture
+def fails(rank):
+    if rank == 0:
+        raise OSError("no such disk")
+    dist.barrier()
+
+@W
+def test_fails(request): request.getfixturevalue("fails")
+
+@W
+def test_after(request, late): dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_ranks_may_wait_for_one_another_in_fixtures_that_a_body_asks_for(run, world):
+    result = run(LATE, "-p", "no:randomly", world=world)
+    result.assert_outcomes(passed=5, failed=1)
+    result.stdout.fnmatch_lines(["*OSError: no such disk", "*rank 1 was stopped in barrier*"])
+
+
+def test_on_sim_a_wider_fixture_that_a_body_asks_for_and_that_waits_is_told_with_the_cure(run):
+    source = """
+@pytest.fixture(scope="module")
+def group(): return dist.new_group([0, 1])
+
+@W
+@pytest.mark.parametrize("again", [0, 1])
+def test_it(request, again): assert request.getfixturevalue("group").size() == 2
+"""
+    run(source, world="gloo").assert_outcomes(passed=2)
+    result = run(source, world="sim")
+    result.assert_outcomes(failed=2)
+    told = "*Unsupported: the fixture 'group' waits for other ranks; *set up once for all simulated ranks: let ranks *"
+    result.stdout.fnmatch_lines([told, told])
