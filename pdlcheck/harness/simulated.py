@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,6 +58,7 @@ class _RankFixtures:
     arguments: dict[str, Any] = field(default_factory=dict)
     returned: Any = None
     request: Any = None
+    is_at_hand: bool = True  # False while it waits for other ranks, also if they are given up then
     of_item: dict[str, Any] = field(default_factory=dict)  # attributes of the item that are the rank's own
     begun: Begun = field(default_factory=Begun)
     aside: list[tuple[Any, Any, list[Callable[[], object]]]] = field(default_factory=list)
@@ -77,6 +78,7 @@ class SimulatedItem:
         self._ranks: list[_RankFixtures] = []
         self._stack = ExitStack()
         self._at_once = needs_one_message(item)
+        self._given_up = False  # in its set-up, by a limit of time
         self._aside: BaseException | None = None  # of the schedules that were run: the first skip or expected failure
         attach_quickly(item.config)
 
@@ -99,7 +101,15 @@ class SimulatedItem:
                 if isinstance(first.error, Deadlock):
                     first.error.add_note(_ONCE_FOR_ALL)
                 return [first, *(self._on_rank(rank, work) for rank, work in enumerate(fill) if rank)]
-        return self._cluster.run_bodies(fill, First(), faults=())
+        try:
+            return self._cluster.run_bodies(fill, First(), faults=())
+        except BaseException:
+            self._given_up = True
+            for rank in self._ranks:
+                if rank.is_at_hand:  # it does not stop
+                    rank.is_at_hand, rank.request = False, self._item._request
+                    _put_aside(self._item, rank)
+            raise
 
     def _tell(self) -> None:
         """At the end of a phase: what ranks have written and nobody has read, and what they have recorded."""
@@ -201,7 +211,8 @@ class SimulatedItem:
             finish = [partial(self._finish_noted, number, fixtures, notes) for number, fixtures in enumerate(ranks)]
             ended = self._cluster.run_bodies(finish, _LastFirst(), faults=(), keep_groups=True)
             self._record(ranks)
-            verdict(ended)
+            with suppress(Deadlock) if self._given_up else nullcontext():  # not all have set up what the others have
+                verdict(ended)
 
     def _asked_for_more(self, ranks: list[_RankFixtures]) -> bool:
         """Whether a body has had fixtures set up that the test does not name."""
@@ -276,8 +287,9 @@ class SimulatedItem:
         try:
             item._request._fillfixtures()
         finally:
-            mine.request = item._request
-            _put_aside(item, mine)
+            if mine.is_at_hand:
+                mine.request = item._request
+                _put_aside(item, mine)
         mine.arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
 
     def _finish_noted(self, number: int, rank: _RankFixtures, notes: dict[Any, Any]) -> None:
@@ -309,11 +321,11 @@ class _AtHand:
         self._context = context
         self._notes = notes or {}  # of the item, such as a fixture's teardown takes away: each rank's teardown does
         self._noting = noting_of(item.config)
-        self._here = False
+        rank.is_at_hand = False
         rank.begun.on_end = self._follow
 
     def arrive(self) -> None:
-        self._here = True
+        self._rank.is_at_hand = True
         set_rank_context(self._context)
         _put_back(self._rank)
         item = self._item
@@ -325,8 +337,8 @@ class _AtHand:
         self._noting.present = self._rank.begun
 
     def leave(self) -> None:
-        if self._here:  # else the ranks were given up while this one waited
-            self._here = False
+        if self._rank.is_at_hand:  # else the ranks were given up while this one waited
+            self._rank.is_at_hand = False
             self._noting.present = None
             item = self._item
             _put_aside(item, self._rank)

@@ -157,7 +157,6 @@ def test_convnet_on_two_nodes_goes_on_exactly_where_one_node_stopped(tmp_path):
 
 GRIDS = {
     "1f1b": ("4 micro-batches, 10 steps", "rank 1   .  F0  B0  F1  B1  F2  B2  F3  B3   ."),
-    "gpipe": ("4 micro-batches, 10 steps", "rank 1   .  F0  F1  F2  F3  B0  B1  B2  B3   ."),
     "interleaved": ("4 micro-batches, ", "stage 3: layers 6, rank 1"),
     "pipedream": ("12 micro-batches, ", "rank 1   .  F0  B0  F1  B1  F2  B2"),
 }

@@ -643,3 +643,35 @@ def test_it(request, again): assert request.getfixturevalue("group").size() == 2
     result.assert_outcomes(failed=2)
     told = "*Unsupported: the fixture 'group' waits for other ranks; *set up once for all simulated ranks: let ranks *"
     result.stdout.fnmatch_lines([told, told])
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_fixture_that_hangs_on_one_rank_is_one_error(run, pytester, world):
+    source = """
+import time
+
+@pytest.fixture
+def meets(rank):
+    dist.barrier()
+    yield
+    dist.barrier()
+    with open("torn-down", "a") as file:
+        file.write(str(rank))
+
+@pytest.fixture
+def hangs(meets, rank):
+    if rank == 1:
+        time.sleep(60)
+    dist.barrier()
+
+@W
+@pytest.mark.timeout(2)
+def test_it(hangs): pass
+
+@W
+def test_after(meets): pass
+"""
+    result = run(source, world=world)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*time.sleep(60)*"])
+    assert sorted((pytester.path / "torn-down").read_text()) == ["0", "1"]  # by the next test
