@@ -4,6 +4,10 @@ PageRank is in ``pdlcheck.primitives.pagerank``, more of pipelines in ``pdlcheck
 in ``pdlcheck.primitives.digits``.
 """
 
+# It captures the default group when it is imported, and the first optimizer imports it: after init_process_group it
+# would keep gloo's threads alive past destroy_process_group, and the process could abort as it exits. So import it now.
+import torch.distributed.nn.functional  # noqa: F401
+
 from pdlcheck.primitives.checkpoint import latest_checkpoint, load_checkpoint, resumable_steps, save_checkpoint
 from pdlcheck.primitives.comm import (
     ring_all_gather,
