@@ -43,5 +43,5 @@ def draw(seed: int, number: int, world_size: int) -> Kill:
     draw = random.Random(f"{seed} {number} {world_size}")
     kind = list(KINDS)[number % len(KINDS)]
     first, last = (0, 0) if kind in _BY_RANK_0 else (1 if kind == "waiting" else 0, world_size - 1)
-    count = draw.randint(1, {"step": 8, "load": 3, "remove": 2}.get(kind, 3))
+    count = draw.randint(1, {"step": 8, "load": 2, "remove": 2}.get(kind, 3))  # a restart opens its checkpoint twice
     return Kill(number, kind, draw.randint(first, last), count, draw.random())
