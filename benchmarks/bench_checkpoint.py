@@ -1,7 +1,8 @@
-"""A checkpoint of a model and its optimizer: ours beside ``torch.save`` by rank 0, which waits for the disk too.
+"""A checkpoint of a model and its optimizer: ours beside those of torch, which wait for the disk too.
 
-Ours has a checksum, the random streams of every rank, and is loaded on all of them. The ways take turns; a row states
-the slowest rank's median.
+``torch.distributed.checkpoint`` is what ranks save together with; ``torch.save`` by rank 0 is the floor: one rank
+writes its own state, and nobody agrees on anything. Ours has a checksum and the random streams of every rank, and is
+loaded on all ranks or none. The ways take turns; a row states the slowest rank's median.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from pdlcheck.bench import slowest_s
 from pdlcheck.primitives import latest_checkpoint, load_checkpoint, save_checkpoint
@@ -47,10 +50,26 @@ def timed_checkpoints(folder: str, turns: int) -> dict[str, list[float]]:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
 
+    def load() -> None:
+        path = latest_checkpoint(Path(folder, "ours"))
+        assert path is not None
+        load_checkpoint(path, model=model, optimizer=optimizer)
+
+    def dcp_save() -> None:
+        weights, moments = get_state_dict(model, optimizer)
+        dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=Path(folder, "dcp"))
+
+    def dcp_load() -> None:
+        weights, moments = get_state_dict(model, optimizer)
+        dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=Path(folder, "dcp"))
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+
     ways = {
         "save": lambda: save_checkpoint(Path(folder, "ours"), 1, model=model, optimizer=optimizer),
+        "dcp_save": dcp_save,
         "torch_save": torch_save,
-        "load": lambda: load_checkpoint(latest_checkpoint(Path(folder, "ours")), model=model, optimizer=optimizer),
+        "load": load,
+        "dcp_load": dcp_load,
         "torch_load": torch_load,
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -75,6 +94,7 @@ def test_checkpoint(benchmark: Any, ranks: Ranks, full: bool) -> None:
     benchmark.extra_info |= {"world_size": ranks.world_size, "nbytes": 2 * 4 * LAYERS * (WIDTH + 1) * WIDTH}
     benchmark.extra_info["row"] = (
         f"checkpoint of 33 MB and its momentum, {ranks.world_size} ranks, ms: save {seconds['save'] * 1e3:.0f}, "
-        f"torch.save and fsync {seconds['torch_save'] * 1e3:.0f}; load {seconds['load'] * 1e3:.0f}, torch.load "
+        f"torch.distributed.checkpoint {seconds['dcp_save'] * 1e3:.0f}, torch.save {seconds['torch_save'] * 1e3:.0f}; "
+        f"load {seconds['load'] * 1e3:.0f}, torch.distributed.checkpoint {seconds['dcp_load'] * 1e3:.0f}, torch.load "
         f"{seconds['torch_load'] * 1e3:.0f}"
     )

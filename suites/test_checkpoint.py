@@ -145,6 +145,7 @@ def test_every_kind_of_state_comes_back_as_it_was(tmp_path):
     assert repr(found) == repr({key: held for key, held in STATE.items() if key in found})
     assert type(found[1]) is Counter and found["arrays"].dtype == np.uint32
     assert [t.dtype for t in found["dtypes"]] == [t.dtype for t in STATE["dtypes"]]
+    assert found["shapes"][2].stride() == STATE["shapes"][2].stride(), "sums go in the order of the memory"
 
 
 def test_a_tensor_that_all_ranks_hold_is_stored_once(world, tmp_path):

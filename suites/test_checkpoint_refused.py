@@ -20,7 +20,7 @@ from torch.optim.swa_utils import SWALR
 from pdlcheck.checks import check_torn_files
 from pdlcheck.errors import CheckpointError
 from pdlcheck.primitives import load_checkpoint, save_checkpoint
-from pdlcheck.primitives.checkpoint.container import body_of, sealed
+from pdlcheck.primitives.checkpoint.container import framed, pack, write
 
 from .checkpoint_training import ADAM, SGD, Holder, Shards, cut, damage, net, parts, training, weights, written
 
@@ -48,11 +48,11 @@ def longer(path):
 
 
 def other_format(path):
-    path.write_bytes(path.read_bytes().replace(b"format 1\n", b"format 7\n", 1))
+    path.write_bytes(path.read_bytes().replace(b"format 2\n", b"format 7\n", 1))
 
 
 def much_later_format(path):
-    path.write_bytes(path.read_bytes().replace(b"format 1\n", b"format 117\n", 1))
+    path.write_bytes(path.read_bytes().replace(b"format 2\n", b"format 117\n", 1))
 
 
 def other_program(path):
@@ -60,13 +60,30 @@ def other_program(path):
 
 
 def number_of_bytes_with_a_blank(path):
-    first, sha, _, body = heads(path)
-    path.write_bytes(b"\n".join([first, sha, b"nbytes %20d" % len(body), body]))
+    first, digest, _, body = heads(path)
+    path.write_bytes(b"\n".join([first, digest, b"nbytes %20d" % len(body), body]))
 
 
-def sealed_by_hand(path):
-    body = body_of({"model": {}})
-    path.write_bytes(sealed(body) + body)
+def sealed_by_hand(path, *blocks):
+    fill(path, framed(blocks) if blocks else pack({"model": {}, "tensors": {}}))
+
+
+def sealed_with_a_tensor_too_many(path):
+    _, tree = pack({"step": 3, "world_size": 2, "about": {}, "ranks": [], "tensors": {}})
+    sealed_by_hand(path, tree, b"tensor")
+
+
+def sealed_without_lengths(path):
+    fill(path, [b"anything at all"])
+
+
+def sealed_with_lengths_of_more(path):
+    fill(path, framed([b"tree", b"tensor"])[:-1])
+
+
+def fill(path, body):
+    with path.open("wb") as file:
+        write(file.fileno(), body)
 
 
 class Hostile:
@@ -77,12 +94,11 @@ class Hostile:
 def hostile(path):
     buffer = io.BytesIO()
     torch.save({"model": Hostile()}, buffer)
-    path.write_bytes(sealed(buffer.getvalue()) + buffer.getvalue())
+    sealed_by_hand(path, buffer.getvalue())
 
 
 def hostile_pickle(path):
-    body = pickle.dumps(Hostile())
-    path.write_bytes(sealed(body) + body)
+    sealed_by_hand(path, pickle.dumps(Hostile()))
 
 
 def in_a_folder(path):
@@ -94,12 +110,15 @@ REFUSED = [
     (cut, r"was cut at byte 200: it should be \d+ bytes long"),
     (cut_in_the_first_lines, "was cut at byte 40, inside its first lines"),
     (emptied, "is empty"),
-    (damage, "was changed after it was written: its SHA-256 is"),
+    (damage, "was changed after it was written: its XXH3-128 is"),
     (longer, "is 2 bytes longer than the"),
-    (other_format, "was written in format 7, this version of pdlcheck reads format 1"),
+    (other_format, "was written in format 7, this version of pdlcheck reads format 2"),
     (much_later_format, "was written in format 117, this version"),
     (other_program, "is not a checkpoint: it does not start with 'pdlcheck checkpoint"),
     (number_of_bytes_with_a_blank, "has damaged first lines"),
+    (sealed_with_a_tensor_too_many, "is intact, but not a checkpoint of save_checkpoint"),
+    (sealed_without_lengths, "is intact, but not a checkpoint of save_checkpoint"),
+    (sealed_with_lengths_of_more, "is intact, but not a checkpoint of save_checkpoint"),
     (sealed_by_hand, "is intact, but not a checkpoint of save_checkpoint"),
     (hostile, "holds something that weights_only=True does not load"),
     (hostile_pickle, "holds something that weights_only=True does not load"),

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pdlcheck.errors import CheckpointError
-from pdlcheck.primitives import latest_checkpoint, save_checkpoint
+from pdlcheck.primitives import latest_checkpoint, load_checkpoint, save_checkpoint
 
 from .checkpoint_training import Holder, cut, damage, parts, written
 
@@ -101,6 +101,21 @@ def test_a_full_disk_leaves_the_previous_and_no_temporary_file(subject, world, t
     (first, latest), second = world.run(write, world_size=2)
     assert (first, latest) == second and latest == path
     assert os.listdir(tmp_path) == [path.name] and path.read_bytes() == before
+
+
+@pytest.mark.verifies("save_checkpoint")
+def test_weights_that_another_thread_changes_meanwhile_make_no_damaged_file(subject, tmp_path, monkeypatch):
+    model, honest = nn.Linear(600, 600), os.write  # of two chunks
+
+    def while_another_trains(descriptor, content):
+        with torch.no_grad():
+            model.weight += 1
+        return honest(descriptor, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", while_another_trains)
+        path = subject(tmp_path, 1, model=model)
+    assert load_checkpoint(path, model=model) == 1
 
 
 @pytest.mark.verifies("save_checkpoint")

@@ -24,7 +24,7 @@ DAMAGES = {
     "longer": "bytes of an older file at its end",
     "exchanged": "two stretches of equal length exchanged",
 }
-_HEADER = 132  # bytes of the first lines; they may be a little longer or shorter
+_HEADER = 100  # bytes of the first lines
 
 
 @dataclass(frozen=True)

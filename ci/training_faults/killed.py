@@ -101,7 +101,7 @@ def _after(function: Any, striker: Striker) -> Any:
 
 
 def _torn(striker: Striker) -> Any:
-    """The file's second write is that of the body; a part of it reaches the file."""
+    """The tree and each larger tensor are written by themselves; a part of one reaches the file."""
 
     def wrapped(descriptor: int, content: Any) -> int:
         if _is_temporary(descriptor) and len(content) > 1000 and striker.reached():

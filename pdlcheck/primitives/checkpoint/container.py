@@ -1,98 +1,132 @@
 """The bytes of a checkpoint file: three lines that say what follows, and the body.
 
-The lines are text, so that ``head -3`` shows them. Nothing of the body is unpickled before its digest was compared.
+The lines are text, so that ``head -3`` shows them. The body is blocks of bytes: first the length of each, then the
+tree, then what each tensor holds, so that neither writing nor reading needs memory for the whole once more. Nothing is
+unpickled before the digest of the body was compared.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import io
+import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from xxhash import xxh3_128
 
-__all__ = ["FORMAT", "Refused", "body_of", "read", "sealed", "verify", "whole"]
+__all__ = ["FORMAT", "Refused", "framed", "pack", "read", "verify", "whole", "write"]
 
-FORMAT = 1
+FORMAT = 2
 _FIRST = b"pdlcheck checkpoint, format "
 _VERSION = re.compile(_FIRST + rb"(\d+)\n")
-_HEADER = re.compile(_FIRST + rb"%d\nsha256 ([0-9a-f]{64})\nnbytes (\d{20})\n" % FORMAT)
-_HEADER_NBYTES = len(_FIRST + b"%d\nsha256 %064d\nnbytes %020d\n" % (FORMAT, 0, 0))
+_HEADER = re.compile(_FIRST + rb"%d\nxxh3_128 ([0-9a-f]{32})\nnbytes (\d{20})\n" % FORMAT)
+_HEADER_NBYTES = len(_FIRST + b"%d\nxxh3_128 %032d\nnbytes %020d\n" % (FORMAT, 0, 0))
 _PARTS = {"step", "world_size", "about", "ranks", "tensors"}
 _MORE = {"others"}  # where ranks hold other things
+_LENGTH = np.dtype("<u8")
+_CHUNK = 2**20  # bytes that stay in a core's cache between being read and being digested
+
+Block = bytes | memoryview
 
 
 class Refused(Exception):
     """What is wrong with a file, in words that follow its name."""
 
 
-def sealed(body: bytes | memoryview) -> bytes:
-    """The three lines for ``body``."""
-    digest = hashlib.sha256(body).hexdigest()
-    return b"%s%d\nsha256 %s\nnbytes %020d\n" % (_FIRST, FORMAT, digest.encode(), len(body))
+def pack(payload: dict[str, Any]) -> list[Block]:
+    """The body for a payload, whose tensors are on the CPU. What they hold is read when the body is written."""
+    tensors: dict[str, Tensor] = payload["tensors"]
+    forms = [(name, _name(t.dtype), tuple(t.shape), t.stride(), t.storage_offset()) for name, t in tensors.items()]
+    tree = io.BytesIO()
+    torch.save({**payload, "tensors": forms}, tree)
+    return framed([tree.getbuffer(), *(_storage(tensor).numpy().data for tensor in tensors.values())])
 
 
-def body_of(payload: dict[str, Any]) -> memoryview:
-    """The payload as ``torch.save`` writes it."""
-    buffer = io.BytesIO()
-    torch.save(payload, buffer)
-    return buffer.getbuffer()
+def framed(blocks: Sequence[Block]) -> list[Block]:
+    """The body of ``blocks``: their lengths, and the blocks themselves."""
+    return [np.array([len(blocks), *map(len, blocks)], dtype=_LENGTH).tobytes(), *blocks]
 
 
-def verify(path: Path) -> tuple[str, bytes]:
-    """The digest and the body of an intact file.
+def write(descriptor: int, body: Sequence[Block]) -> None:
+    """Write the body and then, before it, the lines: what is digested is what is written, whoever changes a tensor."""
+    chunk, digest = memoryview(bytearray(_CHUNK)), xxh3_128()
+    os.lseek(descriptor, _HEADER_NBYTES, os.SEEK_SET)
+    for block in body:
+        view = memoryview(block)
+        for start in range(0, len(view), _CHUNK):
+            part = view[start : start + _CHUNK]
+            copy = chunk[: len(part)]
+            copy[:] = part
+            digest.update(copy)
+            _put(descriptor, copy)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    nbytes = sum(map(len, body))
+    _put(descriptor, b"%s%d\nxxh3_128 %s\nnbytes %020d\n" % (_FIRST, FORMAT, digest.hexdigest().encode(), nbytes))
+
+
+def verify(path: Path) -> str:
+    """The digest of an intact file.
 
     Raises:
         Refused: it cannot be read, was cut, is longer than it says, or one of its bits is not what was written.
     """
+    with _opened(path) as file:
+        nbytes, digest = _first_lines(file)
+        _require_digest(file, nbytes, digest)
+        return digest
+
+
+def whole(path: Path) -> bool:
+    """Whether a file is as long as it says: a look that does not read the body, so that it costs nothing."""
     try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER_NBYTES)
-            body = file.read()
+        with _opened(path) as file:
+            _first_lines(file)
+            return True
+    except Refused:
+        return False
+
+
+def read(path: Path) -> tuple[str, dict[str, Any]]:
+    """The digest and the payload of an intact file; ``Refused`` says what is wrong with another one."""
+    with _opened(path) as file:
+        nbytes, digest = _first_lines(file)
+        blocks = _blocks(file, nbytes, digest)
+    try:
+        tree, *held = blocks
+        payload = torch.load(io.BytesIO(tree.numpy().data), map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the body is, it is not one of ours
+        raise Refused(f"holds something that weights_only=True does not load: {error}") from None
+    if not isinstance(payload, dict) or set(payload) - _MORE != _PARTS:
+        raise Refused("is intact, but not a checkpoint of save_checkpoint")
+    try:
+        payload["tensors"] = dict(_tensor(form, block) for form, block in zip(payload["tensors"], held, strict=True))
+    except (TypeError, ValueError, RuntimeError):
+        raise Refused("is intact, but not a checkpoint of save_checkpoint") from None
+    return digest, payload
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[io.FileIO]:
+    try:
+        with path.open("rb", buffering=0) as file:
+            yield file
     except FileNotFoundError:
         raise Refused("does not exist") from None
     except IsADirectoryError:
         raise Refused("is a folder: pass a file of it, such as latest_checkpoint gives") from None
     except OSError as error:
         raise Refused(f"cannot be read: {error.strerror or error}") from None
-    nbytes, digest = _header(header)
-    whole, found = _HEADER_NBYTES + nbytes, _HEADER_NBYTES + len(body)
-    if found < whole:
-        raise Refused(f"was cut at byte {found}: it should be {whole} bytes long")
-    if found > whole:
-        raise Refused(f"is {found - whole} bytes longer than the {whole} that were written")
-    actual = hashlib.sha256(body).hexdigest()
-    if actual != digest:
-        raise Refused(f"was changed after it was written: its SHA-256 is {actual[:12]}..., not {digest[:12]}...")
-    return digest, body
 
 
-def whole(path: Path) -> bool:
-    """Whether a file is as long as it says: a look that does not read the body, so that it costs nothing."""
-    try:
-        with path.open("rb") as file:
-            nbytes, _ = _header(file.read(_HEADER_NBYTES))
-        return path.stat().st_size == _HEADER_NBYTES + nbytes
-    except (OSError, Refused):
-        return False
-
-
-def read(path: Path) -> tuple[str, dict[str, Any]]:
-    """The digest and the payload of an intact file; ``Refused`` says what is wrong with another one."""
-    digest, body = verify(path)
-    try:
-        payload = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the body is, it is not one of ours
-        raise Refused(f"holds something that weights_only=True does not load: {error}") from None
-    if not isinstance(payload, dict) or set(payload) - _MORE != _PARTS:
-        raise Refused("is intact, but not a checkpoint of save_checkpoint")
-    return digest, payload
-
-
-def _header(content: bytes) -> tuple[int, str]:
-    """Length of the body and its digest. Strict: no byte may differ from what was written."""
+def _first_lines(file: io.FileIO) -> tuple[int, str]:
+    """Length of the body and its digest, of a file as long as they say. Strict: each byte must be what was written."""
+    content = file.read(_HEADER_NBYTES)
     version, match = _VERSION.match(content), _HEADER.match(content)
     if version is not None and version[1] != str(FORMAT).encode():
         raise Refused(f"was written in format {version[1].decode()}, this version of pdlcheck reads format {FORMAT}")
@@ -100,6 +134,80 @@ def _header(content: bytes) -> tuple[int, str]:
         if len(content) < _HEADER_NBYTES and content[: len(_FIRST)] == _FIRST[: len(content)]:
             raise Refused(f"was cut at byte {len(content)}, inside its first lines" if content else "is empty")
         if content.startswith(_FIRST):
-            raise Refused("has damaged first lines, which should say format, sha256 and nbytes")
+            raise Refused("has damaged first lines, which should say format, xxh3_128 and nbytes")
         raise Refused(f"is not a checkpoint: it does not start with {_FIRST.decode().strip()!r}")
+    whole, found = _HEADER_NBYTES + int(match[2]), os.fstat(file.fileno()).st_size
+    if found < whole:
+        raise Refused(f"was cut at byte {found}: it should be {whole} bytes long")
+    if found > whole:
+        raise Refused(f"is {found - whole} bytes longer than the {whole} that were written")
     return int(match[2]), match[1].decode()
+
+
+def _blocks(file: io.FileIO, nbytes: int, digest: str) -> list[Tensor]:
+    """The body's blocks as bytes, each in memory of its own, once their digest is the one that was written."""
+    actual = xxh3_128()
+    (count,) = _lengths(file, 1, actual) if nbytes >= _LENGTH.itemsize else [0]
+    room = nbytes // _LENGTH.itemsize - 1
+    lengths = _lengths(file, count, actual) if count <= room else []
+    if not lengths or sum(lengths) + _LENGTH.itemsize * (1 + count) != nbytes:  # of another body than was written
+        file.seek(_HEADER_NBYTES)
+        _require_digest(file, nbytes, digest)
+        raise Refused("is intact, but not a checkpoint of save_checkpoint")
+    blocks = [torch.empty(length, dtype=torch.uint8) for length in lengths]
+    for block in blocks:
+        view = block.numpy().data
+        for start in range(0, len(view), _CHUNK):
+            _fill(file, view[start : start + _CHUNK], actual)
+    _require_same(actual, digest)
+    return blocks
+
+
+def _require_digest(file: io.FileIO, nbytes: int, digest: str) -> None:
+    chunk, actual = memoryview(bytearray(min(_CHUNK, nbytes))), xxh3_128()
+    for start in range(0, nbytes, _CHUNK):
+        _fill(file, chunk[: nbytes - start], actual)
+    _require_same(actual, digest)
+
+
+def _require_same(actual: xxh3_128, digest: str) -> None:
+    found = actual.hexdigest()
+    if found != digest:
+        raise Refused(f"was changed after it was written: its XXH3-128 is {found[:12]}..., not {digest[:12]}...")
+
+
+def _put(descriptor: int, content: Block) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _lengths(file: io.FileIO, count: int, digest: xxh3_128) -> list[int]:
+    found = np.empty(count, dtype=_LENGTH)
+    _fill(file, found.view(np.uint8).data, digest)
+    return [int(length) for length in found]
+
+
+def _fill(file: io.FileIO, view: memoryview, digest: xxh3_128) -> None:
+    """The next bytes of the file, into ``view`` and ``digest``."""
+    rest = view
+    while rest:
+        taken = file.readinto(rest)
+        if not taken:
+            raise Refused("was cut while it was read")
+        rest = rest[taken:]
+    digest.update(view)
+
+
+def _storage(tensor: Tensor) -> Tensor:
+    """All that a tensor's storage holds, as bytes: its elements, in the order in which they lie."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+def _tensor(form: tuple[Any, ...], block: Tensor) -> tuple[str, Tensor]:
+    name, dtype, shape, stride, offset = form
+    return name, torch.empty(0, dtype=getattr(torch, dtype)).set_(block.untyped_storage(), offset, shape, stride)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

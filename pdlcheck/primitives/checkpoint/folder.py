@@ -15,14 +15,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pdlcheck.primitives.checkpoint.container import Refused, verify, whole
+from pdlcheck.primitives.checkpoint.container import Block, Refused, verify, whole, write
 
-__all__ = ["MAX_STEP", "intact", "path_of", "remove_stale", "step_of", "stored", "tidy", "write"]
+__all__ = ["MAX_STEP", "add", "intact", "path_of", "remove_stale", "step_of", "stored", "tidy"]
 
 MAX_STEP = 10**12 - 1  # the last that its name has room for
 _NAME = re.compile(r"step_(\d{12})\.ckpt")
 _TEMPORARY = re.compile(r"\.step_\d{12}\.ckpt\.[0-9a-f]{8}\.tmp")
-_CHUNK = 2**24
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -51,20 +50,17 @@ def intact(folder: Path, before: Path | None = None) -> Iterator[tuple[str, str]
     for path in stored(folder):
         if limit is None or (step_of(path) or 0) < limit:
             with contextlib.suppress(Refused):
-                yield path.name, verify(path)[0]
+                yield path.name, verify(path)
 
 
-def write(path: Path, content: Sequence[bytes | memoryview]) -> None:
-    """Make ``path`` hold ``content``, on the disk, or raise and leave everything as it was."""
+def add(path: Path, body: Sequence[Block]) -> None:
+    """Make ``path`` a file of ``body``, on the disk, or raise and leave everything as it was."""
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
         _sync_folder(path.parent.parent)
     descriptor, temporary = _locked(path)
     try:
-        for part in content:
-            view = memoryview(part)
-            while view:
-                view = view[os.write(descriptor, view[:_CHUNK]) :]
+        write(descriptor, body)
         os.fsync(descriptor)
         os.replace(temporary, path)
     except BaseException:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from xxhash import xxh3_128_hexdigest
 
 from pdlcheck.errors import CheckpointError
 from pdlcheck.primitives.arguments import require_at_least
-from pdlcheck.primitives.checkpoint.container import body_of, sealed
+from pdlcheck.primitives.checkpoint.container import pack
 from pdlcheck.primitives.checkpoint.fitting import describe, require_stateful, state_of
-from pdlcheck.primitives.checkpoint.folder import MAX_STEP, intact, path_of, remove_stale, tidy, write
+from pdlcheck.primitives.checkpoint.folder import MAX_STEP, add, intact, path_of, remove_stale, tidy
 from pdlcheck.primitives.checkpoint.ranks import Ranks, ranks_of
 from pdlcheck.primitives.checkpoint.streams import capture_streams
 from pdlcheck.primitives.checkpoint.tree import Node, Tensors, encode
@@ -87,7 +87,7 @@ def save_checkpoint(
         nodes.update({name: encode(state_of(held), tensors, name) for name, held in objects.items()})
         nodes["rng"] = encode(streams, tensors, "rng")
         about.update(describe(objects))
-        return step, sorted(objects), list(tensors), hashlib.sha256(repr(about).encode()).hexdigest()
+        return step, sorted(objects), list(tensors), xxh3_128_hexdigest(repr(about).encode())
 
     told = who.together(collect)
     _require_agreement(who, told)
@@ -107,10 +107,9 @@ def save_checkpoint(
         others = {rank: theirs for rank, (_, _, theirs) in enumerate(everyone) if theirs is not None}
         if others:  # as stages of a pipeline
             payload["others"] = others
-        body = body_of(payload)
         try:
             remove_stale(path.parent)
-            write(path, [sealed(body), body])
+            add(path, pack(payload))
         except OSError as error:
             raise _not_written(path, error) from error
         tidy(path, keep)

@@ -5,7 +5,6 @@ What two ranks both hold is then stored once, and a tree is small enough to be s
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from xxhash import xxh3_128
 
 __all__ = ["Node", "Tensors", "decode", "difference", "encode"]
 
@@ -133,7 +133,7 @@ def _store(tensor: Tensor, tensors: Tensors, where: str, like: Node) -> str:
         held = held.clone()  # it is a view, and would be saved with all that it is a view of
     if like[0] in ("tensor", "ndarray") and _are_equal(held, tensors[like[1]]):
         return str(like[1])
-    digest = hashlib.sha256(f"{held.dtype} {tuple(held.shape)} ".encode())  # strides may differ where bits do not
+    digest = xxh3_128(f"{held.dtype} {tuple(held.shape)} ".encode())  # strides may differ where bits do not
     digest.update(_bytes_of(held).data)
     name = digest.hexdigest()
     tensors[name] = held
