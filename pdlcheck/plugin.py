@@ -302,10 +302,15 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     return True
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
-    rank = node.config.getoption("--rank-pdb")
-    case = cases.case_of(node) if rank is not None else None
-    if case is not None and case.world == "sim" and not node.config.getoption("usepdb", False):
+    rank, debugs = node.config.getoption("--rank-pdb"), node.config.getoption("usepdb", False)
+    case = cases.case_of(node) if (rank is not None) != debugs else None
+    if case is not None and rank is None and case.world != "sim":
+        from pdlcheck.harness.terminal import tell_where_the_ranks_are
+
+        tell_where_the_ranks_are(node, call)
+    if case is not None and rank is not None and case.world == "sim":
         from pdlcheck.harness.terminal import post_mortem_on_sim
 
         post_mortem_on_sim(node, call, report, rank)

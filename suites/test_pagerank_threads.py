@@ -163,6 +163,7 @@ def test_there_are_no_more_threads_than_cores(monkeypatch):
 INTERRUPTED = """
 import os, signal, threading
 from suites.test_pagerank_threads import many_blocks, pagerank
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which the tests may have been started without
 graph = many_blocks()
 pagerank(graph)
 after_a_while = threading.Timer({seconds}, lambda: os.kill(os.getpid(), signal.SIGINT))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pdlcheck.checks.lost import (
     states_of,
 )
 from pdlcheck.checks.message import case, failure, made_by_start, name_of, takes_world
+from pdlcheck.checks.own_files import require_own_files
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
@@ -78,7 +80,8 @@ def check_resume(
             each random stream and the gradients are put back from the straight run by experiment, and the likely cause
             is what makes the training go on exactly. Where the weights do, but not such a state, such as that of an
             average of weights, names that. A plain dict or list of tensors is one too, if the steps after saving change
-            it; with other entries than without a stop it is a log.
+            it; with other entries than without a stop it is a log. Or: two ranks write one file, which shows where each
+            can save into a folder of its own.
         Inconclusive: the straight run is not deterministic, or no parameter changes after saving.
 
     Example:
@@ -126,6 +129,9 @@ def check_resume(
         trouble = _first(resumed, straight)
         if trouble is None:
             _require_same_parts(who, resumed, straight, saved, facts)
+            apart = Path(name) / "apart"
+            save = partial(_save_under, start, plan)
+            require_own_files(who, save, world, apart, world_size=world_size, case=facts)
             return
         cause, evidence = _cause(start, plan, world, (resumed, straight), trouble)
         _raise(
@@ -171,6 +177,14 @@ def _straight(start: Start, plan: Plan, saves: bool) -> Trace:
         save(Path(plan.file))
     left = states_of(_parts(model, step, save, load))
     return Trace(_go_on(model, step, plan), left, states_of(_parts(model, step, save, load)))
+
+
+def _save_under(start: Start, plan: Plan, folder: Path) -> None:
+    seed_streams(plan.seed + dist.get_rank())
+    _, step, save, _ = made_by_start(start(), *_MADE)
+    for i in range(plan.saved_after):
+        step(i)
+    save(folder / Path(plan.file).name)
 
 
 def _resumed(start: Start, plan: Plan, straight: list[dict[str, Any]] | None, names: list[str]) -> Trace:

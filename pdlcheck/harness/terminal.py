@@ -110,6 +110,15 @@ def debug_simulated(config: pytest.Config, rank: int) -> None:
     config.add_cleanup(lambda: setattr(sys, "breakpointhook", before))
 
 
+def tell_where_the_ranks_are(node: pytest.Item, call: pytest.CallInfo[Any]) -> None:
+    """Before ``--pdb`` shows the controller's frames: those of a process are in that process, and gone by now."""
+    assert call.excinfo is not None
+    told = re.search(r"^ranks? (\d+)", "\n".join(getattr(call.excinfo.value, "__notes__", [])), re.MULTILINE)
+    rank = told[1] if told else 0
+    words = f"--pdb is the controller's, without the frames of the ranks: --rank-pdb {rank} has them"
+    node.config.get_terminal_writer().line(f"\n{words}")
+
+
 def post_mortem_on_sim(node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport, rank: int) -> None:
     """pytest's own debugger at the failure of a simulated rank, if it is that one's."""
     assert call.excinfo is not None
