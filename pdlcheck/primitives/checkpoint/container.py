@@ -45,7 +45,7 @@ def pack(payload: dict[str, Any]) -> list[Block]:
     forms = [(name, _name(t.dtype), tuple(t.shape), t.stride(), t.storage_offset()) for name, t in tensors.items()]
     tree = io.BytesIO()
     torch.save({**payload, "tensors": forms}, tree)
-    return framed([tree.getbuffer(), *(_storage(tensor).numpy().data for tensor in tensors.values())])
+    return framed([tree.getvalue(), *(_storage(tensor).numpy().data for tensor in tensors.values())])
 
 
 def framed(blocks: Sequence[Block]) -> list[Block]:

@@ -28,10 +28,10 @@ class Ending:
     reason: str = ""
 
 
-def note_ending() -> Ending:
-    """Return what is filled in when the main thread ends by an exception; to be called once."""
+def note_ending(noted: Callable[[], object]) -> Ending:
+    """Return what is filled in when the main thread ends by an exception, and ``noted`` called; to be called once."""
     ending = Ending()
-    sys.excepthook = _noting(sys.excepthook, ending)
+    sys.excepthook = _noting(sys.excepthook, ending, noted)
 
     class NotedExit(SystemExit):
         """Raised by ``sys.exit``."""
@@ -41,6 +41,7 @@ def note_ending() -> Ending:
             found = super().code
             if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
                 ending.code, ending.reason = _status(found), f"SystemExit({found!r})"
+                noted()
             return found
 
     def exit(status: Any = None, /) -> NoReturn:
@@ -50,12 +51,13 @@ def note_ending() -> Ending:
     return ending
 
 
-def _noting(hook: Hook, ending: Ending) -> Hook:
+def _noting(hook: Hook, ending: Ending, noted: Callable[[], object]) -> Hook:
     """Torch puts hooks of its own around this one, which print at their end: so the job is ended later, at exit."""
 
     def note(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         ending.code = 130 if issubclass(kind, KeyboardInterrupt) else 1
         ending.reason = kind.__name__
+        noted()
         hook(kind, error, tb)
 
     return note

@@ -65,8 +65,8 @@ def start() -> None:
 @functools.cache
 def _prepare() -> None:
     """What is done once, as soon as MPI has started."""
-    ending = note_ending()
-    atexit.register(_end, os.getpid(), ending)
+    grace = _Grace()
+    atexit.register(_end, os.getpid(), note_ending(grace.prepare), grace)
     for name in ("Init", "Init_thread"):
         setattr(MPI, name, _refused(name))
 
@@ -88,7 +88,7 @@ def at_exit(function: Callable[[], None]) -> None:
     _before_the_end.append(function)
 
 
-def _end(process: int, ending: Ending) -> None:
+def _end(process: int, ending: Ending, grace: _Grace) -> None:
     if os.getpid() != process:  # a fork: MPI is its parent's
         return
     for function in _before_the_end:
@@ -96,34 +96,47 @@ def _end(process: int, ending: Ending) -> None:
     if MPI.Is_finalized():
         return
     if ending.code and MPI.COMM_WORLD.Get_size() > 1:
-        _finalize_within_grace(ending)
+        grace.finalize(ending)
     else:
         MPI.Finalize()
 
 
-def _finalize_within_grace(ending: Ending) -> None:
+class _Grace:
     """End with the others if they end too. If they wait for this rank, leave: the launcher then ends the job.
 
     It takes the exit code of the first process that left before MPI had ended. MPI has no end with a time limit, and
     mpi4py's keeps the other threads of Python from running.
     """
-    rank = MPI.COMM_WORLD.Get_rank()
-    has_ended = threading.Event()
 
-    def leave() -> None:
-        if has_ended.wait(_GRACE_S):
-            return
-        print(
-            f"pdlcheck_mpi: rank {rank} ended by {ending.reason}, and others had not ended {_GRACE_S:g} s later: "
-            f"the job ends with exit code {ending.code}",
-            file=sys.stderr,
+    def __init__(self) -> None:
+        self._watch: threading.Thread | None = None
+        self._begins, self._has_ended = threading.Event(), threading.Event()
+        self._said = ""
+        self._code = 0
+
+    def prepare(self) -> None:
+        """As soon as it is known how the program ends: what is called at exit can start no thread (Python 3.12)."""
+        if self._watch is None:
+            self._watch = threading.Thread(target=self._leave, name="pdlcheck mpi end", daemon=True)
+            self._watch.start()
+
+    def finalize(self, ending: Ending) -> None:
+        assert self._watch is not None
+        self._code = ending.code
+        self._said = (
+            f"pdlcheck_mpi: rank {MPI.COMM_WORLD.Get_rank()} ended by {ending.reason}, and others had not ended "
+            f"{_GRACE_S:g} s later: the job ends with exit code {ending.code}"
         )
+        self._begins.set()
+        ctypes.CDLL(MPI.__file__).MPI_Finalize()
+        self._has_ended.set()
+        self._watch.join()  # a thread that wakes while the interpreter goes may crash
+
+    def _leave(self) -> None:
+        self._begins.wait()
+        if self._has_ended.wait(_GRACE_S):
+            return
+        print(self._said, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(ending.code)
-
-    watch = threading.Thread(target=leave, name="pdlcheck mpi end", daemon=True)
-    watch.start()
-    ctypes.CDLL(MPI.__file__).MPI_Finalize()
-    has_ended.set()
-    watch.join()  # a thread that wakes while the interpreter goes may crash
+        os._exit(self._code)
