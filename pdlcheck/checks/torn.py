@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ def _try(start: Start, file: str, seed: int) -> Attempt:
         load(Path(file))
     except (Deadlock, PeerFailed):
         raise
-    except Exception as error:
+    except _refusals() as error:
         now = states_of(parts_of(model, (step, save, load)))
         changed = differing([before, digest(state_of(model))])
         return Attempt(
@@ -113,6 +114,12 @@ def _try(start: Start, file: str, seed: int) -> Attempt:
             changed + [name for name in left if first_difference(now.get(name), left[name])],
         )
     return Attempt(None, [])
+
+
+def _refusals() -> tuple[type[BaseException], ...]:
+    """Exceptions, and what torch.distributed.checkpoint raises, which is none."""
+    checkpoint = sys.modules.get("torch.distributed.checkpoint.api")
+    return (Exception,) if checkpoint is None else (Exception, checkpoint.CheckpointException)
 
 
 def _files(path: Path) -> list[Path]:

@@ -24,8 +24,8 @@ OF_THE_WAY = 1e-8
 OF_THE_WEIGHTS = 1e-12
 
 _ADAM = (
-    "; Adam divides gradients by their size: there, a wrong factor of all of them shows as little as this; SGD in "
-    "its place shows the factor"
+    "; Adam divides gradients by their size, as clipping does: there, a wrong factor of all of them shows as little as "
+    "this; SGD without clipping shows the factor"
 )
 
 

@@ -6,12 +6,14 @@ import hashlib
 import random
 import time
 from functools import partial
+from traceback import StackSummary
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import DataLoader
 
 from pdlcheck.checks import check_resume, check_torn_files
@@ -499,6 +501,14 @@ def agrees(parts, path):
     honest_load(parts, path)
 
 
+def agrees_by_an_error_that_is_no_exception(parts, path):
+    """As torch.distributed.checkpoint does."""
+    try:
+        agrees(parts, path)
+    except ValueError as error:
+        raise CheckpointException("load", {0: (error, StackSummary())}) from error
+
+
 def decides_alone(parts, path):
     if not intact(path, dist.get_rank()):
         raise ValueError("damaged")
@@ -525,8 +535,9 @@ def reads_on_rank_0(parts, path):
     honest_load(parts, path)
 
 
-def test_the_correct_twin_refuses(world):
-    told = check_torn_files(trainer(agrees, digests_save), world, count=8)
+@pytest.mark.parametrize("load", [agrees, agrees_by_an_error_that_is_no_exception])
+def test_the_correct_twin_refuses(world, load):
+    told = check_torn_files(trainer(load, digests_save), world, count=8)
     assert len(told) == 8 and all("the file of rank" in line and "is damaged" in line for line in told)
     assert any("was cut at byte" in line for line in told) and any("was flipped" in line for line in told)
 
