@@ -236,11 +236,23 @@ def _require_same_parts(
         texts = {part: first_difference(*ends[part], part) for part in kept}
         lost = [part for part in kept if texts[part]]
         if lost:
+            own = _whose(lost[0], found, straight, rank)
             raise failure(
                 f"{who}: resumed, rank {rank} ends with the weights of a run without a stop, but {texts[lost[0]]}",
-                likely_cause=f"not saved, or not loaded: {', '.join(lost)}, or what changes them",
+                likely_cause=f"not saved, or not loaded: {', '.join(lost)}, or what changes them"
+                if own is None
+                else f"{lost[0]} is what rank {own} held: each rank's own was not saved{_REPLICAS}",
                 case=facts,
             )
+
+
+def _whose(part: str, found: Trace, straight: Sequence[Trace], rank: int) -> int | None:
+    """The other rank whose state was loaded on ``rank``, if it is not what ``rank`` held too."""
+    loaded = found.left.get(part)
+    if not first_difference(loaded, straight[rank].left.get(part)):
+        return None
+    others = (other for other in range(len(straight)) if other != rank)
+    return next((o for o in others if not first_difference(loaded, straight[o].left.get(part))), None)
 
 
 def _require_deterministic(who: str, straight: Sequence[Trace], saved: Sequence[Trace], saved_after: int) -> None:

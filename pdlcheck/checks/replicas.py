@@ -212,6 +212,8 @@ def _cause(where: int, names: list[str], gradients: bool, values: list[State]) -
         )
     if not gradients:
         return "models were not averaged on all ranks, or not at this step"
+    if all(values[0].get(name.replace("parameter", "gradient of", 1)) is None for name in names):
+        return "no gradient reaches them: what else changes them, such as an average of weights, differs between ranks"
     return "gradients agree: optimizer states or learning rates differ, or weights were changed on some rank"
 
 

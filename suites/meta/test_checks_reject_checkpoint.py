@@ -335,6 +335,42 @@ def test_check_resume_sees_a_dict_that_every_step_replaces(world):
         check_resume(partial(start, True), world)
 
 
+@pytest.mark.parametrize("updates", [2, 1], ids=["all", "rank 0"])
+def test_check_resume_sees_an_average_that_one_rank_alone_updates(world, updates):
+    class Trainer:
+        def __init__(self):
+            self.model = nn.Linear(2, 1)
+            nn.init.ones_(self.model.weight)
+            self.averaged = torch.optim.swa_utils.AveragedModel(self.model)
+
+        def step(self, i):
+            self.model.weight.data += i
+            if dist.get_rank() < updates:
+                self.averaged.update_parameters(self.model)
+
+        def save(self, path):
+            if dist.get_rank() == 0:
+                torch.save({"model": self.model.state_dict(), "averaged": self.averaged.state_dict()}, path)
+            dist.barrier()
+
+        def load(self, path):
+            state = torch.load(path, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            self.averaged.load_state_dict(state["averaged"])
+
+    def start():
+        torch.manual_seed(0)
+        trainer = Trainer()
+        return trainer.model, trainer.step, trainer.save, trainer.load
+
+    if updates == 2:
+        check_resume(start, world)
+        return
+    message = r"(?s)rank 1 ends with the weights .*averaged is what rank 0 held: each rank's own was not saved; where"
+    with pytest.raises(AssertionError, match=message):
+        check_resume(start, world)
+
+
 @pytest.mark.parametrize("forget", [(), ("averaged",), ("scheduler",)], ids=["saved", "average", "scheduler"])
 def test_check_resume_sees_what_an_object_of_the_program_holds(world, forget):
     class Trainer:
