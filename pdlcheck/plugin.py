@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness import cases, differing, interrupt, launched
+from pdlcheck.harness import cases, differing, interrupt, launched, repeated
 from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
 from pdlcheck.worlds.semantics import PROFILES
@@ -185,7 +185,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    cases.parametrize(metafunc, world)
+    repeated.repeat(metafunc, world)
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_generate_tests")
+def pytest_generate_tests_by_parameters(metafunc: pytest.Metafunc) -> None:
+    repeated.repeat_by_parameters(metafunc)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -1,8 +1,8 @@
-"""Which worlds and world sizes a test runs on, and the worlds that the session has open. Does not import torch."""
+"""Which world and world size a test runs on, and the worlds that the session has open. Does not import torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,6 @@ __all__ = [
     "leave_rank_context",
     "open_world",
     "open_worlds",
-    "parametrize",
     "plain_skips",
     "rank_context",
     "require_ranks",
@@ -115,36 +114,6 @@ def check_options(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--subject takes NAME=MODULE:FUNCTION; got {text!r}")
 
 
-def parametrize(metafunc: pytest.Metafunc, world_fixture: Callable[..., Any]) -> None:
-    """Repeat a test for each world, or for each world and world size of its marker."""
-    names = world_names(metafunc.config)
-    marker = metafunc.definition.get_closest_marker("world_size")
-    if marker is not None:
-        cases = [Case(name, size) for name in names for size in _sizes(metafunc.definition.nodeid, marker)]
-        metafunc.fixturenames.append(CASE)
-        metafunc.parametrize(CASE, cases, ids=map(str, cases), indirect=False)
-    elif "world" in metafunc.fixturenames and _is_ours(metafunc, world_fixture):
-        metafunc.parametrize("world", names, indirect=True, scope="session")
-
-
-def _is_ours(metafunc: pytest.Metafunc, world_fixture: Callable[..., Any]) -> bool:
-    definitions = metafunc._arg2fixturedefs.get("world", ())
-    ours = getattr(world_fixture, "__wrapped__", None) or getattr(world_fixture, "_fixture_function", None)
-    return bool(definitions) and definitions[-1].func is ours
-
-
-def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:
-    sizes = list(marker.args)
-    if len(sizes) == 1 and isinstance(sizes[0], list | tuple):  # DeepSpeed's way of writing several
-        sizes = list(sizes[0])
-    for size in sizes or [None]:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise pytest.UsageError(
-                f"{nodeid}: world_size takes numbers of ranks of at least 1, such as world_size(2, 4); got {size!r}"
-            )
-    return sizes
-
-
 def case_of(item: pytest.Item) -> Case | None:
     """The world and world size on whose ranks the body of this item runs, if it does."""
     callspec = getattr(item, "callspec", None)
@@ -169,8 +138,8 @@ def require_ranks(item: pytest.Item) -> None:
         return
     if item.get_closest_marker("world_size") is not None and case_of(item) is None:
         pytest.fail(
-            "world_size marks test functions, and methods of classes that are no unittest.TestCase; it cannot stand "
-            "on a single pytest.param: write a test for each set of world sizes",
+            "world_size marks test functions, methods of classes that are no unittest.TestCase, and single "
+            "pytest.params of these",
             pytrace=False,
         )
     if item.get_closest_marker("faults") and world_of(item) is None and not runs_in_a_rank(item.config):
