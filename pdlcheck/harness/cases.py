@@ -139,7 +139,7 @@ def require_ranks(item: pytest.Item) -> None:
     if item.get_closest_marker("world_size") is not None and case_of(item) is None:
         pytest.fail(
             "world_size marks test functions, methods of classes that are no unittest.TestCase, and single "
-            "pytest.params of these",
+            "parameters of these, before they are collected",
             pytrace=False,
         )
     if item.get_closest_marker("faults") and world_of(item) is None and not runs_in_a_rank(item.config):

@@ -355,18 +355,23 @@ def test_several_worlds_repeat_a_test_with_an_id_for_each(pytester):
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "conftest"),
     [
-        "import unittest\nclass TestA(unittest.TestCase):\n    @pytest.mark.world_size(2)\n    def test_a(self): pass",
-        "@pytest.mark.parametrize('x', [pytest.param(1, marks=pytest.mark.world_size(2))])\ndef test_a(x): pass",
+        (
+            "import unittest\nclass TestA(unittest.TestCase):\n"
+            "    @pytest.mark.world_size(2)\n    def test_a(self): pass",
+            "",
+        ),
+        ("def test_a(): pass", "def pytest_collection_modifyitems(items):\n    items[0].add_marker('world_size')\n"),
     ],
-    ids=["unittest", "param"],
+    ids=["unittest", "marked_later"],
 )
-def test_a_marked_test_never_passes_without_ranks(pytester, source):
+def test_a_marked_test_never_passes_without_ranks(pytester, source, conftest):
     pytester.makepyfile(HEAD + source)
+    pytester.makeconftest(conftest)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     assert result.parseoutcomes().get("passed", 0) == 0
-    result.stdout.fnmatch_lines(["*world_size marks test functions, and methods of classes*"])
+    result.stdout.fnmatch_lines(["*world_size marks test functions, methods of classes*before they are collected"])
 
 
 def test_doctests_of_a_marked_module_run_as_ever(pytester):
