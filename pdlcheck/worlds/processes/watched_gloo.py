@@ -36,8 +36,8 @@ def watch_gloo(announcer: Announcer) -> None:
     class WatchedGloo(WatchedGroup):
         """One rank's end of a gloo group whose calls are compared before they are made."""
 
-        def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> None:
-            gloo = real_class(store, rank, size, timeout=timeout)
+        def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta, **options: Any) -> None:
+            gloo = real_class(store, rank, size, timeout=timeout, **options)  # torch 2.14 has one more
             real = dist.ProcessGroup(store, rank, size)  # what torch itself puts around a backend
             real._set_default_backend(_GLOO)
             _register(real, gloo)
