@@ -11,10 +11,12 @@ the ranks announce and then makes the same call on the real group. torch renamed
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as distributed_c10d
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
@@ -213,6 +215,15 @@ class WatchedGroup(dist.ProcessGroup):
         args = (outputs, inputs, opts)
         return self._post("gather", [part], "gather", args, compare=inputs, root=opts.rootRank)
 
+    def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
+        opts = opts or c10d.GatherOptions()
+        own = opts.rootRank == self._group_rank  # elsewhere the output is empty, and not looked at
+        part = Part([input], list(output.view(self.size(), *input.shape).unbind(0)) if own else [])
+        args = (output, input, opts)
+        return self._post("gather", [part], "gather_single", args, compare=[input], root=opts.rootRank)
+
+    gather_into_tensor = gather_single  # the names since torch 2.14
+
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         opts = opts or c10d.ScatterOptions()
         outputs, inputs = _as_list(outputs), _as_lists(inputs)
@@ -332,5 +343,20 @@ def _define_flat_calls() -> None:
             setattr(WatchedGroup, name, make(name))
 
 
+def _leave_recorder_out() -> None:
+    """torch's own recorder, since 2.15, asks C++ for the name of a group, which a group written in Python has not."""
+    attach = getattr(distributed_c10d, "_maybe_attach_flight_recorder", None)
+    if attach is None:
+        return
+
+    @wraps(attach)
+    def attach_to_others(pg: dist.ProcessGroup, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(pg, WatchedGroup):
+            attach(pg, *args, **kwargs)
+
+    distributed_c10d._maybe_attach_flight_recorder = attach_to_others  # type: ignore[attr-defined]
+
+
 _define_flat_calls()
+_leave_recorder_out()
 uncompiled(WatchedGroup)  # with them
