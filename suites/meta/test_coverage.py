@@ -216,7 +216,9 @@ def _rows(text):
 def test_the_page_names_the_features_of_the_code():
     text = PAGE.read_text()
     rows = [row for row in _rows(text) if row[0] not in ("feature", "---")]
-    assert [row[0] for row in rows] == NAMES, "run python ci/matrix.py --write"
+    of_newer_torch = ("gather_single", "gather_into_tensor")  # the page is made with the torch of constraints.txt
+    names = [name for name in NAMES if not name.startswith(of_newer_torch)]
+    assert [row[0] for row in rows] == names, "run python ci/matrix.py --write"
     assert all(row[1:] == list(SEMANTICS) for row in _rows(text) if row[0] == "feature")
     assert not any(cell.startswith("FAIL") for row in rows for cell in row)
     assert text.count("\n## ") == len(AREAS)

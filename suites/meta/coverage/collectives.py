@@ -64,6 +64,18 @@ def gather(**how):
     return out
 
 
+def gather_single(**how):
+    out = torch.zeros(8, 3) if dist.get_rank() == ROOT else None
+    _wait(dist.gather_single(mine(2, 3), out, dst=ROOT, **how))
+    return out
+
+
+def gather_into_tensor(**how):
+    out = torch.zeros(4, 2, 3) if dist.get_rank() == ROOT else None
+    _wait(dist.gather_into_tensor(mine(2, 3), out, dst=ROOT, **how))
+    return out
+
+
 def scatter(**how):
     out = torch.zeros(3)
     _wait(dist.scatter(out, list(mine(4, 3).unbind()) if dist.get_rank() == ROOT else None, src=ROOT, **how))
@@ -161,6 +173,12 @@ COLLECTIVES = {
         lambda: _transposed(10, 3, splits=[1, 2, 3, 4]),
     ),
 }
+
+if hasattr(dist, "gather_single"):  # since torch 2.14
+    COLLECTIVES |= {
+        "gather_single": (gather_single, lambda: _at_root(torch.cat(of_all(2, 3)))),
+        "gather_into_tensor": (gather_into_tensor, lambda: _at_root(torch.stack(of_all(2, 3)))),
+    }
 
 
 # -- coalescing ------------------------------------------------------------------------------------
