@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -28,6 +30,36 @@ def main(backend="gloo"):
 @pytest.mark.parametrize("time", range(2))
 def test_a_script_runs_as_it_is(world, time):
     assert world.run(main, world_size=2) == [2, 2]
+
+
+BY_NAME = """
+from torch.distributed import destroy_process_group, get_rank, init_process_group, monitored_barrier
+
+def main():
+    init_process_group("gloo")
+    monitored_barrier()
+    rank = get_rank()
+    destroy_process_group()
+    return rank
+"""
+
+
+def test_functions_that_a_script_has_imported_by_name_are_the_worlds_too(tmp_path):
+    (tmp_path / "script.py").write_text(BY_NAME)
+    run = "import script; from pdlcheck.worlds import get_world; print(get_world('sim').run(script.main, world_size=2))"
+    command = [sys.executable, "-c", run]  # its torch.distributed is as torch made it when the script is imported
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "[0, 1]\n", done.stderr
+
+
+def address():
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) > 0
+
+
+def test_a_script_finds_the_address_that_launchers_give(world):
+    before = dict(os.environ)
+    assert world.run(address, world_size=2) == [("127.0.0.1", True)] * 2
+    assert dict(os.environ) == before
 
 
 @pytest.mark.world_size(2)

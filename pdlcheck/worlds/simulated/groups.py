@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
-import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.errors import CollectiveMismatch, Unsupported
@@ -48,9 +48,20 @@ def install() -> None:
         "rendezvous": _met,
     }
     for name, wrap in names.items():
-        setattr(c10d, name, wrap(getattr(c10d, name)))
-    dist.init_process_group = c10d.init_process_group
-    dist.monitored_barrier = c10d.monitored_barrier
+        real = getattr(c10d, name)
+        setattr(c10d, name, wrap(real))
+        if name in c10d.__all__:
+            _rebind(real, getattr(c10d, name))
+
+
+def _rebind(real: Callable[..., Any], ours: Callable[..., Any]) -> None:
+    """Modules that have imported the function by its name, as ``torch.distributed`` and test files, get ours."""
+    for module in list(sys.modules.values()):
+        if module is c10d or module is sys.modules[__name__] or not isinstance(module, ModuleType):
+            continue
+        for name, value in list(vars(module).items()):
+            if value is real:
+                setattr(module, name, ours)
 
 
 def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:

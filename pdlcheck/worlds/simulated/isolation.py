@@ -42,6 +42,7 @@ from pdlcheck.worlds.simulated.streams import python_stream, set_python_stream
 __all__ = ["Observer", "Own", "RankState", "isolated_controller"]
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # programs read it; nobody listens there
 _environment: Any = os.environb if os.supports_bytes_environ else os.environ  # which takes twice as long
 _variables: Any = getattr(_environment, "_data", _environment)  # the same, where it can be read as a plain dict
 _set_numpy = getattr(np.random, "set_bit_generator")  # noqa: B009 - its type stub does not export it
@@ -158,7 +159,8 @@ def isolated_controller() -> Iterator[None]:
     torch_state, python_state = torch.default_generator.get_state(), python_stream()
     numpy_generator, normal, threads = _get_numpy(), kept_normal(), torch.get_num_threads()
     dtype, hook = torch.get_default_dtype(), sys.excepthook
-    environment = {name: os.environ.get(name) for name in _RANK_VARIABLES}
+    environment = {name: os.environ.get(name) for name in (*_RANK_VARIABLES, *_ADDRESS)}
+    os.environ.update((name, value) for name, value in _ADDRESS.items() if environment[name] != value)
     try:
         with diverted.controllers(), torchs_own.controllers():
             yield
