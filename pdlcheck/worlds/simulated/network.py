@@ -15,6 +15,7 @@ from torch import Tensor
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError
 from pdlcheck.faults import Corrupt, Fault, Slow
 from pdlcheck.worlds.semantics import Semantics
+from pdlcheck.worlds.simulated.borrowed import require_own_group
 from pdlcheck.worlds.simulated.c10d import is_as_joined
 from pdlcheck.worlds.simulated.claims import Claims
 from pdlcheck.worlds.simulated.collectives import read_by, written_by
@@ -137,6 +138,7 @@ class Network:
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
         refuse(operation)
+        require_own_group(operation, self)
         signature = operation.signature
         post = Post(signature)
         if self.suffering.loses_ranks:
