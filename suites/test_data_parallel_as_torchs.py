@@ -16,10 +16,13 @@ from .data_parallel_models import Branches, alike, ddp, gradients, mean_gradient
 # attributes of torch's that are not here
 ABSENT = {
     "broadcast_bucket_size": "buffers travel in one message",
+    "finalize_backward": "a pass of ours has ended when backward returns",
     "gather": "of the time when one process served several devices",
     "logger": "an object of torch's C++ code",
     "reducer": "an object of torch's C++ code",
+    "require_manual_backward_finalization": "a pass of ours has ended when backward returns",
     "scatter": "of the time when one process served several devices",
+    "should_finalize_after_backward": "a pass of ours has ended when backward returns",
     "to_kwargs": "of the time when one process served several devices",
     "use_side_stream_for_tensor_copies": "inputs move on the current stream",
     "will_sync_module_buffers": "forward_sync_buffers and require_forward_param_sync decide",
@@ -102,7 +105,7 @@ def test_a_list_says_how_much_each_bucket_holds(subject, rank):
 
 @ddp
 @pytest.mark.world_size(2)
-@pytest.mark.parametrize("name", ["skip_all_reduce_unused_params", "batched_grad_copy"])
+@pytest.mark.parametrize("name", ["skip_all_reduce_unused_params", "batched_grad_copy", "lazy_bucket_allocation"])
 def test_arguments_that_change_no_result(subject, rank, name):
     def loss(module, r):
         return module(torch.ones(1, 2).double() * (r + 1), True).square().sum()

@@ -98,11 +98,12 @@ class SimulatedItem:
         if any(one.cached_result is None or one.params for one in _wide(self._item)):
             first = self._on_rank(0, partial(self._as_rank, 0, self._fill_wide))
             if isinstance(first, Raised):
-                if isinstance(first.error, Deadlock):
+                told = getattr(first.error, "__notes__", ())  # pytest keeps the error for other tests
+                if isinstance(first.error, Deadlock) and _ONCE_FOR_ALL not in told:
                     first.error.add_note(_ONCE_FOR_ALL)
                 return [first, *(self._on_rank(rank, work) for rank, work in enumerate(fill) if rank)]
         try:
-            return self._cluster.run_bodies(fill, First(), faults=())
+            return self._cluster.run_bodies(fill, First(), faults=(), sets_up=True)
         except BaseException:
             self._given_up = True
             for rank in self._ranks:
@@ -222,7 +223,7 @@ class SimulatedItem:
         """Run ``work`` as one rank while the others stand still."""
         bodies: list[Callable[[], Any]] = [_stand_still] * self._case.world_size
         bodies[rank] = work
-        return self._cluster.run_bodies(bodies, faults=())[rank]
+        return self._cluster.run_bodies(bodies, faults=(), sets_up=True)[rank]
 
     def _as_rank(self, rank: int, work: Callable[[], Any]) -> Any:
         """On the rank: what fixtures of ranks return is its own meanwhile."""

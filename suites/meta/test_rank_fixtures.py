@@ -675,3 +675,60 @@ def test_after(meets): pass
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*time.sleep(60)*"])
     assert sorted((pytester.path / "torn-down").read_text()) == ["0", "1"]  # by the next test
+
+
+SEEDED = """
+import numpy, random
+from hypothesis import given, settings, strategies as st
+
+@pytest.fixture(autouse=True)
+def alike():
+    torch.manual_seed(42); random.seed(42); numpy.random.seed(42)
+    torch.set_default_dtype(torch.float64)
+    yield
+    assert torch.get_default_dtype() == torch.float64
+    torch.set_default_dtype(torch.float32)
+
+DRAWS = [lambda: torch.rand(3), lambda: random.gauss(0, 1), random.random, numpy.random.rand, numpy.random.randn]
+
+@W
+@pytest.mark.parametrize("draw", DRAWS, ids=range(5))
+def test_ranks_draw_alike(draw):
+    number = torch.as_tensor(draw())
+    others = number.clone()
+    dist.broadcast(others, 0)
+    assert torch.equal(number, others) and torch.ones(1).dtype == torch.float64
+
+@pytest.fixture
+def model():
+    return torch.nn.Linear(2, 2)
+
+@W
+def test_what_comes_next_was_not_drawn_before(model):
+    assert not torch.equal(torch.nn.Linear(2, 2).weight, model.weight)
+
+@W
+@settings(max_examples=4, derandomize=True)
+@given(n=st.integers())
+def test_examples_go_on_from_there(n):
+    number, others = torch.rand(1), torch.zeros(1)
+    others.copy_(number)
+    dist.broadcast(others, 0)
+    assert torch.equal(number, others)
+"""
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_body_goes_on_with_the_random_numbers_and_the_dtype_of_its_fixtures(run, world):
+    run(SEEDED, world=world).assert_outcomes(passed=7)
+
+
+def test_a_hint_that_is_kept_with_the_error_of_a_fixture_is_given_once(run, pytester):
+    pytester.makeconftest(
+        "import pytest, torch.distributed as dist\n\n"
+        "@pytest.fixture(scope='session', autouse=True)\ndef all_there(): dist.barrier()\n"
+    )
+    source = "".join(f"@W\ndef test_{number}(tmp_path): pass\n\n" for number in range(3))
+    result = run(source, world="sim")
+    result.assert_outcomes(errors=3)
+    assert result.stdout.str().count("set up once for all simulated ranks: let ranks") == 3

@@ -88,8 +88,9 @@ class DistributedDataParallel(nn.Module, Joinable):
         gradient_as_bucket_view: gradients are views of the buckets, which saves their memory and a copy.
         static_graph: every pass is like the first one; parameters may be unused, or used several times by
             re-entrant checkpointing.
-        check_reduction, skip_all_reduce_unused_params, batched_grad_copy: taken, and without effect: gradients that are
-            not large are copied together in any case, and those that no rank has travel as zeros.
+        check_reduction, skip_all_reduce_unused_params, batched_grad_copy, lazy_bucket_allocation: taken, and without
+            effect: gradients that are not large are copied together in any case, those that no rank has travel as
+            zeros, and buckets are kept from pass to pass.
         delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision: None.
         reduce_dtype: dtype in which float16 and bfloat16 gradients are divided and summed, such as torch.float32. None
             is their own, as with torch's: bfloat16 parameters are then reduced in bfloat16, each sum with its 8 bits.
@@ -138,6 +139,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         bucket_cap_mb_list: Sequence[float] | None = None,
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
+        lazy_bucket_allocation: bool = False,
         *,
         first_bucket_mb: float = 1.0,
         reduce_dtype: torch.dtype | None = None,
@@ -159,6 +161,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.static_graph = static_graph
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self.batched_grad_copy = batched_grad_copy
+        self.lazy_bucket_allocation = lazy_bucket_allocation
         self.mixed_precision = mixed_precision
         if device_mesh is not None:  # else there is no such attribute, as with torch's
             self.device_mesh = device_mesh
@@ -175,6 +178,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
             "bucket_cap_mb_list": caps_mb,
             "batched_grad_copy": batched_grad_copy,
+            "lazy_bucket_allocation": lazy_bucket_allocation,
             "first_bucket_mb": first_bucket_mb,
             "reduce_dtype": reduce_dtype,
         }

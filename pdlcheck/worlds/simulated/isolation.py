@@ -30,10 +30,11 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pdlcheck.worlds.simulated import diverted, torchs_own
 from pdlcheck.worlds.simulated.normals import kept_normal, set_kept_normal
@@ -84,6 +85,15 @@ class Own(Protocol):
         """Do it again: the rank goes on, or starts anew."""
 
 
+class _First(NamedTuple):
+    """What a run of one rank begins with."""
+
+    torch: Tensor
+    python: Any
+    numpy: Any
+    dtype: torch.dtype
+
+
 class RankState:
     """The process-wide state of one rank, while another rank runs."""
 
@@ -93,15 +103,23 @@ class RankState:
         self._numpy = _generator_of(rank)
         self._environment = _environment_of(rank, world_size)
         self._kept: diverted.Diverted | None = None
+        self._first: _First | None = None  # else a run begins with the seed
         self.own: list[Own] = []  # added while the rank runs
+        self.begins_here = False  # the runs to come begin with the random numbers and the dtype at the end of this one
 
     def enter(self) -> None:
         """The rank starts."""
-        torch.default_generator.manual_seed(self._seed)
-        random.seed(self._seed)
         _set_numpy(self._numpy)
-        np.random.seed(self._seed % 2**32)
-        torch.set_default_dtype(torch.float32)
+        if self._first is None:
+            torch.default_generator.manual_seed(self._seed)
+            random.seed(self._seed)
+            np.random.seed(self._seed % 2**32)
+            torch.set_default_dtype(torch.float32)
+        else:
+            torch.default_generator.set_state(self._first.torch)
+            set_python_stream(self._first.python)
+            np.random.set_state(self._first.numpy)
+            torch.set_default_dtype(self._first.dtype)
         torch.set_num_threads(1)  # of this thread alone
         self._set_environment()
         diverted.begin(self._kept)
@@ -144,6 +162,9 @@ class RankState:
         """The rank has ended."""
         for own in reversed(self.own):
             own.leave()
+        if self.begins_here:
+            numpy, state = np.random.get_state(), torch.default_generator.get_state()
+            self._first = _First(state, python_stream(), numpy, torch.get_default_dtype())
         self._kept = diverted.end()
         torchs_own.end(self._began)
 

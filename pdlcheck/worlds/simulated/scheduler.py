@@ -95,7 +95,7 @@ class Scheduler:
         self._all_done = threading.Event()
 
     def seed(self, seed: int) -> None:
-        """From here on the random streams of the ranks start from ``seed``, in each run anew."""
+        """From here on the random streams of the ranks start from ``seed``, in each run anew, but for what sets up."""
         for rank in self.ranks:
             rank.state = RankState(rank.rank, len(self.ranks), seed)
 

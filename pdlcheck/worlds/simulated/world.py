@@ -189,16 +189,22 @@ class SimulatedRanks:
         faults: Sequence[Fault] | None = None,
         *,
         keep_groups: bool = False,
+        sets_up: bool = False,
     ) -> list[Outcome]:
         """Call ``bodies[r]()`` as rank r, under ``schedule`` and ``faults`` or else the world's.
 
-        ``keep_groups``: also after a failure, for what tears down.
+        Args:
+            bodies, schedule, faults: see above.
+            keep_groups: also after a failure, for what tears down.
+            sets_up: later runs begin with the random numbers and the default dtype that this one ends with.
         """
         if not self.intact:
             raise RuntimeError(CLOSED)
         if self._broken_off and not keep_groups:
             self._network.reset()
             self._broken_off = False
+        for rank in self._network.scheduler.ranks:
+            rank.state.begins_here = sets_up
         faults = check_faults(self._world.faults if faults is None else faults, self.world_size)
         bodies = [partial(self._as_rank, rank, body) for rank, body in enumerate(bodies)]
         try:

@@ -104,6 +104,11 @@ class WatchedGroup(dist.ProcessGroup):
     def __repr__(self) -> str:
         return f"<{self._watched_backend} group {self._watched_name} of ranks {self._members}>"
 
+    supports_splitting = False  # asked of backends, which a group without one is for itself
+
+    def split_group(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("a watched group cannot be split; make a new_group of the ranks")
+
     def count_anew(self) -> None:
         """The next collective is the first of this group; so it must be on all ranks."""
         self._collectives = 0
