@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck import primitives
+from pdlcheck.worlds import get_world
 
 
 def main(backend="gloo"):
@@ -50,6 +51,20 @@ def test_functions_that_a_script_has_imported_by_name_are_the_worlds_too(tmp_pat
     command = [sys.executable, "-c", run]  # its torch.distributed is as torch made it when the script is imported
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "[0, 1]\n", done.stderr
+
+
+def backends():
+    return dist.get_backend(), dist.get_backend(dist.new_group([0, 1]))
+
+
+def test_the_backend_has_the_name_that_programs_look_for(world):
+    assert world.run(backends, world_size=2) == [("gloo", "gloo")] * 2
+
+
+@pytest.mark.parametrize("profile", ["gloo", "buffered", "rendezvous"])
+def test_under_semantics_of_nccl_the_backend_is_not_taken_for_gloo(profile):
+    assert get_world("sim", semantics=profile).run(backends, world_size=2)[0] == ("gloo", "gloo")
+    assert get_world("sim", semantics="nccl").run(backends, world_size=2)[0] == ("sim", "sim")
 
 
 def address():

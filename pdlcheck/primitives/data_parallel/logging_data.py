@@ -20,7 +20,7 @@ def logging_data(wrapper: DistributedDataParallel) -> dict[str, str | int]:
     reducer, hook = wrapper._reducer, wrapper._reducer.hook
     told: dict[str, str | int] = {
         "module_name": type(wrapper.module).__name__,
-        "backend_name": dist.get_backend(wrapper.process_group),
+        "backend_name": wrapper.process_group.name(),
         "rank": dist.get_rank(wrapper.process_group),
         "world_size": dist.get_world_size(wrapper.process_group),
         "device_ids": ", ".join(map(str, wrapper.device_ids or ())),

@@ -23,13 +23,20 @@ from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.handles import keep_handles_of_reducers
 from pdlcheck.worlds.simulated.backward import Engine
 from pdlcheck.worlds.simulated.eager import ranks_do_not_compile
-from pdlcheck.worlds.simulated.groups import BACKEND, install
+from pdlcheck.worlds.simulated.groups import BACKEND, install, name_backends
 from pdlcheck.worlds.simulated.profiled import one_profile_at_a_time
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank, running_rank
 from pdlcheck.worlds.simulated.threads import follow_threads, rank_behind
 from pdlcheck.worlds.watch import WatchedGroup
 
-__all__ = ["has_group", "is_as_joined", "join_group", "leave_alone", "rank_local_torch_distributed"]
+__all__ = [
+    "has_group",
+    "is_as_joined",
+    "join_group",
+    "leave_alone",
+    "rank_local_torch_distributed",
+    "serve_another_world",
+]
 
 _FIELDS: dict[str, Callable[[], Any]] = {
     "comms": list,
@@ -189,6 +196,13 @@ def join_group(network: Any) -> None:
     dist.init_process_group(BACKEND, store=network.store, rank=rank.rank, world_size=world_size)
     rank.c10d["adopted"] = False
     rank.joined = _copied(rank.c10d)
+
+
+def serve_another_world(rank: RankThread) -> None:
+    """A rank that has kept its group is to be as :func:`join_group` would leave it there."""
+    rank.c10d["adopted"] = False
+    if name_backends(rank):
+        rank.joined = _copied(rank.c10d)
 
 
 def is_as_joined() -> bool:

@@ -18,7 +18,7 @@ from pdlcheck.worlds.simulated.origin import origin
 from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.watch import Operation, is_local, new_group, require_own, user_line
 
-__all__ = ["BACKEND", "install"]
+__all__ = ["BACKEND", "install", "name_backends"]
 
 BACKEND = "sim"
 _NEEDED = (
@@ -78,9 +78,23 @@ def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:
             me.network.suffering.gather(me.rank, rest.get("timeout"))
         else:
             _meet(me, str(name), tuple(ranks) or tuple(range(size)), rest.get("timeout"))
-        return make(size, place, ranks, BACKEND, store, name, **rest)
+        made = make(size, place, ranks, BACKEND, store, name, **rest)
+        name_backends(me)
+        return made
 
     return helper
+
+
+def name_backends(rank: Any) -> bool:
+    """Have ``dist.get_backend()`` of a rank name gloo, as programs on CPU tensors look for; False if it does.
+
+    Where messages between two ranks are matched in order, as NCCL does it, a program must not take gloo for granted.
+    """
+    name = BACKEND if rank.network.semantics.messages == "in_order" else "gloo"
+    known = rank.c10d["pg_map"]
+    others = {group: (name, *rest) for group, (present, *rest) in known.items() if present != name}
+    known.update(others)
+    return bool(others)
 
 
 def _meet(me: Any, name: str, ranks: tuple[int, ...], timeout: timedelta | None) -> None:

@@ -16,7 +16,7 @@ from pdlcheck.errors import CollectiveMismatch, PdlcheckError
 from pdlcheck.faults import Corrupt, Fault, Slow
 from pdlcheck.worlds.semantics import Semantics
 from pdlcheck.worlds.simulated.borrowed import require_own_group
-from pdlcheck.worlds.simulated.c10d import is_as_joined
+from pdlcheck.worlds.simulated.c10d import is_as_joined, serve_another_world
 from pdlcheck.worlds.simulated.claims import Claims
 from pdlcheck.worlds.simulated.collectives import read_by, written_by
 from pdlcheck.worlds.simulated.lanes import Lanes
@@ -56,7 +56,7 @@ class Network:
         self.store.clear()
         for rank in self.scheduler.ranks:
             if rank.c10d:
-                rank.c10d["adopted"] = False
+                serve_another_world(rank)
 
     def reset(self) -> None:
         """Forget all, after ranks failed in the middle of something; each makes its default group anew."""
