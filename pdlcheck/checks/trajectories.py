@@ -11,21 +11,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
-from pdlcheck.checks.state import State, made_wide, require_bits, state_of
+from pdlcheck.checks.state import State, require_bits, state_of
+from pdlcheck.checks.trajectory_causes import (
+    Precision,
+    how_far,
+    how_ranks_differ,
+    likely_cause,
+    made_for,
+    precision_of,
+    wants_another_dtype,
+)
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_same_trajectory", "check_world_size_does_not_matter"]
 
 Train = Callable[[nn.Module, int], object]
 
-# float64 steps lose about 1e-16 of a weight each, and training magnifies that; a step with a wrong gradient
-# is off by 1e-3 of the way that the weights went and more, however short that way is beside the weights.
-OF_THE_WAY = 1e-8
-OF_THE_WEIGHTS = 1e-12
-
-_ADAM = (
-    "; Adam divides gradients by their size, as clipping does: there, a wrong factor of all of them shows as little as "
-    "this; SGD without clipping shows the factor"
+_FLAT = (
+    "this rank holds a part of it in a flat tensor, as FSDP1 does; fully_shard, whose parts have names and shapes, is "
+    "compared whole"
 )
 
 
@@ -39,26 +43,30 @@ def check_same_trajectory(
     world_size: int = 2,
     steps: int = 4,
     seed: int = 0,
+    dtype: torch.dtype = torch.float64,
 ) -> None:
     """``train`` must leave the weights that ``reference`` leaves, on every rank, after 1, 2, ..., ``steps``
     steps.
 
     A weight may be off by 1e-8 of the farthest way that a weight of its tensor went, and by 1e-12 of the tensor's
-    largest element and of the farthest way that any weight went.
+    largest element and of the farthest way that any weight went; with ``dtype=torch.float32`` by 1e-3 and 1e-6, with
+    float16 by 2e-2 of the way, with bfloat16 by 1e-1 of it.
 
     Args:
-        train, reference: called as ``train(model, steps)`` on every rank, with the same float64 weights on
-            all, which ``torch.autocast`` leaves in float64. An optimizer whose steps depend on the size of the
+        train, reference: called as ``train(model, steps)`` on every rank, with the same weights on all, in float64,
+            which ``torch.autocast`` leaves in float64. An optimizer whose steps depend on the size of the
             gradients, as those of SGD do, shows the most.
         make: makes the plain model, outside of the ranks; ``train`` wraps it.
         world: where the ranks run.
         world_size: number of replicas, of both.
         steps: 3 or more, because momentum shows from the second step on.
         seed: of the initial weights.
+        dtype: the lowest precision in which one of them computes, adds up gradients or sends them. With another one
+            than float64 both are given float32 weights, as data are, and smaller faults pass.
 
     Raises:
         AssertionError: names the first step after which they differ, rank, tensor, index, the wrong tensors, and
-            how much larger or smaller the way is that these went.
+            how much larger or smaller the way is that these went; and whether ranks went apart.
         Inconclusive: the reference does not change the weights, or leaves NaN or inf in them.
 
     Example:
@@ -76,7 +84,8 @@ def check_same_trajectory(
     __tracebackhide__ = True
     if steps < 1:
         raise ValueError(f"check_same_trajectory compares after each step, it needs 1 step or more, got {steps}")
-    start = _model(make, seed)
+    precision = precision_of("check_same_trajectory", dtype)
+    start = _model(make, seed, precision)
     for taken in range(1, steps + 1):
         expected = world.run(_train, reference, start, taken, world_size=world_size)
         found = world.run(_train, train, start, taken, world_size=world_size)
@@ -85,7 +94,9 @@ def check_same_trajectory(
                 f"{name_of(train)}: after {taken} step(s) rank {rank}",
                 (state_of(start), found[rank], expected[rank]),
                 f"{name_of(reference)} holds",
-                case=case(world, world_size, steps=taken, seed=seed),
+                precision,
+                ranks=found,
+                case=case(world, world_size, steps=taken, seed=seed, dtype=_unusual(dtype)),
             )
 
 
@@ -98,6 +109,7 @@ def check_world_size_does_not_matter(
     world_sizes: Sequence[int] = (1, 2, 4),
     steps: int = 3,
     seed: int = 0,
+    dtype: torch.dtype = torch.float64,
 ) -> list[nn.Module]:
     """R replicas must end with the weights of the first world size, and bit for bit with the weights of
     each other.
@@ -106,20 +118,21 @@ def check_world_size_does_not_matter(
     where 1 is the first of the world sizes; :func:`check_same_trajectory` with a plain reference sees that.
 
     Args:
-        train: called as ``train(model, steps)`` on every rank, with the same float64 weights on all; takes the same
+        train: called as ``train(model, steps)`` on every rank, with the same weights on all; takes the same
             global batches on any number of ranks, each rank its share.
-        make, world, steps, seed: as in :func:`check_same_trajectory`.
+        make, world, steps, seed, dtype: as in :func:`check_same_trajectory`.
         world_sizes: numbers of replicas; the first is what the others are compared with.
 
     Returns:
         The trained model of rank 0 for each world size.
     """
     __tracebackhide__ = True
-    start = _model(make, seed)
+    precision = precision_of("check_world_size_does_not_matter", dtype)
+    start = _model(make, seed, precision)
     trained: list[State] = []
     for world_size in world_sizes:
         ranks = world.run(_train, train, start, steps, world_size=world_size)
-        facts = case(world, world_size, steps=steps, seed=seed)
+        facts = case(world, world_size, steps=steps, seed=seed, dtype=_unusual(dtype))
         for rank, state in enumerate(ranks):
             for name in state:
                 require_bits(
@@ -134,25 +147,45 @@ def check_world_size_does_not_matter(
             f"{name_of(train)}: after {steps} step(s) every rank of {world_size}",
             (state_of(start), ranks[0], trained[0]),
             f"world_size {world_sizes[0]} holds",
+            precision,
             likely_cause="not the gradient of the global batch; or do all world sizes take the same global batches?",
             case=facts,
         )
     return [_loaded(start, state) for state in trained]
 
 
-def _model(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+def _unusual(dtype: torch.dtype) -> torch.dtype | None:
+    return None if dtype == torch.float64 else dtype
+
+
+def _model(make: Callable[[], nn.Module], seed: int, precision: Precision) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return made_wide(make)
+        return made_for(precision, make)
 
 
 def _train(train: Train, model: nn.Module, steps: int) -> State:
     torch.manual_seed(dist.get_rank() + 1)
-    train(model, steps)
+    wide = any(parameter.dtype == torch.float64 for parameter in model.parameters())
+    try:
+        train(model, steps)
+    except RuntimeError as error:
+        if wide and wants_another_dtype(error):
+            error.add_note("the check gives float64 weights; give float64 data too, or pass dtype=torch.float32")
+        raise
     return state_of(model)
 
 
-def _require_near(who: str, states: tuple[State, State, State], what: str, **details: object) -> None:
+def _require_near(
+    who: str,
+    states: tuple[State, State, State],
+    what: str,
+    precision: Precision,
+    *,
+    ranks: Sequence[State] = (),
+    **details: object,
+) -> None:
+    """``ranks``: what all of them hold, of which ``states[1]`` is one."""
     __tracebackhide__ = True
     start, found, expected = states
     goals = {name: goal for name, goal in expected.items() if goal is not None and _is_a_number(goal)}
@@ -167,10 +200,14 @@ def _require_near(who: str, states: tuple[State, State, State], what: str, **det
             at = first_index(~goal.isfinite())
             raise Inconclusive(f"{who}: {what} {show(goal[at])} at {at} of {name}, there is nothing to compare with")
         if end is None:
-            raise failure(f"{who} has no {name}, {what} one", **details)
+            flat = any("_flat_param" in held for held in found)
+            raise failure(f"{who} has no {name}, {what} one", likely_cause=_FLAT if flat else None, **details)
+        if end.shape != goal.shape:
+            shapes = f"{name} of shape {tuple(end.shape)}, {what} one of {tuple(goal.shape)}"
+            raise failure(f"{who} holds {shapes}", likely_cause=_FLAT, **details)
         way = goal - begin
-        rounding = OF_THE_WEIGHTS * max(_largest(goal), _largest(begin), farthest)
-        off = ~((end - goal).abs() <= OF_THE_WAY * _largest(way) + rounding)
+        rounding = precision.of_the_weights * max(_largest(goal), _largest(begin), farthest)
+        off = ~((end - goal).abs() <= precision.of_the_way * _largest(way) + rounding)
         if off.any():
             wrong.append((name, off, way, end - begin))
     if wrong:
@@ -178,11 +215,15 @@ def _require_near(who: str, states: tuple[State, State, State], what: str, **det
         at = first_index(offs[0])
         held, right = found[names[0]], goals[names[0]]
         assert held is not None  # only gradients can be None
+        way, went = (torch.cat([_flat(tensor) for tensor in tensors]) for tensors in (ways, gone))
+        apart = how_ranks_differ(ranks, names[0], precision) if ranks else None
+        causes = {"likely_cause": likely_cause(way, went, precision, len(ranks), apart)} | details
         raise failure(
             f"{who} holds {show(held[at])} at {at} of {names[0]}, {what} {show(right[at])}",
             wrong_tensors=f"{len(names)} of {len(goals)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
-            way=_how_far(torch.cat([_flat(way) for way in ways]), torch.cat([_flat(way) for way in gone])),
-            **details,
+            way=how_far(way, went),
+            ranks=apart,
+            **causes,
         )
 
 
@@ -200,17 +241,6 @@ def _largest(tensor: Tensor) -> float:
 
 def _flat(tensor: Tensor) -> Tensor:
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
-
-
-def _how_far(way: Tensor, went: Tensor) -> str | None:
-    """The multiple of ``way`` that comes nearest to the way that the wrong tensors ``went``."""
-    if not way.any():
-        return None
-    if not went.any():
-        return "they did not move: no gradient reached the optimizer, or another model, such as a copy, was trained"
-    times, cosine = float(went.dot(way) / way.dot(way)), float(went.dot(way) / (went.norm() * way.norm()))
-    told = f"they went {times:.6g} times as far in this direction, cosine {cosine:.6f}"
-    return told + (_ADAM if (went - way).norm() <= 1e-2 * way.norm() else "")
 
 
 def _loaded(start: nn.Module, state: State) -> nn.Module:

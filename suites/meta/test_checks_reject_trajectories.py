@@ -1,0 +1,161 @@
+"""check_same_trajectory on trainings that are not in float64, and what it says of ranks that went apart."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pdlcheck.checks import check_same_trajectory, check_world_size_does_not_matter
+
+DATA = torch.randn(32, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def net():
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def train(synchronise, model, steps, *, data=DATA, optimizer=torch.optim.SGD):
+    optimizer = optimizer(model.parameters(), lr=0.1)
+    for batch in data.split(8)[:steps]:
+        mine = batch[dist.get_rank() :: dist.get_world_size()].to(next(model.parameters()).dtype)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(mine[:, :3]), mine[:, 3:]).backward()
+        for parameter in model.parameters():
+            synchronise(parameter)
+        optimizer.step()
+
+
+def plainly(model, steps, data=DATA):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in data.split(8)[:steps]:
+        batch = batch.to(next(model.parameters()).dtype)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(batch[:, :3]), batch[:, 3:]).backward()
+        optimizer.step()
+
+
+def mean(parameter):
+    parameter.grad /= dist.get_world_size()
+    dist.all_reduce(parameter.grad)
+
+
+def mean_in(dtype, parameter):
+    """As main gradients, reduce_dtype and communication hooks do."""
+    total = parameter.grad.to(dtype) / dist.get_world_size()
+    dist.all_reduce(total)
+    parameter.grad.copy_(total)
+
+
+def total(parameter):
+    dist.all_reduce(parameter.grad)
+
+
+def twice_divided(parameter):
+    mean(parameter)
+    parameter.grad /= dist.get_world_size()
+
+
+def never(parameter):
+    pass
+
+
+def training(synchronise):
+    return functools.partial(train, synchronise)
+
+
+REDUCED = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+@pytest.mark.parametrize("dtype", REDUCED, ids=REDUCED.values())
+def test_a_training_that_reduces_in_a_narrow_dtype_passes_where_that_is_said(world, dtype):
+    narrow = training(functools.partial(mean_in, dtype))
+    check_same_trajectory(narrow, plainly, net, world, dtype=dtype)
+    with pytest.raises(AssertionError, match="train: after 1 step"):
+        check_same_trajectory(narrow, plainly, net, world)
+
+
+def test_rounding_in_float32_is_called_that_with_the_cure(world):
+    with pytest.raises(AssertionError) as raised:
+        check_same_trajectory(training(functools.partial(mean_in, torch.float32)), plainly, net, world)
+    assert "without Adam and clipping, rounding in float32" in str(raised.value)
+    assert "pass dtype=torch.float32" in str(raised.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *REDUCED])
+@pytest.mark.parametrize(
+    ("synchronise", "cause"),
+    [
+        (total, "it is world_size = 2 times as far: gradients are summed, not averaged"),
+        (twice_divided, "it is 1 / world_size of the way: gradients are divided by 2 once too often"),
+        (never, "ranks went apart: a gradient was not synchronised"),
+    ],
+    ids=["total", "twice divided", "never"],
+)
+def test_a_wrong_gradient_shows_in_every_dtype_with_its_cause(world, synchronise, cause, dtype):
+    with pytest.raises(AssertionError) as raised:
+        check_same_trajectory(training(synchronise), plainly, net, world, steps=1, dtype=dtype)
+    assert cause in str(raised.value)
+    assert ("ranks  " in str(raised.value)) == (synchronise is never)
+    assert (f"dtype={dtype}" in str(raised.value)) == (dtype != torch.float64)
+
+
+def only_on_rank_0(model, steps):
+    train(mean, model, steps)
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            model[0].bias.add_(1.0)
+
+
+def test_the_ranks_that_went_apart_are_named_with_what_they_hold(world):
+    with pytest.raises(AssertionError, match=r"ranks +rank 0 holds \S+ at \(\d,\) of parameter '0.bias', rank 1 holds"):
+        check_same_trajectory(only_on_rank_0, plainly, net, world)
+
+
+def test_data_in_float32_are_told_with_both_cures_and_pass_with_one(world):
+    def ours(model, steps):
+        narrow = DATA.float()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in narrow.split(8)[:steps]:
+            mine = batch[dist.get_rank() :: dist.get_world_size()]
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(mine[:, :3]), mine[:, 3:]).backward()
+            for parameter in model.parameters():
+                mean(parameter)
+            optimizer.step()
+
+    with pytest.raises(RuntimeError) as raised:
+        check_same_trajectory(ours, plainly, net, world)
+    told = "the check gives float64 weights; give float64 data too, or pass dtype=torch.float32"
+    assert any(told in note for note in raised.value.__notes__)
+    check_same_trajectory(ours, plainly, net, world, dtype=torch.float32)
+
+
+def test_world_sizes_are_compared_in_float32_too(world):
+    def right(model, steps):
+        train(mean, model, steps, data=DATA.float())
+
+    check_world_size_does_not_matter(right, net, world, world_sizes=(1, 2), dtype=torch.float32)
+    with pytest.raises(AssertionError, match="after 3 step"):
+        wrong = training(total)
+        check_world_size_does_not_matter(wrong, net, world, world_sizes=(1, 2), dtype=torch.float32)
+
+
+def in_parts(model, steps):
+    train(mean, model, steps)
+    weight = model[0].weight.detach().flatten().chunk(dist.get_world_size())[dist.get_rank()]
+    model[0].weight = nn.Parameter(weight.clone())
+
+
+def test_a_part_of_a_tensor_is_no_tensor_to_compare(world):
+    words = r"holds parameter '0.weight' of shape \(12,\), plainly holds one of \(8, 3\)"
+    with pytest.raises(AssertionError, match=words):
+        check_same_trajectory(in_parts, plainly, net, world)
+
+
+def test_a_dtype_that_no_training_has_is_refused(world):
+    with pytest.raises(ValueError, match=r"check_same_trajectory takes as dtype .* torch.bfloat16; got torch.int64"):
+        check_same_trajectory(training(mean), plainly, net, world, dtype=torch.int64)
