@@ -101,9 +101,9 @@ def likely_cause(way: Tensor, went: Tensor, precision: Precision, world_size: in
     times, cosine = _compared(way, went)
     if world_size > 1 and cosine > 1 - 1e-6:
         if abs(times - world_size) < 1e-4 * world_size:
-            return f"it is world_size = {world_size} times as far: gradients are summed, not averaged"
+            return f"as world_size is {world_size}: gradients are summed, not averaged, over ranks or as many micro-batches"
         if abs(times * world_size - 1) < 1e-4:
-            return f"it is 1 / world_size of the way: gradients are divided by {world_size} once too often"
+            return f"as world_size is {world_size}: gradients are divided by it, or by as many micro-batches, once too often"
     return None
 
 

@@ -89,8 +89,8 @@ def test_rounding_in_float32_is_called_that_with_the_cure(world):
 @pytest.mark.parametrize(
     ("synchronise", "cause"),
     [
-        (total, "it is world_size = 2 times as far: gradients are summed, not averaged"),
-        (twice_divided, "it is 1 / world_size of the way: gradients are divided by 2 once too often"),
+        (total, "as world_size is 2: gradients are summed, not averaged, over ranks"),
+        (twice_divided, "as world_size is 2: gradients are divided by it,"),
         (never, "ranks went apart: a gradient was not synchronised"),
     ],
     ids=["total", "twice divided", "never"],
