@@ -98,12 +98,12 @@ def likely_cause(way: Tensor, went: Tensor, precision: Precision, world_size: in
         )
     if apart is not None:
         return "ranks went apart: a gradient was not synchronised, or a step not taken, on all of them alike"
-    times, cosine = _compared(way, went)
+    (times, cosine), as_many = _compared(way, went), f"as world_size is {world_size}"
     if world_size > 1 and cosine > 1 - 1e-6:
         if abs(times - world_size) < 1e-4 * world_size:
-            return f"as world_size is {world_size}: gradients are summed, not averaged, over ranks or as many micro-batches"
+            return f"{as_many}: gradients are summed, not averaged, over ranks or as many micro-batches"
         if abs(times * world_size - 1) < 1e-4:
-            return f"as world_size is {world_size}: gradients are divided by it, or by as many micro-batches, once too often"
+            return f"{as_many}: gradients are divided by it, or by as many micro-batches, once too often"
     return None
 
 

@@ -43,6 +43,7 @@ from pdlcheck.harness.reports import RANK_CRASH, RANK_MESSAGE, RANK_REPORT, RANK
 from pdlcheck.harness.session_description import SessionDescription
 from pdlcheck.harness.stopped import finish_stopped_fixtures, note_stop
 from pdlcheck.worlds.outcome import without_addresses
+from pdlcheck.worlds.processes.imported import drawing_as_torch_begins
 from pdlcheck.worlds.processes.journal import note
 from pdlcheck.worlds.processes.own_device import own_device
 from pdlcheck.worlds.processes.own_rank import own_rank, own_world_size
@@ -96,7 +97,7 @@ class _RankSession:
             self.hooks.not_collected.clear()
             self.hooks.skipped.clear()
             self.hooks.collected.clear()
-            with _quiet():
+            with _quiet(), drawing_as_torch_begins():
                 self.session.perform_collect([path])
                 for item in self.hooks.collected:
                     if isinstance(item, pytest.Function):

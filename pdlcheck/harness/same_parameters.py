@@ -16,12 +16,20 @@ _differing: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 
 
 def note_differing(config: pytest.Config, ranks: Sequence[Mapping[str, Mapping[str, str]]]) -> None:
-    """Remember the tests of which the ranks do not have the same parameters; ``ranks``: node id -> name -> value."""
+    """Remember the tests whose parameters are those of other tests on other ranks.
+
+    A value that rank 0 has nowhere, such as numbers that each process draws, is in no other order.
+
+    Args:
+        config: of the session.
+        ranks: node id -> name -> value, of each rank.
+    """
     noted = config.stash.setdefault(_differing, {})
+    everywhere = {(name, value) for ours in ranks[0].values() for name, value in ours.items()}
     for nodeid, ours in ranks[0].items():
         for rank, theirs in enumerate(ranks):
             for name, value in theirs.get(nodeid, {}).items():
-                if ours.get(name) != value:
+                if ours.get(name) != value and (name, value) in everywhere:
                     noted[nodeid] = (
                         f"{nodeid}: {name} is {ours.get(name)} on rank 0 and {value} on rank {rank}; parametrize over "
                         "a list or sorted(...), not over a set, or set PYTHONHASHSEED for every process"

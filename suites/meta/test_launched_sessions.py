@@ -14,6 +14,7 @@ from pdlcheck.worlds.launched import Launch, meeting
 from pdlcheck.worlds.launched.environment import is_loopback
 from pdlcheck.worlds.launched.interfaces import addresses, outward_address
 from pdlcheck.worlds.mpi.job import find_mpiexec
+from suites.meta import drawn_by_modules
 from suites.meta.test_launched import outside
 
 HEAD = """
@@ -118,6 +119,12 @@ def test_names(name):
     dist.all_gather_object(names, name)
     assert names[0] == names[1]
 """
+
+
+def test_what_a_file_draws_when_it_is_imported_is_the_same_on_every_rank(launched):
+    codes, texts = launched(drawn_by_modules.SOURCE)
+    assert codes == [0, 0], texts
+    assert f"{drawn_by_modules.TESTS} passed" in texts[0]
 
 
 def test_parameters_that_ranks_have_in_orders_of_their_own_are_told(launched):

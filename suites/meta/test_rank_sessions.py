@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from . import drawn_by_modules
+
 VERDICTS = """
 pytest.importorskip("torch")
 
@@ -495,3 +497,9 @@ def pytest_assertion_pass(item, lineno, orig, expl):
     source = "@W\ndef test_passes():\n    assert 1 + 1\n    assert 0"
     result = run(source, "-o", "enable_assertion_pass_hook=true", conftest=hooks)
     result.stdout.fnmatch_lines(["*test_passes?gloo-2? passed 1 + 1"])
+
+
+@pytest.mark.parametrize("options", [(), ("--isolation", "fresh")], ids=["pool", "fresh"])
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_what_a_file_draws_when_it_is_imported_is_the_same_on_every_rank(run, world, options):
+    run(drawn_by_modules.SOURCE, *options, world=world).assert_outcomes(passed=drawn_by_modules.TESTS)

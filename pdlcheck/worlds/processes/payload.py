@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -99,7 +100,9 @@ def import_module_of(name: str, file: str) -> None:
         return
     found = importlib.util.find_spec(name) if known is None else None
     if found is not None and _is_file(found.origin, file):
-        return  # an ordinary import will do
+        with suppress(Exception):  # which is told when the call is read
+            importlib.import_module(name)
+        return
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         return

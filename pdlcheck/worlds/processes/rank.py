@@ -29,6 +29,7 @@ from pdlcheck.worlds.processes.announce import Announcer
 from pdlcheck.worlds.processes.at_end import end
 from pdlcheck.worlds.processes.board import Board
 from pdlcheck.worlds.processes.channel import Channel
+from pdlcheck.worlds.processes.imported import drawing_as_torch_begins
 from pdlcheck.worlds.processes.journal import open_journal
 from pdlcheck.worlds.processes.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
 from pdlcheck.worlds.processes.own_device import own_device, select_own_device, take_device, was_lost
@@ -165,7 +166,8 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
             default_group = dist.group.WORLD
         adopt(call.changes, start.variables)
         if call.module is not None:
-            import_module_of(*call.module)
+            with drawing_as_torch_begins():
+                import_module_of(*call.module)
         fn, args, kwargs = load_call(call.payload)
         if call.seed is not None:
             fresh_state(call.seed, start)
