@@ -175,7 +175,7 @@ def _words(finding: Finding, world: str, failed: bool) -> list[str]:
             return [f"{how}; but {end} on sim too when it runs alone: a test before it has changed what it uses."]
         case "unknown":
             return [f"{how}; whether that comes from module globals was not found out: {finding.like}"]
-    imported = "What an import draws from numpy or random, unseeded, is one on sim; each process draws numbers of its own."
+    imported = "What an import draws from numpy or random, unseeded, is one on sim; each process draws its own."
     return [
         f"{how}, and not because simulated ranks share module globals, as far as those can be told apart.",
         *([imported] if failed else []),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch._dynamo  # noqa: F401 - optimizers import it; what inner runs import they forget, and torch cannot twice
 
 # the inner runs forget the modules that they import: what keeps state must be there before
 import pdlcheck.harness.processes

@@ -15,8 +15,6 @@ import pytest
 import torch.distributed as dist
 
 # the inner runs forget the modules that they import: what keeps state must be there before
-import torch.distributed.tensor  # noqa: F401
-
 import pdlcheck.harness.processes  # noqa: F401
 from pdlcheck.worlds.processes import ProcessWorld, forkserver
 from pdlcheck.worlds.processes.templates import Beginning

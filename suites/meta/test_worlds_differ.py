@@ -178,7 +178,7 @@ def test_alike_on_all_ranks(imported):
     )
     result.assert_outcomes(failed=3, passed=5)
     other = "and not because simulated ranks share module globals, as far as those can be told apart."
-    imported = "What an import draws from numpy or random, unseeded, is one on sim; each process draws numbers of its own."
+    imported = "What an import draws from numpy or random, unseeded, is one on sim; each process draws its own."
     assert sections == {
         "test_other[gloo-2]": f"passes on sim, fails on gloo, {other}\n{imported}",
         "test_on_processes_alone[sim-2]": f"fails on sim, passes on gloo, {other}",
