@@ -27,10 +27,8 @@ __all__ = ["check_same_trajectory", "check_world_size_does_not_matter"]
 
 Train = Callable[[nn.Module, int], object]
 
-_FLAT = (
-    "this rank holds a part of it in a flat tensor, as FSDP1 does; fully_shard, whose parts have names and shapes, is "
-    "compared whole"
-)
+_PART = "this rank holds a part of it; parts that are DTensors are compared whole"
+_FLAT = "this rank holds a part of it in a flat tensor, as FSDP1 does; what fully_shard divides is compared whole"
 
 
 @takes_world
@@ -204,7 +202,9 @@ def _require_near(
             raise failure(f"{who} has no {name}, {what} one", likely_cause=_FLAT if flat else None, **details)
         if end.shape != goal.shape:
             shapes = f"{name} of shape {tuple(end.shape)}, {what} one of {tuple(goal.shape)}"
-            raise failure(f"{who} holds {shapes}", likely_cause=_FLAT, **details)
+            raise failure(
+                f"{who} holds {shapes}", likely_cause=_FLAT if end.dim() == 1 < goal.dim() else _PART, **details
+            )
         way = goal - begin
         rounding = precision.of_the_weights * max(_largest(goal), _largest(begin), farthest)
         off = ~((end - goal).abs() <= precision.of_the_way * _largest(way) + rounding)

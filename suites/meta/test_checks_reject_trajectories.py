@@ -144,16 +144,24 @@ def test_world_sizes_are_compared_in_float32_too(world):
         check_world_size_does_not_matter(wrong, net, world, world_sizes=(1, 2), dtype=torch.float32)
 
 
-def in_parts(model, steps):
+def in_parts(cut, model, steps):
     train(mean, model, steps)
-    weight = model[0].weight.detach().flatten().chunk(dist.get_world_size())[dist.get_rank()]
+    weight = cut(model[0].weight.detach()).chunk(dist.get_world_size())[dist.get_rank()]
     model[0].weight = nn.Parameter(weight.clone())
 
 
-def test_a_part_of_a_tensor_is_no_tensor_to_compare(world):
-    words = r"holds parameter '0.weight' of shape \(12,\), plainly holds one of \(8, 3\)"
+@pytest.mark.parametrize(
+    ("cut", "shape", "cause"),
+    [
+        (torch.flatten, r"\(12,\)", "in a flat tensor, as FSDP1 does"),
+        (torch.clone, r"\(4, 3\)", "parts that are DTensors are compared whole"),
+    ],
+    ids=["flat", "rows"],
+)
+def test_a_part_of_a_tensor_is_no_tensor_to_compare(world, cut, shape, cause):
+    words = rf"holds parameter '0.weight' of shape {shape}, plainly holds one of \(8, 3\)(.|\n)*{cause}"
     with pytest.raises(AssertionError, match=words):
-        check_same_trajectory(in_parts, plainly, net, world)
+        check_same_trajectory(functools.partial(in_parts, cut), plainly, net, world)
 
 
 def test_a_dtype_that_no_training_has_is_refused(world):
