@@ -156,7 +156,11 @@ def _require_outputs(when: str, number: int, layer: nn.Module, everyone: Sequenc
             )
         for place, (value, goal) in enumerate(zip(found, goals, strict=True)):
             parts = [one.passes[number].outputs[place] for one in everyone]
-            causes = [*likely.of_output(value, goal, parameters, len(everyone)), *likely.of_parts(value, goal, parts)]
+            causes = [
+                *likely.of_output(value, goal, parameters, parts),
+                *likely.of_parts(value, goal, parts),
+                *likely.multiple(value, goal),
+            ]
             _require(f"{when} rank {rank} returns", "", value, goal, causes, facts)
 
 
@@ -186,8 +190,13 @@ def _require_inputs(when: str, number: int, everyone: Sequence[Cut], facts: str)
         for place, goal in enumerate(goals):
             parts = [_or_zeros(one.passes[number].inputs_grad[place], goal) for one in everyone]
             where = f" of the gradient of {f'input {place}' if len(goals) > 1 else 'its input'}"
-            causes = [*likely.scaled(parts[rank], goal, len(everyone)), *likely.of_parts(parts[rank], goal, parts)]
-            _require(f"{when} rank {rank} holds", where, parts[rank], goal, causes, facts)
+            value = parts[rank]
+            causes = [
+                *likely.scaled(value, goal, len(everyone)),
+                *likely.of_parts(value, goal, parts),
+                *likely.multiple(value, goal),
+            ]
+            _require(f"{when} rank {rank} holds", where, value, goal, causes, facts)
 
 
 def _require_equal_copies(when: str, number: int, everyone: Sequence[Cut], facts: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Cause", "allowed", "first", "of_output", "of_parameter", "of_parts", "scaled"]
+__all__ = ["Cause", "allowed", "first", "multiple", "of_output", "of_parameter", "of_parts", "scaled"]
 
 # Sums of a few thousand float64 terms in another order agree to 1e-13 of their terms; a share that is missing is more
 # than 1e-6 of any sum that is worth dividing.
@@ -32,8 +32,17 @@ def allowed(goal: Tensor) -> float:
 def scaled(value: Tensor, goal: Tensor, world_size: int) -> Iterator[Cause]:
     """It is a multiple of what it should be."""
     yield "it is zero, or None: nothing comes back", value, torch.zeros_like(goal)
-    yield f"it is world_size = {world_size} times too large: summed over ranks once too often", value, goal * world_size
-    yield f"it is world_size = {world_size} times too small: divided once too often", value, goal / world_size
+    as_many = f"it is world_size = {world_size} times too"
+    also = f", or a factor of {world_size} is missing"
+    yield f"{as_many} large: summed over ranks once too often{also}", value, goal * world_size
+    yield f"{as_many} small: divided once too often{also}", value, goal / world_size
+
+
+def multiple(value: Tensor, goal: Tensor) -> Iterator[Cause]:
+    """It is any multiple, where nothing else fits."""
+    if value.shape == goal.shape and goal.any():
+        times = float((value * goal.conj()).sum().real / (goal * goal.conj()).sum().real)
+        yield f"it is {times:.6g} times what it should be", value, goal * times
 
 
 def of_parts(value: Tensor, goal: Tensor, everyone: Sequence[Tensor]) -> Iterator[Cause]:
@@ -50,13 +59,20 @@ def of_parts(value: Tensor, goal: Tensor, everyone: Sequence[Tensor]) -> Iterato
                 yield f"parts of dimension {cut} are joined along dimension {joined}", value, other
 
 
-def of_output(value: Tensor, goal: Tensor, parameters: Mapping[str, Tensor], world_size: int) -> Iterator[Cause]:
-    """A parameter, such as a bias, counts on each rank."""
+def of_output(
+    value: Tensor, goal: Tensor, parameters: Mapping[str, Tensor], everyone: Sequence[Tensor]
+) -> Iterator[Cause]:
+    """A parameter, such as a bias, counts on each rank; ``everyone``: what each rank holds."""
+    size = len(everyone)
     for name, parameter in parameters.items():
         if parameter.dim() == 1 and parameter.shape == value.shape[-1:]:
-            again = (world_size - 1) * parameter.detach()
+            again = (size - 1) * parameter.detach()
             yield f"{name!r} is added on each rank, before the sum over ranks", value, goal + again
-    yield from scaled(value, goal, world_size)
+            if all(part.shape == goal.shape for part in everyone):
+                total = torch.stack(list(everyone)).sum(0) - again
+                text = f"it is this rank's own part and {name!r}: all parts, and that once, add up to what is right"
+                yield text, total, goal
+    yield from scaled(value, goal, size)
 
 
 def of_parameter(
@@ -79,3 +95,4 @@ def of_parameter(
         yield f"it is {several} times too large: summed once too often over its holders", value, goal * holders
         yield f"it is {several} times too small: divided once too often by its holders", value * holders, goal
     yield from scaled(value, goal, world_size)
+    yield from multiple(value, goal)

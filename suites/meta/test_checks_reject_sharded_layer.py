@@ -557,3 +557,63 @@ def test_refuses_what_it_cannot_take(world, arguments, error, message):
     given = {"shard": itself, "make": norm, "batches": [X], "world": world, "world_size": 2} | arguments
     with pytest.raises(error, match=message):
         check_sharded_layer(**given)
+
+
+class RowParallel(nn.Module):
+    """``y = x W + b``; a rank has rows of W, and ``add`` puts the parts together."""
+
+    def __init__(self, whole, add):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(part(whole.weight)), nn.Parameter(whole.bias.detach().clone())
+        self.add = add
+
+    def forward(self, x):
+        mine = Copy.apply(x).chunk(dist.get_world_size(), -1)[dist.get_rank()]
+        return self.add(mine @ self.weight.T) + self.bias
+
+
+def row_parallel(whole):
+    return RowParallel(whole, lambda x: Add.apply(x))
+
+
+def row_parallel_without_sum(whole):
+    return RowParallel(whole, lambda x: x)
+
+
+def row_parallel_in_a_group_of_its_own(whole):
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+
+    def alone(x):
+        x = x.clone()
+        dist.all_reduce(x, group=groups[dist.get_rank()])
+        return x
+
+    return RowParallel(whole, alone)
+
+
+def with_bias():
+    layer = nn.Linear(6, 4)
+    nn.init.normal_(layer.bias)
+    return layer
+
+
+@pytest.mark.parametrize("shard", [row_parallel_without_sum, row_parallel_in_a_group_of_its_own])
+def test_a_missing_sum_is_told_beside_a_bias(world, shard):
+    check_sharded_layer(row_parallel, with_bias, [X], world, world_size=2)
+    with pytest.raises(AssertionError, match="it is this rank's own part and 'bias': all parts, and that once, add up"):
+        check_sharded_layer(shard, with_bias, [X], world, world_size=2)
+
+
+@pytest.mark.parametrize(("factor", "told"), [(0.5, "2 times too small"), (3.0, "it is 3 times what it should be")])
+def test_a_factor_is_told_where_it_is_no_matter_of_ranks(world, factor, told):
+    class Scaled(nn.Module):
+        def __init__(self, whole):
+            super().__init__()
+            self.whole = whole
+
+        def forward(self, x):
+            return self.whole(x) * factor
+
+    with pytest.raises(AssertionError, match=told) as raised:
+        check_sharded_layer(Scaled, with_bias, [X], world, world_size=2)
+    assert (", or a factor of 2 is missing" in str(raised.value)) == (factor == 0.5)
