@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.message import best_fit, case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.state import made_wide, whole
 from pdlcheck.errors import Inconclusive
 
@@ -115,7 +114,7 @@ def check_gradients_equal_single_process(
             f"one process on all samples holds {show(expected[at])}",
             own_shards=", ".join(_own(shard[name], at, r) for r, shard in enumerate(reference.shards)),
             wrong_gradients=f"{len(wrong)} of {len(reference.union)} on rank {rank}",
-            best_fit=_fit(torch.cat([_or_zero(found[n], reference.of(n)).flatten() for n in wrong]), reference, wrong),
+            best_fit=best_fit([_or_zero(found[n], reference.of(n)) for n in wrong], [reference.of(n) for n in wrong]),
             likely_cause=reference.cause(found, wrong, rank),
             case=facts,
         )
@@ -258,15 +257,3 @@ def _or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
 
 def _own(grad: Tensor | None, at: tuple[int, ...], rank: int) -> str:
     return f"rank {rank}: {'None' if grad is None else show(grad[at])}"
-
-
-def _fit(found: Tensor, reference: Reference, names: list[str]) -> str | None:
-    """The multiple of the reference that comes nearest, and the cosine between the two."""
-    expected = torch.cat([reference.of(name).flatten() for name in names])
-    found, expected = (torch.view_as_real(each).flatten() if each.is_complex() else each for each in (found, expected))
-    square = float(expected.dot(expected))
-    product, length = float(found.dot(expected)), float(found.norm())
-    if not square or not length or not math.isfinite(length):
-        return None
-    cosine = product / (length * math.sqrt(square))
-    return f"{product / square:.6g} times the gradient of one process, cosine {cosine:.6f}"

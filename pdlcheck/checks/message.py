@@ -5,13 +5,23 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["case", "failure", "first_index", "likely_cause", "made_by_start", "name_of", "show", "takes_world"]
+__all__ = [
+    "best_fit",
+    "case",
+    "failure",
+    "first_index",
+    "likely_cause",
+    "made_by_start",
+    "name_of",
+    "show",
+    "takes_world",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,6 +67,18 @@ def case(world: Any, world_size: int, **more: object) -> str:
     """What to draw again to see the same: ``world=sim world_size=3 shape=(3,) dtype=torch.float32``."""
     facts = {"world": world.name, "world_size": world_size, **more}
     return " ".join(f"{name}={value}" for name, value in facts.items() if value is not None)
+
+
+def best_fit(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
+    """The multiple of the right gradients that comes nearest, and the cosine between the two."""
+    values, goals = (torch.cat([one.flatten() for one in tensors]) for tensors in (found, expected))
+    values, goals = (torch.view_as_real(each).flatten() if each.is_complex() else each for each in (values, goals))
+    square = float(goals.dot(goals))
+    product, length = float(values.dot(goals)), float(values.norm())
+    if not square or not length or not math.isfinite(length):
+        return None
+    cosine = product / (length * math.sqrt(square))
+    return f"{product / square:.6g} times the gradient of one process, cosine {cosine:.6f}"
 
 
 def name_of(subject: object) -> str:

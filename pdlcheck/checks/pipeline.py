@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.message import best_fit, case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.pipeline_steps import (
     Batch,
     Loss,
@@ -169,6 +169,7 @@ def _require_gradients(when: str, rank: int, one: Taken, truth: Truth, facts: st
         f"{when} rank {rank} holds {show(found[at])} at {at} of the gradient of {name!r}, "
         f"one process on the whole batch holds {show(goal[at])}",
         wrong_gradients=f"{len(wrong)} of {len(one.gradients)} on rank {rank}",
+        best_fit=best_fit([one.gradients[name] for name in wrong], [truth.gradients[name] for name in wrong]),
         likely_cause=truth.cause(one.gradients, wrong),
         case=facts,
     )

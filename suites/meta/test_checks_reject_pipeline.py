@@ -41,6 +41,7 @@ def test_check_pipeline_accepts(world, make, data):
             EVEN,
             r"pipeline: in step 0 rank 0 holds \S+ at \(0, 0\) of the gradient of '0.weight', one process on the whole "
             r"batch holds \S+\n  wrong gradients  2 of 2 on rank 0\n"
+            r"  best fit         3 times the gradient of one process, cosine 1.000000\n"
             r"  likely cause     it is 3 times too large: not divided by n_microbatches\n"
             r"  case             world=sim world_size=2 n_microbatches=3 samples=\[6, 9\] seed=0",
         ),
@@ -58,6 +59,11 @@ def test_check_pipeline_accepts(world, make, data):
             {"scale": lambda own, total: own, "loss_scale": 1 / 7},
             UNEVEN,
             "7 times too large: not divided by the samples",
+        ),
+        (
+            {"scale": lambda own, total: 5 * own / total, "loss_scale": 1 / 5},
+            EVEN,
+            r"best fit         5 times the gradient of one process, cosine 1.000000",
         ),
         ({"scale": lambda own, total: 1 / M}, UNEVEN, r"returns the loss \S+, one process has \S+\n  best fit"),
         (
@@ -80,8 +86,8 @@ def test_check_pipeline_accepts(world, make, data):
         ({"stale": True}, batches(6, 6), r"in step 1 rank 1 returns with \S+ at \(0, 0\) of the outputs, right is"),
     ],
     ids=[
-        *("not divided", "divided twice", "divided by samples", "multiplied", "plain mean", "loss", "last dropped"),
-        *("order", "no gradient", "same slice", "stale"),
+        *("not divided", "divided twice", "divided by samples", "multiplied", "five times", "plain mean", "loss"),
+        *("last dropped", "order", "no gradient", "same slice", "stale"),
     ],
 )
 def test_check_pipeline_rejects(spoilt, data, message):
