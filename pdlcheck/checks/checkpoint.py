@@ -13,10 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 from pdlcheck.checks.lost import (
+    NUMBERS,
     STREAMS,
     Gradients,
     first_difference,
     is_no_state,
+    numbers_of,
     parts_of,
     put_back,
     seed_streams,
@@ -77,10 +79,11 @@ def check_resume(
     Raises:
         AssertionError: names the first step, rank, tensor and index that differ, and what was lost: each thing with a
             state that the functions hold (optimizer, scheduler, sampler, ...), by themselves or in an object of yours,
-            each random stream and the gradients are put back from the straight run by experiment, and the likely cause
-            is what makes the training go on exactly. Where the weights do, but not such a state, such as that of an
-            average of weights, names that. A plain dict or list of tensors is one too, if the steps after saving change
-            it; with other entries than without a stop it is a log. Or: two ranks write one file, which shows where each
+            the numbers of such an object, as its epoch, each random stream and the gradients are put back from the
+            straight run by experiment, and the likely cause is what makes the training go on exactly. Where the weights
+            do, but not such a state, such as that of an average of weights, names that. A plain dict or list of tensors
+            is one too, if the steps after saving change it; with other entries than without a stop it is a log.
+            Or: two ranks write one file, which shows where each
             can save into a folder of its own.
         Inconclusive: the straight run is not deterministic, or no parameter changes after saving.
 
@@ -202,7 +205,7 @@ def _resumed(start: Start, plan: Plan, straight: list[dict[str, Any]] | None, na
 
 
 def _parts(model: nn.Module, *functions: Callable[..., object]) -> dict[str, Any]:
-    return {_GRADIENTS: Gradients(model), **parts_of(model, functions)}
+    return {_GRADIENTS: Gradients(model), **numbers_of(functions), **parts_of(model, functions)}
 
 
 def _go_on(model: nn.Module, step: Callable[[int], object], plan: Plan) -> list[State]:
@@ -229,7 +232,7 @@ def _require_same_parts(
     """The states of what the functions hold, but for those that differ without a stop too."""
     __tracebackhide__ = True
     for rank, (found, expected, again) in enumerate(zip(resumed, straight, saved, strict=True)):
-        kept = [part for part in expected.end if part not in _OWN]
+        kept = [part for part in expected.end if part not in _OWN and not part.startswith(NUMBERS)]
         kept = [part for part in kept if not first_difference(again.end.get(part), expected.end[part])]
         ends = {part: (found.end.get(part), expected.end[part]) for part in kept}
         kept = [part for part, (mine, end) in ends.items() if not is_no_state(mine, expected.left.get(part), end)]
@@ -306,7 +309,8 @@ def _cause(
     if not (suspects and heals(suspects)):
         suspects.append(_STEPS)
         if not heals(suspects):
-            return "none of the weights, " + ", ".join(straight[0].left) + " alone", None
+            differ = "; ".join(text for part, text in evidence.items() if text and part not in _OWN)
+            return "none of the weights, " + ", ".join(straight[0].left) + " alone", differ or None
     for suspect in list(suspects):
         fewer = [other for other in suspects if other != suspect]
         if fewer and heals(fewer):

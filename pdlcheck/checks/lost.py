@@ -18,16 +18,19 @@ from torch.utils.data import DataLoader
 from pdlcheck.checks.held import bits
 
 __all__ = [
+    "NUMBERS",
     "STREAMS",
     "Gradients",
     "first_difference",
     "is_no_state",
+    "numbers_of",
     "parts_of",
     "put_back",
     "seed_streams",
     "states_of",
 ]
 
+NUMBERS = "the numbers of "
 STREAMS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "the random numbers of torch": (torch.get_rng_state, torch.set_rng_state),
     "the random numbers of Python": (random.getstate, random.setstate),
@@ -47,6 +50,19 @@ class Gradients:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name, parameter in self._model.named_parameters():
             parameter.grad = state.get(name)
+
+
+class Numbers:
+    """The numbers and texts among the attributes of an object of the program, such as a trainer's epoch."""
+
+    def __init__(self, holder: object) -> None:
+        self._holder = holder
+
+    def state_dict(self) -> dict[str, bool | int | float | str]:
+        return {name: value for name, value in vars(self._holder).items() if type(value) in (bool, int, float, str)}
+
+    def load_state_dict(self, state: dict[str, bool | int | float | str]) -> None:
+        vars(self._holder).update(state)
 
 
 class Entries(dict[Any, Any]):
@@ -83,6 +99,20 @@ def parts_of(model: nn.Module, functions: tuple[Callable[..., object], ...]) -> 
         plain = isinstance(held, dict | list)
         if held is not model and (plain or _has_state(held)) and not any(held is one for one in found.values()):
             found.setdefault(name, held)
+    return found
+
+
+def numbers_of(functions: tuple[Callable[..., object], ...]) -> dict[str, Any]:
+    """The :class:`Numbers` of objects whose methods ``functions`` are, or that these hold; by the names of classes.
+
+    A run that goes on may count its own steps: they tell why it goes elsewhere, and are no state by themselves.
+    """
+    bound = [getattr(function, "__self__", None) for function in functions if inspect.ismethod(function)]
+    held = [one for function in functions for _, one in _reached(function)]
+    found: dict[str, Any] = {}
+    for holder in [*bound, *held]:
+        if _is_of_the_program(holder) and not isinstance(holder, dict | list) and Numbers(holder).state_dict():
+            found.setdefault(f"{NUMBERS}{type(holder).__name__}", Numbers(holder))
     return found
 
 

@@ -1,0 +1,113 @@
+"""check_resume on trainers whose own numbers, such as the epoch, are lost, saved wrongly, or of no interest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from pdlcheck.checks import check_resume
+
+DATA = TensorDataset(torch.randn(16, 3, generator=torch.Generator().manual_seed(0)))
+
+
+class Trainer:
+    """As scripts have it: an object that holds the model and counts epochs, which choose the order of the samples."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model, self.epoch, self.name, self.epochs_of_this_run = nn.Linear(3, 1), 0, "trainer", 0
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.loader = DataLoader(DATA, batch_size=4, sampler=DistributedSampler(DATA))
+
+    def run_epoch(self, _):
+        self.loader.sampler.set_epoch(self.epoch)
+        for (x,) in self.loader:
+            self.optimizer.zero_grad()
+            (self.model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+            for parameter in self.model.parameters():
+                dist.all_reduce(parameter.grad)
+            self.optimizer.step()
+        self.epoch += 1
+        self.epochs_of_this_run += 1
+
+    def state(self):
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "epoch": self.epoch}
+
+    def save(self, path):
+        if dist.get_rank() == 0:
+            torch.save(self.state(), path)
+        dist.barrier()
+
+    def load(self, path):
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.epoch = state["epoch"]
+
+
+class OneEpochLess(Trainer):
+    """Goes on with the epoch that it has done."""
+
+    def state(self):
+        return super().state() | {"epoch": self.epoch - 1}
+
+
+class NoEpoch(Trainer):
+    def load(self, path):
+        super().load(path)
+        self.epoch = 0
+
+
+class OneEpochLessAndNoMomentum(OneEpochLess):
+    def load(self, path):
+        super().load(path)
+        self.optimizer.state.clear()
+
+
+class AnotherOptimizer(Trainer):
+    """Trains copies: nothing that can be put back heals it."""
+
+    def load(self, path):
+        super().load(path)
+        self.epoch = 1
+        self.model.load_state_dict({name: w.clone() for name, w in self.model.state_dict().items()}, assign=True)
+
+
+def starts(trainer):
+    def start():
+        one = trainer()
+        return one.model, one.run_epoch, one.save, one.load
+
+    return start
+
+
+def test_a_trainer_that_keeps_its_epoch_and_counts_those_of_a_run_is_right(world):
+    check_resume(starts(Trainer), world, saved_after=2, steps=4)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "lost", "evidence"),
+    [
+        (OneEpochLess, "the numbers of OneEpochLess;", r"the numbers of OneEpochLess\['epoch'\] is 1 instead of 2"),
+        (NoEpoch, "the numbers of NoEpoch;", r"the numbers of NoEpoch\['epoch'\] is 0 instead of 2"),
+        (
+            OneEpochLessAndNoMomentum,
+            "the numbers of OneEpochLessAndNoMomentum and optimizer;",
+            r"\['epoch'\] is 1 instead of 2; optimizer\['state'\]",
+        ),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_the_number_that_was_lost_is_named_with_both_values(world, trainer, lost, evidence):
+    words = rf"likely cause  lost: {lost} put back[^\n]*\n  evidence      [^\n]*{evidence}"
+    with pytest.raises(AssertionError, match=words):
+        check_resume(starts(trainer), world, saved_after=2, steps=4)
+
+
+def test_where_nothing_heals_it_what_differs_is_shown_all_the_same(world):
+    words = r"none of the weights, .* alone\n  evidence      .*\['epoch'\] is 1 instead of 2"
+    with pytest.raises(AssertionError, match=words):
+        check_resume(starts(AnotherOptimizer), world, saved_after=2, steps=4)
