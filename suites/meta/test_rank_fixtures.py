@@ -729,6 +729,6 @@ def test_a_hint_that_is_kept_with_the_error_of_a_fixture_is_given_once(run, pyte
         "@pytest.fixture(scope='session', autouse=True)\ndef all_there(): dist.barrier()\n"
     )
     source = "".join(f"@W\ndef test_{number}(tmp_path): pass\n\n" for number in range(3))
-    result = run(source, world="sim")
+    result = run(source, "-rN", world="sim")  # a summary would say it again, in full where CI is set
     result.assert_outcomes(errors=3)
     assert result.stdout.str().count("set up once for all simulated ranks: let ranks") == 3
