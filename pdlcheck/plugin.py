@@ -190,7 +190,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True, specname="pytest_generate_tests")
 def pytest_generate_tests_by_parameters(metafunc: pytest.Metafunc) -> None:
-    repeated.repeat_by_parameters(metafunc)
+    repeated.repeat_by_parameters(metafunc, world)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

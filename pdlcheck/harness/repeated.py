@@ -21,11 +21,11 @@ def repeat(metafunc: pytest.Metafunc, world_fixture: Callable[..., Any]) -> None
     marker = metafunc.definition.get_closest_marker("world_size")
     if marker is not None:
         _add(metafunc, _cases(metafunc, marker))
-    elif "world" in metafunc.fixturenames and _is_ours(metafunc, world_fixture):
+    elif _is_ours(metafunc, world_fixture):
         metafunc.parametrize("world", world_names(metafunc.config), indirect=True, scope="session")
 
 
-def repeat_by_parameters(metafunc: pytest.Metafunc) -> None:
+def repeat_by_parameters(metafunc: pytest.Metafunc, world_fixture: Callable[..., Any]) -> None:
     """The same where the marker stands on some of its sets of parameters, ``pytest.param(2, marks=world_size(2))``.
 
     It counts more than a marker of the whole test. A set that has neither is an ordinary test, without ranks.
@@ -35,6 +35,9 @@ def repeat_by_parameters(metafunc: pytest.Metafunc) -> None:
         return
     whole = metafunc.definition.get_closest_marker("world_size")
     marks = [mark or whole for mark in own]
+    if not all(marks) and _is_ours(metafunc, world_fixture):  # they would run on the first world alone
+        what = "world_size on some parameters of a test that uses the fixture world; write a test for the others"
+        pytest.fail(f"{metafunc.definition.nodeid}: {what}", pytrace=False)
     wanted: list[list[Case | None]] = [[None] if mark is None else [*_cases(metafunc, mark)] for mark in marks]
     cases = list(dict.fromkeys(case for some in wanted for case in some))
     number = len(cases)
@@ -77,7 +80,8 @@ def _mark_of(marks: Iterable[Any]) -> pytest.Mark | None:
 
 
 def _is_ours(metafunc: pytest.Metafunc, world_fixture: Callable[..., Any]) -> bool:
-    definitions = metafunc._arg2fixturedefs.get("world", ())
+    """Does the test use our fixture ``world``, and not one of that name?"""
+    definitions = metafunc._arg2fixturedefs.get("world", ()) if "world" in metafunc.fixturenames else ()
     ours = getattr(world_fixture, "__wrapped__", None) or getattr(world_fixture, "_fixture_function", None)
     return bool(definitions) and definitions[-1].func is ours
 

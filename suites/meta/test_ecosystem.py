@@ -323,6 +323,17 @@ def test_sizes(n): pass
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
+def test_parameters_without_the_marker_beside_the_fixture_world_are_refused(run):
+    result = run(
+        """
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=W)])
+def test_sizes(n, world): pass
+"""
+    )
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines("*test_sizes: world_size on some parameters of a test that uses the fixture world;*")
+
+
 DEBUGGED = """
 @W
 def test_breakpoint(rank):
