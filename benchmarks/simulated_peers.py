@@ -4,7 +4,9 @@ Usage: python benchmarks/simulated_peers.py [--rounds N] [--json]
 
 Milliseconds an example, the world set up and taken down in each (gloo: its processes are kept; simulated: its threads
 are, see pdlcheck/worlds/simulated/idle.py). "alone" is the program once for each rank, in groups of one: what torch
-itself does. Every side is a process of its own; in each round all of them take their turn, so that a busy moment hits
+itself does; "own_globals" has a module of sixty groups, of which each rank has its own.
+
+Every side is a process of its own; in each round all of them take their turn, so that a busy moment hits
 each. A figure is the median over rounds of the median of a round, its spread over rounds beside it. The exit code is 1
 if a target is not held.
 """
@@ -32,7 +34,7 @@ CASES = {  # program, world size -> sides, examples a round
     ("all_reduce", 256): (("simulated",), 3),
     ("async_all_reduces", 4): (("simulated", "unwatched"), 20),
     ("ddp", 2): (("simulated", "threaded", "gloo", "alone"), 20),
-    ("ddp", 4): (("simulated", "threaded", "gloo", "alone"), 20),
+    ("ddp", 4): (("simulated", "own_globals", "threaded", "gloo", "alone"), 20),
     ("ddp", 8): (("simulated", "threaded", "alone"), 10),
 }
 Case = tuple[str, int]

@@ -92,6 +92,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="what the simulated network does where the rules leave a choice; default: %(default)s; a marker "
         "`semantics` comes first",
     )
+    parser.addini(
+        "pdlcheck_own_globals",
+        "modules, or packages, whose globals each simulated rank has for itself, as a process would",
+        type="args",
+        default=[],
+    )
     group.addoption(
         "--timeline",
         metavar="DIR",

@@ -61,6 +61,24 @@ def simulated(world_size: int) -> Iterator[Run]:
 
 
 @contextmanager
+def own_globals(world_size: int) -> Iterator[Run]:
+    """Simulated, with a module of which each rank has globals of its own."""
+    from peers import parallel_state
+
+    world = get_world("sim", own_globals=[parallel_state.__name__])
+
+    def run(program: Callable[[], None], size: int) -> None:
+        def with_groups() -> None:
+            parallel_state.initialize(dist.get_rank())
+            program()
+            assert parallel_state.get_group_0() == dist.get_rank()  # type: ignore[attr-defined]
+
+        world.run(with_groups, world_size=size)
+
+    yield run
+
+
+@contextmanager
 def unwatched(world_size: int) -> Iterator[Run]:
     """Simulated, without poison, hazards and leaks."""
     world = get_world("sim", semantics=make_semantics(poison=False, hazards=False, leaks=False))
@@ -129,7 +147,7 @@ def alone(world_size: int) -> Iterator[Run]:
         dist.destroy_process_group()
 
 
-SIDES = {side.__name__: side for side in (simulated, unwatched, threaded, gloo, alone)}
+SIDES = {side.__name__: side for side in (simulated, own_globals, unwatched, threaded, gloo, alone)}
 
 
 def main() -> None:

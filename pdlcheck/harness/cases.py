@@ -274,7 +274,8 @@ def open_world(config: pytest.Config, name: str | None) -> World:
 def _options(config: pytest.Config, name: str) -> dict[str, Any]:
     if name == "sim":
         spec = config.getoption("--schedule")
-        options = {"timeline": config.getoption("--timeline") is not None}
+        timeline, own = config.getoption("--timeline") is not None, config.getini("pdlcheck_own_globals")
+        options: dict[str, Any] = {"timeline": timeline, "own_globals": own}
         return options if spec is None else options | {"schedule": spec}
     from pdlcheck.harness.preparation import options_of_processes
 

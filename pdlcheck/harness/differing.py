@@ -8,11 +8,11 @@ modules are looked at once, after collection.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -113,16 +113,33 @@ class Differing:
                 return (str(getattr(crash, "message", report.longrepr)).splitlines() or [""])[0]
         return None
 
+    def _run_with(self, item: pytest.Item, names: Sequence[str]) -> str | None:
+        """The same with modules of its own for each rank, which holds for what fixtures of ranks do, too."""
+        world: Any = cases.open_world(self.config, "sim")
+        given = world.own_globals
+        world.own_globals = (*given, *(name for name in names if name not in given))
+        try:
+            return self._run_again(item, nullcontext)
+        finally:
+            world.own_globals = given
+
     def _explain(self, on_sim: _Verdict, on_real: _Verdict, world: str, *, once_more: bool) -> None:
-        from pdlcheck.worlds.simulated.cause import Finding, find_cause
+        from pdlcheck.worlds.simulated.cause import Finding, find_cause, find_modules
+        from pdlcheck.worlds.simulated.holders import user_modules
 
         failed = on_real.failure is not None
-        again = partial(self._run_again, on_sim.item)
+        again, with_own = partial(self._run_again, on_sim.item), partial(self._run_with, on_sim.item)
+        modules = [name for name in user_modules() if name != "__main__"]
+
+        def as_on_processes(message: str | None) -> bool:
+            return (message is not None) == failed
+
         finding = Finding("unknown", like=self._refused or f"{_AT_MOST} tests before it ran again, and no more do")
         try:
             if once_more and self.start is not None:
                 with _undisturbed(self.config):
-                    finding = find_cause(again, lambda message: (message is not None) == failed, self.start)
+                    finding = find_cause(again, as_on_processes, self.start)
+                    finding = find_modules(finding, with_own, as_on_processes, self.start, modules)
         except Exception as error:  # the user's objects may refuse what is done with them; the report stands without it
             finding = Finding("unknown", like=f"{type(error).__name__}: {error}")
         report = on_real.failure or on_sim.failure
@@ -163,12 +180,14 @@ def _words(finding: Finding, world: str, failed: bool) -> list[str]:
     match finding.cause:
         case "globals":
             end = f"fails on sim too: {finding.like}" if failed else "passes on sim too"
+            own = [" ".join(finding.modules)] if finding.modules else []
             together = [] if finding.alone else ["It takes them together."]
             return [
                 f"{how}: simulated ranks share {finding.shared}.",
                 f"With globals of its own for each rank it {end}",
                 *(f"  {line}" for line in told(finding)),
                 *together,
+                *(f"pdlcheck_own_globals = {name}, in an ini file, makes it so in every run." for name in own),
             ]
         case "before":
             end = "fails" if failed else "passes"

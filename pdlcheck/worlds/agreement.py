@@ -79,7 +79,7 @@ def _compare(
     fn: Callable[..., Any], args: Any, kwargs: Any, simulated: World, real: World, world_size: int
 ) -> list[Any]:
     __tracebackhide__ = True
-    from pdlcheck.worlds.simulated.cause import Separate, find_cause, told  # they import torch
+    from pdlcheck.worlds.simulated.cause import Separate, find_cause, find_modules, told  # they import torch
     from pdlcheck.worlds.simulated.own_globals import UserState
 
     def run(world: World) -> list[Any] | Exception:
@@ -100,11 +100,24 @@ def _compare(
         with separate():
             return run(simulated)
 
-    finding = find_cause(again, lambda result: _alike(result, on_real), start, fn)
+    def with_own(names: Sequence[str]) -> list[Any] | Exception:
+        given, simulated.own_globals = simulated.own_globals, (*simulated.own_globals, *names)  # type: ignore[attr-defined]
+        try:
+            return run(simulated)
+        finally:
+            simulated.own_globals = given  # type: ignore[attr-defined]
+
+    def as_on_real(result: Any) -> bool:
+        return _alike(result, on_real)
+
+    finding = find_modules(find_cause(again, as_on_real, start, fn), with_own, as_on_real, start)
     details = [("likely cause", _CAUSES[finding.cause].format(real=real.name, shared=finding.shared))]
     details += [("shared" if number == 0 else "", line) for number, line in enumerate(told(finding))]
     if finding.blamed and not finding.alone:
         details.append(("", "it takes them together"))
+    if finding.modules:
+        names = [*finding.modules]
+        details.append(("cure", f'get_world("sim", own_globals={names}), or pdlcheck_own_globals in an ini file'))
     details.append(("case", f"world=sim,{real.name} world_size={world_size}"))
     width = max(len(name) for name, _ in details)
     head = f"{getattr(fn, '__name__', type(fn).__name__)}: {_difference(on_sim, on_real, real.name)}"

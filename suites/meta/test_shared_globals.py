@@ -76,7 +76,10 @@ def test_the_message_says_what_differs_why_and_where(train):
     assert lines[2].startswith("  shared        train.seen  list, changed by rank 0, ")
     line = int(lines[2].rpartition("train.py:")[2])
     assert "seen" in PROGRAMS.read_text().splitlines()[line - 1]
-    assert lines[3] == "  case          world=sim,gloo world_size=2"
+    assert lines[3] == (
+        "  cure          get_world(\"sim\", own_globals=['train']), or pdlcheck_own_globals in an ini file"
+    )
+    assert lines[4] == "  case          world=sim,gloo world_size=2"
 
 
 def test_the_users_modules_are_left_as_the_one_simulated_run_left_them(train, worlds):

@@ -12,14 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from pdlcheck.worlds.simulated.own_globals import CONTROLLER, Change, OwnGlobals, UserState, own_globals
 from pdlcheck.worlds.watch.callsite import short
 
-__all__ = ["Finding", "Separate", "find_cause", "told"]
+__all__ = ["Finding", "Separate", "find_cause", "find_modules", "told"]
 
 Separate = Callable[[], AbstractContextManager[None]]
 
@@ -37,12 +37,14 @@ class Finding:
         blamed: the globals whose sharing makes the difference; empty unless the cause is ``globals``.
         alone: one of them alone does; else it takes them together.
         like: what the run with globals of its own for each rank gave.
+        modules: what ``own_globals`` must name to make it so in every run; empty if that is not known to be enough.
     """
 
     cause: str
     blamed: tuple[Change, ...] = ()
     alone: bool = True
     like: Any = None
+    modules: tuple[str, ...] = ()
 
     @property
     def shared(self) -> str:
@@ -93,6 +95,55 @@ def find_cause(
         now.put_back()
 
 
+def find_modules(
+    finding: Finding,
+    run: Callable[[Sequence[str]], Any],
+    as_on_processes: Callable[[Any], bool],
+    start: UserState,
+    candidates: Sequence[str] = (),
+) -> Finding:
+    """What :func:`find_cause` has found, with the modules that ``own_globals`` must name to make it so in every run.
+
+    Args:
+        finding: of :func:`find_cause`.
+        run: runs once on simulated ranks with ``own_globals`` of these modules and says how it ended.
+        as_on_processes, start: see :func:`find_cause`.
+        candidates: the modules to try where its experiment, which leaves out what fixtures do, found nothing.
+    """
+    now = UserState()
+
+    def holds(names: Sequence[str]) -> Any:
+        start.begin_again()
+        like.append(run(names))
+        return as_on_processes(like[-1])
+
+    like: list[Any] = []
+    try:
+        if finding.cause == "globals":
+            names = _modules_of(finding)
+            return replace(finding, modules=tuple(names)) if names and holds(names) else finding
+        if finding.cause != "other" or not candidates or not holds(candidates):
+            return finding
+        found = _few(candidates, holds, time.monotonic() + _FOR_S)
+        return Finding("globals", like=like[0], modules=tuple(found))
+    finally:
+        now.put_back()
+
+
+def _few(
+    names: Sequence[str], holds: Callable[[Sequence[str]], bool], until: float, others: Sequence[str] = ()
+) -> Sequence[str]:
+    """The names that it takes beside the others, found by halving; more of them where time has run out."""
+    if len(names) < 2 or time.monotonic() > until:
+        return names
+    left, right = names[: len(names) // 2], names[len(names) // 2 :]
+    for half in (left, right):
+        if holds([*others, *half]):
+            return _few(half, holds, until, others)
+    left = _few(left, holds, until, [*others, *right])
+    return [*left, *_few(right, holds, until, [*others, *left])]
+
+
 def _blame(changes: Sequence[Change], differs: Callable[[Set[str]], bool]) -> tuple[list[Change], bool]:
     """Those that alone, with a value of its own for each rank, end the run as on processes; else those it needs."""
     until = time.monotonic() + _FOR_S
@@ -117,6 +168,21 @@ def told(finding: Finding) -> list[str]:
     return lines
 
 
+def _modules_of(finding: Finding) -> list[str]:
+    """The modules in which the globals to blame are."""
+    paths = [change.path for change in finding.blamed if "'s " not in change.path]
+    return sorted({name for path in paths if (name := _split(path)[0])})
+
+
+def _split(path: str) -> tuple[str, list[str]]:
+    """The module of a path, and the names below it."""
+    parts = path.split("(")[0].split("'s ")[0].split(".")
+    for length in range(len(parts), 0, -1):
+        if (name := ".".join(parts[:length])) in sys.modules:
+            return name, parts[length:]
+    return "", parts
+
+
 def _by(ranks: Sequence[int]) -> str:
     numbers = [str(rank) for rank in ranks if rank != CONTROLLER]
     head, last = ", ".join(numbers[:-1]), "".join(numbers[-1:])
@@ -127,19 +193,17 @@ def _by(ranks: Sequence[int]) -> str:
 
 def _place(path: str) -> str:
     """``file:line`` of the first line in a function of its module that sets it, else that mentions it."""
-    parts = path.split("(")[0].split("'s ")[0].split(".")
-    for length in range(len(parts), 0, -1):
-        module = sys.modules.get(".".join(parts[:length]))
-        file = getattr(module, "__file__", None)
-        if module is not None and file is not None:
-            names = parts[length:]
-            function = getattr(module, names[0], None) if names else None
-            found = getattr(getattr(function, "__wrapped__", function), "__code__", None)
-            found = found and found.co_firstlineno
-            for name in reversed(names[:2]):
-                found = found or _line(module, name)
-            return f"{short(file)}:{found}" if found else short(os.fspath(file))
-    return ""
+    name, names = _split(path)
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None:
+        return ""
+    function = getattr(module, names[0], None) if names else None
+    found = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+    found = found and found.co_firstlineno
+    for name in reversed(names[:2]):
+        found = found or _line(module, name)
+    return f"{short(file)}:{found}" if found else short(os.fspath(file))
 
 
 def _line(module: ModuleType, name: str) -> int | None:

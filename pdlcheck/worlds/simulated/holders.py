@@ -16,7 +16,7 @@ import sys
 import sysconfig
 from argparse import Namespace
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Set
 from copy import deepcopy
 from types import CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -24,8 +24,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["Holder", "copy_leaf", "find_holders", "leaf_value", "modules_holder", "user_modules"]
+__all__ = [
+    "Contents",
+    "Holder",
+    "find_holders",
+    "identical",
+    "install",
+    "leaf_value",
+    "modules_holder",
+    "own_leaves",
+    "user_modules",
+]
 
 MANY = 20_000  # objects that are looked at
 LONG = 10_000  # items, above which a container is left alone
@@ -37,6 +48,9 @@ _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist
 _OPEN = (nn.Module, torch.optim.Optimizer, SimpleNamespace, Namespace)  # instances of others' classes that are walked
 _CONTAINERS = ("list", "dict", "set", "deque", "OrderedDict", "defaultdict")
 _TENSORS = (torch.Tensor, nn.Parameter)
+_IMMUTABLE = (bool, bytes, complex, float, int, str, tuple, frozenset)
+
+Contents = list[dict[str, Any]]  # of holders, one after the other
 
 
 def user_modules() -> dict[str, ModuleType]:
@@ -62,23 +76,28 @@ class Holder:
     Args:
         path: what a person calls it: ``train.cache``.
         read: its contents by name; a container has the one name ``""``.
+        parts: the objects in it, and quickly: as long as they are the same ones, so are its contents.
         put: give a name a value.
         drop: take a name away.
         nested: the name belongs to the path.
         kind: what the path as a whole is, where the name does not belong to it: ``dict``.
+        namespace: the dict in which an object or function has its attributes; most functions have none.
     """
 
     def __init__(
         self,
         path: str,
         read: Callable[[], dict[str, Any]],
+        parts: Callable[[], tuple[Any, ...]],
         put: Callable[[str, Any], object],
         drop: Callable[[str], object],
         *,
         nested: bool = True,
         kind: str = "",
+        namespace: dict[str, Any] | None = None,
     ) -> None:
-        self.read, self.put, self.drop, self.kind = read, put, drop, kind
+        self.read, self.parts, self.put, self.drop, self.kind = read, parts, put, drop, kind
+        self.namespace = namespace
         self._path, self._nested = path, nested
 
     @property
@@ -93,27 +112,38 @@ class Holder:
 
 def modules_holder() -> Holder:
     """The imported modules themselves: one that a rank imports is not there for the others."""
-    return Holder("", user_modules, sys.modules.__setitem__, sys.modules.__delitem__)
+    parts = lambda: tuple(sys.modules.values())  # noqa: E731
+    return Holder("", user_modules, parts, sys.modules.__setitem__, sys.modules.__delitem__)
 
 
-def find_holders(roots: dict[str, Any], modules: dict[str, ModuleType], seen: dict[int, Any]) -> list[Holder]:
+def find_holders(
+    roots: Mapping[str, Any],
+    modules: Mapping[str, ModuleType],
+    seen: dict[int, Any],
+    *,
+    classes: Container[str] | None = None,
+    many: int = MANY,
+) -> list[Holder]:
     """The holders that can be reached from the roots.
 
     Args:
         roots: objects by what a person calls them.
         modules: the user's.
         seen: what has been looked at before, by id; grows.
+        classes: names of the modules whose classes have instances that are walked; default: ``modules``.
+        many: objects that are looked at.
     """
+    classes = modules if classes is None else classes
     holders: list[Holder] = []
     todo: deque[tuple[str, Any, str]] = deque((path, value, "") for path, value in roots.items())
-    while todo and len(seen) < MANY:
+    while todo and len(seen) < many:
         path, value, inside = todo.popleft()
         if id(value) in seen:
             continue
         seen[id(value)] = value
         if isinstance(value, ModuleType) and value not in modules.values():
             continue
-        for holder in _holders_of(path, value, modules, inside):
+        for holder in _holders_of(path, value, modules, classes, inside):
             holders.append(holder)
             for name, part in holder.read().items():
                 parts = part if name == "" else [part]
@@ -122,30 +152,35 @@ def find_holders(roots: dict[str, Any], modules: dict[str, ModuleType], seen: di
     return holders
 
 
-def _holders_of(path: str, value: Any, modules: dict[str, ModuleType], inside: str) -> Iterator[Holder]:
+def _holders_of(
+    path: str, value: Any, modules: Container[str], classes: Container[str], inside: str
+) -> Iterator[Holder]:
     if isinstance(value, type):
         if value.__module__ in modules:
             yield Holder(
                 path,
                 lambda: _visible(vars(value)),
+                lambda: tuple(vars(value).values()),
                 functools.partial(type.__setattr__, value),
                 functools.partial(type.__delattr__, value),
             )
         return
     if isinstance(value, CellType):
         fill, clear = functools.partial(setattr, value), functools.partial(delattr, value)
-        yield Holder(path, lambda: _of_cell(value), fill, clear, nested=False)
+        yield Holder(path, lambda: _of_cell(value), lambda: tuple(_of_cell(value).values()), fill, clear, nested=False)
     elif isinstance(value, list | dict | set | deque) and len(value) <= LONG:
         kind = inside or type(value).__name__
         put = lambda _, items: _refill(value, items)  # noqa: E731
-        yield Holder(path, lambda: {"": _items(value)}, put, _keep, nested=False, kind=kind)
-    users = isinstance(value, ModuleType | FunctionType) or type(value).__module__ in modules
+        look = lambda: _parts_of_dict(value) if isinstance(value, dict) else tuple(value)  # noqa: E731
+        yield Holder(path, lambda: {"": _items(value)}, look, put, _keep, nested=False, kind=kind)
+    users = isinstance(value, ModuleType | FunctionType) or type(value).__module__ in classes
     if users or isinstance(value, _OPEN):
         names = getattr(value, "__dict__", None)
         if type(names) is dict and not (isinstance(value, FunctionType) and value.__module__ not in modules):
             kind = "" if users else inside or type(value).__name__
-            get = lambda: _visible(names)  # noqa: E731
-            yield Holder(path, get, names.__setitem__, names.__delitem__, nested=users, kind=kind)
+            get, parts = lambda: _visible(names), lambda: tuple(names.values())
+            put, drop = names.__setitem__, names.__delitem__
+            yield Holder(path, get, parts, put, drop, nested=users, kind=kind, namespace=names)
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -183,13 +218,18 @@ def _items(value: Any) -> tuple[Any, ...]:
     return tuple(dict.items(value)) if isinstance(value, dict) else tuple(value)
 
 
+def _parts_of_dict(value: dict[Any, Any]) -> tuple[Any, ...]:
+    return (*dict.keys(value), *dict.values(value))
+
+
 def _refill(value: Any, items: tuple[Any, ...]) -> None:
     """By the methods of the built-in types: a subclass may count or refuse."""
     if isinstance(value, list):
         list.__setitem__(value, slice(None), items)
     elif isinstance(value, dict):
         base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
-        base.clear(value)
+        if tuple(base.keys(value)) != tuple(key for key, _ in items):  # else whoever goes through it can go on
+            base.clear(value)
         for key, item in items:
             base.__setitem__(value, key, item)
     elif isinstance(value, set):
@@ -209,6 +249,49 @@ def _of_cell(cell: CellType) -> dict[str, Any]:
         return {"cell_contents": cell.cell_contents}
     except ValueError:  # not bound yet
         return {}
+
+
+def own_leaves(contents: Contents) -> Contents:
+    """The same contents of holders with copies of the leaves."""
+    copies: dict[int, Any] = {}
+
+    def copied(value: Any) -> Any:
+        if id(value) not in copies:
+            copies[id(value)] = copy_leaf(value)
+        return copies[id(value)]
+
+    def items(value: Any) -> Any:  # of a container; those of a dict are pairs
+        return tuple(
+            (one[0], copied(one[1])) if type(one) is tuple and len(one) == 2 else copied(one) for one in value
+        )
+
+    with _disable_current_modes():
+        return [
+            {name: items(value) if name == "" else copied(value) for name, value in of.items()} for of in contents
+        ]
+
+
+def install(holder: Holder, wanted: Mapping[str, Any], only: Set[str] | None = None) -> None:
+    """Make these the contents of a holder, or of the paths named."""
+    present = holder.read()
+    for name in present.keys() | wanted.keys():
+        if only is not None and holder.path(name) not in only:
+            continue
+        if name not in wanted:
+            holder.drop(name)
+        elif name not in present or not identical(present[name], wanted[name]):
+            holder.put(name, wanted[name])
+
+
+def identical(one: Any, other: Any) -> bool:
+    """One object, or plain values that nobody can tell apart."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or not isinstance(one, _IMMUTABLE):
+        return False
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(identical, one, other))
+    return bool(one == other)
 
 
 def copy_leaf(value: Any) -> Any:

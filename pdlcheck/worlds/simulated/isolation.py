@@ -6,7 +6,8 @@ global hooks of torch have set (:mod:`pdlcheck.worlds.simulated.torchs_own`). Gr
 inference mode and the default device are per thread in torch already. The streams of devices stay the controller's,
 also where a rank calls ``torch.manual_seed``: it computes on the CPU.
 
-Not swapped: the module globals of the user's code, and what can be reached from them. A program that lets one rank see
+Not swapped, but for the modules that a world's ``own_globals`` names (:mod:`pdlcheck.worlds.simulated.own_modules`):
+the module globals of the user's code, and what can be reached from them. A program that lets one rank see
 what another has put there ends otherwise on processes. :func:`pdlcheck.worlds.check_same_on_worlds`, and pytest in a
 session on ``sim`` and on processes, tell so where verdicts differ, and find out by experiment which globals it takes:
 a simulated run in which they are exchanged at each switch (:mod:`pdlcheck.worlds.simulated.own_globals`) must end as

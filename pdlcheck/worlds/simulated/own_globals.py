@@ -16,14 +16,20 @@ from typing import Any
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pdlcheck.worlds.simulated import isolation
-from pdlcheck.worlds.simulated.holders import copy_leaf, find_holders, leaf_value, modules_holder, user_modules
+from pdlcheck.worlds.simulated.holders import (
+    Contents,
+    find_holders,
+    identical,
+    install,
+    leaf_value,
+    modules_holder,
+    own_leaves,
+    user_modules,
+)
 
 __all__ = ["CONTROLLER", "Change", "OwnGlobals", "UserState", "own_globals"]
 
 CONTROLLER = -1
-_IMMUTABLE = (bool, bytes, complex, float, int, str, tuple, frozenset)
-
-Contents = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,9 @@ class UserState:
     def __init__(self, function: Any = None) -> None:
         self._modules = user_modules()
         self._seen: dict[int, Any] = {}
-        self.holders = [modules_holder(), *find_holders(dict(self._modules), self._modules, self._seen)]
+        self.holders = [modules_holder(), *find_holders(self._modules, self._modules, self._seen)]
         self._originals = self.read()
-        self._start = self.own(self._originals)
+        self._start = own_leaves(self._originals)
         if function is not None:
             self.add(function)
 
@@ -57,45 +63,19 @@ class UserState:
         more = find_holders({name: function}, self._modules, self._seen)
         self.holders += more
         self._originals += [holder.read() for holder in more]
-        self._start += self.own([holder.read() for holder in more])
+        self._start += own_leaves([holder.read() for holder in more])
 
     def read(self) -> Contents:
         return [holder.read() for holder in self.holders]
 
     def fresh(self) -> Contents:
         """Contents as they were at the beginning, with leaves of their own."""
-        return self.own(self._start)
-
-    def own(self, contents: Contents) -> Contents:
-        """The same with copies of the leaves."""
-        copies: dict[int, Any] = {}
-
-        def copied(value: Any) -> Any:
-            if id(value) not in copies:
-                copies[id(value)] = copy_leaf(value)
-            return copies[id(value)]
-
-        def items(value: Any) -> Any:  # of a container; those of a dict are pairs
-            return tuple(
-                (one[0], copied(one[1])) if type(one) is tuple and len(one) == 2 else copied(one) for one in value
-            )
-
-        with _disable_current_modes():
-            return [
-                {name: items(value) if name == "" else copied(value) for name, value in of.items()} for of in contents
-            ]
+        return own_leaves(self._start)
 
     def install(self, contents: Contents, only: Set[str] | None = None) -> None:
         """Make the contents of the holders, or of the paths named, the present ones."""
         for holder, wanted in zip(self.holders, contents, strict=True):
-            present = holder.read()
-            for name in present.keys() | wanted.keys():
-                if only is not None and holder.path(name) not in only:
-                    continue
-                if name not in wanted:
-                    holder.drop(name)
-                elif name not in present or not _identical(present[name], wanted[name]):
-                    holder.put(name, wanted[name])
+            install(holder, wanted, only)
 
     def begin_again(self) -> None:
         """Go back to the beginning, with copies of the leaves."""
@@ -157,7 +137,7 @@ class OwnGlobals:
                 self._travel(contents)
 
     def _travel(self, contents: Contents) -> Contents:
-        copies = self._state.own([{name: value} for _, name, value in self._sent])
+        copies = own_leaves([{name: value} for _, name, value in self._sent])
         for (number, name, _), copy in zip(self._sent, copies, strict=True):
             contents[number][name] = copy[name]
         return contents
@@ -167,7 +147,7 @@ class OwnGlobals:
         for holder, before, after in zip(self._state.holders, self._at_turn, now, strict=True):
             for name in before.keys() | after.keys():
                 old, new = before.get(name), after.get(name)
-                if (name in before) != (name in after) or not _identical(old, new):
+                if (name in before) != (name in after) or not identical(old, new):
                     self._note(holder.path(name), holder.kind or _kind(new), self._running)
         return self._running, now
 
@@ -198,16 +178,6 @@ def _kind(value: Any) -> str:
 def _values(content: Any) -> list[Any]:
     parts = content if type(content) is tuple else (content,)
     return [part[1] if type(part) is tuple and len(part) == 2 else part for part in parts]
-
-
-def _identical(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    if type(one) is not type(other) or not isinstance(one, _IMMUTABLE):
-        return False
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_identical, one, other))
-    return bool(one == other)
 
 
 def _travels(fn: Any) -> bool:

@@ -24,6 +24,7 @@ from pdlcheck.worlds.simulated.c10d import has_group, join_group, leave_alone, r
 from pdlcheck.worlds.simulated.losses import is_consequence
 from pdlcheck.worlds.simulated.measures import Measures
 from pdlcheck.worlds.simulated.network import Network
+from pdlcheck.worlds.simulated.own_modules import OwnModules, check_own_globals
 from pdlcheck.worlds.simulated.scheduler import current_rank, running_rank
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
 from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
@@ -49,6 +50,11 @@ class SimulatedWorld:
             come about is ``Inconclusive``.
         topology: what messages cost on the virtual clock; gives :attr:`timeline` in seconds.
         timeline: keep a :attr:`timeline` also without a topology, in steps.
+        own_globals: modules, or packages, whose globals each rank has for itself, as a process would; the others are
+            shared. Ranks begin with what the controller has, and keep their own as long as they are open.
+
+    Raises:
+        ValueError: a module of ``own_globals`` cannot be imported, when ranks are opened.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -73,8 +79,11 @@ class SimulatedWorld:
         faults: Sequence[Fault] = (),
         topology: Topology | None = None,
         timeline: bool = False,
+        own_globals: Sequence[str] = (),
     ) -> None:
         self.seed = seed
+        self.own_globals = check_own_globals(own_globals)
+        self._own_modules: OwnModules | None = None
         self.semantics = make_semantics(semantics)
         self.faults = check_faults(faults)
         self.measures = Measures(topology, timeline)
@@ -84,7 +93,9 @@ class SimulatedWorld:
         semantics = f", semantics={self.semantics}" if self.semantics != Semantics() else ""
         faults = f", faults={list(self.faults)}" if self.faults else ""
         topology = f", topology={self.measures.topology}" if self.measures.topology is not None else ""
-        return f"{type(self).__name__}(seed={self.seed}, schedule={str(self.schedule)!r}{semantics}{faults}{topology})"
+        own = f", own_globals={list(self.own_globals)}" if self.own_globals else ""
+        options = f"{semantics}{faults}{topology}{own}"
+        return f"{type(self).__name__}(seed={self.seed}, schedule={str(self.schedule)!r}{options})"
 
     @property
     def traffic(self) -> Traffic:
@@ -109,6 +120,12 @@ class SimulatedWorld:
 
     def check(self) -> None:
         """Nothing is needed."""
+
+    def own_modules(self) -> OwnModules | None:
+        """Gives ranks globals of their own, where there are modules of which they have them."""
+        if self._own_modules is None or self._own_modules.names != self.own_globals:
+            self._own_modules = OwnModules(self.own_globals)
+        return self._own_modules if self.own_globals else None
 
     def run(self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
         """See :class:`pdlcheck.worlds.protocol.World`."""
@@ -150,11 +167,22 @@ class SimulatedRanks:
         self._world = world
         self.intact = True  # ranks that are lost are replaced
         self._broken_off = False
+        self._own_modules = world.own_modules()
         self._serve(idle.take(world_size) or Network(world_size))
 
     def _serve(self, network: Network) -> None:
         self._network = network
         network.serve(self._world.seed, self._world.semantics)
+        self._own_globals_anew()
+
+    def _own_globals_anew(self) -> None:
+        """Processes are replaced after a failure, and theirs with them."""
+        if self._own_modules is not None:
+            self._own_modules.open(rank.state for rank in self._network.scheduler.ranks)
+
+    def _reset(self) -> None:
+        self._network.reset()
+        self._own_globals_anew()
 
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
@@ -176,7 +204,7 @@ class SimulatedRanks:
             else:
                 value = fn()
             check_has_run(value, running_rank().rank)
-            return value
+            return value if self._own_modules is None else self._own_modules.result(value)
 
         if isolation.observer is not None:
             isolation.observer.call(fn)
@@ -201,7 +229,7 @@ class SimulatedRanks:
         if not self.intact:
             raise RuntimeError(CLOSED)
         if self._broken_off and not keep_groups:
-            self._network.reset()
+            self._reset()
             self._broken_off = False
         for rank in self._network.scheduler.ranks:
             rank.state.begins_here = sets_up
@@ -251,6 +279,8 @@ class SimulatedRanks:
         return told
 
     def _run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, faults: Sequence[Fault]) -> list[Outcome]:
+        if self._own_modules is not None:
+            self._own_modules.begin()
         self._network.begin(faults)
         self._world.measures.begin(self._network, faults)
         try:
@@ -262,7 +292,7 @@ class SimulatedRanks:
             if self._network.scheduler.given_up:
                 self._serve(Network(self.world_size))
             else:
-                self._network.reset()
+                self._reset()
             raise
         if all(isinstance(outcome, Returned) for outcome in ended) and (leaks := self._network.leaks()):
             ended[0] = Raised(0, leaks)
@@ -270,7 +300,7 @@ class SimulatedRanks:
         if not all(isinstance(outcome, Returned) for outcome in outcomes):
             suffering = self._network.suffering
             if suffering.gone:
-                self._network.reset()
+                self._reset()
                 return self._with_faults(outcomes, suffering)
             self._network.break_off()
             self._broken_off = True
