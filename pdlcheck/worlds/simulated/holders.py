@@ -228,8 +228,7 @@ def _refill(value: Any, items: tuple[Any, ...]) -> None:
         list.__setitem__(value, slice(None), items)
     elif isinstance(value, dict):
         base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
-        if tuple(base.keys(value)) != tuple(key for key, _ in items):  # else whoever goes through it can go on
-            base.clear(value)
+        base.clear(value)
         for key, item in items:
             base.__setitem__(value, key, item)
     elif isinstance(value, set):
