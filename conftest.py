@@ -1,5 +1,6 @@
 """Settings of the project's own tests."""
 
+import gc
 import os
 
 import pytest
@@ -13,6 +14,11 @@ settings.register_profile(
     "nightly", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_collection_finish():
+    """Ten thousand tests and all of torch are no garbage: without them a collection takes a sixth of the time."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

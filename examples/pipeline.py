@@ -19,13 +19,14 @@ from torch import nn
 
 from pdlcheck.primitives import Pipeline, function_samples
 
-EPOCHS, BATCH = 40, 60
+BATCH = 60
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", default="1f1b", choices=["gpipe", "1f1b", "interleaved", "pipedream"])
     parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=40)
     options = parser.parse_args()
     dist.init_process_group("gloo")
     rank, last = dist.get_rank(), dist.get_world_size() - 1
@@ -52,7 +53,7 @@ def main() -> None:
 
     x, y = function_samples(600)
     generator = torch.Generator().manual_seed(0)
-    for epoch in range(EPOCHS):
+    for epoch in range(1, options.epochs + 1):
         losses = []
         for chosen in torch.randperm(len(x), generator=generator).split(BATCH):
             pipeline.module.zero_grad()
@@ -62,8 +63,8 @@ def main() -> None:
                 optimizer.step()
             if result.loss is not None:
                 losses.append(result.loss.item())
-        if losses and epoch % 10 == 9:
-            print(f"epoch {epoch + 1}: loss {sum(losses) / len(losses):.4f}", flush=True)
+        if losses and epoch % 5 == 0:
+            print(f"epoch {epoch}: loss {sum(losses) / len(losses):.4f}", flush=True)
     dist.destroy_process_group()
 
 

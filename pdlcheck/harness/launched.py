@@ -95,10 +95,11 @@ def follow(config: pytest.Config) -> int | None:
     own = launch(config)
     if own is None or own.rank == 0:
         return None
-    from pdlcheck.worlds.launched.agent import serve
     from pdlcheck.worlds.processes import forkserver
 
-    forkserver.start(preload=PRELOAD)
+    forkserver.start(preload=PRELOAD)  # which imports torch while this process does, to meet the others
+    from pdlcheck.worlds.launched.agent import serve
+
     return serve(own)
 
 

@@ -7,6 +7,7 @@ a pool of fewer ranks has a default group of its own.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import platform
 import select
@@ -82,6 +83,7 @@ def serve(launch: Launch) -> int:
         os._exit(_INTERRUPTED)  # the ranks go with it: were they killed before, rank 0 would tell that of them
     finally:
         forkserver.stop()
+        gc.freeze()  # this process ends: to look through all of torch for garbage takes 0.3 s, and launchers wait for it
 
 
 def excuse(launch: Launch, why: str) -> None:
