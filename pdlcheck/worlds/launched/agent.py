@@ -83,7 +83,7 @@ def serve(launch: Launch) -> int:
         os._exit(_INTERRUPTED)  # the ranks go with it: were they killed before, rank 0 would tell that of them
     finally:
         forkserver.stop()
-        gc.freeze()  # this process ends: to look through all of torch for garbage takes 0.3 s, and launchers wait for it
+        gc.freeze()  # launchers wait for the end: to look through all of torch for garbage takes 0.3 s
 
 
 def excuse(launch: Launch, why: str) -> None:
