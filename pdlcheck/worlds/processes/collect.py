@@ -79,6 +79,7 @@ class Collector:
         self._refusing = False  # what a rank that has skipped would take part in
         self._until = time.monotonic() + timeout_s
         self._after: dict[int, Aftermath] = {}
+        self._heard: dict[int, bytes] = {}
         self._granted: set[tuple[int, int]] = set()  # (rank, operation)
         self._withdrawn: set[tuple[int, int]] = set()  # by ranks that have ended
 
@@ -124,6 +125,10 @@ class Collector:
         failed = any(isinstance(outcome, Raised) and not weight(outcome.error) for outcome in self._outcomes.values())
         return len(self._after) == len(self._members) and (self._referee is not None or not failed)
 
+    def heard(self) -> list[bytes]:
+        """What ranks that have returned warned of, in rank order; see ``heard.py``."""
+        return [self._heard[rank] for rank in sorted(self._heard)]
+
     def groups(self) -> int:
         """Number of process groups that the ranks have, the default group included."""
         return max((left.groups for left in self._after.values()), default=0)
@@ -142,7 +147,8 @@ class Collector:
         if isinstance(report, Failed | Died):
             self._catch_up([rank])
         match report:
-            case Done(payload=payload):
+            case Done(payload=payload, heard=heard):
+                self._heard[rank] = heard
                 self._returned(rank, payload)
             case Failed():
                 self._failed(rank, report)

@@ -115,7 +115,7 @@ class Call(_Message):
     """Call a function. ``payload`` is (fn, args, kwargs); ``module`` the name and file of fn's module.
 
     With a ``seed``, the rank first forgets the settings of earlier calls and seeds its random streams; with ``rejoin``
-    it first leaves its groups and joins a new default group.
+    it first leaves its groups and joins a new default group. ``ears``: what becomes of its warnings, see ``heard.py``.
     """
 
     call: int
@@ -124,6 +124,7 @@ class Call(_Message):
     seed: int | None
     rejoin: bool
     changes: Changes
+    ears: tuple[bytes, bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +203,12 @@ class Aftermath(_Message):
 
 @dataclass(frozen=True, slots=True)
 class Done(_Message):
-    """The function returned; ``payload`` is its result."""
+    """The function returned; ``payload`` is its result. ``heard``: what it warned of, if somebody records."""
 
     call: int
     payload: bytes
     after: Aftermath
+    heard: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

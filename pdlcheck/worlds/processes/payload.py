@@ -18,7 +18,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from pdlcheck.worlds.outcome import check_has_run
 
-__all__ = ["dump_call", "dump_error", "dump_result", "import_module_of", "load_call", "module_of"]
+__all__ = ["dump_call", "dump_error", "dump_result", "import_module_of", "is_our_own", "load_call", "module_of"]
 
 _PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
 
@@ -30,7 +30,7 @@ def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         TypeError: the function or an argument cannot travel; says which.
     """
     try:
-        if _is_our_own(fn) and not kwargs and _is_plain(args):
+        if is_our_own(fn) and not kwargs and _is_plain(args):
             return pickle.dumps((fn, args, kwargs), pickle.HIGHEST_PROTOCOL)
         return _dumps((fn, args, kwargs))
     except Exception as error:  # pickling runs code of any class: find out whose
@@ -143,7 +143,7 @@ def _dumps(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _is_our_own(fn: Callable[..., Any]) -> bool:
+def is_our_own(fn: Callable[..., Any]) -> bool:
     """A function that any rank can import; with plain arguments there is nothing to look after."""
     return str(getattr(fn, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.harness.")
 

@@ -17,6 +17,7 @@ from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.processes.board import Board, shared_file
 from pdlcheck.worlds.processes.collect import Collector
+from pdlcheck.worlds.processes.heard import Ears
 from pdlcheck.worlds.processes.member import Died, Member, Written
 from pdlcheck.worlds.processes.messages import AreYouThere, Call, Here, Ready, Report, packed
 from pdlcheck.worlds.processes.placement import Placement
@@ -60,6 +61,7 @@ class Pool:
         self.is_usable = True
         self.to_be_ended = self.is_spent = False
         self.is_worn = False  # of groups that nobody destroyed: replace it when nothing runs on it
+        self.heard: list[bytes] = []  # what ranks warned of in the last call, see `tell`
         self.begun: object = None  # the key of a call that runs, see `begin`
         try:
             with ExitStack() as stack:
@@ -105,12 +107,13 @@ class Pool:
         rejoin: bool,
         timeout_s: float,
         debugged: int | None = None,
+        ears: Ears | None = None,
     ) -> list[Outcome]:
         """Send a call to every rank; return how each ended it. See :class:`Call` for the arguments.
 
         The rank ``debugged`` is never hurried: after another one's failure it is waited for, for ``timeout_s``.
         """
-        self._send(payload, module, seed=seed, rejoin=rejoin)
+        self._send(payload, module, seed=seed, rejoin=rejoin, ears=ears)
         return self._collect(timeout_s, debugged)
 
     def begin(self, key: object, payload: bytes, module: tuple[str, str] | None, *, seed: int) -> None:
@@ -126,11 +129,19 @@ class Pool:
         self.begun = None
         return self._collect(timeout_s)
 
-    def _send(self, payload: bytes, module: tuple[str, str] | None, *, seed: int | None, rejoin: bool) -> None:
+    def _send(
+        self,
+        payload: bytes,
+        module: tuple[str, str] | None,
+        *,
+        seed: int | None,
+        rejoin: bool,
+        ears: Ears | None = None,
+    ) -> None:
         self._calls += 1
         changes, self._surroundings = self._surroundings.changes()
         try:
-            data = packed(Call(self._calls, payload, module, seed, rejoin, changes))
+            data = packed(Call(self._calls, payload, module, seed, rejoin, changes, ears))
             for member in self._members:
                 member.send_packed(data)
         except BaseException:  # Ctrl-C, between one rank and the next
@@ -147,6 +158,7 @@ class Pool:
         except BaseException:  # Ctrl-C above all
             self.kill()
             raise
+        self.heard = collector.heard()
         self.is_worn = collector.groups() > _MAX_GROUPS
         if not collector.can_go_on():
             if self.to_be_ended and collector.can_be_ended():

@@ -29,6 +29,7 @@ from pdlcheck.worlds.processes.announce import Announcer
 from pdlcheck.worlds.processes.at_end import end
 from pdlcheck.worlds.processes.board import Board
 from pdlcheck.worlds.processes.channel import Channel
+from pdlcheck.worlds.processes.heard import hearing
 from pdlcheck.worlds.processes.imported import drawing_as_torch_begins
 from pdlcheck.worlds.processes.journal import open_journal
 from pdlcheck.worlds.processes.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
@@ -172,9 +173,12 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
         if call.seed is not None:
             fresh_state(call.seed, start)
         offer(default_group)
-        value = fn(*args, **kwargs)
+        with hearing(call.ears) as heard:
+            value = fn(*args, **kwargs)
+            told = heard()
         announcer.end(failed=False)
-        report: Any = Done(call.call, dump_result(value, start.rank), _aftermath(default_group, announcer))
+        result = dump_result(value, start.rank)
+        report: Any = Done(call.call, result, _aftermath(default_group, announcer), told)
     except PeerFailed as error:
         announcer.end(failed=True)
         report = Halted(call.call, str(error), _aftermath(default_group, announcer))

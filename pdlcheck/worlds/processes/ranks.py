@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pdlcheck.worlds.outcome import Outcome, results
+from pdlcheck.worlds.processes.heard import present_ears, tell
 from pdlcheck.worlds.processes.member import Written
-from pdlcheck.worlds.processes.payload import dump_call, module_of
+from pdlcheck.worlds.processes.payload import dump_call, is_our_own, module_of
 from pdlcheck.worlds.processes.pool import Pool
 from pdlcheck.worlds.protocol import CLOSED
 
@@ -84,9 +85,13 @@ class ProcessRanks:
             raise RuntimeError("these ranks are gone, as an earlier call failed on them; open new ones")
         seed, self._seed = self._seed, None
         rejoin, self._rejoin = self._rejoin, False
-        return self._pool.call(
-            payload, module_of(fn), seed=seed, rejoin=rejoin, timeout_s=self.timeout_s, debugged=self._debugged
+        ears = None if is_our_own(fn) else present_ears()
+        module, timeout_s, debugged = module_of(fn), self.timeout_s, self._debugged
+        outcomes = self._pool.call(
+            payload, module, seed=seed, rejoin=rejoin, timeout_s=timeout_s, debugged=debugged, ears=ears
         )
+        tell(self._pool.heard)
+        return outcomes
 
     def begin(self, key: object, fn: Callable[..., Any], /, *args: Any) -> None:
         """Have ``fn(*args)`` run for whoever opens the world next with this key, and asks :meth:`end` for it."""
