@@ -16,6 +16,7 @@ from pdlcheck.worlds import get_world
 from pdlcheck.worlds.processes import ProcessWorld, forkserver
 
 LINE = os.path.basename(__file__)
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 
 
 @pytest.fixture(scope="module")
