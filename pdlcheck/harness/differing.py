@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -139,7 +139,8 @@ class Differing:
             if once_more and self.start is not None:
                 with _undisturbed(self.config):
                     finding = find_cause(again, as_on_processes, self.start)
-                    finding = find_modules(finding, with_own, as_on_processes, self.start, modules)
+                    with suppress(Exception):  # as below; what was found so far holds
+                        finding = find_modules(finding, with_own, as_on_processes, self.start, modules)
         except Exception as error:  # the user's objects may refuse what is done with them; the report stands without it
             finding = Finding("unknown", like=f"{type(error).__name__}: {error}")
         report = on_real.failure or on_sim.failure

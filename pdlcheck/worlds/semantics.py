@@ -15,6 +15,7 @@ _CHOICES = {
     "messages": ("by_tag", "in_order"),
     "polls": ("answered", "after_wait"),
     "second_wait": ("blocks", "returns"),
+    "waits": ("own", "earlier"),
 }
 _CHECKS = ("poison", "hazards", "leaks")
 
@@ -39,6 +40,8 @@ class Semantics:
             once it has been waited for, as on gloo, lost or not.
         second_wait: a message that has been waited for and is waited for again ``blocks`` for ever, as on gloo, or
             ``returns``, as on nccl.
+        waits: who has waited for a collective has waited for its ``own`` operation alone, as on gloo, or for the
+            ``earlier`` collectives on its group, too, as on nccl: a stream carries out one after the other.
         poison: outputs of a pending operation hold NaN, or the smallest integer, until it is waited for.
         hazards: a rank that touches a buffer of a pending operation raises ``BufferHazard``.
         leaks: a run that ends with work that nobody waited for, or a message nobody received, raises ``LeakedWork``.
@@ -60,6 +63,7 @@ class Semantics:
     messages: str = "by_tag"
     polls: str = "answered"
     second_wait: str = "blocks"
+    waits: str = "own"
     poison: bool = True
     hazards: bool = True
     leaks: bool = True
@@ -87,7 +91,7 @@ class Semantics:
 PROFILES = {
     "buffered": Semantics(send="buffered"),
     "gloo": Semantics(data="random", completion="random", reduce="random", polls="after_wait"),
-    "nccl": Semantics(data="random", reduce="random", messages="in_order", second_wait="returns"),
+    "nccl": Semantics(data="random", reduce="random", messages="in_order", second_wait="returns", waits="earlier"),
     "rendezvous": Semantics(),
 }
 

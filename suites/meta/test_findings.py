@@ -1,4 +1,4 @@
-"""What pdlcheck found in torch: each finding replays, and the cure that its page names passes."""
+"""What pdlcheck found in others' code: each finding replays, and the cure that its page names passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdlcheck.errors import CollectiveMismatch, Deadlock
+from pdlcheck.errors import BufferHazard, CollectiveMismatch, Deadlock
 from pdlcheck.worlds import get_world
 
 FINDINGS = Path(__file__).parents[2] / "docs" / "findings"
@@ -18,12 +18,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def powersgd():
-    spec = importlib.util.spec_from_file_location("powersgd_order", FINDINGS / "powersgd_order.py")
+def _module(name):
+    spec = importlib.util.spec_from_file_location(name, FINDINGS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def powersgd():
+    return _module("powersgd_order")
 
 
 @pytest.mark.parametrize("schedule", ["first", *(f"random:{seed}" for seed in range(8))])
@@ -42,3 +46,20 @@ def test_powersgd_with_one_bucket_keeps_replicas_equal(powersgd, monkeypatch):
     monkeypatch.setattr(powersgd, "LAYERS", 1)
     one, other = get_world("sim").run(powersgd.train, powersgd.torchs_hook, world_size=2)
     assert torch.equal(one, other)
+
+
+def test_a_wait_for_the_last_of_several_is_a_hazard_but_on_a_stream():
+    program = _module("last_of_several").times_unfinished
+    with pytest.raises(BufferHazard, match=r"reads the output .*last_of_several.py:31"):
+        get_world("sim").run(program, world_size=2)
+    for semantics, waits_for_all in (("nccl", False), ("rendezvous", True), ("gloo", True)):
+        world = get_world("sim", semantics=semantics)
+        assert world.run(program, waits_for_all, 8, world_size=2) == [0, 0]
+
+
+def test_a_wait_for_all_of_several_is_right_on_gloo():
+    world = get_world("gloo", watch=False)
+    try:
+        assert world.run(_module("last_of_several").times_unfinished, True, world_size=2) == [0, 0]
+    finally:
+        world.close()

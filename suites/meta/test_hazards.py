@@ -192,6 +192,62 @@ def test_a_second_wait_says_that_it_is_one():
     assert run(innocent.waits_twice) == [[3.0, 3.0]] * 2  # for a collective
 
 
+def _begun(tensors, group=None):
+    return [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+
+
+def waits_for_the_last():
+    """On nccl that is enough: its stream carries out one collective after the other."""
+    tensors = [torch.ones(2) for _ in range(3)]
+    _begun(tensors)[-1].wait()
+    return [tensor.tolist() for tensor in tensors]
+
+
+def waits_for_the_first():
+    tensors = [torch.ones(2) for _ in range(3)]
+    works = _begun(tensors)
+    works[0].wait()
+    seen = [tensor.tolist() for tensor in tensors]
+    for work in works[1:]:
+        work.wait()
+    return seen
+
+
+def waits_on_another_group():
+    other = dist.new_group([0, 1])
+    tensors = [torch.ones(2) for _ in range(2)]
+    works = _begun(tensors)
+    _begun([torch.ones(2)], other)[0].wait()
+    seen = [tensor.tolist() for tensor in tensors]
+    for work in works:
+        work.wait()
+    return seen
+
+
+def waits_after_a_message():
+    x = torch.ones(2) * dist.get_rank()
+    message = dist.irecv(x, 0) if dist.get_rank() else dist.isend(x, 1)
+    _begun([torch.ones(2)])[0].wait()
+    seen = x.tolist()
+    message.wait()
+    return seen
+
+
+def test_on_a_stream_who_has_waited_for_a_collective_has_waited_for_those_before_it():
+    assert run(waits_for_the_last, semantics="nccl") == [[[2.0, 2.0]] * 3] * 2
+    for profile in ("rendezvous", "gloo"):
+        with pytest.raises(BufferHazard, match=r"rank . reads the output of a pending operation"):
+            run(waits_for_the_last, semantics=profile)
+    with pytest.raises(LeakedWork, match="nobody waited for it"):
+        run(waits_for_the_last, semantics=Semantics(hazards=False))
+
+
+@pytest.mark.parametrize("program", [waits_for_the_first, waits_on_another_group, waits_after_a_message])
+def test_but_not_for_later_ones_nor_those_of_another_group_nor_messages(program):
+    with pytest.raises(BufferHazard, match="of a pending operation"):
+        run(program, semantics="nccl")
+
+
 def test_a_message_is_complete_for_those_who_ask_before_or_after_the_wait():
     def program():
         work = dist.irecv(torch.zeros(1), 0) if dist.get_rank() else dist.isend(torch.ones(1), 1)

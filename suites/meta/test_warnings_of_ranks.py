@@ -80,6 +80,15 @@ def test_caught_on_the_rank(world):
     assert heard == []
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_functions_own_filters_count_more(world):
+    def is_lenient():
+        warnings.simplefilter("always")
+        return warns()
+
+    assert world.run(is_lenient, world_size=2) == [0, 1]
+
+
 def test_the_ranks_own_filters_are_gone_afterwards(world):
     with world.open(2) as ranks:
         ranks.run(warnings.simplefilter, "ignore")
@@ -93,11 +102,12 @@ def test_verdicts_and_the_summary_are_the_same(pytester, world):
     pytester.makepyfile(test_inner=INNER)
     options = ["-p", "no:cacheprovider", "-p", "no:randomly", "-rA", "-W", "default"]
     result = pytester.runpytest_inprocess("--world", world, *options)
-    result.assert_outcomes(passed=8, failed=1)
+    result.assert_outcomes(passed=9, failed=1)
     result.stdout.fnmatch_lines(["FAILED test_inner.py::test_expected_and_absent*"])
     summary = result.stdout.str().partition("= warnings summary =")[2]
     told = [line for line in summary.splitlines() if line.startswith("test_inner.py::")]
-    assert told == [f"test_inner.py::test_{name}[{world}]" for name in ("plain", *2 * ["expected_and_absent"])]
+    names = ["plain", *2 * ["expected_and_absent"], *2 * ["the_functions_own_filters_count_more"]]
+    assert told == [f"test_inner.py::test_{name}[{world}]" for name in names]
     assert "test_inner.py:11: UserWarning: this is old" in summary
 
 

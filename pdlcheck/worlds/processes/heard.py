@@ -45,8 +45,8 @@ def hearing(ears: Ears | None) -> Iterator[Callable[[], bytes]]:
     failed = True
     try:
         with warnings.catch_warnings(record=records) as recorded:
+            warnings.resetwarnings()  # Python forgets what it has shown
             warnings.filters[:] = _filters(data)  # type: ignore[index]  # a list, in catch_warnings
-            _warnings["_filters_mutated"]()
             yield lambda: _packed(recorded or [])
             failed = False
     finally:
@@ -64,7 +64,10 @@ def tell(heard: Sequence[bytes]) -> None:
             except Exception:  # its class is not there, or refuses
                 continue
             registry = _registries.setdefault(filename, {})
-            warnings.warn_explicit(message, type(message), filename, lineno, registry=registry)
+            try:
+                warnings.warn_explicit(message, type(message), filename, lineno, registry=registry)
+            except Warning:  # the function has filters of its own, by which it is no error
+                warnings.showwarning(message, type(message), filename, lineno)
 
 
 def _packed(heard: Sequence[warnings.WarningMessage]) -> bytes:

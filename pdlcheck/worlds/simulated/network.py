@@ -232,6 +232,14 @@ class Network:
             self._open.pop(id(work), None)
             self._claims[work.operation.signature.rank].release(work)
 
+    def finish_earlier(self, waited: Signature) -> None:
+        """The running rank has waited for a collective, and by that for those before it on the group."""
+        for work in [] if waited.is_p2p else list(self._open.values()):
+            one = work.operation.signature
+            same = one.rank == waited.rank and one.group == waited.group and not one.is_p2p
+            if same and one.seq < waited.seq and work.may_go_on() and not work.is_lost:
+                work.finish()
+
     def reads(self, rank: int, tensor: Tensor, by: str) -> None:
         """The running rank reads a tensor where no dispatch mode sees it."""
         self._claims[rank].check(tensor, "read", by)

@@ -131,6 +131,8 @@ class SimulatedWork(WatchedWork):
         if self._network.recorder is not None:
             self._network.recorder.waited(self)
         self.finish()
+        if self._network.semantics.waits == "earlier":
+            self._network.finish_earlier(self.operation.signature)
         return True
 
     def may_go_on(self) -> bool:
