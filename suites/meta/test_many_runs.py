@@ -1,4 +1,4 @@
-"""Ten thousand simulations in one process leave no thread, file or tensor behind, and next to no memory."""
+"""Five thousand simulations in one process leave no thread, file or tensor behind, and next to no memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pdlcheck.errors import Deadlock
 from pdlcheck.worlds import get_world
 
-RUNS = 10_000
+RUNS = 5_000
 BATCH = 1_000
 
 
@@ -67,7 +67,7 @@ def test_a_run_leaves_nothing_to_the_garbage_collector(program):
         gc.enable()
 
 
-def test_ten_thousand_simulations_leave_no_thread_no_file_and_no_tensor():
+def test_five_thousand_simulations_leave_no_thread_no_file_and_no_tensor():
     kept = []
     for batch in range(RUNS // BATCH):
         for number in range(BATCH):

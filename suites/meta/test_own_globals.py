@@ -16,6 +16,7 @@ from pdlcheck.worlds.simulated.cause import _few
 
 from . import shared_globals
 
+pytestmark = pytest.mark.usefixtures("only_this_file")
 PROGRAMS = [program for program, *_ in [*shared_globals.BROKEN, *shared_globals.ALSO_BROKEN]]
 PARALLEL_STATE = '''
 """Groups in module globals, as training frameworks keep them."""
