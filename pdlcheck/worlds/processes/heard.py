@@ -1,7 +1,8 @@
 """Warnings of ranks: what the controller's filters say holds there, and who records in the controller hears them.
 
 So ``-W error``, ``filterwarnings``, ``pytest.warns`` and ``recwarn`` mean on processes what they mean on simulated
-ranks. Where nobody records, a rank writes its warnings to its stderr, as any process; so does one that fails or dies.
+ranks. Where nobody records, a rank writes its warnings to its stderr, as any process; so does one whose function fails.
+What a rank has recorded that dies is lost.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -30,7 +32,7 @@ def present_ears() -> Ears:
     global _sent
     if warnings.filters != _sent[0]:
         _sent = list(warnings.filters), pickle.dumps([data for one in warnings.filters if (data := _dumped(one))])
-    recorded = getattr(_warnings["_showwarnmsg_impl"], "__module__", None) != "warnings"
+    recorded = not isinstance(_warnings["_showwarnmsg_impl"], FunctionType)  # but the method of a list
     return _sent[1], recorded or warnings.showwarning is not _warnings.get("_showwarning_orig")
 
 

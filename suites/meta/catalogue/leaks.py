@@ -10,6 +10,8 @@ from pdlcheck.errors import LeakedWork
 from .entry import fault
 from .hazards import peer
 
+STREAM = {"under": {"nccl": None}, "why": "on nccl a wait for a collective is one for those before it on its group"}
+
 
 @fault(LeakedWork)
 def handle_is_dropped(right):
@@ -40,7 +42,7 @@ def received_and_forgotten(right):
     return work.wait() if right else None
 
 
-@fault(LeakedWork)
+@fault(LeakedWork, **STREAM)
 def only_the_last_is_waited_for(right):
     """Of several works, only the last is waited for."""
     tensors = [torch.ones(2) for _ in range(3)]
@@ -79,7 +81,7 @@ def only_rank_0_waits(right):
         work.wait()
 
 
-@fault(LeakedWork)
+@fault(LeakedWork, **STREAM)
 def barrier_in_the_place_of_a_wait(right):
     """A barrier is taken for a wait."""
     x = torch.ones(2)
