@@ -16,7 +16,7 @@ import sys
 import sysconfig
 from argparse import Namespace
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterator, Mapping, Set
+from collections.abc import Callable, Container, Iterator, Mapping
 from copy import deepcopy
 from types import CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -31,7 +31,6 @@ __all__ = [
     "Holder",
     "find_holders",
     "identical",
-    "install",
     "leaf_value",
     "modules_holder",
     "own_leaves",
@@ -268,18 +267,6 @@ def own_leaves(contents: Contents) -> Contents:
         return [
             {name: items(value) if name == "" else copied(value) for name, value in of.items()} for of in contents
         ]
-
-
-def install(holder: Holder, wanted: Mapping[str, Any], only: Set[str] | None = None) -> None:
-    """Make these the contents of a holder, or of the paths named."""
-    present = holder.read()
-    for name in present.keys() | wanted.keys():
-        if only is not None and holder.path(name) not in only:
-            continue
-        if name not in wanted:
-            holder.drop(name)
-        elif name not in present or not identical(present[name], wanted[name]):
-            holder.put(name, wanted[name])
 
 
 def identical(one: Any, other: Any) -> bool:

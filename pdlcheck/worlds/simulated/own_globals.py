@@ -20,7 +20,6 @@ from pdlcheck.worlds.simulated.holders import (
     Contents,
     find_holders,
     identical,
-    install,
     leaf_value,
     modules_holder,
     own_leaves,
@@ -75,7 +74,14 @@ class UserState:
     def install(self, contents: Contents, only: Set[str] | None = None) -> None:
         """Make the contents of the holders, or of the paths named, the present ones."""
         for holder, wanted in zip(self.holders, contents, strict=True):
-            install(holder, wanted, only)
+            present = holder.read()
+            for name in present.keys() | wanted.keys():
+                if only is not None and holder.path(name) not in only:
+                    continue
+                if name not in wanted:
+                    holder.drop(name)
+                elif name not in present or not identical(present[name], wanted[name]):
+                    holder.put(name, wanted[name])
 
     def begin_again(self) -> None:
         """Go back to the beginning, with copies of the leaves."""
