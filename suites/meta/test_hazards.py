@@ -204,8 +204,10 @@ def waits_for_the_last():
 
 
 def waits_for_the_first():
+    other = dist.new_group([0, 1])
     tensors = [torch.ones(2) for _ in range(3)]
     works = _begun(tensors)
+    _begun([torch.ones(2)], other)[0].wait()  # by now both ranks have begun all three
     works[0].wait()
     seen = [tensor.tolist() for tensor in tensors]
     for work in works[1:]:
@@ -217,7 +219,7 @@ def waits_on_another_group():
     other = dist.new_group([0, 1])
     tensors = [torch.ones(2) for _ in range(2)]
     works = _begun(tensors)
-    _begun([torch.ones(2)], other)[0].wait()
+    _begun([torch.ones(2) for _ in range(4)], other)[-1].wait()  # it has the higher number
     seen = [tensor.tolist() for tensor in tensors]
     for work in works:
         work.wait()
