@@ -191,12 +191,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    repeated.repeat(metafunc, world)
+    repeated.repeat(metafunc)
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_generate_tests")
 def pytest_generate_tests_by_parameters(metafunc: pytest.Metafunc) -> None:
-    repeated.repeat_by_parameters(metafunc, world)
+    repeated.repeat_by_parameters(metafunc)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ __all__ = [
     "case_of",
     "check_options",
     "close_worlds",
+    "is_our_world",
     "isolate",
     "leave_rank_context",
     "open_world",
@@ -125,8 +126,15 @@ def world_of(item: pytest.Item) -> str | None:
     case, callspec = case_of(item), getattr(item, "callspec", None)
     if case is not None:
         return case.world
-    name = callspec.params.get("world") if callspec is not None else None
-    return name if name in WORLDS else None  # else a parameter or fixture of the user's has that name
+    info: Any = getattr(item, "_fixtureinfo", None)
+    name: str | None = None if callspec is None else callspec.params.get("world")
+    return name if name is not None and is_our_world(info.name2fixturedefs) else None
+
+
+def is_our_world(definitions: Mapping[str, Sequence[Any]]) -> bool:
+    """Is ``world``, as those who ask get it, the plugin's fixture, and no parameter or fixture of the user's?"""
+    found = definitions.get("world") or ()
+    return bool(found) and found[-1].func.__module__ == "pdlcheck.plugin"
 
 
 def require_ranks(item: pytest.Item) -> None:

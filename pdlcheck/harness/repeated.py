@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from pdlcheck.harness.cases import CASE, Case, world_names
+from pdlcheck.harness.cases import CASE, Case, is_our_world, world_names
 
 __all__ = ["repeat", "repeat_by_parameters"]
 
 
-def repeat(metafunc: pytest.Metafunc, world_fixture: Callable[..., Any]) -> None:
+def repeat(metafunc: pytest.Metafunc) -> None:
     """Repeat a test for each world, or for each world and world size of its marker; before it has other parameters."""
     if _has_marked_parameters(metafunc.definition):
         return  # left to `repeat_by_parameters`
     marker = metafunc.definition.get_closest_marker("world_size")
     if marker is not None:
         _add(metafunc, _cases(metafunc, marker))
-    elif _is_ours(metafunc, world_fixture):
+    elif _uses_world(metafunc):
         metafunc.parametrize("world", world_names(metafunc.config), indirect=True, scope="session")
 
 
-def repeat_by_parameters(metafunc: pytest.Metafunc, world_fixture: Callable[..., Any]) -> None:
+def repeat_by_parameters(metafunc: pytest.Metafunc) -> None:
     """The same where the marker stands on some of its sets of parameters, ``pytest.param(2, marks=world_size(2))``.
 
     It counts more than a marker of the whole test. A set that has neither is an ordinary test, without ranks.
@@ -35,7 +35,7 @@ def repeat_by_parameters(metafunc: pytest.Metafunc, world_fixture: Callable[...,
         return
     whole = metafunc.definition.get_closest_marker("world_size")
     marks = [mark or whole for mark in own]
-    if not all(marks) and _is_ours(metafunc, world_fixture):  # they would run on the first world alone
+    if not all(marks) and _uses_world(metafunc):  # they would run on the first world alone
         what = "world_size on some parameters of a test that uses the fixture world; write a test for the others"
         pytest.fail(f"{metafunc.definition.nodeid}: {what}", pytrace=False)
     wanted: list[list[Case | None]] = [[None] if mark is None else [*_cases(metafunc, mark)] for mark in marks]
@@ -79,11 +79,8 @@ def _mark_of(marks: Iterable[Any]) -> pytest.Mark | None:
     return next((getattr(mark, "mark", mark) for mark in marks if mark.name == "world_size"), None)
 
 
-def _is_ours(metafunc: pytest.Metafunc, world_fixture: Callable[..., Any]) -> bool:
-    """Does the test use our fixture ``world``, and not one of that name?"""
-    definitions = metafunc._arg2fixturedefs.get("world", ()) if "world" in metafunc.fixturenames else ()
-    ours = getattr(world_fixture, "__wrapped__", None) or getattr(world_fixture, "_fixture_function", None)
-    return bool(definitions) and definitions[-1].func is ours
+def _uses_world(metafunc: pytest.Metafunc) -> bool:
+    return "world" in metafunc.fixturenames and is_our_world(metafunc._arg2fixturedefs)
 
 
 def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:

@@ -50,20 +50,28 @@ def test_sum(rank, world_size, device, group):
     result.stdout.fnmatch_lines([f"*::test_sum?{run.world}-2? PASSED*", f"*::test_sum?{run.world}-3? PASSED*"])
 
 
-def test_a_parametrised_fixture_of_the_users_own_may_be_called_world(run):
+def test_a_parameter_or_fixture_of_the_users_own_may_be_called_world(run):
     result = run(
         HEAD
         + """
-@pytest.fixture(params=[True, None])
-def world(request):
-    return request.param
-
+@pytest.mark.parametrize("world", ["sim", "gloo", True])
 def test_wrong(world):
     assert world is False
-"""
+
+class TestFixture:
+    @pytest.fixture(params=["sim", None])
+    def world(self, request):
+        return request.param
+
+    def test_wrong(self, world):
+        assert world is False
+""",
+        "--timeout=60",
     )
-    result.assert_outcomes(failed=2)
+    result.assert_outcomes(failed=5)
+    result.stdout.fnmatch_lines(["*assert 'gloo' is False*"])
     result.stdout.no_fnmatch_line("*replay*")
+    result.stdout.no_fnmatch_line("*worlds differ*")
 
 
 def test_the_failing_ranks_own_assertion_is_what_the_user_reads(run):
