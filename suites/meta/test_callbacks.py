@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from traceback import walk_tb
 
 import pytest
@@ -15,6 +16,8 @@ from pdlcheck.worlds.semantics import PROFILES
 from pdlcheck.worlds.simulated.scheduler import Scheduler
 from pdlcheck.worlds.simulated.schedules.protocol import usual
 from pdlcheck.worlds.watch.naming import line_and_names
+
+from .needs_mpi import needs_mpi
 
 SCHEDULES = ["first", *(f"random:{seed}" for seed in range(6))]
 
@@ -178,6 +181,19 @@ def test_an_error_that_answers_a_verdict_stays_the_users():
 
     with get_world("sim").open(2) as ranks:
         assert [type(outcome.error) for outcome in ranks.outcomes(program)] == [LookupError, LookupError]
+
+
+def waits_for_what_has_come():
+    """As torch's own hooks of gradients do: ``wait`` gives the tensors of the future that calls back."""
+    x = torch.full((2,), dist.get_rank() + 1.0)
+    doubled = reduced(x).then(lambda future: [2 * y for y in future.wait()])
+    return doubled.then(lambda future: (future.wait()[0] + 1).tolist()).wait()
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
+def test_in_a_callback_wait_gives_the_result_at_once(world):
+    with closing(get_world(world)) as ranks:
+        assert ranks.run(waits_for_what_has_come, world_size=2) == [[7.0, 7.0]] * 2
 
 
 def test_a_callback_calls_a_tensor_as_its_own_function_does():

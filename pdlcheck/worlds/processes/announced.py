@@ -49,6 +49,7 @@ class AnnouncedWork(WatchedWork):
         self._decided = threading.Lock()
         self._decided.acquire()
         self._resolving = threading.Lock()
+        self._resolver = 0  # the thread that runs what users have put behind the operation, for which it is complete
 
     # -- for the announcer -------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ class AnnouncedWork(WatchedWork):
             self._await_decision(timeout)
         if self._error is not None:
             raise self._error
-        if self._real is None:
+        if self._real is None or self._resolver == threading.get_ident():
             return True
         try:
             if self.was_left:
@@ -206,10 +207,14 @@ class AnnouncedWork(WatchedWork):
         with self._resolving:
             if future.done():
                 return
-            if error is None:
-                future.set_result(self.result())
-            else:
-                future.set_exception(error if not isinstance(error, PeerFailed) else RuntimeError(str(error)))
+            self._resolver = threading.get_ident()
+            try:
+                if error is None:
+                    future.set_result(self.result())
+                else:
+                    future.set_exception(error if not isinstance(error, PeerFailed) else RuntimeError(str(error)))
+            finally:
+                self._resolver = 0
 
 
 def _way(s: Signature, source: int) -> tuple[object, ...]:
