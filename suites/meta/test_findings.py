@@ -63,3 +63,10 @@ def test_a_wait_for_all_of_several_is_right_on_gloo():
         assert world.run(_module("last_of_several").times_unfinished, True, world_size=2) == [0, 0]
     finally:
         world.close()
+
+
+def test_subgroups_of_a_group_are_other_groups_on_each_half():
+    program = _module("subgroups_of_a_group").sum_over_pair
+    with pytest.raises(CollectiveMismatch, match=r"(?s)make different groups: new_group.*subgroups_of_a_group.py:22"):
+        get_world("sim").run(program, world_size=8)
+    assert get_world("sim").run(program, True, world_size=8) == [1.0, 1.0, 5.0, 5.0, 9.0, 9.0, 13.0, 13.0]
