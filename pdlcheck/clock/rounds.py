@@ -2,18 +2,19 @@
 
 A collective has no messages of its own in the API; a backend picks an algorithm by size and machine. Here each has one:
 
-=============== ======================== ============================= ===========================
-collective      algorithm                bytes a rank sends            time, equal links
-=============== ======================== ============================= ===========================
-all_reduce      ring                     2 (N-1)/N B                   2 (N-1) (a + B / (N b))
-reduce_scatter  ring                     (N-1)/N B                     (N-1) (a + B / (N b))
-all_gather      ring                     (N-1) B                       (N-1) (a + B / b)
-broadcast       binomial tree            (N-1) B, all ranks together   ceil(log2 N) (a + B / b)
-reduce          binomial tree            (N-1) B, all ranks together   ceil(log2 N) (a + B / b)
-gather, scatter the root, one by one     B, or (N-1) B of the root     (N-1) (a + B / b)
-all_to_all      pairwise exchange        all but its own piece         (N-1) (a + B / (N b))
-barrier         dissemination            ceil(log2 N) empty messages   ceil(log2 N) a
-=============== ======================== ============================= ===========================
+================= ======================== ============================= ===========================
+collective        algorithm                bytes a rank sends            time, equal links
+================= ======================== ============================= ===========================
+all_reduce        ring                     2 (N-1)/N B                   2 (N-1) (a + B / (N b))
+reduce_scatter    ring                     (N-1)/N B                     (N-1) (a + B / (N b))
+all_gather        ring                     (N-1) B                       (N-1) (a + B / b)
+broadcast         binomial tree            (N-1) B, all ranks together   ceil(log2 N) (a + B / b)
+reduce            binomial tree            (N-1) B, all ranks together   ceil(log2 N) (a + B / b)
+gather, scatter   the root, one by one     B, or (N-1) B of the root     (N-1) (a + B / b)
+all_to_all        pairwise exchange        all but its own piece         (N-1) (a + B / (N b))
+barrier           dissemination            ceil(log2 N) empty messages   ceil(log2 N) a
+monitored_barrier through rank 0           1 empty, or N-1 of rank 0     2 (N-1) a
+================= ======================== ============================= ===========================
 
 N ranks, a latency in s, b bandwidth; B is the tensor that a rank gives (of a broadcast or scatter, that a rank gets).
 The adding of a reduction takes no time. A coalesced call counts as one of its tensors laid end to end.
@@ -39,6 +40,7 @@ ALGORITHMS = {
     "barrier": "dissemination",
     "broadcast": "binomial tree",
     "gather": "one by one",
+    "monitored_barrier": "through rank 0",
     "reduce": "binomial tree",
     "reduce_scatter": "ring",
     "scatter": "one by one",
@@ -135,6 +137,11 @@ def _barrier(n: int, root: int, payload: Payload) -> Iterator[Round]:
         step *= 2
 
 
+def _monitored_barrier(n: int, root: int, payload: Payload) -> Iterator[Round]:
+    yield from _gather(n, 0, (0,))
+    yield from _scatter(n, 0, (0,) * n)
+
+
 _ROUNDS: dict[str, Callable[[int, int, Payload], Iterator[Round]]] = {
     "all_gather": _all_gather,
     "all_reduce": _all_reduce,
@@ -142,6 +149,7 @@ _ROUNDS: dict[str, Callable[[int, int, Payload], Iterator[Round]]] = {
     "barrier": _barrier,
     "broadcast": _broadcast,
     "gather": _gather,
+    "monitored_barrier": _monitored_barrier,
     "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
     "scatter": _scatter,

@@ -100,6 +100,7 @@ FORMULAS = {  # a = 2e-6 s, b = 1e10 bytes/s
     "barrier": ((), 3 * 2e-6),
     "broadcast": ((B,), 3 * (2e-6 + B / 1e10)),
     "gather": ((B,), 7 * (2e-6 + B / 1e10)),
+    "monitored_barrier": ((), 14 * 2e-6),
     "reduce": ((B,), 3 * (2e-6 + B / 1e10)),
     "reduce_scatter": ((B // 8,) * 8, 7 * (2e-6 + B / 8 / 1e10)),
     "scatter": ((B,) * 8, 7 * (2e-6 + B / 1e10)),

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pdlcheck.errors import Deadlock, RankDied, RankStalled
+from pdlcheck.errors import CollectiveMismatch, Deadlock, RankDied, RankStalled
 from pdlcheck.faults import Kill, Stall
 from pdlcheck.worlds import get_world
 
@@ -150,4 +150,37 @@ def test_a_rank_that_is_well_and_does_not_come_is_a_deadlock_as_before():
         get_world("sim").run(program, world_size=3)
     with pytest.raises(RankStalled) as failure:  # it takes no part in the barrier
         get_world("sim", faults=[Stall(2, 1)]).run(program, world_size=3)
-    assert "rank 1 was stopped in barrier" in "\n".join(failure.value.__notes__)
+    assert "rank 1 was stopped in monitored_barrier" in "\n".join(failure.value.__notes__)
+
+
+@pytest.mark.parametrize("schedule", ["first", "random:1", InOrder(1, 0, 2), InOrder(2, 1, 0)])
+def test_a_rank_that_does_not_come_in_time_is_named_as_on_gloo(schedule):
+    def program(how):
+        if dist.get_rank() != 1:
+            return meet(**ONE_SECOND, **how)
+        return None
+
+    world = get_world("sim", schedule=schedule)
+    zero, _, two = world.run(program, {}, world_size=3)
+    head = "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 1000 ms\n Original exception: \n"
+    assert zero == head + TIMED_OUT.format(1000, "recv")
+    assert two == REACHED.format(2) + CLOSED.format(0)
+    zero, _, two = world.run(program, {"wait_all_ranks": True}, world_size=3)
+    assert zero == "[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 1000 ms"
+
+
+def test_rank_0_that_does_not_come_is_a_deadlock_as_nobody_else_has_a_limit():
+    def program():
+        if dist.get_rank():
+            dist.monitored_barrier(**ONE_SECOND)
+
+    with pytest.raises(Deadlock, match="rank 1: blocked in monitored_barrier"):
+        get_world("sim").run(program, world_size=2)
+
+
+def test_it_does_not_meet_a_barrier():
+    def program():
+        dist.monitored_barrier() if dist.get_rank() else dist.barrier()
+
+    with pytest.raises(CollectiveMismatch, match=r"barrier and monitored_barrier|monitored_barrier and barrier"):
+        get_world("sim").run(program, world_size=2)

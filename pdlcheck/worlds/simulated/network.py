@@ -283,6 +283,10 @@ class Network:
             if entry in self._limits:
                 self._limits.remove(entry)
 
+    def missing(self, signature: Signature) -> tuple[int, ...]:
+        """The ranks that an operation still waits for."""
+        return self._matcher.missing(signature)
+
     def close(self, signature: Signature) -> None:
         """A rank has given up waiting for a message; see :meth:`Suffering.close`."""
         self.suffering.close(signature, self._posted)
@@ -317,7 +321,7 @@ class Network:
             waiting={rank.rank: rank.waits_for or "its own code" for rank in waiting},
             ended={rank.rank: self.last.get(rank.rank) for rank in ranks if rank.outcome is not None},
             missing={
-                rank.rank: self._matcher.missing(rank.waits_for)
+                rank.rank: self.missing(rank.waits_for)
                 for rank in waiting
                 if isinstance(rank.waits_for, Signature)
             },
