@@ -33,7 +33,8 @@ def begin(communicator: MPI.Intracomm, operation: Operation) -> Begun:
     """Post an operation of the group that ``communicator`` spans.
 
     Raises:
-        ValueError: a tensor is sparse or not on the CPU, or the reduce-op has no meaning on its dtype.
+        NotImplementedError: a tensor is sparse.
+        ValueError: a tensor is not on the CPU, or the reduce-op has no meaning on its dtype.
         RuntimeError: the tensors do not fit one another.
     """
     begun = Begun()
@@ -48,7 +49,9 @@ def begin(communicator: MPI.Intracomm, operation: Operation) -> Begun:
 
 def _check(tensor: Tensor) -> None:
     if tensor.layout is not torch.strided:
-        raise ValueError(f"the mpi backend moves dense tensors, got layout {tensor.layout}; call .to_dense() first")
+        raise NotImplementedError(
+            f"the mpi backend moves dense tensors, got layout {tensor.layout}; call .to_dense() first"
+        )
     if tensor.device.type != "cpu":
         raise ValueError(f"the mpi backend moves tensors of the CPU, got one on {tensor.device}; call .cpu() first")
 

@@ -31,7 +31,7 @@ from pdlcheck.worlds.processes.messages import (
     Report,
     Unwatch,
 )
-from pdlcheck.worlds.watch import Operation, Signature, refuse_overlap
+from pdlcheck.worlds.watch import Operation, Signature, refuse_memory
 
 __all__ = ["Announcer", "GroupEngine"]
 
@@ -375,5 +375,5 @@ class GroupEngine:
 
     def post(self, operation: Operation) -> dist.Work:
         """See :class:`pdlcheck.worlds.watch.Engine`."""
-        refuse_overlap(operation)
+        refuse_memory(operation)
         return self._announcer.post(operation, self._real)

@@ -19,18 +19,19 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pdlcheck.errors import BufferHazard
+from pdlcheck.worlds.simulated.memory import memories, overlap, storage_of
 from pdlcheck.worlds.watch import Signature, user_line
 
 __all__ = ["Claims"]
 
 
 class _Claim:
-    """One tensor of a pending operation."""
+    """Memory of one tensor of a pending operation."""
 
-    def __init__(self, owner: object, signature: Signature, tensor: Tensor, is_output: bool) -> None:
+    def __init__(self, owner: object, signature: Signature, memory: Tensor, is_output: bool) -> None:
         self.owner = owner
         self.signature = signature
-        self.tensor = tensor
+        self.memory = memory
         self.is_output = is_output
 
 
@@ -53,8 +54,8 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """From now on ``inputs`` must not be written, ``outputs`` neither read nor written; ``owner`` is the key."""
         written = {id(tensor) for tensor in outputs}
         for tensor in [*outputs, *(tensor for tensor in inputs if id(tensor) not in written)]:
-            if tensor.numel() and tensor.layout == torch.strided:
-                claim, storage = _Claim(owner, signature, tensor, id(tensor) in written), _storage(tensor)
+            for memory in memories(tensor) if tensor.numel() else ():
+                claim, storage = _Claim(owner, signature, memory, id(tensor) in written), storage_of(memory)
                 self._by_storage.setdefault(storage, []).append(claim)
                 self._storages.setdefault(id(owner), []).append(storage)
         if self._by_storage:
@@ -92,11 +93,12 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Raises:
             BufferHazard: a pending operation holds the memory.
         """
-        if not self._by_storage or tensor.layout != torch.strided:
+        if not self._by_storage:
             return
-        for claim in self._by_storage.get(_storage(tensor), ()):
-            if (claim.is_output or access == "write") and _overlap(claim.tensor, tensor):
-                raise _hazard(claim, access, by.kind if isinstance(by, Signature) else str(by))
+        for memory in memories(tensor):
+            for claim in self._by_storage.get(storage_of(memory), ()):
+                if (claim.is_output or access == "write") and overlap(claim.memory, memory):
+                    raise _hazard(claim, access, by.kind if isinstance(by, Signature) else str(by))
 
     # -- the mode ----------------------------------------------------------------------------------
 
@@ -122,7 +124,7 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
         held = self._by_storage
         for value, (_, access) in zip(args, known, strict=False):
             if type(value) in _PLAIN:
-                if value.layout is not torch.strided or value.untyped_storage()._cdata not in held:
+                if value.layout is torch.strided and value.untyped_storage()._cdata not in held:
                     continue
             elif type(value) in _SCALARS:
                 continue
@@ -212,33 +214,3 @@ def _tensors(value: Any) -> Sequence[Tensor]:
         return [item for item in value if isinstance(item, Tensor)]
     return ()
 
-
-# -- memory ----------------------------------------------------------------------------------------
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Do two tensors of one storage share a byte?"""
-    first, second = _span(one), _span(other)
-    if first[0] >= second[1] or second[0] >= first[1]:
-        return False
-    if one.is_contiguous() and other.is_contiguous():
-        return True
-    return bool(_bytes(one) & _bytes(other))
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    size = tensor.element_size()
-    first = int(tensor.storage_offset()) * size
-    steps = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (first, first + (steps + 1) * size) if tensor.numel() else (first, first)
-
-
-def _bytes(tensor: Tensor) -> set[int]:
-    size, places = tensor.element_size(), {int(tensor.storage_offset())}
-    for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        places = {place + step * stride for place in places for step in range(extent)}
-    return {place * size + byte for place in places for byte in range(size)}

@@ -61,9 +61,16 @@ def written_by(operation: Operation) -> list[Tensor]:
 
 
 def write(writes: Sequence[Write]) -> None:
-    """Write through ``.data``, so the version counters of tensors show only what the user wrote."""
+    """Write through ``.data``, so the version counters of tensors show only what the user wrote.
+
+    A sparse tensor is given other indices and values, which ``.data`` would keep to itself; its version is counted.
+    """
     for output, value in writes:
-        output.data.copy_(value.data)
+        if output.layout == torch.strided:
+            output.data.copy_(value.data)
+        else:
+            with torch.no_grad():
+                output.copy_(value.data)
 
 
 def _multiplied(parts: Sequence[Part], operation: Operation) -> list[Part]:
@@ -138,7 +145,7 @@ def _sum(values: Sequence[Tensor]) -> Tensor:
     total = values[0].detach().clone()
     for value in values[1:]:
         total += value.detach()
-    return total
+    return total.coalesce() if total.is_sparse else total
 
 
 def _fold(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Sequence[Tensor]], Tensor]:

@@ -11,13 +11,15 @@ __all__ = ["poison"]
 def poison(tensor: Tensor) -> None:
     """Fill with NaN; integers with their smallest value (unsigned: their largest), booleans with True.
 
+    Of a sparse tensor the values are filled.
+
     Written through ``.data``, so the version counter does not move.
     """
     dtype = tensor.dtype
     value = _VALUES.get(dtype)
     if value is None:
         value = _VALUES[dtype] = _value(dtype)
-    tensor.data.fill_(value)
+    (tensor if tensor.layout == torch.strided else tensor._values()).data.fill_(value)
 
 
 def _value(dtype: torch.dtype) -> float | int | bool:

@@ -11,6 +11,7 @@ import torch
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.simulated.collectives import Order, Write, moves, read_by, write, written_by
 from pdlcheck.worlds.simulated.losses import too_late
+from pdlcheck.worlds.simulated.memory import memories, storage_of
 from pdlcheck.worlds.simulated.origin import Origin
 from pdlcheck.worlds.simulated.poison import poison
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
@@ -65,7 +66,7 @@ class SimulatedWork(WatchedWork):
         self.holds_back = True
         with _networks_own():
             if read_by(self.operation):
-                storages = {tensor.untyped_storage()._cdata for tensor in outputs}
+                storages = {storage_of(memory) for tensor in outputs for memory in memories(tensor)}
                 self.parts = [Part([_apart(x, storages) for x in p.inputs], p.outputs) for p in self.parts]
             for output in outputs:
                 poison(output)
@@ -231,4 +232,4 @@ class Transfer:
 
 def _apart(tensor: Any, storages: set[int]) -> Any:
     """A copy of an input that shares memory with an output; the poison would reach it."""
-    return tensor.data.clone() if tensor.untyped_storage()._cdata in storages else tensor
+    return tensor.data.clone() if any(storage_of(memory) in storages for memory in memories(tensor)) else tensor

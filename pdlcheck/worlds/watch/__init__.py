@@ -7,7 +7,7 @@ from pdlcheck.worlds.watch.group import Engine, WatchedGroup
 from pdlcheck.worlds.watch.matcher import Match, Matcher
 from pdlcheck.worlds.watch.new_group import is_local, new_group
 from pdlcheck.worlds.watch.operation import Operation, Part
-from pdlcheck.worlds.watch.refused import refuse, refuse_overlap
+from pdlcheck.worlds.watch.refused import refuse, refuse_memory
 from pdlcheck.worlds.watch.signature import Signature
 from pdlcheck.worlds.watch.traffic import Count, Traffic
 from pdlcheck.worlds.watch.work import WatchedWork, is_limit
@@ -30,7 +30,7 @@ __all__ = [
     "is_local",
     "new_group",
     "refuse",
-    "refuse_overlap",
+    "refuse_memory",
     "require_own",
     "short",
     "user_call",

@@ -47,7 +47,13 @@ class _DtypeNames(dict[torch.dtype, str]):
         return name
 
 
+def _sparse(tensor: Tensor) -> str:
+    """``sparse float32``: such a tensor and a dense one do not fit together."""
+    return f"sparse {_dtype_names[tensor.dtype]}"
+
+
 _dtype_names = _DtypeNames()
+_strided = torch.strided
 _device_types: Any = dist.ProcessGroup._device_types
 _reduce_names = {kind: name for name, kind in c10d.ReduceOp.RedOpType.__members__.items()}
 
@@ -142,7 +148,7 @@ class WatchedGroup(dist.ProcessGroup):
             members,
             seq,
             tuple([tuple(t.shape) for t in compare]),
-            tuple([_dtype_names[t.dtype] for t in compare]),
+            tuple([_dtype_names[t.dtype] if t.layout is _strided else _sparse(t) for t in compare]),
             _reduce_name(reduce_op) if reduce_op is not None else "",
             members[root] if root >= 0 else -1,
             -1,  # no peer

@@ -7,12 +7,14 @@ has written.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature
 
-__all__ = ["refuse", "refuse_overlap"]
+__all__ = ["refuse", "refuse_memory"]
 
+_strided = torch.strided
 _BITWISE = ("BAND", "BOR", "BXOR")
 _OF_SOME_DTYPES = ("AVG", *_BITWISE)
 _LISTS = {  # what a collective takes as a list
@@ -28,9 +30,9 @@ def refuse(operation: Operation) -> None:
     """Check the arguments of an operation on one rank.
 
     Raises:
-        RuntimeError: the type that torch's own backends raise.
+        RuntimeError: the type that torch's own backends raise; a layout that they do not move is a NotImplementedError.
     """
-    refuse_overlap(operation)
+    refuse_memory(operation)
     signature = operation.signature
     if signature.is_p2p:
         return
@@ -40,22 +42,46 @@ def refuse(operation: Operation) -> None:
             _refuse_lists(part, signature)
 
 
-def refuse_overlap(operation: Operation) -> None:
-    """As the gradient of ``sum()``: gloo takes its memory for as long as its shape says, and writes beyond the end.
+def refuse_memory(operation: Operation) -> None:
+    """Check the memory that the tensors of an operation take.
+
+    Overlap is that of the gradient of ``sum()``: gloo takes its memory for as long as its shape says, and writes
+    beyond the end.
 
     Raises:
         RuntimeError: an operation would write to a tensor whose elements share memory.
+        NotImplementedError: torch's own backends do not move tensors of this layout.
     """
     for part in operation.parts:
         for tensor in part.outputs:
-            if tensor.is_contiguous() or tensor.layout is not torch.strided:
-                continue
-            shape, strides = tuple(tensor.shape), tensor.stride()
-            if any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True)):
-                raise RuntimeError(
-                    f"{operation.signature.op} would write to a tensor whose elements share memory: shape {shape}, "
-                    f"strides {strides}, as expand() makes them; call .contiguous() first"
-                )
+            if tensor.layout is _strided and not tensor.is_contiguous():
+                _refuse_overlap(tensor, operation.signature.op)
+            elif tensor.layout is not _strided:
+                _refuse_layout(tensor, operation.signature)
+        for tensor in part.inputs:
+            if tensor.layout is not _strided:
+                _refuse_layout(tensor, operation.signature)
+
+
+def _refuse_overlap(tensor: Tensor, op: str) -> None:
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    if any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True)):
+        raise RuntimeError(
+            f"{op} would write to a tensor whose elements share memory: shape {shape}, strides {strides}, as expand() "
+            "makes them; call .contiguous() first"
+        )
+
+
+def _refuse_layout(tensor: Tensor, signature: Signature) -> None:
+    if signature.op != "all_reduce" or tensor.layout is not torch.sparse_coo:
+        raise NotImplementedError(
+            f"{signature.op} moves dense tensors, got layout {tensor.layout}; all_reduce alone takes sparse ones, in "
+            "COO layout: call .to_dense() first"
+        )
+    if signature.reduce_op != "SUM":
+        raise RuntimeError(
+            f"all_reduce of sparse tensors has ReduceOp.SUM alone, got {signature.reduce_op}; call .to_dense() first"
+        )
 
 
 def _refuse_lists(part: Part, signature: Signature) -> None:

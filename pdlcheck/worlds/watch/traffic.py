@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from pdlcheck.clock.rounds import ALGORITHMS, Payload, rounds
@@ -148,5 +149,7 @@ def _is_known(op: str) -> bool:
 
 
 def nbytes_of(tensor: Tensor) -> int:
-    """The bytes that a tensor's elements take."""
+    """The bytes that a tensor's elements take; of a sparse one, those of its indices and values."""
+    if tensor.layout == torch.sparse_coo:
+        return nbytes_of(tensor._indices()) + nbytes_of(tensor._values())
     return tensor.numel() * tensor.element_size()

@@ -27,7 +27,6 @@ def _programs(*modules):
 # program -> what gloo raises
 ONLY_SIM = {
     collectives.all_gather_into_a_stack: (RuntimeError, "invalid tensor size at index 0"),
-    collectives.all_gather_of_sparse_tensors: (NotImplementedError, "sparse"),
     reductions.multiplied_sums: (RuntimeError, "Cannot use ReduceOp.PREMUL_SUM with Gloo"),
     reductions.short_integers: (RuntimeError, "Invalid scalar type"),
 }
@@ -51,10 +50,12 @@ DIFFERENT = {
 
 # program -> what ranks of MPI raise
 _GLOO_ALONE = (ValueError, "monitored_barrier is only implemented for GLOO")  # torch looks at the backend's name
+_DENSE = (NotImplementedError, "the mpi backend moves dense tensors")
 NOT_ON_MPI = {
-    collectives.all_gather_of_sparse_tensors: (ValueError, "the mpi backend moves dense tensors"),
     collectives.barriers: _GLOO_ALONE,
     groups.barrier_of_a_group: _GLOO_ALONE,
+    reductions.sums_of_sparse_tensors: _DENSE,
+    training.ddp_with_a_sparse_embedding: _DENSE,
 }
 
 # program -> relative tolerance

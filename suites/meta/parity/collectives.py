@@ -232,12 +232,6 @@ def all_gather_into_a_stack():
     return _told(out)
 
 
-def all_gather_of_sparse_tensors():
-    out = [torch.zeros(2, 2).to_sparse() for _ in range(4)]
-    dist.all_gather(out, torch.eye(2).to_sparse())
-    return _told(*(x.to_dense() for x in out))
-
-
 def all_reduce_of_a_column():
     whole = _mine(8).view(2, 4)
     dist.all_reduce(whole[:, 0])

@@ -50,6 +50,21 @@ def bitwise_xor():
     return _all_reduce(dist.ReduceOp.BXOR, (*WHOLE, torch.bool))
 
 
+def sums_of_sparse_tensors():
+    """Places that one rank has, that two have, none at all; elements of one number and of several; seen twice."""
+    rank, seen = dist.get_rank(), []
+    for places in ([rank], [rank // 2, 3], [], [3 - rank, 3 - rank]):
+        for dtype, shape in ((torch.float64, (0,)), (torch.int64, (2,)), (torch.float32, ())):
+            values = torch.full((len(places), *shape), rank + 1).to(dtype)
+            x = torch.sparse_coo_tensor([places], values, (4, *shape))
+            dist.all_reduce(x)
+            y = x.coalesce()
+            seen.append((x.is_coalesced(), y.indices().tolist(), y.values().tolist(), str(x.dtype)))
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    return [*seen, x.to_dense().tolist()]
+
+
 def reduce_with_every_op_to_every_root():
     seen = []
     for root in range(4):

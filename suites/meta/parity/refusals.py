@@ -144,3 +144,20 @@ def split_of_a_group_without_a_device():
 def bf16_hook_without_nccl():
     ddp = DistributedDataParallel(torch.nn.Linear(1, 1))
     return _refused(lambda: ddp.register_comm_hook(None, default_hooks.bf16_compress_hook))
+
+
+def sparse_tensors():
+    def sparse(rows=2):
+        return torch.eye(2).repeat(rows // 2, 1).to_sparse()
+
+    each = [sparse() for _ in range(4)]
+    return [
+        _refused(lambda: dist.all_gather(each, sparse())),
+        _refused(lambda: dist.all_gather_into_tensor(sparse(8), sparse())),
+        _refused(lambda: dist.all_reduce(torch.eye(2).to_sparse_csr())),
+        _refused(lambda: dist.all_to_all(each, each)),
+        _refused(lambda: dist.broadcast(sparse(), 0)),
+        _refused(lambda: dist.reduce(sparse(), 0)),
+        _refused(lambda: dist.reduce_scatter(sparse(), each)),
+        _refused(lambda: dist.send(sparse(), (dist.get_rank() + 1) % 4)),
+    ]

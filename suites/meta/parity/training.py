@@ -82,6 +82,18 @@ def ddp_with_gradients_in_buckets():
     return _train_ddp(gradient_as_bucket_view=True)
 
 
+def ddp_with_a_sparse_embedding():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Flatten(), nn.Linear(6, 1))
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        ddp(torch.tensor([[dist.get_rank(), step], [8, 8]])).square().mean().backward()
+        optimizer.step()
+    return _weights(model)
+
+
 def ddp_that_finds_unused_parameters():
     model = _model()
     ddp = DistributedDataParallel(model, find_unused_parameters=True)
