@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
@@ -167,6 +168,19 @@ def test_a_rank_that_does_not_come_in_time_is_named_as_on_gloo(schedule):
     assert two == REACHED.format(2) + CLOSED.format(0)
     zero, _, two = world.run(program, {"wait_all_ranks": True}, world_size=3)
     assert zero == "[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 1000 ms"
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_time_limit_of_nothing_is_over_at_once(world):
+    def program():
+        group = dist.new_group()
+        if dist.get_rank() == 0:
+            error = r"Rank 1 failed to pass .* in 0 ms\n Original exception: \nRank 0 timed out"
+            with pytest.raises(RuntimeError, match=error):
+                group.monitored_barrier(timedelta(0))
+
+    with closing(get_world(world)) as ranks:
+        ranks.run(program, world_size=3)
 
 
 def test_rank_0_that_does_not_come_is_a_deadlock_as_nobody_else_has_a_limit():

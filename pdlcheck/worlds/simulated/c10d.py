@@ -24,6 +24,7 @@ from pdlcheck.worlds.handles import keep_handles_of_reducers
 from pdlcheck.worlds.simulated.backward import Engine
 from pdlcheck.worlds.simulated.eager import ranks_do_not_compile
 from pdlcheck.worlds.simulated.groups import BACKEND, install, name_backends
+from pdlcheck.worlds.simulated.monitored import monitored_barrier
 from pdlcheck.worlds.simulated.profiled import one_profile_at_a_time
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank, running_rank
 from pdlcheck.worlds.simulated.threads import follow_threads, rank_behind
@@ -225,12 +226,20 @@ def _copied(value: Any) -> Any:
     return list(value) if isinstance(value, list) else value
 
 
+class SimulatedGroup(WatchedGroup):
+    """A rank's end of a simulated group."""
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """As ``dist.monitored_barrier`` of this group."""
+        monitored_barrier(self, timeout, wait_all_ranks)
+
+
 def _create(options: Any, backend_options: Any) -> WatchedGroup:
     if current_rank() is None and rank_behind() is None:
         raise Unsupported('backend "sim" exists inside a simulated world: pdlcheck.worlds.get_world("sim").run(...)')
     me = running_rank()
     members = list(options.global_ranks_in_group) or list(range(options.group_size))
-    return WatchedGroup(str(options.group_id), options.group_rank, members, me.network, BACKEND)
+    return SimulatedGroup(str(options.group_id), options.group_rank, members, me.network, BACKEND)
 
 
 dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])

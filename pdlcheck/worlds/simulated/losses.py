@@ -16,6 +16,7 @@ __all__ = [
     "TIMEOUT_MS",
     "closed_by",
     "failed_to_pass",
+    "heard_nobody",
     "is_consequence",
     "is_time_limit",
     "never_joined",
@@ -86,6 +87,12 @@ def never_joined(name: str, place: int, timeout: timedelta | None) -> RuntimeErr
     """What ``new_group`` raises on a member of a group whose member ``place`` is lost."""
     timeout_ms = TIMEOUT_MS if timeout is None else round(timeout.total_seconds() * 1000)
     return dist.DistStoreError(f"wait timeout after {timeout_ms}ms, keys: /default_pg/0//{name}//cpu//0/{place}")
+
+
+def heard_nobody(every: bool) -> RuntimeError:
+    """What ``monitored_barrier`` raises on rank 0 that may take no time, whoever waits for it."""
+    told = "Rank 0 timed out in monitoredBarrier after 0 ms.\nNo ranks successfully processed in monitoredBarrier."
+    return failed_to_pass(0, [1], 0, told, every)
 
 
 def failed_to_pass(rank: int, lost: Sequence[int], timeout_ms: int, original: object, every: bool) -> RuntimeError:

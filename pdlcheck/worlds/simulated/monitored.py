@@ -13,6 +13,7 @@ from pdlcheck.worlds.simulated.losses import (
     TIMEOUT_MS,
     closed_by,
     failed_to_pass,
+    heard_nobody,
     is_consequence,
     is_time_limit,
     timed_out,
@@ -43,6 +44,8 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
     options = c10d.BarrierOptions()
     options.asyncOp = False
     limit = None if timeout is None or dist.get_rank(group) else timedelta(milliseconds=_milliseconds(timeout))
+    if limit is not None and not _milliseconds(limit):
+        raise heard_nobody(wait_all_ranks)
     work: SimulatedWork | None = None
     try:
         work = cast("SimulatedWork", group.barrier(options, op="monitored_barrier"))
