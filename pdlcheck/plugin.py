@@ -25,6 +25,7 @@ import pytest
 from pdlcheck.harness import cases, differing, interrupt, launched, repeated
 from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
+from pdlcheck.worlds.registry import when_made
 from pdlcheck.worlds.semantics import PROFILES
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): time limit of the test on its ranks")
     cases.check_options(config)
+    when_made(cases.look_after)
     if not config.getoption("fulltrace", True):  # absent in ranks
         config.pluginmanager.register(interrupt, "pdlcheck.harness.interrupt")
     if hasattr(config, "workerinput"):

@@ -32,6 +32,7 @@ __all__ = [
     "is_our_world",
     "isolate",
     "leave_rank_context",
+    "look_after",
     "open_world",
     "open_worlds",
     "plain_skips",
@@ -257,9 +258,8 @@ def runs_in_a_rank(config: pytest.Config) -> bool:
 
 def open_world(config: pytest.Config, name: str | None) -> World:
     """The session's world of that name, opened on first use; a skip that says what is missing where it cannot be."""
-    from pdlcheck.worlds import get_world, outcome
+    from pdlcheck.worlds import get_world
 
-    outcome.lesser[:] = [pytest.xfail.Exception, pytest.skip.Exception]
     name = name or world_names(config)[0]
     worlds = config.stash.setdefault(_open, {})
     if name not in worlds:
@@ -267,16 +267,23 @@ def open_world(config: pytest.Config, name: str | None) -> World:
         try:
             world = get_world(name, device=device, seed=seed, **_options(config, name))
             world.check()
-            if world.shares_process:
-                from pdlcheck.harness.own_fixtures import follow_patches
-                from pdlcheck.harness.own_mocks import follow_mocks
-
-                follow_patches()
-                follow_mocks()
         except WorldUnavailable as missing:
             raise pytest.skip.Exception(str(missing), _use_item_location=True) from None
         worlds[name] = world
     return worlds[name]
+
+
+def look_after(world: World) -> None:
+    """Let pytest's outcomes on the ranks of a world, and what these patch, be a rank's, whoever made the world."""
+    from pdlcheck.worlds import outcome
+
+    outcome.lesser[:] = [pytest.xfail.Exception, pytest.skip.Exception]
+    if world.shares_process:
+        from pdlcheck.harness.own_fixtures import follow_patches
+        from pdlcheck.harness.own_mocks import follow_mocks
+
+        follow_patches()
+        follow_mocks()
 
 
 def _options(config: pytest.Config, name: str) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from typing import Any
 from pdlcheck.worlds.devices import choose_device
 from pdlcheck.worlds.protocol import World
 
-__all__ = ["WORLDS", "get_world", "worlds_on"]
+__all__ = ["WORLDS", "get_world", "when_made", "worlds_on"]
+
+_listeners: list[Callable[[World], object]] = []
 
 
 def _sim(device: str, **options: Any) -> World:
@@ -59,7 +61,16 @@ def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
     """
     if name not in WORLDS:
         raise ValueError(f"world must be one of {', '.join(sorted(WORLDS))}; got {name!r}")
-    return WORLDS[name](device=choose_device(name, device), **options)
+    world = WORLDS[name](device=choose_device(name, device), **options)
+    for listener in _listeners:
+        listener(world)
+    return world
+
+
+def when_made(listener: Callable[[World], object]) -> None:
+    """From now on ``listener`` is called with each new world, which has run nothing yet."""
+    if listener not in _listeners:
+        _listeners.append(listener)
 
 
 def worlds_on(device: str) -> list[str]:

@@ -200,6 +200,48 @@ def test_function(world):
     ).assert_outcomes(passed=1)
 
 
+def test_so_it_is_on_ranks_that_a_test_has_made_itself(pytester):
+    """In a process of its own: what follows the patches stays for good."""
+    pytester.makepyfile(
+        """
+import colorsys
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+from pdlcheck.worlds import get_world
+
+def overlap(patches):
+    if dist.get_rank() == 1:
+        dist.barrier()
+    with patches():
+        dist.barrier()
+        seen = colorsys.ONE_THIRD
+        dist.barrier()
+    if dist.get_rank() == 0:
+        dist.barrier()
+    return seen
+
+@contextmanager
+def by_pytest():
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(colorsys, "ONE_THIRD", dist.get_rank())
+        yield
+
+def by_mock():
+    return mock.patch.object(colorsys, "ONE_THIRD", dist.get_rank())
+
+@pytest.mark.parametrize("patches", [by_pytest, by_mock])
+def test_function(patches):
+    assert get_world("sim").run(overlap, patches, world_size=2) == [0, 1]
+    assert 0 < colorsys.ONE_THIRD < 1
+"""
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
 @WORLDS
 def test_what_a_rank_mocks_is_of_one_rank_and_undone_in_whatever_order(run, world):
     run(

@@ -78,7 +78,7 @@ def seen_by(torchs, folder):
     noticed, missed = [], []
     for number in range(1, 6):  # 0 makes the group that is ours
         ranks = get_world("sim", faults=[Corrupt(1, number)])
-        with suppress(Inconclusive):  # it writes nothing, or is the test's last but one
+        with suppress(Inconclusive):  # it writes nothing, or the test has fewer
             try:
                 ranks.run(call, torchs, "gloo", folder, world_size=4)
             except AssertionError:
