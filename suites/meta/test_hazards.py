@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pdlcheck.errors import BufferHazard, CollectiveMismatch, Deadlock, LeakedWork, Unsupported
+from pdlcheck.errors import BufferHazard, Deadlock, LeakedWork, Unsupported
 from pdlcheck.strategies import semantics as any_semantics
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.semantics import Semantics, make_semantics
@@ -99,40 +99,6 @@ def test_a_write_that_nobody_sees_shows_when_the_data_is_read_late(data, receive
     """One schedule: the moment is the network's alone."""
     worlds = [get_world("sim", semantics=Semantics(data=data), schedule="first", seed=seed) for seed in range(20)]
     assert {world.run(written_past_torch, world_size=2)[1] for world in worlds} == received
-
-
-def sum_of_sparse_tensors(early):
-    """``early`` is what is done with the tensor while it is being summed."""
-    place = dist.get_rank()
-    x = torch.sparse_coo_tensor([[place, 2]], [1.0, 2.0], (3,))
-    work = dist.all_reduce(x, async_op=True)
-    early(x)
-    work.wait()
-    return x.to_dense().tolist()
-
-
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize(
-    ("early", "access"),
-    [(torch.Tensor.to_dense, "read"), (lambda x: x.mul_(2), "write"), (lambda x: x._values().mul_(2), "write")],
-    ids=["read", "written", "written by its values"],
-)
-def test_a_sparse_tensor_is_held_by_its_operation(early, access):
-    with pytest.raises(BufferHazard, match=r"all_reduce\(SUM\) of sparse float32 \(3,\)") as caught:
-        run(sum_of_sparse_tensors, early)
-    assert caught.value.access == access
-    assert run(sum_of_sparse_tensors, len) == [[1.0, 1.0, 4.0]] * 2
-
-
-def sparse_on_one_rank(right):
-    x = torch.eye(2)
-    dist.all_reduce(x if dist.get_rank() and not right else x.to_sparse())
-
-
-def test_a_sparse_and_a_dense_tensor_do_not_fit_together():
-    run(sparse_on_one_rank, True)
-    with pytest.raises(CollectiveMismatch, match=r"sparse float32"):
-        run(sparse_on_one_rank, False)
 
 
 def test_modes_of_the_user_come_and_go_above_the_watch():

@@ -183,6 +183,10 @@ def test_a_time_limit_of_nothing_is_over_at_once(world):
         ranks.run(program, world_size=3)
 
 
+def test_nor_is_one_late_who_waits_for_nobody():
+    get_world("sim").run(lambda: dist.monitored_barrier(timeout=timedelta(0)), world_size=1)
+
+
 def test_rank_0_that_does_not_come_is_a_deadlock_as_nobody_else_has_a_limit():
     def program():
         if dist.get_rank():

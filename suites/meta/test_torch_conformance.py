@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,5 +21,7 @@ TESTS = Path(__file__).with_name("torch_conformance.py")
 def test_torchs_tests_pass(on):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS), "--world", on]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed and int(passed[1]) >= 90, done.stdout  # not all of them were skipped

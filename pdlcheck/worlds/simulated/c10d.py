@@ -233,6 +233,12 @@ class SimulatedGroup(WatchedGroup):
         """As ``dist.monitored_barrier`` of this group."""
         monitored_barrier(self, timeout, wait_all_ranks)
 
+    def post_monitored_barrier(self) -> dist.Work:
+        """A barrier that meets others of its kind alone."""
+        options = c10d.BarrierOptions()
+        options.asyncOp = False
+        return self._post("monitored_barrier", [], "barrier", (options,))
+
 
 def _create(options: Any, backend_options: Any) -> WatchedGroup:
     if current_rank() is None and rank_behind() is None:

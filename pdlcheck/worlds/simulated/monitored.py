@@ -41,14 +41,12 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
         dist.barrier(group)  # says so
         return
     group = group or c10d._get_default_group()
-    options = c10d.BarrierOptions()
-    options.asyncOp = False
     limit = None if timeout is None or dist.get_rank(group) else timedelta(milliseconds=_milliseconds(timeout))
-    if limit is not None and not _milliseconds(limit):
+    if limit == timedelta(0) and dist.get_world_size(group) > 1:
         raise heard_nobody(wait_all_ranks)
     work: SimulatedWork | None = None
     try:
-        work = cast("SimulatedWork", group.barrier(options, op="monitored_barrier"))
+        work = cast("SimulatedWork", group.post_monitored_barrier())
         work.wait(limit)
     except RuntimeError as error:
         me = current_rank()

@@ -278,9 +278,8 @@ class WatchedGroup(dist.ProcessGroup):
         rows = list(splits) if splits else [tensor.shape[0] // self.size()] * self.size()
         return list(torch.split(tensor, rows))
 
-    def barrier(self, opts: Any = None, *, op: str = "barrier") -> dist.Work:
-        """``op``: what other ranks must call it, too."""
-        return self._post(op, [], "barrier", (opts or c10d.BarrierOptions(),))
+    def barrier(self, opts: Any = None) -> dist.Work:
+        return self._post("barrier", [], "barrier", (opts or c10d.BarrierOptions(),))
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> dist.Work:
         tensors = _as_list(tensors)

@@ -1,0 +1,44 @@
+"""Sparse tensors in ``all_reduce`` on simulated ranks; what gloo makes of them is compared in ``parity``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pdlcheck.errors import BufferHazard, CollectiveMismatch
+from pdlcheck.worlds import get_world
+
+
+def sum_of_sparse_tensors(early):
+    """``early`` is what is done with the tensor while it is being summed."""
+    place = dist.get_rank()
+    x = torch.sparse_coo_tensor([[place, 2]], [1.0, 2.0], (3,))
+    work = dist.all_reduce(x, async_op=True)
+    early(x)
+    work.wait()
+    return x.to_dense().tolist()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize(
+    ("early", "access"),
+    [(torch.Tensor.to_dense, "read"), (lambda x: x.mul_(2), "write"), (lambda x: x._values().mul_(2), "write")],
+    ids=["read", "written", "written by its values"],
+)
+def test_a_sparse_tensor_is_held_by_its_operation(early, access):
+    with pytest.raises(BufferHazard, match=r"all_reduce\(SUM\) of sparse float32 \(3,\)") as caught:
+        get_world("sim").run(sum_of_sparse_tensors, early, world_size=2)
+    assert caught.value.access == access
+    assert get_world("sim").run(sum_of_sparse_tensors, len, world_size=2) == [[1.0, 1.0, 4.0]] * 2
+
+
+def sparse_on_one_rank(right):
+    x = torch.eye(2)
+    dist.all_reduce(x if dist.get_rank() and not right else x.to_sparse())
+
+
+def test_a_sparse_and_a_dense_tensor_do_not_fit_together():
+    get_world("sim").run(sparse_on_one_rank, True, world_size=2)
+    with pytest.raises(CollectiveMismatch, match=r"sparse float32"):
+        get_world("sim").run(sparse_on_one_rank, False, world_size=2)
