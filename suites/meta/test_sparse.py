@@ -42,3 +42,11 @@ def test_a_sparse_and_a_dense_tensor_do_not_fit_together():
     get_world("sim").run(sparse_on_one_rank, True, world_size=2)
     with pytest.raises(CollectiveMismatch, match=r"sparse float32"):
         get_world("sim").run(sparse_on_one_rank, False, world_size=2)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_indices_count_as_bytes_too():
+    """Two places of 8 bytes and two values of 4, as if ranks of other numbers of places sent that many."""
+    world = get_world("sim")
+    world.run(sum_of_sparse_tensors, len, world_size=2)
+    assert [world.traffic.sent_bytes(rank) for rank in range(2)] == [2 * (8 + 4)] * 2

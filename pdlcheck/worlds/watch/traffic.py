@@ -128,7 +128,10 @@ class Traffic:
 
 
 def payload_of(operations: Sequence[Operation]) -> Payload:
-    """The bytes of a collective, as :mod:`pdlcheck.clock.rounds` wants them."""
+    """The bytes of a collective, as :mod:`pdlcheck.clock.rounds` wants them.
+
+    Of a sum of sparse tensors, of which ranks may have different numbers of places, those of one rank.
+    """
     first = operations[0]
     op, parts = first.signature.op, first.parts
     if not parts or op not in ALGORITHMS:
