@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from pdlcheck.worlds.processes import position
 
-DEPTH = 400
+DEPTH = 400  # of calls: enough that another thread may run before all of them are looked at
 
 
 @pytest.fixture
@@ -44,11 +47,11 @@ def deep_thread():
 @pytest.fixture
 def counter():
     """What another thread counts, as fast as it can."""
-    count, ended = [0], threading.Event()
+    count, ended = SimpleNamespace(value=0), threading.Event()
 
     def go_on():
         while not ended.is_set():
-            count[0] += 1
+            count.value += 1
 
     thread = threading.Thread(target=go_on)
     thread.start()
@@ -57,17 +60,46 @@ def counter():
     thread.join()
 
 
+@pytest.fixture(params=[True, False], ids=["collects", "does not collect"])
+def collects(request):
+    """Whether the user lets Python collect garbage; where it does, each new object starts a collection."""
+    usual = gc.get_threshold()
+    gc.set_threshold(1)
+    if not request.param:
+        gc.disable()
+    yield request.param
+    gc.enable()
+    gc.set_threshold(*usual)
+
+
 def test_nobody_runs_while_the_frames_of_a_thread_are_looked_at(hurried, deep_thread, counter, monkeypatch):
-    """CPython 3.11 may go from a frame that ends meanwhile to any piece of memory."""
-    during, frame = [], position._Frame
-    monkeypatch.setattr(position, "_Frame", lambda *where: during.append(counter[0]) or frame(*where))
-    for _ in range(5):
-        during.clear()
-        place = position.place_of(deep_thread.ident)
-        assert len(during) > DEPTH
-        assert len(set(during)) == 1
-    assert "in descend\n    descend(depth - 1)" in place.stack
-    assert sys.getswitchinterval() == pytest.approx(1e-5)
+    reads_the_counter = partial(getattr, counter, "value")  # C code, too; it is given the frame as the default
+    monkeypatch.setattr(position, "_ITS_PLACE", reads_the_counter)
+    seen = set()
+    while len(seen) < 200:  # moments at which the other thread had run
+        counts = [count for _, count in position._frames_of(deep_thread.ident)]
+        assert len(counts) > DEPTH
+        assert len(set(counts)) == 1
+        seen.update(counts)
+
+
+def test_no_garbage_is_collected_while_the_frames_of_a_thread_are_looked_at(deep_thread, collects):
+    """A finalizer would let the thread go on, and CPython 3.11 may then read a frame that has ended."""
+    collections = []
+    gc.callbacks.append(lambda phase, info: collections.append(phase))
+    try:
+        frames = position._frames_of(deep_thread.ident)
+    finally:
+        gc.callbacks.pop()
+    assert len(frames) > DEPTH
+    assert len(collections) < DEPTH / 10
+    assert gc.isenabled() == collects
+
+
+def test_the_stack_of_a_thread_leads_to_where_it_is(deep_thread):
+    place = position.place_of(deep_thread.ident)
+    assert place.stack.count("in descend\n    descend(depth - 1)") == 3  # and how often it is repeated
+    assert "in descend\n    leave.wait()" in place.stack
 
 
 def test_a_thread_that_is_gone_is_nowhere(deep_thread):

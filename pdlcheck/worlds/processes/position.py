@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import operator
 import os
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, repeat, starmap, takewhile, tee
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +23,7 @@ _DISTRIBUTED = os.path.join(_TORCH, "distributed") + os.sep
 _WORLDS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = os.path.join(_LIBRARY, "site-packages") + os.sep
-_ALONE_S, _SLACK_S = 0.1, 0.001  # until another thread may ask for the interpreter; for clocks
+_ITS_PLACE = operator.attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name", "f_lasti")
 _one_at_a_time = threading.Lock()
 
 
@@ -50,7 +52,8 @@ class _Frame(NamedTuple):
 
 def place_of(thread_id: int) -> Place:
     """Where the Python thread ``thread_id`` is."""
-    frames, mark = _frames_of(thread_id)
+    seen = _frames_of(thread_id)
+    frames = [_Frame(path, line or 0, function) for _, (path, line, function, _) in seen]
     call, where, communicates = "", "", False
     for frame in frames:
         if not _is_internal(frame.path):
@@ -61,31 +64,26 @@ def place_of(thread_id: int) -> Place:
             if frame.function != "wrapper":  # of torch's logging decorators
                 call = frame.function
     words = f"in {call} {where}" if call and where else where
-    return Place(words, _stack(frames), communicates, mark)
+    return Place(words, _stack(frames), communicates, seen)
 
 
-def _frames_of(thread_id: int) -> tuple[list[_Frame], object]:
-    """The frames of a thread, innermost first, and a mark of where it is.
+def _frames_of(thread_id: int) -> list[tuple[int, tuple[str, int | None, str, int]]]:
+    """The identity and the place of each frame of a thread at one moment, innermost first.
 
-    Nobody else runs meanwhile: when a frame ends while another thread goes from it to its caller, the caller may be any
-    piece of memory, as CPython 3.11 does that.
+    Nobody else runs meanwhile: one call of C code goes through all frames, and no collection of garbage interrupts it.
+    On CPython 3.11 a new frame object may start a collection, a finalizer may let the other threads run, the frame may
+    end, and its object then reads whatever comes to lie in that memory.
     """
-    frames: list[_Frame] = []
     with _one_at_a_time:
-        usual = sys.getswitchinterval()
-        sys.setswitchinterval(_ALONE_S)
+        collects = gc.isenabled()
+        gc.disable()
         try:
-            until = time.perf_counter() + usual + _SLACK_S
-            while time.perf_counter() < until:
-                pass  # a thread that has asked for the interpreter before gets it yet
-            frame = sys._current_frames().get(thread_id)
-            mark = (id(frame), frame.f_lasti) if frame is not None else None
-            while frame is not None:
-                frames.append(_Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
-                frame = frame.f_back
+            innermost: Iterator[Any] = map(dict.get, starmap(sys._current_frames, [()]), [thread_id])
+            frames, again = tee(takewhile(operator.truth, accumulate(chain(innermost, repeat("f_back")), getattr)))
+            return list(zip(map(id, frames), map(_ITS_PLACE, again), strict=True))
         finally:
-            sys.setswitchinterval(usual)
-    return frames, mark
+            if collects:
+                gc.enable()
 
 
 def user_traceback(error: BaseException) -> str:
