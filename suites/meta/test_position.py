@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 from functools import partial
@@ -81,6 +82,15 @@ def test_nobody_runs_while_the_frames_of_a_thread_are_looked_at(hurried, deep_th
         assert len(counts) > DEPTH
         assert len(set(counts)) == 1
         seen.update(counts)
+
+
+def test_nor_does_anybody_where_a_hook_is_told_of_what_python_does():
+    """Such hooks are Python code; filelock, which comes with torch, adds one, and none can be removed."""
+    inside = [__file__, "-q", "-p", "no:cacheprovider", "-k", "test_nobody_runs_while"]
+    code = f"import pytest, sys; sys.addaudithook(lambda event, arguments: None); sys.exit(pytest.main({inside}))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout
+    assert "1 passed" in ended.stdout
 
 
 def test_no_garbage_is_collected_while_the_frames_of_a_thread_are_looked_at(deep_thread, collects):

@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, repeat, starmap, takewhile, tee
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ _DISTRIBUTED = os.path.join(_TORCH, "distributed") + os.sep
 _WORLDS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = os.path.join(_LIBRARY, "site-packages") + os.sep
-_ITS_PLACE = operator.attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name", "f_lasti")
+_ITS_PLACE = operator.attrgetter("f_lineno", "f_lasti")  # other attributes are audited, in Python where one adds a hook
 _one_at_a_time = threading.Lock()
 
 
@@ -53,7 +54,8 @@ class _Frame(NamedTuple):
 def place_of(thread_id: int) -> Place:
     """Where the Python thread ``thread_id`` is."""
     seen = _frames_of(thread_id)
-    frames = [_Frame(path, line or 0, function) for _, (path, line, function, _) in seen]
+    frames = [_Frame(frame.f_code.co_filename, line or 0, frame.f_code.co_name) for frame, (line, _) in seen]
+    mark = [(id(frame), instruction) for frame, (_, instruction) in seen]
     call, where, communicates = "", "", False
     for frame in frames:
         if not _is_internal(frame.path):
@@ -64,11 +66,11 @@ def place_of(thread_id: int) -> Place:
             if frame.function != "wrapper":  # of torch's logging decorators
                 call = frame.function
     words = f"in {call} {where}" if call and where else where
-    return Place(words, _stack(frames), communicates, seen)
+    return Place(words, _stack(frames), communicates, mark)
 
 
-def _frames_of(thread_id: int) -> list[tuple[int, tuple[str, int | None, str, int]]]:
-    """The identity and the place of each frame of a thread at one moment, innermost first.
+def _frames_of(thread_id: int) -> list[tuple[FrameType, tuple[int | None, int]]]:
+    """The frames of a thread at one moment, innermost first, each with its line and its last instruction.
 
     Nobody else runs meanwhile: one call of C code goes through all frames, and no collection of garbage interrupts it.
     On CPython 3.11 a new frame object may start a collection, a finalizer may let the other threads run, the frame may
@@ -80,7 +82,7 @@ def _frames_of(thread_id: int) -> list[tuple[int, tuple[str, int | None, str, in
         try:
             innermost: Iterator[Any] = map(dict.get, starmap(sys._current_frames, [()]), [thread_id])
             frames, again = tee(takewhile(operator.truth, accumulate(chain(innermost, repeat("f_back")), getattr)))
-            return list(zip(map(id, frames), map(_ITS_PLACE, again), strict=True))
+            return list(zip(frames, map(_ITS_PLACE, again), strict=True))
         finally:
             if collects:
                 gc.enable()
