@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness import cases, differing, interrupt, launched, repeated
+from pdlcheck.harness import cases, differing, interrupt, launched, repeated, unittest_cases
 from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
 from pdlcheck.worlds.registry import when_made
@@ -190,6 +190,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         from pdlcheck.harness.terminal import take_back
 
         take_back(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> pytest.Collector | None:
+    return unittest_cases.collected(collector, name, obj)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -379,6 +384,12 @@ def device() -> torch.device:
 def group() -> dist.ProcessGroup:
     """The default process group."""
     return cases.rank_context("group").group
+
+
+@pytest.fixture(name=unittest_cases.LIFE)
+def life_of_a_test_case(request: pytest.FixtureRequest) -> Generator[None]:
+    """Of the methods of a ``unittest.TestCase`` that run on ranks."""
+    yield from unittest_cases.live(request)
 
 
 @pytest.fixture

@@ -147,8 +147,7 @@ def require_ranks(item: pytest.Item) -> None:
         return
     if item.get_closest_marker("world_size") is not None and case_of(item) is None:
         pytest.fail(
-            "world_size marks test functions, methods of classes that are no unittest.TestCase, and single "
-            "parameters of these, before they are collected",
+            "world_size marks test functions, methods and single parameters of these, before they are collected",
             pytrace=False,
         )
     if item.get_closest_marker("faults") and world_of(item) is None and not runs_in_a_rank(item.config):

@@ -362,24 +362,12 @@ def test_several_worlds_repeat_a_test_with_an_id_for_each(pytester):
         assert name in result.stdout.str()
 
 
-@pytest.mark.parametrize(
-    ("source", "conftest"),
-    [
-        (
-            "import unittest\nclass TestA(unittest.TestCase):\n"
-            "    @pytest.mark.world_size(2)\n    def test_a(self): pass",
-            "",
-        ),
-        ("def test_a(): pass", "def pytest_collection_modifyitems(items):\n    items[0].add_marker('world_size')\n"),
-    ],
-    ids=["unittest", "marked_later"],
-)
-def test_a_marked_test_never_passes_without_ranks(pytester, source, conftest):
-    pytester.makepyfile(HEAD + source)
-    pytester.makeconftest(conftest)
+def test_a_marked_test_never_passes_without_ranks(pytester):
+    pytester.makepyfile(HEAD + "def test_a(): pass")
+    pytester.makeconftest("def pytest_collection_modifyitems(items):\n    items[0].add_marker('world_size')\n")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     assert result.parseoutcomes().get("passed", 0) == 0
-    result.stdout.fnmatch_lines(["*world_size marks test functions, methods of classes*before they are collected"])
+    result.stdout.fnmatch_lines(["*world_size marks test functions, methods*before they are collected"])
 
 
 def test_doctests_of_a_marked_module_run_as_ever(pytester):

@@ -1,0 +1,106 @@
+"""Methods of a ``unittest.TestCase`` on ranks: collected as functions, with what ``TestCase.run`` does as a fixture."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from typing import Any
+from unittest import TestCase
+
+import pytest
+from _pytest.mark.structures import get_unpacked_marks
+from _pytest.unittest import TestCaseFunction, UnitTestCase
+
+__all__ = ["LIFE", "collected", "live"]
+
+LIFE = "_life_of_a_test_case"  # the fixture of the plugin that lets a method live through `live`
+
+
+class _RankedTestCase(UnitTestCase):
+    """Those of its methods that no marker names stay as pytest has them."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        self.add_marker(pytest.mark.usefixtures(LIFE))
+        for item in super().collect():
+            if isinstance(item, TestCaseFunction) and item.get_closest_marker("world_size"):
+                yield from self._ranked(item)
+            else:
+                yield item
+
+    def _ranked(self, item: TestCaseFunction) -> Iterable[pytest.Item]:
+        method = getattr(self.obj, item.name)
+        for ranked in self._genfunctions(item.name, _as_called(method)):
+            if any(getattr(one, "__unittest_expecting_failure__", False) for one in (method, self.obj)):
+                ranked.add_marker(pytest.mark.xfail(reason="unittest.expectedFailure", strict=True))
+            filtered = ranked._traceback_filter
+            ranked._traceback_filter = partial(_without_unittest, filtered)  # type: ignore[method-assign]
+            yield ranked
+
+
+def collected(collector: pytest.Module | pytest.Class, name: str, obj: object) -> pytest.Collector | None:
+    """The collector of a ``TestCase`` of which some methods run on ranks."""
+    if not isinstance(obj, type) or not issubclass(obj, TestCase) or inspect.isabstract(obj):
+        return None
+    marked = collector.get_closest_marker("world_size") or any(map(_is_marked, (obj, *_methods(obj))))
+    return _RankedTestCase.from_parent(collector, name=name, obj=obj) if marked else None
+
+
+def live(request: pytest.FixtureRequest) -> Generator[None]:
+    """``setUp`` after all other fixtures, then the method, ``tearDown`` and the clean-ups."""
+    item = request.node
+    if isinstance(item, TestCaseFunction):  # lives by itself
+        yield
+        return
+    case, method = request.instance, request.function
+    if getattr(method, "__unittest_skip__", False):
+        pytest.skip(method.__unittest_skip_why__)
+    for other in request.fixturenames:
+        if other != LIFE:
+            request.getfixturevalue(other)
+    case._testMethodName, case._testMethodDoc = method.__name__, method.__doc__
+    with ExitStack() as clean_ups:
+        case.addCleanup, case.doCleanups = clean_ups.callback, clean_ups.close
+        case.subTest = lambda msg=None, **parameters: _subtest(request, msg, parameters)
+        case.setUp()
+        try:
+            yield
+        finally:
+            case.tearDown()
+
+
+def _as_called(method: Any) -> Callable[..., None]:
+    """Stands for a method while its arguments are looked up: unittest knows none of what a decorator has wrapped."""
+
+    def stand_in() -> None: ...
+
+    vars(stand_in).update(vars(method))
+    vars(stand_in).pop("__wrapped__", None)
+    stand_in.__name__, stand_in.__module__ = method.__name__, method.__module__
+    stand_in.__signature__ = inspect.signature(method, follow_wrapped=False)  # type: ignore[attr-defined]
+    return stand_in
+
+
+def _without_unittest(filtered: Callable[[Any], Any], excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
+    """The frames without those of ``assertEqual`` and its like, as pytest shows them for a ``TestCase``."""
+    traceback = filtered(excinfo)
+    return traceback.filter(lambda entry: not entry.frame.f_globals.get("__unittest")) or traceback
+
+
+def _subtest(
+    request: pytest.FixtureRequest, msg: str | None, parameters: dict[str, Any]
+) -> AbstractContextManager[Any]:
+    try:
+        subtests = request.getfixturevalue("subtests")
+    except pytest.FixtureLookupError:  # pytest < 9, without pytest-subtests
+        return nullcontext()
+    return subtests.test(msg=msg, **parameters)  # type: ignore[no-any-return]
+
+
+def _methods(obj: type) -> Iterable[object]:
+    return (value for base in obj.__mro__ for value in vars(base).values() if inspect.isfunction(value))
+
+
+def _is_marked(obj: object) -> bool:
+    return any(mark.name == "world_size" for mark in get_unpacked_marks(obj))
