@@ -196,6 +196,26 @@ def test_in_a_callback_wait_gives_the_result_at_once(world):
         assert ranks.run(waits_for_what_has_come, world_size=2) == [[7.0, 7.0]] * 2
 
 
+def waits_when_the_backward_pass_ends():
+    """As a reducer does that begins to wait before the watch does."""
+    engine, told = torch.autograd.Variable._execution_engine, []
+
+    def begin(grad):
+        engine.queue_callback(lambda: told.append(doubled.wait()))
+        doubled = reduced(grad.clone()).then(lambda future: (2 * future.value()[0]).tolist())
+
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(begin)
+    (x * (dist.get_rank() + 1)).sum().backward()
+    return told
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
+def test_what_a_callback_gives_can_be_waited_for_at_the_end_of_a_backward_pass(world):
+    with closing(get_world(world, **({} if world == "sim" else {"timeout_s": 20}))) as ranks:
+        assert ranks.run(waits_when_the_backward_pass_ends, world_size=2) == [[[6.0, 6.0]]] * 2
+
+
 def test_a_callback_calls_a_tensor_as_its_own_function_does():
     """Which frames it interrupts depends on the schedule, and is nothing that ranks have in common."""
 

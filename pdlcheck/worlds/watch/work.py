@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -75,3 +76,29 @@ class WatchedFuture(torch.futures.Future[Any]):
     def wait(self) -> Any:
         self._work.wait()
         return super().wait()
+
+    def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
+        following = _FollowingFuture(self._work)
+
+        def follow(future: torch.futures.Future[Any]) -> None:
+            try:
+                following.set_result(callback(future))
+            except Exception as error:  # in the words of torch's own futures
+                told = f"Got the following error when running the callback: {type(error).__name__}: {error}"
+                following.set_exception(RuntimeError(told))
+
+        self.add_done_callback(follow)
+        return following
+
+
+@uncompiled
+class _FollowingFuture(WatchedFuture):
+    """What a callback returns: its ``wait`` is the operation's own first, whose error the callback may have taken."""
+
+    def wait(self) -> Any:
+        try:
+            self._work.wait()
+        except Exception:
+            if not self.done():
+                raise
+        return torch.futures.Future.wait(self)
