@@ -260,7 +260,6 @@ def lazy(rank):
         (expanded_buffer, r"on rank 1, got 'mask', an expanded tensor, .* share memory; replace it by its .clone\(\)"),
         (other_frozen, r"on rank 1, Linear has no parameter that requires a gradient; use it as it is"),
         (lambda rank: nn.ReLU(), r"on every rank, ReLU has no parameter that requires a gradient"),
-        (lambda rank: nn.Embedding(2, 2, sparse=True), r"on every rank, embedding '' makes sparse gradients"),
         (lambda rank: nn.Linear(2, 2, device="meta"), r"on every rank, got 'weight' on device meta"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

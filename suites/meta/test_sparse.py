@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from pdlcheck.errors import BufferHazard, CollectiveMismatch
+from pdlcheck.primitives.data_parallel import DistributedDataParallel
 from pdlcheck.worlds import get_world
+
+from .needs_mpi import needs_mpi
 
 
 def sum_of_sparse_tensors(early):
@@ -50,3 +56,27 @@ def test_indices_count_as_bytes_too():
     world = get_world("sim")
     world.run(sum_of_sparse_tensors, len, world_size=2)
     assert [world.traffic.sent_bytes(rank) for rank in range(2)] == [2 * (8 + 4)] * 2
+
+
+def look_two_rows_up(rows):
+    table = nn.Embedding(rows, 4, sparse=True)
+    wrapped = DistributedDataParallel(table, init_sync=False)
+    table.weight.grad = None
+    wrapped(torch.tensor([dist.get_rank(), 5])).sum().backward()
+
+
+def test_a_table_costs_the_rows_that_were_looked_up():
+    """Ten rows or a million: two places, their rows and a buffer of flags."""
+    sent = []
+    for rows in (10, 1_000_000):
+        world = get_world("sim")
+        world.run(look_two_rows_up, rows, world_size=2)
+        sent.append(world.traffic.sent_bytes(0))
+    assert sent[0] == sent[1] < 1000
+
+
+@needs_mpi
+def test_a_backend_that_sums_dense_tensors_alone_is_named():
+    message = r"the gradient of 'weight', torch.float32, is sparse, of which .*mpi makes no sums; build"
+    with closing(get_world("mpi")) as world, pytest.raises(ValueError, match=message):
+        world.run(look_two_rows_up, 10, world_size=2)

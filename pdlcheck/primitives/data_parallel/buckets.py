@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["Bucket", "GradBucket", "assign_buckets"]
+__all__ = ["Bucket", "GradBucket"]
 
 # A parameter fires once in a backward pass, or a few times with a static graph. Passes that nobody synchronises, of the
 # bare module, must not fill the memory.
@@ -36,19 +37,23 @@ class Bucket:
         index: place among the buckets; they are reduced in this order on every rank.
         params: in the order in which their gradients are expected.
         dtype: in which the gradients are summed.
+        sizes: elements of each gradient that have room in the buffer; None is all.
     """
 
-    def __init__(self, index: int, params: Sequence[Parameter], dtype: torch.dtype) -> None:
+    def __init__(
+        self, index: int, params: Sequence[Parameter], dtype: torch.dtype, sizes: Sequence[int] | None = None
+    ) -> None:
         self.index = index
         self.params = list(params)
-        sizes = [p.numel() for p in params]
+        sizes = [p.numel() for p in params] if sizes is None else list(sizes)
         total = sum(sizes)
         room = -(-(total + len(sizes) + 4) // ALIGNED) * ALIGNED
         self.whole = torch.zeros(room, dtype=dtype, device=params[0].device)
         self.flat, self.tail = self.whole[:total], self.whole[total : total + len(sizes) + 4]
         self.numbers = torch.view_as_real(self.flat).view(-1) if dtype.is_complex else self.flat  # hooks see pairs
         self.plain_tail = torch.tensor([*[1.0] * len(sizes), 0.0, 0.0, 1.0, 0.0], dtype=dtype, device=self.whole.device)
-        self.views = [_view(piece, p) for piece, p in zip(torch.split(self.flat, sizes), params, strict=True)]
+        pieces = zip(torch.split(self.flat, sizes), params, strict=True)
+        self.views = [_view(piece, p) if len(piece) == p.numel() else piece for piece, p in pieces]
         self.is_large = [size >= LARGE for size in sizes]
         self.taken = [False] * len(sizes)
         self.has_taken = False
@@ -58,13 +63,14 @@ class Bucket:
         self.expected = len(sizes)
         self.launched_at = 0
         self.grads: list[Tensor | None] = []
-        self.pending: torch._C.Future[Any] | torch.distributed.Work | None = None
+        self.pending: torch._C.Future[Any] | dist.Work | None = None
 
     def begin(self) -> None:
         """A backward pass begins; what fired before counts as used, but not as final."""
         if self.pending is not None:  # a pass that an error ended
             self.pending.wait()
             self.pending = None
+        self.wait_beside()
         self.early = list(self.ready)
         self.ready.clear()
         self.expected = len(self.params)
@@ -96,14 +102,18 @@ class Bucket:
 
     def fill(self, scale: float, *, trouble: bool, empty: bool = False) -> None:
         """Bring the gradients that were not taken into the buffer, and the flags. ``empty``: this rank has none."""
-        self.grads = [None if empty else p.grad for p in self.params]
-        self.is_whole = not any(grad is None for grad in self.grads)  # `in` would compare tensors
+        self.note([None if empty else p.grad for p in self.params], trouble=trouble)
         if self.is_whole and not self.has_taken:
             torch._foreach_copy_(self.views, self._whole_grads())  # copies nothing where the gradient is the view
             if scale != 1:
                 self.flat.mul_(scale)
         else:
             self._fill_left(scale, empty=empty)
+
+    def note(self, grads: Sequence[Tensor | None], *, trouble: bool) -> None:
+        """Keep the gradients that this rank has, and bring their flags into the buffer."""
+        self.grads = list(grads)
+        self.is_whole = not any(grad is None for grad in self.grads)  # `in` would compare tensors
         self.tail.copy_(self.plain_tail)
         if trouble or not self.is_whole:
             flags = [*(grad is not None for grad in self.grads), not self.is_whole, False, True, trouble]
@@ -115,6 +125,16 @@ class Bucket:
         flags = asked[len(self.flat) : len(self.flat) + len(self.tail)]
         flags[-3] = 1
         return asked, flags
+
+    def reduce_beside(self, group: dist.ProcessGroup, divisor: int) -> None:
+        """Begin to reduce what is not in the buffer: here nothing."""
+
+    def wait_beside(self) -> None:
+        """Wait for what ``reduce_beside`` has begun."""
+
+    def gives_at_once(self, *, as_view: bool) -> bool:
+        """The gradients can be given while the buffer is still being reduced: they are its views."""
+        return as_view and self.is_whole
 
     def give(self, used: Sequence[float] | None, *, as_view: bool) -> None:
         """Give every parameter its reduced gradient; None stays None where no rank ``used`` it (None: all did)."""
@@ -185,35 +205,6 @@ class GradBucket:
     def parameters(self) -> list[Tensor]:
         """The parameters, in the order of ``gradients()``."""
         return list(self._bucket.params)
-
-
-def assign_buckets(
-    params: Sequence[Parameter], bucket_caps: Sequence[int], reduce_dtype: torch.dtype | None = None
-) -> list[Bucket]:
-    """Buckets that were closed when they held as much as was asked for, in the order of their last parameters.
-
-    Args:
-        params: in the order in which their gradients become ready.
-        bucket_caps: bytes that close the first bucket of a dtype on a device, the second, ..., and every one after
-            the last. The first one is small, so that communication begins early.
-        reduce_dtype: dtype of the buffers for float16 and bfloat16; None is their own.
-    """
-    kinds: dict[tuple[torch.dtype, torch.device], tuple[int, list[int]]] = {}
-    closed: list[tuple[torch.dtype, list[int]]] = []
-    begun: Counter[tuple[torch.dtype, torch.device]] = Counter()
-    for place, param in enumerate(params):
-        low = reduce_dtype is not None and param.dtype in (torch.float16, torch.bfloat16)
-        kind = reduce_dtype if low and reduce_dtype is not None else param.dtype, param.device
-        filled, places = kinds.setdefault(kind, (0, []))
-        places.append(place)
-        filled += param.numel() * kind[0].itemsize
-        kinds[kind] = filled, places
-        if filled >= bucket_caps[min(begun[kind], len(bucket_caps) - 1)]:
-            begun[kind] += 1
-            closed.append((kind[0], kinds.pop(kind)[1]))
-    closed += [(kind[0], places) for kind, (_, places) in kinds.items()]
-    closed.sort(key=lambda entry: entry[1][-1])
-    return [Bucket(i, [params[p] for p in places], dtype) for i, (dtype, places) in enumerate(closed)]
 
 
 def _view(piece: Tensor, param: Tensor) -> Tensor:

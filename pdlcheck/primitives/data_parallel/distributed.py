@@ -31,6 +31,7 @@ from pdlcheck.primitives.data_parallel.options import (
     wrong_devices,
 )
 from pdlcheck.primitives.data_parallel.reducer import Reducer
+from pdlcheck.primitives.data_parallel.sparse_bucket import sparse_embeddings
 from pdlcheck.uncompiled import uncompiled, uncompiled_frame
 
 __all__ = ["DistributedDataParallel"]
@@ -66,6 +67,9 @@ class DistributedDataParallel(nn.Module, Joinable):
     * A parameter that no rank has a gradient for keeps None; with ``find_unused_parameters`` this takes no
       message of its own.
     * ``torch.autograd.grad`` does not communicate.
+    * Gradients of embeddings with ``sparse=True`` are sparse, as with torch's, and only rows that a rank has looked up
+      travel; a communication hook does not see them. A table that is the weight of a dense layer, too, has a dense
+      gradient where that layer is used.
     * It is no subclass of torch's, and has no ``reducer``, ``logger``, ``scatter``, ``gather`` or ``to_kwargs``.
     * It cannot be pickled; save ``module`` or the ``state_dict()``.
 
@@ -97,10 +101,10 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     Raises:
         TypeError: ``module`` is not a module.
-        ValueError: no parameter requires a gradient; a lazy, expanded or DTensor, a sparse embedding; bucket sizes that
-            are not positive; several devices, or some for a module that is not on one GPU; an argument that must be
-            None; a mesh of several dimensions, or beside a group; models or options that differ between ranks; in
-            backward, communication hooks that differ. The same on every rank.
+        ValueError: no parameter requires a gradient; a lazy, expanded or DTensor; a sparse embedding on mpi or nccl,
+            which make no such sums; bucket sizes that are not positive; several devices, or some for a module that is
+            not on one GPU; an argument that must be None; a mesh of several dimensions, or beside a group; models or
+            options that differ between ranks; in backward, communication hooks that differ. The same on every rank.
         RuntimeError: in backward, see above; a second communication hook, or one that returns something other than a
             future of as many numbers as its bucket has.
 
@@ -198,7 +202,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             self._wrapped = Wrapped(module, self.parameters_to_ignore)
             held = {**self._wrapped.parameters, **self._wrapped.buffers()}
         if init_sync:
-            require_alike(ME, held, self._options, problem, who)
+            require_alike(ME, held, self._options | {"sparse": [*sparse_embeddings(module)]}, problem, who)
             sent = held if takes_buffers(self._options) else self._wrapped.parameters
             broadcast_tensors(sent.values(), who.at(0), who.group)
         trained = {name: param for name, param in self._wrapped.parameters.items() if param.requires_grad}
@@ -219,6 +223,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             self._wrapped.first_change,
             bucket_caps=caps,
             reduce_dtype=reduce_dtype,
+            sparse={id(param) for param in sparse_embeddings(module).values()},
             as_view=gradient_as_bucket_view,
             find_unused=find_unused_parameters,
             static_graph=static_graph,

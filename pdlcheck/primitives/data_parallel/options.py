@@ -11,11 +11,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from pdlcheck.primitives.arguments import Members, require_state, require_writable
+from pdlcheck.primitives.data_parallel.sparse_bucket import sparse_embeddings
 
 __all__ = ["bucket_caps", "group_of", "takes_buffers", "wrong_arguments", "wrong_devices"]
 
 ME = "DistributedDataParallel"
 Devices = Sequence[int | str | torch.device] | None
+
+SUMS_SPARSE = ("gloo", "sim")  # backends; torch 2.13's gloo leaves complex ones as they are
 
 # what torch's would do with them is not done here, and what serves instead
 ABSENT = {
@@ -98,9 +101,13 @@ def _wrong_module(module: nn.Module, ignored: set[str], who: Members, options: M
     trained = {n: p for n, p in parameters.items() if p.requires_grad}
     if not trained:
         return f"{type(module).__name__} has no parameter that requires a gradient; use it as it is"
-    for name, part in module.named_modules():
-        if getattr(part, "sparse", False) and isinstance(part, nn.Embedding | nn.EmbeddingBag):
-            return f"embedding {name!r} makes sparse gradients; build it with sparse=False"
+    for name, table in sparse_embeddings(module).items():
+        backend = who.group._get_backend(table.device).name()
+        if backend not in SUMS_SPARSE or table.is_complex():
+            return (
+                f"the gradient of {name!r}, {table.dtype}, is sparse, of which {backend} makes no sums; build the "
+                "embedding with sparse=False"
+            )
     reduce_dtype = options["reduce_dtype"]
     if options["gradient_as_bucket_view"] and reduce_dtype is not None:
         for name, param in trained.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,11 @@ from torch.utils.hooks import RemovableHandle
 
 from pdlcheck.primitives.arguments import Members
 from pdlcheck.primitives.data_parallel.agreement import raise_together
-from pdlcheck.primitives.data_parallel.buckets import Bucket, assign_buckets
+from pdlcheck.primitives.data_parallel.assignment import assign_buckets
+from pdlcheck.primitives.data_parallel.buckets import Bucket
 from pdlcheck.primitives.data_parallel.hook_agreement import Registered, require_same_hook, same_hook
 from pdlcheck.primitives.data_parallel.hook_answers import ask, take_answer
+from pdlcheck.primitives.data_parallel.sparse_bucket import SparseBucket
 from pdlcheck.primitives.outputs import parameters_behind, tensors_in
 from pdlcheck.uncompiled import uncompiled
 
@@ -38,7 +40,7 @@ class Reducer:
         params: by name, in the same order on every rank; they require gradients.
         who: the ranks.
         explain: says what was changed in the module since it was wrapped.
-        bucket_caps, reduce_dtype: as in :func:`assign_buckets`.
+        bucket_caps, reduce_dtype, sparse: as in :func:`assign_buckets`.
         as_view: gradients are views of the buckets after the pass.
         find_unused: parameters may stay without a gradient.
         static_graph: every pass is like the first one.
@@ -52,6 +54,7 @@ class Reducer:
         *,
         bucket_caps: Sequence[int],
         reduce_dtype: torch.dtype | None,
+        sparse: Collection[int],
         as_view: bool,
         find_unused: bool,
         static_graph: bool,
@@ -67,7 +70,7 @@ class Reducer:
         self._hook: Registered = None  # that of this pass
         self._has_agreed = False  # all ranks have the same hook
         self._differs = False  # they have not
-        self._make = partial(assign_buckets, bucket_caps=bucket_caps, reduce_dtype=reduce_dtype)
+        self._make = partial(assign_buckets, bucket_caps=bucket_caps, reduce_dtype=reduce_dtype, sparse=sparse)
         self._explain = explain
         self._as_view, self._find_unused, self.static_graph = as_view, find_unused, static_graph
         self._fires: Counter[int] | None = None  # how often a parameter fires in a pass of a static graph
@@ -253,17 +256,18 @@ class Reducer:
                     raise
                 self.problems = [change]
                 bucket.fill(scale, trouble=True, empty=True)
-            if self._hook is not None and not self._has_agreed:
+            asks = self._hook is not None and not self._has_agreed
+            if asks:
                 self._ask_for_hooks(bucket)
-                if self._differs:
-                    return
-            if self._hook is not None:
-                problem = ask(*self._hook, bucket, is_last=bucket is self.buckets[-1])
-                self.problems += [] if problem is None else [problem]
-            else:
+            if self._hook is None and not asks:
                 bucket.pending = self.who.group.allreduce([bucket.whole])
-            if self._as_view and bucket.is_whole:  # now, as the next step is to wait
-                bucket.give(None, as_view=True)
+            elif self._hook is not None and not isinstance(bucket, SparseBucket):
+                last = [one for one in self.buckets if not isinstance(one, SparseBucket)][-1]
+                problem = ask(*self._hook, bucket, is_last=bucket is last)
+                self.problems += [] if problem is None else [problem]
+            bucket.reduce_beside(self.who.group, self.divisor)
+            if bucket.gives_at_once(as_view=self._as_view) and not (asks and self._differs):
+                bucket.give(None, as_view=True)  # now, as the next step is to wait
 
     def _sparse_gradient(self, bucket: Bucket) -> str | None:
         for param in bucket.params:
@@ -307,7 +311,7 @@ class Reducer:
                 *used, _, asked, _, troubled = bucket.tail.real.tolist()
                 differs = differs or (agrees and bool(asked))
                 trouble = trouble or (agrees and bool(troubled or asked))
-            if not (joined or trouble or (self._as_view and bucket.is_whole)):
+            if not (joined or trouble or bucket.gives_at_once(as_view=self._as_view)):
                 bucket.give(used, as_view=self._as_view)
             bucket.grads = []
         if trouble and agrees:
@@ -321,6 +325,7 @@ class Reducer:
 
     def _wait(self, bucket: Bucket) -> list[str]:
         """Returns what is wrong with what a hook returned."""
+        bucket.wait_beside()
         if bucket.pending is None:  # it was no future
             return []
         pending, bucket.pending = bucket.pending, None
