@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 from unittest import TestCase
 
 import pytest
@@ -41,7 +41,7 @@ class _RankedTestCase(UnitTestCase):
 
 def collected(collector: pytest.Module | pytest.Class, name: str, obj: object) -> pytest.Collector | None:
     """The collector of a ``TestCase`` of which some methods run on ranks."""
-    if not isinstance(obj, type) or not issubclass(obj, TestCase) or inspect.isabstract(obj):
+    if not _is_class(obj) or not issubclass(obj, TestCase) or inspect.isabstract(obj):
         return None
     marked = collector.get_closest_marker("world_size") or any(map(_is_marked, (obj, *_methods(obj))))
     return _RankedTestCase.from_parent(collector, name=name, obj=obj) if marked else None
@@ -96,6 +96,11 @@ def _subtest(
     except pytest.FixtureLookupError:  # pytest < 9, without pytest-subtests
         return nullcontext()
     return subtests.test(msg=msg, **parameters)  # type: ignore[no-any-return]
+
+
+def _is_class(obj: object) -> TypeGuard[type]:
+    """As ``isinstance`` says, which asks the object for its class; one of the user's may raise something then."""
+    return issubclass(type(obj), type)
 
 
 def _methods(obj: type) -> Iterable[object]:

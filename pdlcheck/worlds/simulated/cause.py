@@ -209,9 +209,8 @@ def _place(path: str) -> str:
 def _line(module: ModuleType, name: str) -> int | None:
     lines: dict[bool, int] = {}
     for code in _codes(vars(module).values(), module):
-        line = code.co_firstlineno
         for instruction in dis.get_instructions(code):
-            line = instruction.starts_line if type(instruction.starts_line) is int else line
+            line = (instruction.positions and instruction.positions.lineno) or code.co_firstlineno
             if instruction.argval == name and instruction.opname.startswith(("STORE_", "LOAD_")):
                 sets = instruction.opname in ("STORE_ATTR", "STORE_GLOBAL")
                 lines[sets] = min(line, lines.get(sets, line))
