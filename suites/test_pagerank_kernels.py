@@ -158,6 +158,7 @@ POINTERS = {
 
 
 @NEEDS_TRITON
+@pytest.mark.filterwarnings("ignore:AnnAssign:DeprecationWarning")  # Triton's own, on Python 3.13
 @pytest.mark.parametrize("sent", ["fp32", "fp64"])
 @pytest.mark.parametrize("name", POINTERS)
 def test_the_kernels_compile_for_a_gpu_that_is_not_there(name, sent):

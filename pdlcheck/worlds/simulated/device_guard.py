@@ -2,7 +2,6 @@
 
 A fake tensor, as DTensor makes them, then needs a guard of devices that are not there. Up to torch 2.11 the thread that
 first needs it owns it, and all threads use it: when that thread, a rank, has ended, the next use is a crash.
-torch 2.9 has no such guard.
 
 Source: pytorch/pytorch#178950.
 """
