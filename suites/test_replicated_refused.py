@@ -42,7 +42,7 @@ def test_a_wrong_argument_is_refused(subject, arguments, keywords, error, messag
 
 
 @verifies
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch.jit
 def test_a_compiled_module_is_refused(subject):
     with pytest.raises(TypeError, match="a RecursiveScriptModule: it is compiled; wrap the module that it was made of"):
         subject(torch.jit.script(nn.Linear(1, 1)))

@@ -50,7 +50,7 @@ def watch_gloo(announcer: Announcer) -> None:
 
         def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
             try:
-                super().monitored_barrier(*args, **kwargs)  # type: ignore[misc]  # its stub leaves it out
+                dist.ProcessGroup.monitored_barrier(self, *args, **kwargs)  # type: ignore[attr-defined]  # no stub
             except RuntimeError:
                 announcer.is_torn = True
                 raise

@@ -281,6 +281,10 @@ class WatchedGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None) -> dist.Work:
         return self._post("barrier", [], "barrier", (opts or c10d.BarrierOptions(),))
 
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Where torch asks no name of a backend first, as since 2.14, it comes to any."""
+        raise ValueError(f"monitored_barrier is only implemented for GLOO, not for {self.name()}; call barrier")
+
     def send(self, tensors: Any, dst: int, tag: int = 0) -> dist.Work:
         tensors = _as_list(tensors)
         return self._message("send", tensors[0], dst, tag, "send", (tensors, dst, tag))
