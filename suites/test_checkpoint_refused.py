@@ -183,7 +183,6 @@ def test_a_sparse_tensor_that_was_unpickled_before_is_no_reason_to_refuse(subjec
     assert subject(save_checkpoint(tmp_path, model=model, step=3), model=model) == 3
 
 
-
 @pytest.mark.verifies("load_checkpoint")
 def test_different_files_of_one_name_are_refused(subject, world, tmp_path):
     def read():

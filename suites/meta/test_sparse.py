@@ -75,6 +75,23 @@ def test_a_table_costs_the_rows_that_were_looked_up():
     assert sent[0] == sent[1] < 1000
 
 
+def keep_a_table_as_it_is(how):
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1))
+    if how == "frozen":
+        model[0].requires_grad_(False)
+    else:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])
+    DistributedDataParallel(model)(torch.tensor([dist.get_rank()])).sum().backward()
+    return model[1].bias.grad.item()
+
+
+@needs_mpi
+@pytest.mark.parametrize("how", ["frozen", "ignored"])
+def test_a_table_without_a_gradient_to_sum_is_nothing_to_refuse(how):
+    with closing(get_world("mpi")) as world:
+        assert world.run(keep_a_table_as_it_is, how, world_size=2) == [1.0, 1.0]
+
+
 @needs_mpi
 def test_a_backend_that_sums_dense_tensors_alone_is_named():
     message = r"the gradient of 'weight', torch.float32, is sparse, of which .*mpi makes no sums; build"

@@ -102,6 +102,8 @@ def _wrong_module(module: nn.Module, ignored: set[str], who: Members, options: M
     if not trained:
         return f"{type(module).__name__} has no parameter that requires a gradient; use it as it is"
     for name, table in sparse_embeddings(module).items():
+        if name not in trained:
+            continue
         backend = who.group._get_backend(table.device).name()
         if backend not in SUMS_SPARSE or table.is_complex():
             return (
