@@ -23,7 +23,7 @@ from pdlcheck.worlds import get_world
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from suites.meta.timed_programs import gpipe
+from suites.meta.simulated.timed_programs import gpipe
 
 SIZES = (4, 4 << 20)  # bytes of the ping-pong
 STAGE_S = 5e-3

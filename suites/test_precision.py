@@ -13,12 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pdlcheck.checks import (
-    check_grad_scaler,
-    check_low_precision_sum,
-    check_replicas_in_sync,
-    check_same_trajectory,
-)
+from pdlcheck.checks import check_grad_scaler, check_low_precision_sum, check_replicas_in_sync, check_same_trajectory
 from pdlcheck.primitives import ConvNet, LeNet, MasterWeights, sync_gradients
 
 few = settings(max_examples=8)

@@ -26,8 +26,7 @@ COLUMNS = ("program", "what is wrong", "source", "sim", "lines", "schedule", "gl
 INTRO = """# The catalogue of hangs and races
 
 {total} faulty programs with the verdict on each, and what gloo itself shows of them. They lie in
-`suites/meta/catalogue/`, each with its right twin; `suites/meta/test_catalogue.py` holds the verdicts. This page is
-written by
+`suites/meta/catalogue/`, each with its right twin; `test_catalogue.py` there holds the verdicts. This page is made by
 
 ```
 python ci/catalogue.py --write

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from inspect import getsource
 from pathlib import Path
 
-from pdlcheck.suites.meta.hoarding import hoard, limit_memory
+from pdlcheck.suites.meta.processes.hoarding import hoard, limit_memory
 
 from fault_campaign.faults import PATIENT_S, Fault
 

@@ -12,8 +12,8 @@ import pdlcheck.harness.processes
 import pdlcheck.harness.simulated  # noqa: F401
 
 HEAD = """
-import logging, os, sys, warnings
-import pytest, torch, torch.distributed as dist
+import logging, os, random, sys, time, warnings
+import numpy, pytest, torch, torch.distributed as dist
 W = pytest.mark.world_size(2)
 """
 
@@ -22,11 +22,12 @@ W = pytest.mark.world_size(2)
 def run(pytester):
     """Write a test file, run it on rank processes in a pytest of its own."""
 
-    def run(source, *options, world="gloo", **files):
+    def run(source, *options, world="gloo", new_process=False, **files):
         pytester.makepyfile(test_inner=HEAD + source, **files)
+        start = pytester.runpytest_subprocess if new_process else pytester.runpytest_inprocess
         # in this process, and where the project is installed in place, pytest finds its files imported already
         quiet = ("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
-        return pytester.runpytest_inprocess("--world", world, "-p", "no:cacheprovider", *options, *quiet)
+        return start("--world", world, "-p", "no:cacheprovider", *options, *quiet)
 
     return run
 

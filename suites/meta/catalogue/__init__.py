@@ -2,7 +2,7 @@
 
 A fault is one function: ``program(right=False)`` is faulty, ``program(right=True)`` is its twin. Comments such as
 ``# blocks`` mark the lines that a verdict must name, all of them and no other;
-``suites/meta/test_catalogue.py`` holds it.
+``suites/meta/catalogue/test_catalogue.py`` holds it.
 """
 
 from __future__ import annotations

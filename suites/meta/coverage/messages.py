@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from pdlcheck.errors import Deadlock, Unsupported
 
-from .. import network_programs as network
 from ..parity import messages
+from ..simulated import network_programs as network
 from .columns import SEMANTICS
 from .entry import WORLD_SIZE, Feature, given, mine
 

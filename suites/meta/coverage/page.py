@@ -24,8 +24,8 @@ a single process without a process group computes. A cell is one run, of seed 1.
 python ci/matrix.py --write
 ```
 
-and was last written with torch {torch}. `suites/meta/test_coverage.py` holds the columns `rendezvous`, `nccl` and
-`gloo`.
+and was last written with torch {torch}. `suites/meta/coverage/test_coverage.py` holds the columns `rendezvous`,
+`nccl` and `gloo`.
 
 | cell | says |
 |---|---|

@@ -1,0 +1,1 @@
+"""Checkpoints: what they hold, what is refused, and trainings that go on from them."""

@@ -1,0 +1,1 @@
+"""Communication hooks: compression of gradients, in our DistributedDataParallel and in torch's."""

@@ -1,0 +1,1 @@
+"""Shards, samplers and data sets: what each rank loads."""

@@ -1,0 +1,1 @@
+"""DistributedDataParallel: gradients, buckets, hooks, and what is refused."""

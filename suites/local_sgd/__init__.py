@@ -1,0 +1,1 @@
+"""LocalSGD and DiLoCo: ranks that step alone and average."""

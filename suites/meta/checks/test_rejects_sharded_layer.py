@@ -1,0 +1,339 @@
+"""``check_sharded_layer`` on layers that are divided over ranks by hand: each right one has broken twins."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from pdlcheck.checks import check_sharded_layer
+from pdlcheck.errors import Inconclusive
+
+from .layers_by_hand import TOKENS, Add, Columns, Copy, Mlp, Same, X, mlp, parameter, part, positions
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_accepts_two_linear_layers(world, world_size):
+    check_sharded_layer(Mlp, mlp, [X, X[:1]], world, world_size=world_size)
+
+
+def without_sum_of_gradients(whole):
+    return Mlp(whole, into=Same)
+
+
+def without_sum_of_outputs(whole):
+    return Mlp(whole, out=Same)
+
+
+def with_gradients_summed_twice(whole):
+    class Both(Add):
+        backward = Copy.backward
+
+    return Mlp(whole, out=Both)
+
+
+def with_the_bias_on_each(whole):
+    return Mlp(whole, bias_on_each=True)
+
+
+def with_the_bias_of_another(whole):
+    return Mlp(whole, other_part=True)
+
+
+@pytest.mark.parametrize(
+    ("shard", "message"),
+    [
+        (
+            without_sum_of_gradients,
+            r"without_sum_of_gradients: batch 0: rank 0 holds \S+ at \(0, 0, 0\) of the gradient of its input, "
+            r"the whole layer \S+\n.*\n  likely cause    it is this rank's own part: all ranks' parts add up",
+        ),
+        (without_sum_of_outputs, r"batch 0: rank 0 returns \S+ at \(0, 0, 0\), the whole layer \S+\n"),
+        (
+            with_gradients_summed_twice,
+            r"rank 0 holds \S+ at \(0, 0\) of the gradient of 'w1', [^$]*  likely cause    it is world_size = 2 times "
+            "too large: summed over ranks once too often",
+        ),
+        (with_the_bias_on_each, r"rank 0 returns [^$]*  likely cause    '2.bias' is added on each rank, before"),
+        (with_the_bias_of_another, r"batch 0: rank 0 returns \S+ at \(0, 0, 0\), the whole layer"),
+    ],
+)
+def test_rejects_two_linear_layers(world, shard, message):
+    with pytest.raises(AssertionError, match=message):
+        check_sharded_layer(shard, mlp, [X], world, world_size=2)
+
+
+def tensor_parallel(whole):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return parallelize_module(whole, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+def test_accepts_what_torch_makes_of_them(world):
+    check_sharded_layer(tensor_parallel, mlp, [X], world, world_size=2)
+
+
+
+
+
+def joined(whole):
+    return Columns(whole, joins=True)
+
+
+def joined_in_the_order_of_ranks(whole):
+    return Columns(whole, joins=True, wrong=True)
+
+
+def drawn(whole):
+    made = Columns(whole)
+    made.bias = nn.Parameter(torch.rand(made.bias.shape) - 2)
+    return made
+
+
+def without_the_rest(whole):
+    made = Columns(whole)
+    each = len(whole.bias) // dist.get_world_size()
+    mine = slice(each * dist.get_rank(), each * (dist.get_rank() + 1))
+    made.weight, made.bias = parameter(whole.weight[mine]), parameter(whole.bias[mine])
+    return made
+
+
+def first_features(y):
+    each = y.shape[-1] // dist.get_world_size()
+    return y[..., each * dist.get_rank() : each * (dist.get_rank() + 1)]
+
+
+def test_accepts_an_output_that_is_divided(world):
+    check_sharded_layer(Columns, lambda: nn.Linear(6, 8), [X], world, world_size=2, output_of=part)
+
+
+def test_accepts_an_output_that_is_joined(world):
+    check_sharded_layer(joined, lambda: nn.Linear(6, 8), [X], world, world_size=2)
+
+
+def test_rejects_parts_that_are_joined_along_another_dimension(world):
+    message = r"rank 0 returns \S+ at \(0, 0, 4\)[^$]*parts of dimension 2 are joined along dimension 0"
+    with pytest.raises(AssertionError, match=message):
+        check_sharded_layer(joined_in_the_order_of_ranks, lambda: nn.Linear(6, 8), [X], world, world_size=2)
+
+
+def test_rejects_an_output_of_another_shape(world):
+    message = r"rank 0 returns shape \(4, 3, 4\), expected shape \(4, 3, 8\)\n.*output_of"
+    with pytest.raises(AssertionError, match=message):
+        check_sharded_layer(Columns, lambda: nn.Linear(6, 8), [X], world, world_size=2)
+
+
+def test_rejects_a_parameter_that_is_no_part_of_the_whole(world):
+    message = r"drawn: rank 0 holds -\S+ at \(0,\) of parameter 'bias', which is no element of the whole layer\n.*drawn"
+    with pytest.raises(AssertionError, match=message):
+        check_sharded_layer(drawn, lambda: nn.Linear(6, 8), [X], world, world_size=2, output_of=part)
+
+
+def test_rejects_a_rest_that_nobody_holds(world):
+    message = (
+        r"no rank holds the element \(6, 0\) of parameter 'weight' of the whole layer\n"
+        r"  held          42 of 49 elements\n  likely cause  what is left over"
+    )
+    with pytest.raises(AssertionError, match=message):
+        check_sharded_layer(
+            without_the_rest, lambda: nn.Linear(6, 7), [X], world, world_size=2, output_of=first_features
+        )
+
+
+
+
+
+class Vocabulary(nn.Module):
+    """7 words and one that is padding, divided over ranks."""
+
+    def __init__(self, whole, learns_padding=False):
+        super().__init__()
+        padded = torch.cat([whole.weight.detach(), torch.zeros(1, whole.weight.shape[1])])
+        self.weight = nn.Parameter(part(padded, 0))
+        self.learns_padding = learns_padding
+
+    def forward(self, tokens):
+        first = dist.get_rank() * len(self.weight)
+        outside = (tokens < first) | (tokens >= first + len(self.weight))
+        found = nn.functional.embedding((tokens - first).masked_fill(outside, 0), self.weight)
+        y = Add.apply(found.masked_fill(outside[..., None], 0))
+        return y + self.weight[-1] if self.learns_padding and dist.get_rank() else y
+
+
+def learns_padding(whole):
+    return Vocabulary(whole, learns_padding=True)
+
+
+def words():
+    return nn.Embedding(7, 6)
+
+
+def test_accepts_a_vocabulary_with_padding(world):
+    check_sharded_layer(Vocabulary, words, [TOKENS.clamp(max=6)], world, world_size=2)
+
+
+def test_rejects_padding_that_learns(world):
+    where = r"rank 1 holds \S+ at \(3, 0\) of the gradient of 'weight', the whole layer 0\n"
+    message = where + "[^$]*the whole layer has no such element"
+    with pytest.raises(AssertionError, match=message):
+        check_sharded_layer(learns_padding, words, [TOKENS.clamp(max=6)], world, world_size=2)
+
+
+
+
+
+def norm():
+    made = nn.LayerNorm(6)
+    nn.init.normal_(made.weight)
+    nn.init.normal_(made.bias)
+    return made
+
+
+def itself(whole):
+    return whole
+
+
+def add(module):
+    for p in module.parameters():
+        dist.all_reduce(p.grad)
+
+
+def add_twice(module):
+    add(module)
+    add(module)
+
+
+def add_in_own_order(module):
+    for p in module.parameters():
+        parts = [torch.empty_like(p) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, p.grad)
+        p.grad = sum(parts[dist.get_rank() :] + parts[: dist.get_rank()])
+
+
+def check_norm(world, sync, world_size=3):
+    check_sharded_layer(
+        itself, norm, [X], world, world_size=world_size, inputs_of=positions, output_of=positions, sync=sync
+    )
+
+
+def test_accepts_a_norm_of_divided_positions(world):
+    check_norm(world, add)
+
+
+@pytest.mark.parametrize(
+    ("sync", "cause"),
+    [
+        (None, "it is this rank's own part: 3 ranks hold the parameter, and their sum is right"),
+        (add_twice, "it is 3 times too large: summed once too often over its holders"),
+    ],
+)
+def test_rejects_a_norm_of_divided_positions(world, sync, cause):
+    message = rf"rank 0 holds \S+ at \(0,\) of the gradient of 'weight', [^$]*  likely cause    {re.escape(cause)}"
+    with pytest.raises(AssertionError, match=message):
+        check_norm(world, sync)
+
+
+def test_rejects_copies_that_add_in_orders_of_their_own(world):
+    message = "ranks 0 and 1 hold copies of 'weight', whose gradients differ in some bits"
+    with pytest.raises(AssertionError, match=message):
+        check_norm(world, add_in_own_order)
+
+
+
+
+
+def test_a_layer_that_draws_random_numbers_says_nothing(world):
+    with pytest.raises(Inconclusive, match="draws random numbers, as dropout does"):
+        check_sharded_layer(itself, lambda: nn.Dropout(0.5), [X], world, world_size=2)
+
+
+def test_an_output_that_depends_on_nothing_says_nothing(world):
+    class Zero(nn.Module):
+        def forward(self, x):
+            return 0 * x
+
+    with pytest.raises(Inconclusive, match="no gradient of the whole layer differs from zero"):
+        check_sharded_layer(itself, Zero, [X], world, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"batches": []}, ValueError, "needs one or more, got none"),
+        ({"batches": [3]}, TypeError, "batches must return a tensor"),
+        ({"world_size": 1}, ValueError, "world_size must be at least 2, got 1"),
+        ({"world": "sim"}, TypeError, "takes as world the fixture"),
+        ({"shard": lambda whole: None}, TypeError, "shard must return the module of this rank, it returned NoneType"),
+        ({"inputs_of": lambda x: None}, TypeError, "inputs_of must return a tensor or a tuple of tensors"),
+        ({"make": lambda: nn.Linear(6, 2, dtype=torch.complex64)}, TypeError, "takes real parameters, 'weight' is"),
+        ({"make": norm()}, TypeError, "make must be a function that makes the model"),
+    ],
+)
+def test_refuses_what_it_cannot_take(world, arguments, error, message):
+    given = {"shard": itself, "make": norm, "batches": [X], "world": world, "world_size": 2} | arguments
+    with pytest.raises(error, match=message):
+        check_sharded_layer(**given)
+
+
+class RowParallel(nn.Module):
+    """``y = x W + b``; a rank has rows of W, and ``add`` puts the parts together."""
+
+    def __init__(self, whole, add):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(part(whole.weight)), nn.Parameter(whole.bias.detach().clone())
+        self.add = add
+
+    def forward(self, x):
+        mine = Copy.apply(x).chunk(dist.get_world_size(), -1)[dist.get_rank()]
+        return self.add(mine @ self.weight.T) + self.bias
+
+
+def row_parallel(whole):
+    return RowParallel(whole, lambda x: Add.apply(x))
+
+
+def row_parallel_without_sum(whole):
+    return RowParallel(whole, lambda x: x)
+
+
+def row_parallel_in_a_group_of_its_own(whole):
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+
+    def alone(x):
+        x = x.clone()
+        dist.all_reduce(x, group=groups[dist.get_rank()])
+        return x
+
+    return RowParallel(whole, alone)
+
+
+def with_bias():
+    layer = nn.Linear(6, 4)
+    nn.init.normal_(layer.bias)
+    return layer
+
+
+@pytest.mark.parametrize("shard", [row_parallel_without_sum, row_parallel_in_a_group_of_its_own])
+def test_a_missing_sum_is_told_beside_a_bias(world, shard):
+    check_sharded_layer(row_parallel, with_bias, [X], world, world_size=2)
+    with pytest.raises(AssertionError, match="it is this rank's own part and 'bias': all parts, and that once, add up"):
+        check_sharded_layer(shard, with_bias, [X], world, world_size=2)
+
+
+@pytest.mark.parametrize(("factor", "told"), [(0.5, "2 times too small"), (3.0, "it is 3 times what it should be")])
+def test_a_factor_is_told_where_it_is_no_matter_of_ranks(world, factor, told):
+    class Scaled(nn.Module):
+        def __init__(self, whole):
+            super().__init__()
+            self.whole = whole
+
+        def forward(self, x):
+            return self.whole(x) * factor
+
+    with pytest.raises(AssertionError, match=told) as raised:
+        check_sharded_layer(Scaled, with_bias, [X], world, world_size=2)
+    assert (", or a factor of 2 is missing" in str(raised.value)) == (factor == 0.5)

@@ -1,0 +1,1 @@
+"""What holds on simulated ranks and on processes alike."""

@@ -1,0 +1,150 @@
+"""Faults on the simulated cluster tell survivors what gloo tells them when a process dies, stops or stays away.
+
+A collective says of its time limit whether it was sending or receiving, which is a matter of gloo's algorithm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from pdlcheck.faults import Absent, Kill, Stall
+from pdlcheck.worlds import get_world
+
+from ..clone import ROOT
+from . import loss_programs
+from .gloo_losses import WORLD_SIZE, Case, recorder
+
+FAULTS = {"kill": Kill, "stall": Stall}
+MESSAGES = ("receive_from_the_lost", "send_to_the_lost", "survivors_talk_on")
+PROGRAMS = {  # program -> the operation at which rank 1 is lost
+    "broadcast_from_the_lost": 0,
+    "exchange": 1,
+    "group_with_the_lost": 1,
+    "meet_twice": 0,
+    "receive_from_the_lost": 1,
+    "reduce_again": 1,
+    "reduce_in_a_group_that_was_there": 1,
+    "reduce_to_rank_0": 0,
+    "regroup": 1,
+    "send_to_the_lost": 1,
+    "survivors_talk_on": 1,
+    "wait_for_futures": 0,
+}
+CASES = [
+    *(Case(program, how, at) for how in FAULTS for program, at in PROGRAMS.items()),
+    *(Case(name, how, 1, lost, True) for how in FAULTS for name in ("monitor", "monitor_all") for lost in (0, 1)),
+    *(Case("rendezvous", "absent", 0, lost) for lost in range(WORLD_SIZE)),
+]
+# what a collective does on ranks that talk to its root alone is a matter of gloo's algorithm; on sim it needs them all
+DIFFERENT = [Case("broadcast_to_the_lost", how) for how in FAULTS]
+
+
+@pytest.fixture(scope="module")
+def real():
+    """Case -> rank -> what it was told."""
+    cases = [*CASES, *DIFFERENT]
+    command = [sys.executable, "-m", f"{__package__}.gloo_losses", json.dumps(cases)]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    ended = [{int(rank): told for rank, told in ranks.items()} for ranks in json.loads(done.stdout)]
+    return dict(zip(cases, ended, strict=True))
+
+
+class LostFirst:
+    """The lost rank goes on while it can: where it is killed, its peers know."""
+
+    every_step = False
+    every_post = False
+
+    def __init__(self, lost):
+        self._lost = lost
+
+    def begin(self, world_size):
+        pass
+
+    def choose(self, point):
+        return self._lost if self._lost in point.runnable else point.runnable[0]
+
+
+def simulated(case):
+    fault = Absent(case.lost) if case.how == "absent" else FAULTS[case.how](case.lost, case.at)
+
+    def program():
+        told = []
+        getattr(loss_programs, case.program)(recorder(told), int(os.environ["RANK"]))
+        return told
+
+    ended = get_world("sim", schedule=LostFirst(case.lost), faults=[fault]).run(program, world_size=WORLD_SIZE)
+    return {rank: told for rank, told in enumerate(ended) if rank != case.lost}
+
+
+def plain(told, program):
+    """Without what differs from run to run."""
+    words = re.sub(r"\[(sim|/[^\]]*)\] ", "", told)
+    words = re.sub(r"(Connection closed by peer|\w+ error .*: Connection reset by peer).*", LOST, words)
+    words = re.sub(r"\d+ ?ms", "N ms", words)
+    words = re.sub(r"\(\S+, \d+\)", "(ADDRESS)", words)
+    return words if program in MESSAGES else re.sub("(send|recv) operation", "operation", words)
+
+
+def _whoever_was_first(told):
+    """The survivor whose time limit elapses first closes its connections; others see that, or their own limit."""
+    given_up = (TIMED_OUT, "RuntimeError: connection lost", "RuntimeError: Application timeout caused pair closure")
+    return {rank: ["given up" if one in given_up else one for one in of_rank] for rank, of_rank in told.items()}
+
+
+def _on_time(told, expected):
+    """What gloo tells where each rank comes to a monitored barrier before it hears of the loss.
+
+    A rank that finds it without rank 0, which has left, is told of its connection alone. Rank 0, where it waits for
+    all and hears of the loss while it waits, names the rank, and else is told of its connection.
+    """
+    lost, late = f"RuntimeError: {LOST}", dict(expected)
+    for rank, of_rank in told.items():
+        heard = expected[rank][-1]
+        if heard == lost and of_rank[-1].endswith(f": \n{LOST}"):
+            late[rank] = [*expected[rank][:-1], of_rank[-1]]
+        if rank == 0 and of_rank[-1] == lost and "failed to pass monitoredBarrier" in heard:
+            late[rank] = [*expected[rank][:-1], lost]
+    return late
+
+
+def _name(case):
+    return f"{case.program}-{case.how}-{case.lost}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_survivors_are_told_what_gloo_tells(real, case):
+    told, expected = (
+        {rank: [plain(one, case.program) for one in one_rank] for rank, one_rank in world.items()}
+        for world in (simulated(case), real[case])
+    )
+    if case.how == "stall" and case.program not in MESSAGES:
+        on_sim, on_gloo = (any(TIMED_OUT in of_rank for of_rank in side.values()) for side in (told, expected))
+        assert on_sim == on_gloo
+        told, expected = map(_whoever_was_first, (told, expected))
+    elif case.program in ("monitor", "monitor_all"):
+        expected = _on_time(told, expected)
+    assert told == expected
+    well = all(one == "ok" for one_rank in told.values() for one in one_rank)
+    assert well == (case.program in ("regroup", "survivors_talk_on"))
+
+
+@pytest.mark.parametrize("case", DIFFERENT, ids=_name)
+def test_where_they_are_not_it_is_known(real, case):
+    told, expected = ([plain(one, "") for one in ranks[2]] for ranks in (simulated(case), real[case]))
+    assert told == ["RuntimeError: connection lost" if case.how == "kill" else TIMED_OUT]
+    assert expected == ["ok"] or (case.how == "kill" and expected == [TIMED_OUT])  # as soon as it hears of the kill
+
+
+LOST = "connection lost"
+TIMED_OUT = "RuntimeError: Timed out waiting N ms for operation to complete"

@@ -1,0 +1,1 @@
+"""Sessions whose ranks torchrun, mpiexec, srun or a person has started."""

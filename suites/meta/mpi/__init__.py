@@ -1,0 +1,1 @@
+"""The process group over mpi4py, and the world whose ranks mpiexec starts."""

@@ -1,0 +1,1 @@
+"""The pytest plugin from outside: verdicts, fixtures, output, limits, and other plugins."""

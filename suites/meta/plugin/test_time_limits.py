@@ -1,0 +1,187 @@
+"""Time limits of tests, with pytest-timeout and without, and ranks that do not end."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..conftest import HEAD
+
+LIMITED = """
+@W
+@pytest.mark.timeout(1.5)
+def test_hangs(rank):
+    if rank == 0:
+        time.sleep(50)
+    dist.barrier()
+
+@W
+def test_ini(rank):
+    dist.barrier()
+    if rank == 1:
+        time.sleep(50)
+
+@W
+def test_after(rank):
+    dist.barrier()
+
+@pytest.mark.timeout(0.5, method="signal")
+def test_controller(world):
+    time.sleep(50)
+
+def sleep():
+    time.sleep(50)
+
+@pytest.mark.timeout(1)
+def test_function(world):
+    world.run(sleep, world_size=2)
+
+@W
+@pytest.mark.timeout(60, func_only=True)
+def test_enough(rank):
+    time.sleep(0.1)
+"""
+
+
+def test_the_limits_of_pytest_timeout_are_kept_by_the_ranks(run, pytester):
+    pytester.makeini("[pytest]\ntimeout = 2\ntimeout_method = thread\n")  # this method would end the process
+    result = run(LIMITED, new_process=True)
+    result.assert_outcomes(passed=2, failed=4)
+    result.stdout.fnmatch_lines(
+        [
+            "E   RankTimeout: no result within 1.[345] s from ranks 0, 1 of 2",
+            "E     rank 0: busy at test_inner.py:9",
+            "E     rank 1: busy in barrier, default group (ranks 0, 1), collective 0, at test_inner.py:10",
+            "E   stack of rank 0, innermost call last:",
+            'E     File "*test_inner.py", line 9, in test_hangs',
+            "E   stack of rank 1, innermost call last:",
+            'E     File "*test_inner.py", line 10, in test_hangs',
+            "E   RankTimeout: no result within * s from rank 1 of 2",
+            "E     rank 0: has returned; last operation barrier, default group *, collective 0, at test_inner.py:14",
+            "E   *Failed: Timeout *from pytest-timeout*",
+            "E   *RankTimeout: no result within * s from ranks 0, 1 of 2",
+            "E*   rank 0: busy at test_inner.py:27",
+        ]
+    )
+    assert "/_pytest/" not in result.stdout.str(), "the stacks are the user's"
+
+
+def test_the_marker_counts_without_pytest_timeout_too(run):
+    result = run(LIMITED, "-p", "no:timeout", "-k", "hangs or after", "--strict-markers")
+    result.assert_outcomes(passed=1, failed=1, deselected=4)
+    result.stdout.fnmatch_lines(["E   RankTimeout: no result within 1.[345] s from ranks 0, 1 of 2"])
+
+
+SIMULATED = """
+import signal, time
+
+@pytest.fixture
+def own(rank):
+    yield rank
+    print(f"rank {rank} is torn down")
+
+@pytest.fixture
+def slow(rank, own):
+    if rank == 1:
+        time.sleep(5)
+
+@W
+@pytest.mark.timeout(1.5)
+def test_sleeps(rank, own):
+    if rank == 1:
+        time.sleep(5)
+    dist.barrier()
+
+@W
+@pytest.mark.timeout(1.5)
+def test_computes(rank, own):
+    while rank == 1:
+        pass
+    dist.barrier()
+
+@W
+@pytest.mark.timeout(1.5)
+def test_communicates(rank, own):
+    while True:
+        dist.barrier()
+
+@W
+@pytest.mark.timeout(1.5)
+def test_in_a_fixture(slow): pass
+
+@W
+@pytest.mark.timeout(1.5)
+@pytest.mark.schedules(5)
+def test_under_schedules(rank, own):
+    while True:
+        pass
+
+@W
+def test_after(rank, own, tmp_path):
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total == 2
+    if rank == 1:  # by now those that slept have woken up
+        time.sleep(5)
+"""
+
+
+def test_simulated_ranks_that_do_not_end_are_replaced(pytester):
+    pytester.makepyfile(test_inner=HEAD + SIMULATED)
+    result = pytester.runpytest_subprocess("--world", "sim", "-p", "no:randomly", "-rA", timeout=100)
+    result.assert_outcomes(passed=1, failed=4, errors=1, warnings=0)
+    text = result.stdout.str()
+    assert text.count("rank 1 does not stop and is left behind; what follows has fresh ranks") >= 2, text
+    assert text.count("rank 0 is torn down") == text.count("rank 1 is torn down") == 5, text
+
+
+@pytest.mark.parametrize("place", ["test", "fixture"])
+def test_ctrl_c_ends_a_run_of_simulated_ranks_that_sleep(pytester, place):
+    press = """
+    if rank == 1:
+        threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+        time.sleep(1000)
+"""
+    bodies = {"test": ("", press), "fixture": (press, "")}[place]
+    source = """
+import signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+@pytest.fixture
+def fixture(rank, monkeypatch):
+    "no more"{}
+
+@W
+def test_sleeps(rank, fixture):
+    "no more"{}
+"""
+    pytester.makepyfile(test_inner=HEAD + source.format(*bodies))
+    result = pytester.runpytest_subprocess("--world", "sim", timeout=60)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*KeyboardInterrupt*"])
+
+
+@pytest.mark.parametrize("arguments", ["rank", "world"])
+def test_the_limit_of_the_first_test_on_simulated_ranks_does_not_count_the_import_of_torch(pytester, arguments):
+    pytester.makeconftest(
+        """
+        import sys, time
+
+        class Slow:
+            def find_spec(self, name, path, target=None):
+                if name == "torch":
+                    time.sleep(4)
+
+        sys.meta_path.insert(0, Slow())
+        """
+    )
+    pytester.makepyfile(
+        f"""
+        import pytest, sys
+        assert "torch" not in sys.modules
+
+        {'@pytest.mark.world_size(2)' if arguments == 'rank' else ''}
+        @pytest.mark.timeout(4)
+        def test_first({arguments}): pass
+        """
+    )
+    pytester.runpytest_subprocess("--world", "sim", timeout=100).assert_outcomes(passed=1)

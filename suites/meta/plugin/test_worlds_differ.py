@@ -1,0 +1,352 @@
+"""A session on sim and gloo: the report of a test that passes on one alone names the shared globals behind it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+# the inner runs forget the modules that they import: what keeps state must be there before
+import pdlcheck.harness.processes
+import pdlcheck.harness.simulated
+import pdlcheck.worlds.simulated.cause  # noqa: F401
+from pdlcheck.harness.differing import compares_worlds
+
+from ..simulated import shared_globals
+
+pytestmark = pytest.mark.usefixtures("only_this_file")
+SECTION = re.compile(r"^-+ worlds differ -+$\n((?:.|\n)*?)(?=^[-_=]{5,}|\Z)", re.MULTILINE)
+REPORT = re.compile(r"^_+ (\S+) _+$\n((?:.|\n)*?)(?=^_{5,} \S+ _{5,}$|^={5,})", re.MULTILINE)
+
+CURE = "pdlcheck_own_globals = train, in an ini file, makes it so in every run."
+
+
+@pytest.fixture
+def run(pytester):
+    """Write a test file beside the programs, run it on both worlds, return the result and the sections by test."""
+
+    def run(source, *options, worlds="sim,gloo"):
+        shutil.copy(Path(shared_globals.__file__), pytester.path / "train.py")
+        (pytester.path / "train_late.py").write_text("NAME = 'late'\nuses = 0\n")
+        pytester.makepyfile("import numpy, pytest, threading, torch, torch.distributed as dist, train\n" + source)
+        pytester.syspathinsert()
+        result = pytester.runpytest_inprocess("--world", worlds, "-p", "no:cacheprovider", *options)
+        sections = {}
+        for test, report in REPORT.findall(result.stdout.str()):
+            for text in SECTION.findall(report):
+                sections[test] = text.rstrip()
+        return result, sections
+
+    return run
+
+
+ON_GLOO = {  # what the ranks hold on processes
+    "counter": [3, 3],
+    "cached": [[0], [1]],
+    "singleton": [[0.0, 0.0], [1.0, 1.0]],
+    "class_attribute": [1, 1],
+    "lru_cached": [["shard", 0], ["shard", 1]],
+    "mutable_default": [[0, -1], [1, -1]],
+    "appended_by_one": [1, 0],
+    "rebound": [10, 0],
+}
+OF_RIGHT_TWINS = ON_GLOO | {"mutable_default": [[-1], [-1]], "appended_by_one": [1, 1], "rebound": [10, 10]}
+INNOCENT = [(program.__name__, None) for program in shared_globals.INNOCENT]
+
+
+def test_each_broken_program_is_explained_and_no_twin_and_no_innocent(run):
+    broken = [(program.__name__, ON_GLOO[program.__name__]) for program, _, _ in shared_globals.BROKEN]
+    twins = [(twin.__name__, OF_RIGHT_TWINS[program.__name__]) for program, _, twin in shared_globals.BROKEN]
+    result, sections = run(
+        f"""
+CASES = [pytest.param(*case, id=case[0]) for case in {broken + twins + INNOCENT}]
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize(("name", "expected"), CASES)
+def test(rank, name, expected):
+    found = getattr(train, name)()
+    if expected is not None:
+        assert (found.tolist() if isinstance(found, torch.Tensor) else found) == expected[rank]
+"""
+    )
+    result.assert_outcomes(failed=8, passed=8 + 2 * 8 + 2 * len(INNOCENT))
+    assert set(sections) == {f"test[sim-2-{name}]" for name in ON_GLOO}
+    for program, blamed, _ in shared_globals.BROKEN:
+        text = sections[f"test[sim-2-{program.__name__}]"]
+        assert text.startswith(
+            "fails on sim, passes on gloo: simulated ranks share module globals.\n"
+            "With globals of its own for each rank it passes on sim too\n"
+            f"  {blamed}, train.py:"
+        )
+        assert text.splitlines()[3:] == [CURE], f"another global is blamed:\n{text}"
+
+
+def test_what_passes_on_sim_alone_shows_the_failure_of_the_ranks_own_globals(run):
+    result, sections = run(
+        """
+@pytest.mark.world_size(2)
+def test_told_by_a_global(rank):
+    assert train.appended_by_one() == 1
+"""
+    )
+    result.assert_outcomes(failed=1, passed=1)
+    assert re.fullmatch(
+        "passes on sim, fails on gloo: simulated ranks share module globals.\n"
+        "With globals of its own for each rank it fails on sim too: assert 0 == 1\n"
+        rf"  train.seen  list, changed by rank 0, train.py:\d+\n{CURE}",
+        sections["test_told_by_a_global[gloo-2]"],
+    )
+
+
+def test_the_caller_of_world_run_has_globals_of_its_own_too(run):
+    result, sections = run(
+        """
+seen = []
+
+def look():
+    return len(seen)
+
+def test_set_by_the_caller(world):
+    seen[:] = [1]
+    assert world.run(look, world_size=2) == [1, 1]
+
+def test_seen_by_a_function_that_travels_by_value(world):
+    seen[:] = [1, 2]
+    assert world.run(lambda: len(seen), world_size=2) == [2, 2]
+
+def count():
+    train.step_count += 1
+    dist.barrier()
+    return train.step_count
+
+def test_counted_beside_what_travels(world):
+    seen[:] = [1, 2]
+    assert world.run(lambda: (len(seen), count()), world_size=2) == [(2, 1)] * 2
+
+def put():
+    train.seen.append(1)
+
+def test_read_by_the_caller(world):
+    train.seen.clear()
+    world.run(put, world_size=2)
+    assert train.seen == []
+
+def test_collected_in_a_closure(world):
+    ranks = []
+    world.run(lambda: ranks.append(dist.get_rank()), world_size=2)
+    assert sorted(ranks) == [0, 1]
+"""
+    )
+    result.assert_outcomes(failed=4, passed=6)
+    assert len(sections) == 4
+    counted = sections["test_counted_beside_what_travels[sim]"].splitlines()
+    assert counted[2].startswith("  train.step_count  int, changed by ranks 0 and 1, ")
+    assert counted[3:] == [CURE]
+    assert "  train.seen  list, changed by ranks 0 and 1, " in sections["test_read_by_the_caller[sim]"]
+    own = "test_the_caller_of_world_run_has_globals_of_its_own_too"
+    assert f"  {own}.seen  list, changed by the caller of world.run, " in sections["test_set_by_the_caller[gloo]"]
+    closure = sections["test_collected_in_a_closure[gloo]"]
+    assert closure.startswith("passes on sim, fails on gloo: simulated ranks share closures.")
+    assert f"  {own}.test_collected_in_a_closure's ranks  list, changed by ranks 0 and 1, " in closure
+
+
+def test_a_difference_of_another_kind_is_not_put_on_globals(run):
+    result, sections = run(
+        """
+@pytest.mark.world_size(2)
+def test_other(request, rank):
+    train.step_count += 1
+    assert threading.current_thread() is not threading.main_thread()
+
+
+@pytest.mark.world_size(2)
+def test_on_processes_alone(request, rank):
+    train.step_count += 1
+    assert threading.current_thread() is threading.main_thread()
+
+
+drawn, seeded = torch.from_numpy(numpy.random.rand(3)), torch.randn(3)
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("imported", ["drawn", "seeded"])
+def test_alike_on_all_ranks(imported):
+    mine = globals()[imported]
+    of_rank_0 = mine.clone()
+    dist.broadcast(of_rank_0, 0)
+    assert torch.equal(of_rank_0, mine)
+"""
+    )
+    result.assert_outcomes(failed=3, passed=5)
+    other = "and not because simulated ranks share module globals, as far as those can be told apart."
+    imported = "What an import draws from numpy or random, unseeded, is one on sim; each process draws its own."
+    assert sections == {
+        "test_other[gloo-2]": f"passes on sim, fails on gloo, {other}\n{imported}",
+        "test_on_processes_alone[sim-2]": f"fails on sim, passes on gloo, {other}",
+        "test_alike_on_all_ranks[gloo-2-drawn]": f"passes on sim, fails on gloo, {other}\n{imported}",
+    }
+
+
+def test_what_an_earlier_test_left_is_told(run):
+    result, sections = run(
+        """
+def test_first():
+    train.limit = 7
+
+@pytest.mark.world_size(2)
+def test_second(rank):
+    assert train.limit == 0
+"""
+    )
+    result.assert_outcomes(failed=1, passed=2)
+    assert sections == {
+        "test_second[sim-2]": "fails on sim, passes on gloo; but passes on sim too when it runs alone: a test before "
+        "it has changed what it uses."
+    }
+
+
+def test_fixtures_are_set_up_again_and_the_modules_are_left_as_they_were(run):
+    result, sections = run(
+        """
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("shared")
+
+@pytest.fixture
+def start(rank):
+    train.limit = 100
+    yield 1
+    assert train.limit == 100
+
+@pytest.mark.world_size(2)
+def test_counts(start, folder, capsys, tmp_path):
+    train.step_count += start
+    dist.barrier()
+    assert folder.exists() and train.limit == 100 and tmp_path.exists()
+    assert train.step_count == 1
+"""
+    )
+    result.assert_outcomes(failed=1, passed=1)
+    assert "train.step_count  int, changed by ranks 0 and 1" in sections["test_counts[sim-2]"]
+
+
+def test_an_object_that_refuses_is_no_error_of_the_session(run):
+    result, sections = run(
+        """
+class Sealed(int):
+    def __eq__(self, other):
+        raise TypeError("sealed")
+    __hash__ = int.__hash__
+
+level = Sealed(0)
+
+@pytest.mark.world_size(2)
+def test_counts(rank):
+    global level
+    level = Sealed(level + 1)
+    dist.barrier()
+    assert int(level) == 1
+"""
+    )
+    result.assert_outcomes(failed=1, passed=1)
+    assert sections == {
+        "test_counts[sim-2]": "fails on sim, passes on gloo; whether that comes from module globals was not found out: "
+        "TypeError: sealed"
+    }
+
+
+def test_only_so_many_tests_run_again(run, monkeypatch):
+    monkeypatch.setattr("pdlcheck.harness.differing._AT_MOST", 1)
+    _, sections = run(
+        """
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("number", [1, 2])
+def test(number):
+    assert train.counter() == 3 * number
+"""
+    )
+    assert "train.step_count" in sections["test[sim-2-1]"]
+    assert sections["test[sim-2-2]"].endswith("not found out: 1 tests before it ran again, and no more do")
+
+
+def test_a_session_that_is_to_end_ends(run):
+    result, sections = run(
+        """
+@pytest.mark.world_size(2)
+def test_counts(rank):
+    assert train.counter() == 3
+
+def test_last():
+    pytest.exit("enough")
+"""
+    )
+    result.stdout.fnmatch_lines(["*_pytest.outcomes.Exit: enough*"])
+    assert sections == {}
+
+
+def test_modules_that_cannot_be_read_are_no_error_of_the_session(run):
+    _, sections = run(
+        """
+class Sealed:
+    def __getattribute__(self, name):
+        raise OSError("sealed")
+
+sealed = Sealed()
+
+@pytest.mark.world_size(2)
+def test_counts(rank):
+    assert train.counter() == 3
+"""
+    )
+    assert sections["test_counts[sim-2]"].endswith("was not found out: OSError: sealed")
+
+
+@pytest.mark.parametrize(
+    ("options", "compares"),
+    [
+        (["--world", "sim,gloo"], True),
+        (["--world", "gloo,sim"], True),
+        (["--world", "sim"], False),
+        (["--world", "gloo,mpi"], False),
+        (["--world", "sim,gloo", "-n", "2"], False),
+        (["--world", "sim,gloo", "--pdb"], False),
+        (["--world", "sim,gloo", "--rank-pdb", "0"], False),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_worlds_are_compared_where_one_process_sees_both(pytester, options, compares):
+    assert compares_worlds(pytester.parseconfig(*options)) == compares
+
+
+@pytest.mark.parametrize(
+    ("options", "worlds"), [([], "sim"), (["--co"], "sim,gloo")], ids=["one world", "only collected"]
+)
+def test_nothing_is_looked_at_where_nothing_can_be_compared(run, monkeypatch, options, worlds):
+    from pdlcheck.worlds.simulated import own_globals
+
+    monkeypatch.setattr(own_globals, "UserState", None)
+    test = "@pytest.mark.world_size(2)\ndef test(rank):\n    assert rank < 2\n"
+    result, sections = run(test, *options, worlds=worlds)
+    assert sections == {}
+    assert result.ret == 0
+
+
+def test_expected_failures_and_skips_are_no_verdicts_to_compare(run):
+    result, sections = run(
+        """
+@pytest.mark.world_size(2)
+def test_skipped(rank):
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("not here")
+    assert train.seen
+
+@pytest.mark.xfail
+@pytest.mark.world_size(2)
+def test_expected(rank):
+    assert train.appended_by_one() == 1
+"""
+    )
+    result.assert_outcomes(failed=1, skipped=1, xfailed=1, xpassed=1)
+    assert sections == {}

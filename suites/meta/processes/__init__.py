@@ -1,0 +1,1 @@
+"""The worlds whose ranks are processes of this machine."""

@@ -1,0 +1,1 @@
+"""The repository: its architecture, pages, commands and examples."""

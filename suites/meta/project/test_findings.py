@@ -1,0 +1,73 @@
+"""What pdlcheck found in others' code: each finding replays, and the cure that its page names passes."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+from pdlcheck.errors import BufferHazard, CollectiveMismatch, Deadlock
+from pdlcheck.worlds import get_world
+
+from ..clone import ROOT
+
+FINDINGS = ROOT / "docs" / "findings"
+
+pytestmark = pytest.mark.skipif(
+    not FINDINGS.exists(), reason="needs docs/findings: run the suites in a clone of the repository"
+)
+
+
+def _module(name):
+    spec = importlib.util.spec_from_file_location(name, FINDINGS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def powersgd():
+    return _module("powersgd_order")
+
+
+@pytest.mark.parametrize("schedule", ["first", *(f"random:{seed}" for seed in range(8))])
+def test_powersgd_with_two_buckets_reduces_in_another_order_on_each_rank(powersgd, schedule):
+    with pytest.raises((CollectiveMismatch, Deadlock), match=r"all_reduce\(SUM\) of float32 \(8,\)"):
+        get_world("sim", schedule=schedule).run(powersgd.train, powersgd.torchs_hook, world_size=2)
+
+
+@pytest.mark.parametrize("schedule", ["first", *(f"random:{seed}" for seed in range(8))])
+def test_powersgd_that_waits_bucket_by_bucket_keeps_replicas_equal(powersgd, schedule):
+    one, other = get_world("sim", schedule=schedule).run(powersgd.train, powersgd.waited_hook, world_size=2)
+    assert torch.equal(one, other)
+
+
+def test_powersgd_with_one_bucket_keeps_replicas_equal(powersgd, monkeypatch):
+    monkeypatch.setattr(powersgd, "LAYERS", 1)
+    one, other = get_world("sim").run(powersgd.train, powersgd.torchs_hook, world_size=2)
+    assert torch.equal(one, other)
+
+
+def test_a_wait_for_the_last_of_several_is_a_hazard_but_on_a_stream():
+    program = _module("last_of_several").times_unfinished
+    with pytest.raises(BufferHazard, match=r"reads the output .*last_of_several.py:31"):
+        get_world("sim").run(program, world_size=2)
+    for semantics, waits_for_all in (("nccl", False), ("rendezvous", True), ("gloo", True)):
+        world = get_world("sim", semantics=semantics)
+        assert world.run(program, waits_for_all, 8, world_size=2) == [0, 0]
+
+
+def test_a_wait_for_all_of_several_is_right_on_gloo():
+    world = get_world("gloo", watch=False)
+    try:
+        assert world.run(_module("last_of_several").times_unfinished, True, world_size=2) == [0, 0]
+    finally:
+        world.close()
+
+
+def test_subgroups_of_a_group_are_other_groups_on_each_half():
+    program = _module("subgroups_of_a_group").sum_over_pair
+    with pytest.raises(CollectiveMismatch, match=r"(?s)make different groups: new_group.*subgroups_of_a_group.py:22"):
+        get_world("sim").run(program, world_size=8)
+    assert get_world("sim").run(program, True, world_size=8) == [1.0, 1.0, 5.0, 5.0, 9.0, 9.0, 13.0, 13.0]

@@ -1,0 +1,1 @@
+"""The simulated cluster: semantics, schedules, the clock, and what each rank has for itself."""

@@ -1,0 +1,1 @@
+"""PageRank: the solver, its published versions, its kernels, and over ranks."""

@@ -1,0 +1,1 @@
+"""Pipelines: schedules, stages, what ranks agree on, and what is refused."""

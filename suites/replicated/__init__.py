@@ -1,0 +1,1 @@
+"""DataParallel: one process, several devices or workers."""

@@ -1,0 +1,1 @@
+"""Sync: initial weights, gradients every k steps, averages of models."""
