@@ -19,6 +19,7 @@ __all__ = [
     "digest",
     "made_by",
     "made_wide",
+    "plain_name",
     "require_bits",
     "scramble",
     "state_of",
@@ -28,19 +29,27 @@ __all__ = [
 
 State = dict[str, Tensor | None]
 
+_WRAPPERS = re.compile(r"\b(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
+
 
 def state_of(module: nn.Module, *, buffers: bool = True, gradients: bool = False) -> State:
     """Copies of what ``module`` holds, named ``parameter 'a'``, ``gradient of 'a'`` and ``buffer 'b'``."""
     found: State = {}
     for name, parameter in module.named_parameters():
+        name = plain_name(name)
         found[f"parameter {name!r}"] = whole(parameter)
         if gradients:
             grad = parameter.grad
             found[f"gradient of {name!r}"] = None if grad is None else whole(grad)
     if buffers:
         for name, buffer in module.named_buffers():
-            found[f"buffer {name!r}"] = whole(buffer)
+            found[f"buffer {plain_name(name)!r}"] = whole(buffer)
     return found
+
+
+def plain_name(name: str) -> str:
+    """Without the names of the modules that torch puts around others in their place, to compile or recompute them."""
+    return _WRAPPERS.sub("", name)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -31,27 +31,35 @@ class Precision(NamedTuple):
         dtype: the lowest in which one of them computes, adds up or sends.
         of_the_way: so much of the farthest way of a tensor's elements.
         of_the_weights: so much of its largest element.
+        of_the_farthest: so much of the farthest way of any weight.
     """
 
     dtype: torch.dtype
     of_the_way: float
     of_the_weights: float
+    of_the_farthest: float
 
 
 # A step with a wrong gradient is off by 1e-3 of the way that the weights went and more, however short that way is
 # beside the weights. float64 steps lose about 1e-16 of a weight each, float32 steps 6e-8, and training magnifies that;
-# a gradient of n products in bfloat16, with 8 bits, is off by some hundredths of it.
+# a gradient of n products in bfloat16, with 8 bits, is off by some hundredths of it. One that is a sum of zero, as that
+# of the bias of the keys in attention, is as large as the rounding of its summands, which other gradients have, too.
 PRECISIONS = {
-    torch.float64: Precision(torch.float64, 1e-8, 1e-12),
-    torch.float32: Precision(torch.float32, 1e-3, 1e-6),
-    torch.float16: Precision(torch.float16, 2e-2, 1e-6),
-    torch.bfloat16: Precision(torch.bfloat16, 1e-1, 1e-6),
+    torch.float64: Precision(torch.float64, 1e-8, 1e-12, 1e-12),
+    torch.float32: Precision(torch.float32, 1e-3, 1e-6, 1e-6),
+    torch.float16: Precision(torch.float16, 2e-2, 1e-6, 1e-4),
+    torch.bfloat16: Precision(torch.bfloat16, 1e-1, 1e-6, 1e-3),
 }
 
 _ADAM = (
-    "; Adam divides gradients by their size, as clipping does: there, a wrong factor of all of them shows as little as "
-    "this; SGD without clipping shows the factor"
+    "; where Adam divides gradients by their size, or clipping does, a wrong factor of all of them shows as little as "
+    "this: SGD without clipping shows the factor"
 )
+_APART = (
+    "ranks went apart: a gradient was not synchronised, or a step not taken, on all of them alike, or their optimizers "
+    "have other settings"
+)
+_BUFFER = "ranks hold another buffer each: it was not broadcast, or each rank computes its own"
 _ROUNDING = 1e-5  # of the way: a wrong gradient is off by more
 
 
@@ -80,13 +88,26 @@ def how_far(way: Tensor, went: Tensor) -> str | None:
     if not way.any():
         return None
     if not went.any():
-        return "they did not move: no gradient reached the optimizer, or another model, such as a copy, was trained"
+        return (
+            "they did not move: no gradient reached the optimizer, its learning rate was 0, this rank is not one that "
+            "updates them, or another model, such as a copy, was trained"
+        )
     times, cosine = _compared(way, went)
     told = f"they went {times:.6g} times as far in this direction, cosine {cosine:.6f}"
     return told + (_ADAM if (went - way).norm() <= 1e-2 * way.norm() else "")
 
 
-def likely_cause(way: Tensor, went: Tensor, precision: Precision, world_size: int, apart: str | None) -> str | None:
+class Apart(NamedTuple):
+    """Two ranks that do not hold the same of a tensor, and why that may be."""
+
+    words: str
+    cause: str
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def likely_cause(way: Tensor, went: Tensor, precision: Precision, world_size: int, apart: Apart | None) -> str | None:
     """What the way that the wrong tensors ``went`` tells; ``apart``: how ranks differ."""
     if not way.any() or not went.any():
         return None
@@ -94,30 +115,53 @@ def likely_cause(way: Tensor, went: Tensor, precision: Precision, world_size: in
     if precision.dtype == torch.float64 and off <= _ROUNDING:
         return (
             f"without Adam and clipping, rounding in float32, as it is {off:.1e} of the way: something computes, adds "
-            "up or sends in float32, such as a reduce_dtype; where that is meant, pass dtype=torch.float32"
+            "up or sends in float32, such as a reduce_dtype; where that is meant, pass dtype=torch.float32. With one "
+            "of the two it may be a wrong factor, which both hide: look with SGD and without clipping first"
         )
     if apart is not None:
-        return "ranks went apart: a gradient was not synchronised, or a step not taken, on all of them alike"
+        return apart.cause
     (times, cosine), as_many = _compared(way, went), f"as world_size is {world_size}"
     if world_size > 1 and cosine > 1 - 1e-6:
         if abs(times - world_size) < 1e-4 * world_size:
-            return f"{as_many}: gradients are summed, not averaged, over ranks or as many micro-batches"
+            summed = "gradients are summed, not averaged, over ranks or as many micro-batches"
+            return f"{as_many}: {summed}, or the learning rate is multiplied by it"
         if abs(times * world_size - 1) < 1e-4:
             return f"{as_many}: gradients are divided by it, or by as many micro-batches, once too often"
     return None
 
 
-def how_ranks_differ(found: Sequence[State], name: str, precision: Precision) -> str | None:
-    """Two ranks that do not hold the same of one tensor, where one does; None if all do."""
-    first = found[0].get(name)
-    for rank, state in enumerate(found[1:], start=1):
-        own = state.get(name)
-        if first is None or own is None or own.shape != first.shape:
+def how_ranks_differ(
+    found: Sequence[State],
+    precision: Precision,
+    expected: Sequence[State],
+    *,
+    first: Sequence[str] = (),
+    learned: bool = False,
+) -> Apart | None:
+    """A tensor of which ranks do not hold the same, where they must; None if there is none.
+
+    Args:
+        found: what each rank holds.
+        precision: what is the same.
+        expected: what each rank must hold.
+        first: names that are looked at before others.
+        learned: look at parameters alone.
+    """
+    for name in dict.fromkeys([*first, *found[0]]):
+        if learned and not name.startswith("parameter"):
             continue
-        off = (own - first).abs()
-        if off.numel() and float(off.max()) > precision.of_the_weights * float(first.abs().max()):
-            at = tuple(torch.nonzero(off == off.max())[0].tolist())
-            return f"rank 0 holds {show(first[at])} at {at} of {name}, rank {rank} holds {show(own[at])}"
+        goals = [state.get(name) for state in expected]
+        if any(goal is None or not torch.equal(goal, goals[0]) for goal in goals):  # type: ignore[arg-type]
+            continue  # ranks are meant to differ
+        for rank, state in enumerate(found[1:], start=1):
+            one, own = found[0].get(name), state.get(name)
+            if one is None or own is None or own.shape != one.shape or own.is_complex():
+                continue
+            off = (own.double() - one.double()).abs()
+            if off.numel() and float(off.max()) > precision.of_the_weights * float(one.double().abs().max()):
+                at = tuple(torch.nonzero(off == off.max())[0].tolist())
+                words = f"rank 0 holds {show(one[at])} at {at} of {name}, rank {rank} holds {show(own[at])}"
+                return Apart(words, _BUFFER if name.startswith("buffer") else _APART)
     return None
 
 

@@ -330,7 +330,7 @@ def test_check_same_trajectory_says_what_adam_hides(world, optimizer, hides):
     check_same_trajectory(right, right, net, world)
     with pytest.raises(AssertionError, match=r"they went \S+ times as far") as caught:
         check_same_trajectory(functools.partial(trained, without_division), right, net, world)
-    assert ("a wrong factor of all of them shows as little as this; SGD" in str(caught.value)) is hides
+    assert ("a wrong factor of all of them shows as little as this: SGD" in str(caught.value)) is hides
 
 
 def test_check_same_trajectory_tells_another_direction_from_another_length(world):
@@ -354,7 +354,7 @@ def test_check_same_trajectory_says_that_nothing_moved(world):
     def of_a_copy(model, steps):
         train(mean)(copy.deepcopy(model), steps)
 
-    told = "they did not move: no gradient reached the optimizer, or another model, such as a copy, was trained"
+    told = "they did not move: no gradient reached the optimizer, .* or another model, such as a copy, was trained"
     with pytest.raises(AssertionError, match=told):
         check_same_trajectory(of_a_copy, train(mean), net, world)
 

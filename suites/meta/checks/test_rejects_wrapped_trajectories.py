@@ -1,0 +1,169 @@
+"""check_same_trajectory where trainings put other modules in the places of layers, make new ones, or warm up."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from pdlcheck.checks import check_same_trajectory, check_world_size_does_not_matter
+from pdlcheck.errors import Inconclusive
+
+DATA = torch.randn(6, 8, 4, generator=torch.Generator().manual_seed(0))
+
+
+def make():
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def own(batch):
+    return batch[dist.get_rank() :: dist.get_world_size()]
+
+
+def everything(batch):
+    return batch
+
+
+def fit(model, steps, part=own, *, net=None, synchronise=None, lr=1e-3, schedule=None):
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)
+    warm_up = None if schedule is None else torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+    dtype = next(model.parameters()).dtype
+    for batch in DATA[:steps]:
+        optimizer.zero_grad()
+        ((net or model)(part(batch).to(dtype)) - 1).square().mean().backward()
+        for parameter in model.parameters():
+            if synchronise is not None and parameter.grad is not None:
+                synchronise(parameter.grad)
+        optimizer.step()
+        if warm_up is not None:
+            warm_up.step()
+
+
+def average(gradient):
+    dist.all_reduce(gradient)
+    gradient /= dist.get_world_size()
+
+
+def add(gradient):
+    dist.all_reduce(gradient)
+
+
+def never(gradient):
+    pass
+
+
+def plainly(model, steps):
+    fit(model, steps, everything)
+
+
+def recompute(model):
+    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, nn.Linear))
+
+
+def compile_layers(model):
+    for place in (0, 2):
+        model[place] = torch.compile(model[place], backend="eager")
+
+
+WRAPS = {"recomputed": recompute, "compiled": compile_layers}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of what torch.compile looks at
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+@pytest.mark.parametrize("shard", [DistributedDataParallel, fully_shard])
+def test_layers_that_are_wrapped_in_their_places_keep_their_names(world, wrap, shard):
+    def train(model, steps):
+        wrap(model)
+        fit(model, steps, net=shard(model))
+
+    check_same_trajectory(train, plainly, make, world)
+    if shard is DistributedDataParallel:
+        check_world_size_does_not_matter(train, make, world)
+
+
+class Adapted(nn.Module):
+    """A frozen layer and an adapter of low rank."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        dtype = layer.weight.dtype
+        draws = torch.Generator().manual_seed(layer.in_features)
+        self.down = nn.Parameter(torch.randn(2, layer.in_features, generator=draws).to(dtype))
+        self.up = nn.Parameter(torch.randn(layer.out_features, 2, generator=draws).to(dtype))
+
+    def forward(self, x):
+        return self.layer(x) + x @ self.down.T @ self.up.T
+
+
+def adapt(model):
+    for place in (0, 2):
+        model[place] = Adapted(model[place])
+
+
+MADE = {"recomputed": recompute, "adapted": adapt}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+@pytest.mark.parametrize("change", MADE.values(), ids=MADE)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_steps_are_small_beside_weights_also_where_both_trainings_change_the_model(world, change, dtype):
+    """A tenth of a weight was allowed in bfloat16, where the weight had no beginning: no fault showed."""
+
+    def plain(model, steps):
+        change(model)
+        fit(model, steps, everything)
+
+    def trained(synchronise, model, steps):
+        change(model)
+        fit(model, steps, synchronise=synchronise)
+
+    check_same_trajectory(partial(trained, average), plain, make, world, dtype=dtype)
+    with pytest.raises(AssertionError, match="gradients are summed, not averaged"):
+        check_same_trajectory(partial(trained, add), plain, make, world, dtype=dtype)
+    with pytest.raises(AssertionError, match="ranks went apart"):
+        check_same_trajectory(partial(trained, never), plain, make, world, dtype=dtype)
+
+
+def test_how_far_a_new_tensor_went_must_be_known(world):
+    def at_least_once(model, steps):
+        adapt(model)
+        if steps < 1:
+            raise ValueError("no epochs")
+        fit(model, steps, everything)
+
+    with pytest.raises(
+        Inconclusive, match=r"at_least_once makes parameter '0.down', .*\(model, 0\) .*Error: no epochs"
+    ):
+        check_same_trajectory(at_least_once, at_least_once, make, world)
+
+
+def test_another_name_is_told(world):
+    def renames(model, steps):
+        model[0] = nn.Sequential(model[0])
+        fit(model, steps, synchronise=average)
+
+    with pytest.raises(AssertionError, match=r"has no parameter '0.weight'[^$]*instead +parameter '0.0.weight'"):
+        check_same_trajectory(renames, plainly, make, world)
+
+
+def warm(step):
+    return min(1.0, step / 2)
+
+
+def test_the_first_step_of_a_warm_up_moves_nothing(world):
+    """As in the schedules of transformers."""
+    plain = partial(fit, part=everything, schedule=warm)
+    check_same_trajectory(partial(fit, synchronise=average, schedule=warm), plain, make, world)
+    with pytest.raises(AssertionError, match=r"after 2 step\(s\) rank 0"):
+        check_same_trajectory(partial(fit, synchronise=add, schedule=warm), plain, make, world)
+    with pytest.raises(AssertionError, match=r"after 1 step\(s\) rank 0"):
+        check_same_trajectory(partial(fit, synchronise=average), plain, make, world)
+    with pytest.raises(Inconclusive, match=r"holds the weights that it started with after 4 step\(s\)"):
+        check_same_trajectory(partial(fit, lr=0.0), partial(fit, part=everything, lr=0.0), make, world)
