@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -56,9 +57,8 @@ def check_shards(
     __tracebackhide__ = True
     ranks = _draw(shards, world, num_samples, world_size, epoch)
     facts = case(world, world_size, num_samples=num_samples, epoch=epoch, tail=tail)
-    _require_shards(
-        name_of(shards), ranks, num_samples, tail, facts, lambda: _order_of_one_rank(shards, world, num_samples, epoch)
-    )
+    by_rank, alone = dict(enumerate(ranks)), partial(_order_of_one_rank, shards, world, num_samples, epoch)
+    _require_shards(name_of(shards), by_rank, num_samples, tail, facts, alone)
 
 
 @takes_world
@@ -82,7 +82,7 @@ def check_epochs_differ(shards: Shards, world: Any, *, num_samples: int, world_s
         )
     orders = [_draw(shards, world, num_samples, world_size, epoch) for epoch in range(epochs)]
     subject, facts = name_of(shards), case(world, world_size, num_samples=num_samples)
-    _require_other_orders(subject, orders, facts)
+    _require_other_orders(subject, [dict(enumerate(order)) for order in orders], facts)
     again = _draw(shards, world, num_samples, world_size, 1, stream=epochs)
     for rank in range(world_size):
         if again[rank] != orders[1][rank]:
@@ -105,6 +105,7 @@ def check_epoch_loop(
     tail: Literal["uneven", "pad", "drop"] = "pad",
     shuffle: bool = True,
     drop_last: int | None = None,
+    same_samples: Sequence[Sequence[int]] = (),
 ) -> None:
     """In each epoch of a program's loop ranks must share the data out, and in another order than in the one before.
 
@@ -121,6 +122,8 @@ def check_epoch_loop(
         shuffle: False for a loop that keeps one order by intention.
         drop_last: the samples in a batch of each rank, where the loader has ``drop_last=True``: it must leave out what
             does not fill the last batch, and no more.
+        same_samples: sets of ranks that visit the same samples in one order, as in tensor parallelism those do that
+            hold one replica of the model; each set counts as one of those that share the data out.
 
     Raises:
         AssertionError: names the samples, the ranks and the epoch.
@@ -140,7 +143,8 @@ def check_epoch_loop(
     __tracebackhide__ = True
     if epochs < 2:
         raise ValueError(f"check_epoch_loop compares epochs, it needs 2 or more, got {epochs}")
-    if shuffle and num_samples < ENOUGH_SAMPLES * world_size:
+    replicas = _one_of_each(same_samples, world_size)
+    if shuffle and num_samples < ENOUGH_SAMPLES * len(replicas):
         raise Inconclusive(f"check_epoch_loop needs {ENOUGH_SAMPLES} samples for each rank, got {num_samples}")
     if drop_last is not None and drop_last < 1:
         raise ValueError(f"check_epoch_loop takes drop_last as the samples in a batch, 1 or more, got {drop_last}")
@@ -152,9 +156,12 @@ def check_epoch_loop(
                 f"check_epoch_loop needs what each of {epochs} epochs held, {subject} returns {len(visited)} on rank "
                 f"{rank}; return one tensor, or one list of batches, for each epoch"
             )
-    orders = [[visited[epoch] for visited in ranks] for epoch in range(epochs)]
+    orders = [{rank: ranks[rank][epoch] for rank in replicas} for epoch in range(epochs)]
     for epoch, order in enumerate(orders):
         facts = case(world, world_size, num_samples=num_samples, epoch=epoch, tail=tail, drop_last=drop_last)
+        for first, *others in same_samples:
+            for rank in others:
+                _require_the_same(subject, (first, ranks[first][epoch]), (rank, ranks[rank][epoch]), facts)
         if drop_last is not None:
             _require_whole_batches(subject, order, num_samples, tail, drop_last, facts)
         _require_shards(subject, order, num_samples, tail, facts, list, batch=drop_last or 1)
@@ -230,7 +237,7 @@ def check_gathered_digests(gather: Callable[[Tensor], Sequence[str]], shards: Se
 
 def _require_shards(
     subject: str,
-    ranks: list[list[int]],
+    ranks: dict[int, list[int]],
     num_samples: int,
     tail: str,
     facts: str,
@@ -241,7 +248,7 @@ def _require_shards(
     __tracebackhide__ = True
     world_size = len(ranks)
     owners: dict[int, list[int]] = collections.defaultdict(list)
-    for rank, indices in enumerate(ranks):
+    for rank, indices in ranks.items():
         for index in indices:
             if not 0 <= index < num_samples:
                 raise failure(
@@ -249,7 +256,7 @@ def _require_shards(
                     case=facts,
                 )
             owners[index].append(rank)
-    lengths = [len(indices) for indices in ranks]
+    lengths = [len(indices) for indices in ranks.values()]
     allowed = batch if tail == "uneven" else 0
     if max(lengths) - min(lengths) > allowed:
         raise failure(
@@ -285,12 +292,12 @@ def _require_shards(
 
 
 def _require_whole_batches(
-    subject: str, ranks: list[list[int]], num_samples: int, tail: str, batch: int, facts: str
+    subject: str, ranks: dict[int, list[int]], num_samples: int, tail: str, batch: int, facts: str
 ) -> None:
     """Each rank has all the batches that its share fills."""
     __tracebackhide__ = True
     whole, more = divmod(num_samples, len(ranks))
-    for rank, indices in enumerate(ranks):
+    for rank, indices in ranks.items():
         # with a tail that is uneven, either: a sampler may give the longer shares to any ranks
         shares = {"pad": {whole + (more > 0)}, "drop": {whole}}.get(tail, {whole, whole + (more > 0)})
         if len(indices) not in {share // batch * batch for share in shares}:
@@ -302,17 +309,40 @@ def _require_whole_batches(
             )
 
 
-def _require_other_orders(subject: str, orders: list[list[list[int]]], facts: str) -> None:
+def _require_other_orders(subject: str, orders: Sequence[dict[int, list[int]]], facts: str) -> None:
     """Of each rank, in each epoch after the first."""
     __tracebackhide__ = True
     for epoch, (before, now) in enumerate(itertools.pairwise(orders), start=1):
-        for rank, (earlier, later) in enumerate(zip(before, now, strict=True)):
-            if earlier == later:
+        for rank, later in now.items():
+            if before[rank] == later:
                 raise failure(
                     f"{subject}: rank {rank} has {_some(later)} in epochs {epoch - 1} and {epoch}",
                     likely_cause="the epoch does not reach the sampler: set_epoch was forgotten",
                     case=facts,
                 )
+
+
+def _one_of_each(same_samples: Sequence[Sequence[int]], world_size: int) -> list[int]:
+    """The first rank of each set, and those that are in none."""
+    listed = [rank for ranks in same_samples for rank in ranks]
+    if len(set(listed)) < len(listed) or not set(listed) <= set(range(world_size)):
+        raise ValueError(
+            f"check_epoch_loop takes as same_samples sets of ranks below world_size={world_size} that have none in "
+            f"common, got {[list(ranks) for ranks in same_samples]}"
+        )
+    followers = {rank for ranks in same_samples for rank in list(ranks)[1:]}
+    return [rank for rank in range(world_size) if rank not in followers]
+
+
+def _require_the_same(subject: str, one: tuple[int, list[int]], other: tuple[int, list[int]], facts: str) -> None:
+    __tracebackhide__ = True
+    if one[1] != other[1]:
+        raise failure(
+            f"{subject}: ranks {one[0]} and {other[0]} must visit the same samples, rank {one[0]} has {_some(one[1])}, "
+            f"rank {other[0]} has {_some(other[1])}",
+            likely_cause="the sampler is given the rank in all ranks, not that among the replicas of the model",
+            case=facts,
+        )
 
 
 def _visited(visit: Callable[[range, int], Any], num_samples: int, epochs: int) -> list[list[int]]:
@@ -350,8 +380,9 @@ def _order_of_one_rank(shards: Shards, world: Any, num_samples: int, epoch: int)
         return []
 
 
-def _why_repeated(ranks: list[list[int]], num_samples: int, least: int) -> str:
+def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int) -> str:
     """Whether ranks share samples, or draw their own again, or pad their shards to one length."""
+    ranks = list(by_rank.values())
     sets = [set(indices) for indices in ranks]
     covered = set().union(*sets)
     if len(ranks) > 1 and all(sorted(indices) == list(range(num_samples)) for indices in ranks):
@@ -361,7 +392,7 @@ def _why_repeated(ranks: list[list[int]], num_samples: int, least: int) -> str:
     if len(covered) == num_samples and {len(indices) for indices in ranks} == {-(-num_samples // len(ranks))}:
         return "the shards are padded to one length with samples that come again"
     if sum(map(len, sets)) - len(covered) <= least:
-        again = [rank for rank, (own, indices) in enumerate(zip(sets, ranks, strict=True)) if len(own) < len(indices)]
+        again = [rank for rank, indices in by_rank.items() if len(set(indices)) < len(indices)]
         return f"ranks {again} draw samples of their own again"
     return "ranks draw different orders, or cut the order in overlapping parts"
 

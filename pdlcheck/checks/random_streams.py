@@ -6,14 +6,15 @@ import hashlib
 import pickle
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import dataloader
 
@@ -25,6 +26,7 @@ __all__ = ["check_random_streams"]
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 _OF_TORCH = "torch"
+_GLOBAL = {"random": "the random module", "numpy.random": "numpy.random"}  # and what messages call them
 _MAKES_WORKERS = dataloader._BaseDataLoaderIter.__init__.__code__
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -38,9 +40,12 @@ def check_random_streams(
     world_size: int = 2,
     steps: int = 2,
     same_samples: Sequence[Sequence[int]] = (),
+    divided: Callable[[Any], Sequence[nn.Module]] | None = None,
     generators: Callable[[Any], Sequence[Generator]] | None = None,
+    agreed: Sequence[Literal["random", "numpy.random"]] = (),
 ) -> None:
-    """No two ranks may draw the same random numbers in a step, as they do where all are seeded alike.
+    """No two ranks may draw the same random numbers in a step, as they do where all are seeded alike, and no rank what
+    it has drawn in a step before, as it does where each step begins with one seed.
 
     Their dropout masks, noise and augmentations would be the same. What counts is the state of the generator that a
     draw begins with, not the numbers, so shapes, probabilities and order do not matter. Seeding alike for the initial
@@ -55,11 +60,15 @@ def check_random_streams(
         world_size: number of ranks.
         steps: so many calls of ``step``.
         same_samples: sets of ranks that work on the same samples, as in tensor parallelism, and may draw alike.
+        divided: called as ``divided(made)`` on every rank; returns the modules that are divided over such a set, as
+            attention heads are. What torch draws in their forward passes must differ there, too.
         generators: called as ``generators(made)`` on every rank; returns those of the program's own that draw masks,
             noise or augmentations, torch's, NumPy's or Python's, which then count too.
+        agreed: the global generators by which all ranks decide together, on layers to drop or a length, for example:
+            from these they must draw alike.
 
     Raises:
-        AssertionError: names both ranks, the call and its line on each, and the seed if it is the same.
+        AssertionError: names both ranks, the call and its line on each, and the seed if it is the same; or the steps.
         Inconclusive: no step draws random numbers of torch's, NumPy's or Python's global generators, or of
             ``generators``.
 
@@ -80,8 +89,13 @@ def check_random_streams(
             f"check_random_streams compares ranks over steps: world_size must be 2 or more, got {world_size}, "
             f"steps 1 or more, got {steps}"
         )
-    ranks: list[_Drawn] = world.run(_record, make, step, steps, generators, world_size=world_size)
-    if not any(drawn.draws for drawn in ranks):
+    for name in agreed:
+        if name not in _GLOBAL:
+            raise ValueError(f"check_random_streams takes as agreed {' and '.join(map(repr, _GLOBAL))}, got {name!r}")
+    plan = _Plan(steps, generators, divided, tuple(_GLOBAL[name] for name in agreed))
+    ranks: list[_Drawn] = world.run(_record, make, step, plan, world_size=world_size)
+    facts = case(world, world_size, steps=steps)
+    if not any(drawn.draws or drawn.together for drawn in ranks):
         others = "" if generators is None else ", nor of those that it was given,"
         raise Inconclusive(
             f"{name_of(step)} draws no random numbers of torch's, NumPy's or Python's global generators{others} in "
@@ -89,48 +103,104 @@ def check_random_streams(
         )
     together = [set(ranks_of_one) for ranks_of_one in same_samples]
     for rank in range(world_size):
+        _require_agreement(name_of(step), rank, ranks, facts)
         for other in range(rank):
-            if any({rank, other} <= alike for alike in together):
-                continue
-            _compare(name_of(step), (other, rank), (ranks[other], ranks[rank]), case(world, world_size, steps=steps))
+            alike = any({rank, other} <= ranks_of_one for ranks_of_one in together)
+            _compare(name_of(step), (other, rank), (ranks[other], ranks[rank]), facts, divided_alone=alike)
+    for rank, drawn in enumerate(ranks):
+        if drawn.again is not None:
+            where, before, now = drawn.again
+            raise failure(
+                f"{name_of(step)}: rank {rank} draws in step {now} the random numbers of step {before}: {where}",
+                likely_cause="each step begins with one seed: add the step to it, or seed once, before the first",
+                case=facts,
+            )
+
+
+class _Plan(NamedTuple):
+    """What each rank does: see :func:`check_random_streams`; ``agreed`` in the words of messages."""
+
+    steps: int
+    generators: Callable[[Any], Sequence[Generator]] | None
+    divided: Callable[[Any], Sequence[nn.Module]] | None
+    agreed: tuple[str, ...]
+
+
+class _Draw(NamedTuple):
+    """Where a generator has drawn, in which step, and the last ``torch.manual_seed`` before, on this rank."""
+
+    where: str
+    step: int
+    seed: int
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """What has drawn on a rank, and where, by the state of the generator that it began with."""
+    """What has drawn on a rank.
 
-    draws: dict[str, str]
-    seed: int  # of torch
+    Args:
+        draws: by the state of the generator that it began with.
+        divided: the states of those that drew in divided modules.
+        again: where, in which step before and in which step a state came back.
+        together: the states of each generator that ranks agree by, after each step in which it drew.
+        seed: of torch, before the first step.
+    """
+
+    draws: dict[str, _Draw]
+    divided: set[str]
+    again: tuple[str, int, int] | None
+    together: dict[str, list[str]]
+    seed: int
 
 
-def _compare(who: str, numbers: tuple[int, int], ranks: tuple[_Drawn, _Drawn], facts: str) -> None:
+def _require_agreement(who: str, rank: int, ranks: Sequence[_Drawn], facts: str) -> None:
+    __tracebackhide__ = True
+    for name, states in ranks[rank].together.items():
+        others = ranks[0].together[name]
+        for number, (own, other) in enumerate(zip(states, others, strict=True)):
+            if own != other:
+                raise failure(
+                    f"{who}: ranks 0 and {rank} decide together by {name}, and have drawn other numbers from it by the "
+                    f"end of step {number}",
+                    likely_cause="other seeds, or one rank draws more often",
+                    case=facts,
+                )
+
+
+def _compare(
+    who: str, numbers: tuple[int, int], ranks: tuple[_Drawn, _Drawn], facts: str, *, divided_alone: bool
+) -> None:
     __tracebackhide__ = True
     (first, second), (of_first, of_second) = numbers, ranks
     same = [state for state in of_first.draws if state in of_second.draws]
+    if divided_alone:
+        same = [state for state in same if state in of_first.divided & of_second.divided]
     if not same:
         return
     one, two = of_first.draws[same[0]], of_second.draws[same[0]]
     cause = None
-    if of_first.seed == of_second.seed and same[0].startswith(_OF_TORCH):
-        cause = f"torch.manual_seed({of_first.seed}) on both: add the rank to the seed once the weights are made"
+    if divided_alone:
+        cause = "each holds a part of a divided module, whose masks must differ: draw there from a stream of the rank's"
+    elif one.seed == two.seed and same[0].startswith(_OF_TORCH):
+        cause = f"torch.manual_seed({one.seed}) on both: add the rank to the seed once the weights are made"
+        if one.step != two.step and one.seed != of_first.seed:
+            cause = (
+                f"torch.manual_seed({one.seed}) in step {one.step} of rank {first} and in step {two.step} of rank "
+                f"{second}: sums of step and rank meet; step * world_size + rank does not"
+            )
     raise failure(
         f"{who}: ranks {first} and {second} draw the same random numbers: "
-        f"rank {first} in {one}, rank {second} in {two}",
+        f"rank {first} in {one.where}, rank {second} in {two.where}",
         draws=f"{len(of_first.draws)} on rank {first}, {len(of_second.draws)} on rank {second}, {len(same)} the same",
         likely_cause=cause,
         case=facts,
     )
 
 
-def _record(
-    make: Callable[[], Any],
-    step: Callable[[Any], object],
-    steps: int,
-    generators: Callable[[Any], Sequence[Generator]] | None,
-) -> _Drawn:
+def _record(make: Callable[[], Any], step: Callable[[Any], object], plan: _Plan) -> _Drawn:
     made = make()
     seed = torch.initial_seed()
-    own = [] if generators is None else list(generators(made))
+    own = [] if plan.generators is None else list(plan.generators(made))
     for one in own:
         if not isinstance(one, Generator):
             raise TypeError(
@@ -139,25 +209,66 @@ def _record(
             )
     torchs = [one for one in own if isinstance(one, torch.Generator)]
     others = [one for one in own if not isinstance(one, torch.Generator)]
-    draws: dict[str, str] = {}
-    for _ in range(steps):
-        before = _other_states(others)
-        with _Recorder(draws, torchs):
-            step(made)
-        after = _other_states(others)
-        for name, state in before.items():
-            if after[name] != state:
-                kind = name.partition(",")[0]  # streams of one kind may begin alike in other places
-                draws.setdefault(f"{kind} {state}", name)
-    return _Drawn(draws, seed)
+    together: dict[str, list[str]] = {name: [] for name in plan.agreed}
+    notes = _Notes()
+    with _inside([] if plan.divided is None else plan.divided(made), notes):
+        for number in range(plan.steps):
+            notes.step = number
+            before = _other_states(others)
+            with _Recorder(notes, torchs):
+                step(made)
+            after = _other_states(others)
+            for name, state in before.items():
+                if name in together:
+                    together[name].append(after[name])
+                elif after[name] != state:
+                    kind = name.partition(",")[0]  # streams of one kind may begin alike in other places
+                    notes.add(f"{kind} {state}", name)
+    return _Drawn(notes.draws, notes.divided, notes.again, together, seed)
+
+
+class _Notes:
+    """What has drawn so far, and in which step."""
+
+    def __init__(self) -> None:
+        self.draws: dict[str, _Draw] = {}
+        self.divided: set[str] = set()
+        self.again: tuple[str, int, int] | None = None
+        self.step = 0
+        self.depth = 0  # of divided modules
+
+    def add(self, state: str, where: str) -> None:
+        """A draw began with this state of a generator."""
+        first = self.draws.setdefault(state, _Draw(where, self.step, torch.initial_seed()))
+        if self.depth:
+            self.divided.add(state)
+        if first.step != self.step and self.again is None:
+            self.again = where, first.step, self.step
+
+
+@contextmanager
+def _inside(modules: Sequence[nn.Module], notes: _Notes) -> Iterator[None]:
+    """Note when one of the modules, or one below, runs its forward pass."""
+
+    def enter(*_: object) -> None:
+        notes.depth += 1
+
+    def leave(*_: object) -> None:
+        notes.depth -= 1
+
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        yield
 
 
 class _Recorder(TorchDispatchMode):
     """Notes the state of the global generator before each operation that draws from it."""
 
-    def __init__(self, draws: dict[str, str], counted: Sequence[torch.Generator]) -> None:
+    def __init__(self, notes: _Notes, counted: Sequence[torch.Generator]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._draws = draws
+        self._notes = notes
         self._counted = counted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -174,9 +285,8 @@ class _Recorder(TorchDispatchMode):
         before = _state_of(device)
         result = func(*args, **kwargs)
         if _state_of(device) != before and (line := _line()):  # it may draw nothing, as dropout with p=0
-            self._draws.setdefault(before, f"{func} at {line}")
+            self._notes.add(before, f"{func} at {line}")
         return result
-
 
     def _of_its_own(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The generator that comes here is another object each time: what counts is whose state moves on."""
@@ -184,7 +294,7 @@ class _Recorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         for one, state in zip(self._counted, before, strict=True):
             if _text_of(one.get_state(), one.device) != state:
-                self._draws.setdefault(state, f"{func} of a generator at {_line()}")
+                self._notes.add(state, f"{func} of a generator at {_line()}")
         return result
 
 
@@ -199,7 +309,7 @@ def _text_of(state: Tensor, device: torch.device) -> str:
 
 
 def _other_states(own: Sequence[Any]) -> dict[str, str]:
-    states: dict[str, Any] = {"the random module": random.getstate(), "numpy.random": np.random.get_state()}
+    states: dict[str, Any] = dict(zip(_GLOBAL.values(), (random.getstate(), np.random.get_state()), strict=True))
     for place, one in enumerate(own):
         if isinstance(one, random.Random):
             states[f"the random module, generator {place}"] = one.getstate()

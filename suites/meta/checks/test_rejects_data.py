@@ -376,6 +376,31 @@ def test_check_epoch_loop_rejects_other_than_full_batches(world, broken, message
         check_epoch_loop(broken, world, num_samples=30, world_size=2, drop_last=4)
 
 
+def by_replica(replicas, number):
+    """Each replica is on two ranks; ``number`` gives the sampler the place of the rank."""
+
+    def visit(dataset, epochs):
+        sampler = DistributedSampler(dataset, num_replicas=replicas, rank=number(dist.get_rank()))
+        seen = []
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            seen.append(list(DataLoader(dataset, batch_size=4, sampler=sampler)))
+        return seen
+
+    return visit
+
+
+def test_ranks_of_one_replica_visit_the_same_samples(world):
+    pairs = {"num_samples": 25, "world_size": 4, "same_samples": [(0, 1), (2, 3)]}
+    check_epoch_loop(by_replica(2, lambda rank: rank // 2), world, **pairs)
+    with pytest.raises(AssertionError, match=r"ranks 0 and 1 must visit the same samples, [^$]* among the replicas of"):
+        check_epoch_loop(by_replica(4, lambda rank: rank), world, **pairs | {"num_samples": 48})
+    with pytest.raises(AssertionError, match=r"shards of ranks \[0, 2\], shards must be disjoint"):
+        check_epoch_loop(by_replica(2, lambda rank: 0), world, **pairs)
+    with pytest.raises(ValueError, match=r"below world_size=4 that have none in common, got \[\[0, 1\], \[1, 2\]\]"):
+        check_epoch_loop(by_replica(2, lambda rank: 0), world, **pairs | {"same_samples": [(0, 1), (1, 2)]})
+
+
 def test_check_epoch_loop_says_what_it_needs(world):
     with pytest.raises(ValueError, match="takes drop_last as the samples in a batch, 1 or more, got 0"):
         check_epoch_loop(loop(honest), world, num_samples=24, world_size=2, drop_last=0)

@@ -96,6 +96,76 @@ def test_a_seed_that_is_set_anew_in_the_step_is_seen(world):
         check_random_streams(seeded_by_rank, reseeds, world)
 
 
+def test_seeds_of_steps_and_ranks_that_meet_are_told(world):
+    def reseeds(add):
+        def step(state):
+            torch.manual_seed(10 + add(state["step"]))
+            state["step"] += 1
+            state["model"](torch.ones(3, 4))
+
+        return step
+
+    def make():
+        return {"step": 0, "model": seeded_alike()}
+
+    with pytest.raises(AssertionError, match=r"manual_seed\(11\) in step 1 of rank 0 and in step 0 of rank 1: sums of"):
+        check_random_streams(make, reseeds(lambda step: step + dist.get_rank()), world)
+    check_random_streams(make, reseeds(lambda step: step * dist.get_world_size() + dist.get_rank()), world)
+    with pytest.raises(AssertionError, match=r"rank 0 draws in step 1 the random numbers of step 0: aten.ber") as told:
+        check_random_streams(make, reseeds(lambda step: dist.get_rank()), world)
+    assert "each step begins with one seed: add the step to it" in str(told.value)
+
+
+class Divided(nn.Module):
+    """A layer that ranks hold whole, and one of which each has a part; the seed of each is given."""
+
+    def __init__(self, of_whole, of_part):
+        super().__init__()
+        self.whole, self.part = nn.Dropout(), nn.Dropout()
+        self.seeds = {self.whole: of_whole, self.part: of_part}
+        self.step = 0
+
+    def forward(self, x):
+        for module, seed in self.seeds.items():
+            with torch.random.fork_rng():
+                torch.manual_seed(1000 * self.step + seed)
+                x = module(x)
+        self.step += 1
+        return x
+
+
+def forward(model):
+    model(torch.ones(3, 4))
+
+
+def test_masks_of_a_divided_module_must_differ_where_others_may_be_alike(world):
+    of_a_replica = {"same_samples": [(0, 1)], "divided": lambda model: [model.part]}
+    check_random_streams(lambda: Divided(7, 100 + dist.get_rank()), forward, world, **of_a_replica)
+    with pytest.raises(AssertionError, match=r"ranks 0 and 1 draw the same [^$]*each holds a part of a divided module"):
+        check_random_streams(lambda: Divided(7, 100), forward, world, **of_a_replica)
+    check_random_streams(lambda: Divided(7, 100), forward, world, same_samples=[(0, 1)])
+
+
+def test_ranks_may_decide_together_by_a_global_generator(world):
+    def make(seed):
+        random.seed(seed)
+        np.random.seed(seed)
+        return seeded_by_rank()
+
+    def drops_layers(model):
+        if random.random() < 0.5 and np.random.rand() < 2:
+            np.random.rand()
+        step(model)
+
+    check_random_streams(lambda: make(3), drops_layers, world, agreed=["random", "numpy.random"])
+    with pytest.raises(AssertionError, match="draw the same random numbers: rank 0 in the random module"):
+        check_random_streams(lambda: make(3), drops_layers, world)
+    with pytest.raises(AssertionError, match=r"decide together by the random module, .* drawn other numbers"):
+        check_random_streams(lambda: make(dist.get_rank()), drops_layers, world, agreed=["random"])
+    with pytest.raises(ValueError, match=r"takes as agreed 'random' and 'numpy.random', got 'torch'"):
+        check_random_streams(lambda: make(3), drops_layers, world, agreed=["torch"])
+
+
 def test_a_stream_that_one_rank_is_behind_in_is_the_same_stream(world):
     """Rank 1 has drawn once more before; its first draw is rank 0's second."""
 
