@@ -194,8 +194,12 @@ class Results:
                     )
 
     def _cause(self, held: Tensor, mean: Tensor, step: int, place: int, allowed: float) -> str | None:
+        off = float((held - mean).norm())
+
         def near(candidate: Tensor) -> bool:
-            return bool(((held - candidate).abs() <= allowed * len(self.given)).all())
+            """And nearer than the mean by far: with a large tolerance, much is near."""
+            apart = held - candidate
+            return bool((apart.abs() <= allowed * len(self.given)).all()) and 4 * float(apart.norm()) <= off
 
         n = len(self.given)
         if near(mean * n):
@@ -228,7 +232,8 @@ class Results:
                     f"{self.who}: after {len(self.found)} steps the sum of what was applied to {name} is {off:.4g} off "
                     f"the sum of the means, the worst single step is {worst:.4g} off",
                     growth=f"{off / worst:.3g} times the worst step, with error feedback below {allowed / worst:.3g}",
-                    likely_cause="what is not sent is lost: it must be added to the next gradient",
+                    likely_cause="what is not sent is lost, as it is not added to the next gradient, or the sum does not fit what is "
+                    "sent",
                     case=self.facts,
                 )
 

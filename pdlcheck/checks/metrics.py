@@ -23,6 +23,8 @@ Values = dict[str, Any]  # by their place in what was reported
 # that counts twice or not at all moves it by more.
 RELATIVE = 1e-5
 
+_MANY = 4  # mistakes that give one number, such as 0 or 1: none of them is likely
+
 
 @takes_world
 def check_metric(
@@ -171,7 +173,8 @@ class _Alone:
             numbers = [value for value in found if _is_number(value)]
             if len(numbers) == world_size:
                 mean = sum(numbers) / world_size
-                yield "the mean of the ranks' values, each counted once: weigh them by their samples", mean
+                cure = "weigh them by their samples" if extra else "sum what each is made of, and compute it from that"
+                yield f"the mean of the ranks' values, each counted once: {cure}", mean
                 yield "the values of the ranks were added", sum(numbers)
             for rank, value in enumerate(found):
                 yield f"the value of the samples of rank {rank} alone: it was not reduced", value
@@ -220,9 +223,9 @@ def _compare(alone: _Alone, world_size: int) -> None:
 
 
 def _why(alone: _Alone, world_size: int, place: str, held: Any) -> str | None:
-    """Every usual mistake that gives the very number; each once."""
-    texts = (text for text, wrong in alone.mistakes(world_size, place) if _near(held, wrong, 0.0))
-    return "; or ".join(dict.fromkeys(texts)) or None
+    """Every usual mistake that gives the very number, each once; none where so many do that they say nothing."""
+    texts = dict.fromkeys(text for text, wrong in alone.mistakes(world_size, place) if _near(held, wrong, 0.0))
+    return "; or ".join(texts) if 0 < len(texts) < _MANY else None
 
 
 def _values(report: Any, place: str = "") -> Values:

@@ -90,7 +90,8 @@ class Truth:
         total = sum(float(value) * n / samples for (_, value, _), n in zip(each, sizes, strict=True))
         means = abs(total - float(self.loss)) < RELATIVE * max(1.0, abs(total))
         weights = [n / samples if means else 1.0 for n in sizes]
-        yield "it is the plain mean over micro-batches: weight them with their samples", _sum(grads, [1 / m] * m)
+        counts = "their samples" if len(set(sizes)) > 1 else "what the loss divides by, such as tokens"
+        yield f"it is the plain mean over micro-batches: weight them with {counts}", _sum(grads, [1 / m] * m)
         yield "it is the sum over micro-batches of means", _sum(grads, [1.0] * m)
         for left in range(m):
             kept = [w * (i != left) for i, w in enumerate(weights)]

@@ -91,8 +91,8 @@ def of_parameter(
     yield "the whole layer has no such element: zeros that pad a parameter would be learned", padded, goal
     if (holders > 1).any():
         several = int(holders.max())
-        yield f"it is this rank's own part: {several} ranks hold the parameter, and their sum is right", total, goal
         yield f"it is {several} times too large: summed once too often over its holders", value, goal * holders
         yield f"it is {several} times too small: divided once too often by its holders", value * holders, goal
+        yield f"it is this rank's own part: {several} ranks hold the parameter, and their sum is right", total, goal
     yield from scaled(value, goal, world_size)
     yield from multiple(value, goal)
