@@ -232,8 +232,8 @@ class Results:
                     f"{self.who}: after {len(self.found)} steps the sum of what was applied to {name} is {off:.4g} off "
                     f"the sum of the means, the worst single step is {worst:.4g} off",
                     growth=f"{off / worst:.3g} times the worst step, with error feedback below {allowed / worst:.3g}",
-                    likely_cause="what is not sent is lost, as it is not added to the next gradient, or the sum does not fit what is "
-                    "sent",
+                    likely_cause="what is not sent is lost: it must be added to the next gradient; or the sum does not "
+                    "fit the dtype in which it is sent",
                     case=self.facts,
                 )
 
