@@ -7,12 +7,13 @@ item's teardown, last rank first. Fixtures of wider scope are set up once for al
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,6 +36,7 @@ from pdlcheck.harness.stopped import is_stopped
 from pdlcheck.harness.verdicts import verdict
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
+from pdlcheck.worlds.simulated.scheduler import running_rank
 from pdlcheck.worlds.simulated.schedules import DrawnSchedule, First, Replay, Schedule, SwitchPoint
 
 if TYPE_CHECKING:
@@ -47,6 +49,11 @@ _OWN_OF_ITEM = frozenset({"_instance", "_obj", "_request", "funcargs"})
 _ONCE_FOR_ALL = (
     "fixtures of wider than function scope are set up once for all simulated ranks: let ranks wait for one another in "
     "fixtures of function scope or in the body, or test this on processes, with --world gloo"
+)
+
+_ASYNC = (
+    "the body of an async test cannot run on simulated ranks; write a plain function, or let pytest-asyncio run it on "
+    "processes, with --world gloo"
 )
 
 
@@ -78,11 +85,17 @@ class SimulatedItem:
         self._ranks: list[_RankFixtures] = []
         self._stack = ExitStack()
         self._at_once = needs_one_message(item)
+        self._is_async = False
         self._given_up = False  # in its set-up, by a limit of time
+        self._called: Callable[..., Any] | None = None  # in the bodies' place, by a plugin that has wrapped the test
         self._aside: BaseException | None = None  # of the schedules that were run: the first skip or expected failure
         attach_quickly(item.config)
 
     def setup(self) -> None:
+        if inspect.iscoroutinefunction(self._item.obj):
+            self._is_async = True
+            self._item._obj = _stand_still  # a plugin for such tests would call it once, by itself
+            return
         self._cluster: SimulatedRanks = self._stack.enter_context(self._world.open(self._case.world_size))
         self._ranks = [_RankFixtures() for _ in range(self._case.world_size)]
         if self._at_once:
@@ -92,6 +105,19 @@ class SimulatedItem:
             ended = self._set_up_ranks()
             self._tell()
             verdict(ended)
+        self._stand_in()
+
+    def _stand_in(self) -> None:
+        """What a plugin wraps in a hook around the call is, for a method, that of each rank's own instance."""
+        item = self._item
+        if item.cls is not None and not is_property(item):
+
+            @wraps(item.obj)
+            def each_ranks_own(*args: Any, **kwargs: Any) -> Any:
+                return self._ranks[running_rank().rank].body(*args, **kwargs)
+
+            item._obj = each_ranks_own
+        self._plain = item.obj
 
     def _set_up_ranks(self) -> list[Outcome]:
         fill = [partial(self._at_hand, number, partial(self._fill, mine)) for number, mine in enumerate(self._ranks)]
@@ -127,6 +153,9 @@ class SimulatedItem:
 
     def call(self, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
+        if self._is_async:
+            pytest.fail(_ASYNC, pytrace=False)
+        self._called = None if self._item.obj is self._plain else self._item.obj
         schedule = next((value for value in drawn.values() if isinstance(value, DrawnSchedule | Replay)), None)
         if schedule is None and runs_under_schedules(self._item):
             if not is_property(self._item):
@@ -202,6 +231,8 @@ class SimulatedItem:
         return None
 
     def teardown(self) -> None:
+        if self._is_async:
+            return
         ranks, self._ranks = self._ranks, []
         with self._stack:
             if self._at_once and not self._asked_for_more(ranks):
@@ -263,7 +294,7 @@ class SimulatedItem:
             with hear(rank.said.append):
                 body(**rank.arguments, **deepcopy(drawn))
         else:
-            rank.returned = body(**rank.arguments)
+            rank.returned = (self._called or body)(**rank.arguments)
 
     def _fill_wide(self) -> None:
         self._begin()
