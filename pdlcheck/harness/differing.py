@@ -197,6 +197,8 @@ def _words(finding: Finding, world: str, failed: bool) -> list[str]:
             return [f"{how}; whether that comes from module globals was not found out: {finding.like}"]
     imported = "What an import draws from numpy or random, unseeded, is one on sim; each process draws its own."
     return [
-        f"{how}, and not because simulated ranks share module globals, as far as those can be told apart.",
+        f"{how}, and not because simulated ranks share globals of your modules, as far as those can be told apart.",
+        "Those of installed packages were not looked at: where one keeps its rank or its groups in a module, "
+        "pdlcheck_own_globals = its.module, in an ini file, gives each rank its own.",
         *([imported] if failed else []),
     ]

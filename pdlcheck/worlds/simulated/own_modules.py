@@ -23,7 +23,10 @@ from torch.utils._pytree import tree_map
 from pdlcheck.worlds.simulated.holders import Holder, find_holders, identical, own_leaves, user_modules
 from pdlcheck.worlds.simulated.isolation import RankState
 
-__all__ = ["OwnModules", "check_own_globals"]
+__all__ = ["OwnModules", "check_own_globals", "known_own_globals"]
+
+# where public libraries keep a process's rank or groups, without more beside it than each rank must have for itself
+_KNOWN = ("accelerate.state", "lightning_utilities.core.rank_zero", "megatron.core.parallel_state")
 
 _ABSENT: Any = object()
 _NOT_COPIED = (FunctionType, ModuleType, Tensor, type)
@@ -39,6 +42,11 @@ def check_own_globals(names: Iterable[str]) -> tuple[str, ...]:
     if isinstance(given, str) or not all(isinstance(name, str) for name in given):
         raise TypeError(f"own_globals takes a list of modules' names, got {given!r}; pass ['mine.parallel_state']")
     return tuple(given)
+
+
+def known_own_globals() -> tuple[str, ...]:
+    """Those of public libraries that a program has imported, whose globals each rank has for itself unasked."""
+    return tuple(name for name in _KNOWN if name in sys.modules)
 
 
 class OwnModules:

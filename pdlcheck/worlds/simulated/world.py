@@ -24,7 +24,7 @@ from pdlcheck.worlds.simulated.c10d import has_group, join_group, leave_alone, r
 from pdlcheck.worlds.simulated.losses import is_consequence
 from pdlcheck.worlds.simulated.measures import Measures
 from pdlcheck.worlds.simulated.network import Network
-from pdlcheck.worlds.simulated.own_modules import OwnModules, check_own_globals
+from pdlcheck.worlds.simulated.own_modules import OwnModules, check_own_globals, known_own_globals
 from pdlcheck.worlds.simulated.scheduler import current_rank, running_rank
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
 from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
@@ -123,9 +123,10 @@ class SimulatedWorld:
 
     def own_modules(self) -> OwnModules | None:
         """Gives ranks globals of their own, where there are modules of which they have them."""
-        if self._own_modules is None or self._own_modules.names != self.own_globals:
-            self._own_modules = OwnModules(self.own_globals)
-        return self._own_modules if self.own_globals else None
+        names = (*self.own_globals, *known_own_globals())
+        if self._own_modules is None or self._own_modules.names != names:
+            self._own_modules = OwnModules(names)
+        return self._own_modules if names else None
 
     def run(self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
         """See :class:`pdlcheck.worlds.protocol.World`."""

@@ -77,6 +77,12 @@ class WatchedFuture(torch.futures.Future[Any]):
         self._work.wait()
         return super().wait()
 
+    def done(self) -> bool:
+        """Whoever polls lets the operation go on, as with ``is_completed`` of the work."""
+        if not super().done():
+            self._work.is_completed()
+        return super().done()
+
     def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
         following = _FollowingFuture(self._work)
 

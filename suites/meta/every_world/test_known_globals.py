@@ -1,0 +1,52 @@
+"""Modules of public libraries that keep a process's rank: each simulated rank has their globals for itself unasked."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch.distributed as dist
+
+from pdlcheck.worlds.simulated.own_modules import known_own_globals
+
+
+@pytest.fixture(params=["accelerate.state", "mine.state"])
+def state(request, monkeypatch):
+    """A module with a singleton, as accelerate has one, under its name; and under one that nobody knows."""
+    if request.param in sys.modules:
+        pytest.skip(f"{request.param} is imported")
+    module = ModuleType(request.param)
+    module.shared = {}
+    monkeypatch.setitem(sys.modules, request.param.partition(".")[0], ModuleType(request.param.partition(".")[0]))
+    monkeypatch.setitem(sys.modules, request.param, module)
+    return module
+
+
+def first_come(state):
+    state.shared.setdefault("rank", dist.get_rank())
+    dist.barrier()
+    return state.shared["rank"]
+
+
+def test_singletons_of_known_libraries_are_each_ranks_own(state):
+    from pdlcheck.worlds import get_world
+
+    known = state.__name__ == "accelerate.state"
+    assert (state.__name__ in known_own_globals()) is known
+    found = get_world("sim").run(lambda: first_come(sys.modules[state.__name__]), world_size=3)
+    assert found == ([0, 1, 2] if known else [found[0]] * 3)
+    assert (state.shared == {}) is known
+
+
+def polls():
+    import torch
+
+    future = dist.all_reduce(torch.ones(2), async_op=True).get_future()
+    while not future.done():
+        pass
+    return future.value()[0].tolist()
+
+
+def test_polling_a_future_lets_its_operation_go_on(world):
+    assert world.run(polls, world_size=2) == [[2.0, 2.0]] * 2
