@@ -39,6 +39,7 @@ from pdlcheck.harness.passed import needs_report, note_passed
 from pdlcheck.harness.rank_asserts import explain_for
 from pdlcheck.harness.rank_cache import write_whole_values
 from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_additions, note_for_xml, note_shown_fixtures
+from pdlcheck.harness.rank_settings import RankSettings
 from pdlcheck.harness.reports import RANK_CRASH, RANK_MESSAGE, RANK_REPORT, RANK_XFAIL
 from pdlcheck.harness.session_description import SessionDescription
 from pdlcheck.harness.stopped import finish_stopped_fixtures, note_stop
@@ -84,6 +85,8 @@ class _RankSession:
             note_shown_fixtures(config)
             self.hooks = RankHooks(config)
             config.pluginmanager.register(self.hooks, "pdlcheck-rank")
+            self.settings = RankSettings()
+            config.pluginmanager.register(self.settings, "pdlcheck-rank-settings")
             self.session = pytest.Session.from_config(config)
             self.session.exitstatus = pytest.ExitCode.OK
             config.hook.pytest_sessionstart(session=self.session)
@@ -92,6 +95,7 @@ class _RankSession:
         self.around = ExitStack()  # from an item's set-up to its teardown
 
     def item(self, path: str, nodeid: str) -> pytest.Function:
+        self.settings.put_back()
         if nodeid not in self.items:
             self.session.testsfailed = 0
             self.hooks.not_collected.clear()
@@ -102,6 +106,7 @@ class _RankSession:
                 for item in self.hooks.collected:
                     if isinstance(item, pytest.Function):
                         self.items[item.nodeid] = item
+            self.settings.hold()
         if nodeid not in self.items:
             if self.hooks.skipped and not self.hooks.not_collected:  # the file, on this rank
                 raise pytest.skip.Exception("; ".join(self.hooks.skipped))
@@ -242,6 +247,7 @@ def _tear_down(item: pytest.Function, nextitem: _Next | None) -> None:
     try:
         _phase(item, "teardown", partial(_finish_fixtures, item, nextitem))
     finally:
+        _session.settings.after_teardown()
         _session.around.close()
         explain_for(None)
         item._request = False  # type: ignore[assignment]  # as pytest does when an item has ended

@@ -123,6 +123,7 @@ class SimulatedItem:
         fill = [partial(self._at_hand, number, partial(self._fill, mine)) for number, mine in enumerate(self._ranks)]
         if any(one.cached_result is None or one.params for one in _wide(self._item)):
             first = self._on_rank(0, partial(self._as_rank, 0, self._fill_wide))
+            self._cluster.give_to_controller(0)
             if isinstance(first, Raised):
                 told = getattr(first.error, "__notes__", ())  # pytest keeps the error for other tests
                 if isinstance(first.error, Deadlock) and _ONCE_FOR_ALL not in told:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from pdlcheck.worlds.processes.settings import AS_TORCH_BEGINS, Settings
+
 __all__ = [
     "Aftermath",
     "AreYouThere",
@@ -114,8 +116,9 @@ class Changes(_Message):
 class Call(_Message):
     """Call a function. ``payload`` is (fn, args, kwargs); ``module`` the name and file of fn's module.
 
-    With a ``seed``, the rank first forgets the settings of earlier calls and seeds its random streams; with ``rejoin``
-    it first leaves its groups and joins a new default group. ``ears``: what becomes of its warnings, see ``heard.py``.
+    With a ``seed``, the rank first takes the ``settings``, in place of what earlier calls have left, and seeds its
+    random streams; with ``rejoin`` it first leaves its groups and joins a new default group. ``ears``: what becomes of
+    its warnings, see ``heard.py``.
     """
 
     call: int
@@ -125,6 +128,7 @@ class Call(_Message):
     rejoin: bool
     changes: Changes
     ears: tuple[bytes, bool] | None = None
+    settings: Settings = AS_TORCH_BEGINS
 
 
 @dataclass(frozen=True, slots=True)

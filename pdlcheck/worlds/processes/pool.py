@@ -22,6 +22,7 @@ from pdlcheck.worlds.processes.member import Died, Member, Written
 from pdlcheck.worlds.processes.messages import AreYouThere, Call, Here, Ready, Report, packed
 from pdlcheck.worlds.processes.placement import Placement
 from pdlcheck.worlds.processes.referee import Referee
+from pdlcheck.worlds.processes.settings import present
 from pdlcheck.worlds.processes.setup import Setup, start_of
 from pdlcheck.worlds.processes.surroundings import Surroundings
 from pdlcheck.worlds.processes.templates import Templates
@@ -141,7 +142,7 @@ class Pool:
         self._calls += 1
         changes, self._surroundings = self._surroundings.changes()
         try:
-            data = packed(Call(self._calls, payload, module, seed, rejoin, changes, ears))
+            data = packed(Call(self._calls, payload, module, seed, rejoin, changes, ears, present()))
             for member in self._members:
                 member.send_packed(data)
         except BaseException:  # Ctrl-C, between one rank and the next

@@ -39,6 +39,7 @@ from pdlcheck.worlds.processes.own_rank import take_rank
 from pdlcheck.worlds.processes.own_store import meet_at
 from pdlcheck.worlds.processes.payload import dump_error, dump_result, import_module_of, load_call
 from pdlcheck.worlds.processes.position import user_traceback
+from pdlcheck.worlds.processes.settings import AS_TORCH_BEGINS, Settings
 from pdlcheck.worlds.processes.watched_gloo import watch_gloo
 from pdlcheck.worlds.processes.watched_groups import begin_call
 from pdlcheck.worlds.site import site_of
@@ -171,7 +172,7 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
                 import_module_of(*call.module)
         fn, args, kwargs = load_call(call.payload)
         if call.seed is not None:
-            fresh_state(call.seed, start)
+            fresh_state(call.seed, start, call.settings)
         offer(default_group)
         with hearing(call.ears) as heard:
             value = fn(*args, **kwargs)
@@ -218,8 +219,14 @@ def _aftermath(default_group: dist.ProcessGroup | None, announcer: Announcer) ->
     )
 
 
-def fresh_state(seed: int, start: Start) -> None:
-    """Undo what an earlier call may have left behind; every rank has random streams of its own."""
+def fresh_state(seed: int, start: Start, settings: Settings = AS_TORCH_BEGINS) -> None:
+    """Undo what an earlier call may have left behind; every rank has random streams of its own.
+
+    Args:
+        seed: of the streams.
+        start: what the rank was told first.
+        settings: of torch, those of the controller.
+    """
     own_seed = seed * 10_007 + start.rank
     if torch.accelerator.current_accelerator() is None:
         torch.default_generator.manual_seed(own_seed)
@@ -228,9 +235,9 @@ def fresh_state(seed: int, start: Start) -> None:
     select_own_device()
     random.seed(own_seed)
     np.random.seed(own_seed % 2**32)
-    torch.set_default_dtype(torch.float32)
-    torch.set_grad_enabled(True)
-    torch.use_deterministic_algorithms(False)
+    torch.set_default_dtype(getattr(torch, settings.dtype))
+    torch.set_grad_enabled(settings.computes_gradients)
+    torch.use_deterministic_algorithms(settings.is_deterministic)
     for which, limits in _LIMITS.items():
         if resource.getrlimit(which) != limits:
             with contextlib.suppress(ValueError, OSError):  # the hard limit was lowered: not ours to raise

@@ -3,7 +3,8 @@
 Swapped at every switch: the random streams of torch, numpy and Python, the default dtype, the launcher's
 environment variables, where warnings and text go (:mod:`pdlcheck.worlds.simulated.diverted`), what context managers and
 global hooks of torch have set (:mod:`pdlcheck.worlds.simulated.torchs_own`). Grad mode, autocast,
-inference mode and the default device are per thread in torch already. The streams of devices stay the controller's,
+inference mode and the default device are per thread in torch already, as context variables are in Python; ranks begin
+with the controller's (:mod:`pdlcheck.worlds.simulated.of_thread`). The streams of devices stay the controller's,
 also where a rank calls ``torch.manual_seed``: it computes on the CPU.
 
 Not swapped, but for the modules that a world's ``own_globals`` names (:mod:`pdlcheck.worlds.simulated.own_modules`):
@@ -25,6 +26,7 @@ is unknown here. Sessions of pytest-xdist do not compare, as a worker sees the v
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import os
 import random
@@ -37,7 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdlcheck.worlds.simulated import diverted, torchs_own
+from pdlcheck.worlds.simulated import diverted, of_thread, torchs_own
 from pdlcheck.worlds.simulated.normals import kept_normal, set_kept_normal
 from pdlcheck.worlds.simulated.streams import python_stream, set_python_stream
 
@@ -105,6 +107,9 @@ class RankState:
         self._environment = _environment_of(rank, world_size)
         self._kept: diverted.Diverted | None = None
         self._first: _First | None = None  # else a run begins with the seed
+        self._given: of_thread.Settings | None = None  # the controller's that this rank has taken over
+        self._base: contextvars.Context | None = None
+        self.context = contextvars.Context()  # in which the rank's code runs
         self.own: list[Own] = []  # added while the rank runs
         self.begins_here = False  # the runs to come begin with the random numbers and the dtype at the end of this one
 
@@ -115,12 +120,11 @@ class RankState:
             torch.default_generator.manual_seed(self._seed)
             random.seed(self._seed)
             np.random.seed(self._seed % 2**32)
-            torch.set_default_dtype(torch.float32)
         else:
             torch.default_generator.set_state(self._first.torch)
             set_python_stream(self._first.python)
             np.random.set_state(self._first.numpy)
-            torch.set_default_dtype(self._first.dtype)
+        self._take_over()
         torch.set_num_threads(1)  # of this thread alone
         self._set_environment()
         diverted.begin(self._kept)
@@ -130,6 +134,21 @@ class RankState:
             observer.arrive(self._rank)
         for own in self.own:
             own.arrive()
+
+    def _take_over(self) -> None:
+        """What the controller has, or has changed since the last run of this rank."""
+        settings, context = of_thread.of_controller()
+        if self._first is not None and (self._given is None or settings.dtype is self._given.dtype):
+            torch.set_default_dtype(self._first.dtype)
+        elif torch.get_default_dtype() is not settings.dtype:
+            torch.set_default_dtype(settings.dtype)
+        if self._given is None or not settings.is_as(self._given):
+            of_thread.put(settings, dtype=False)
+        if self._base is None:
+            self.context = context.copy()
+        else:
+            self.context.run(of_thread.put_variables, context, self._base)
+        self._given, self._base = settings, context
 
     def save(self) -> None:
         """The rank gives up its turn."""
@@ -163,11 +182,19 @@ class RankState:
         """The rank has ended."""
         for own in reversed(self.own):
             own.leave()
+        self.left = of_thread.present()
         if self.begins_here:
             numpy, state = np.random.get_state(), torch.default_generator.get_state()
             self._first = _First(state, python_stream(), numpy, torch.get_default_dtype())
         self._kept = diverted.end()
         torchs_own.end(self._began)
+
+    def give_to_controller(self) -> None:
+        """In the controller, after a run: what this rank has changed for its thread is everybody's from here on."""
+        assert self._given is not None and self._base is not None
+        if not self.left.is_as(self._given):
+            of_thread.put(self.left)
+        of_thread.put_variables(self.context, self._base)
 
     def _set_environment(self) -> None:
         for name, value in self._environment.items():
@@ -181,6 +208,7 @@ def isolated_controller() -> Iterator[None]:
     torch_state, python_state = torch.default_generator.get_state(), python_stream()
     numpy_generator, normal, threads = _get_numpy(), kept_normal(), torch.get_num_threads()
     dtype, hook = torch.get_default_dtype(), sys.excepthook
+    of_thread.remember_controllers()
     environment = {name: os.environ.get(name) for name in (*_RANK_VARIABLES, *_ADDRESS)}
     os.environ.update((name, value) for name, value in _ADDRESS.items() if environment[name] != value)
     try:

@@ -268,7 +268,7 @@ class Scheduler:
         me.state.enter()
         try:
             self._check(me)
-            return body()
+            return me.state.context.run(body)
         finally:
             if not self.given_up:  # else the process is no longer this rank's to change
                 me.state.leave()

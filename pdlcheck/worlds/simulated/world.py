@@ -243,6 +243,10 @@ class SimulatedRanks:
                 faults.reject()
             raise
 
+    def give_to_controller(self, rank: int) -> None:
+        """What this rank has set for its thread in the last run is the controller's from now on, and so all ranks'."""
+        self._network.scheduler.ranks[rank].state.give_to_controller()
+
     def _as_rank(self, rank: int, body: Callable[[], Any]) -> Any:
         __tracebackhide__ = True
         if absent := self._network.suffering.absent:

@@ -1,0 +1,65 @@
+"""What files and fixtures of wider scope have set of torch in a rank: it holds for the tests after, as in one process.
+
+A call of ranks begins with the controller's settings, so that what a test leaves behind is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+__all__ = ["RankSettings"]
+
+
+class _Settings(NamedTuple):
+    dtype: torch.dtype
+    computes_gradients: bool
+    is_deterministic: bool
+
+
+class RankSettings:
+    """A pytest plugin of the session in a rank."""
+
+    def __init__(self) -> None:
+        self._held = _present()
+        self._has_finished = False
+
+    def hold(self) -> None:
+        """What is set now holds for what comes."""
+        self._held = _present()
+
+    def put_back(self) -> None:
+        """Let that be set which holds."""
+        now, held = _present(), self._held
+        if now.dtype is not held.dtype:
+            torch.set_default_dtype(held.dtype)
+        if now.computes_gradients is not held.computes_gradients:
+            torch.set_grad_enabled(held.computes_gradients)
+        if now.is_deterministic is not held.is_deterministic:
+            torch.use_deterministic_algorithms(held.is_deterministic)
+
+    def after_teardown(self) -> None:
+        """A fixture of wider scope that has ended takes back what it has set."""
+        if self._has_finished:
+            self._has_finished = False
+            self.hold()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
+        result = yield
+        if fixturedef.scope != "function":
+            self.hold()
+        return result
+
+    def pytest_fixture_post_finalizer(self, fixturedef: Any) -> None:
+        if fixturedef.scope != "function":
+            self._has_finished = True
+
+
+def _present() -> _Settings:
+    return _Settings(
+        torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
+    )

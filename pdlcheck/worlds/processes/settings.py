@@ -1,0 +1,28 @@
+"""What the controller's code has set of torch: a call of ranks begins with it, as it would in the controller."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+__all__ = ["AS_TORCH_BEGINS", "Settings", "present"]
+
+
+class Settings(NamedTuple):
+    """``dtype``: the default one, by its name."""
+
+    dtype: str
+    computes_gradients: bool
+    is_deterministic: bool
+
+
+AS_TORCH_BEGINS = Settings("float32", computes_gradients=True, is_deterministic=False)
+
+
+def present() -> Settings:
+    """Of this thread; a controller that has not imported torch has set nothing."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "are_deterministic_algorithms_enabled"):  # nor while it is being imported
+        return AS_TORCH_BEGINS
+    dtype = str(torch.get_default_dtype()).removeprefix("torch.")
+    return Settings(dtype, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())

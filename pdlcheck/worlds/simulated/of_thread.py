@@ -1,0 +1,83 @@
+"""What Python and torch keep by thread: ranks begin with what the controller has, as processes with its files would.
+
+That are the default dtype, whether gradients are computed, the default device with the modes of torch's functions that
+are entered, and the variables of the context: numpy's handling of errors, decimal's precision and others'.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["Settings", "of_controller", "present", "put", "put_variables", "remember_controllers"]
+
+_ABSENT: Any = object()
+_default_device: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT")  # noqa: B009 - torch's stubs do not tell it
+_c: Any = torch._C
+
+
+class Settings(NamedTuple):
+    """Those of one thread."""
+
+    dtype: torch.dtype
+    computes_gradients: bool
+    modes: tuple[Any, ...]
+    device: Any  # the mode that `set_default_device` has entered
+
+    def is_as(self, other: Settings) -> bool:
+        """Whether nothing differs; modes are the same objects."""
+        return self.dtype is other.dtype and self[1] == other[1] and _same(self.modes, other.modes)
+
+
+def present() -> Settings:
+    """Of this thread."""
+    return Settings(
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        tuple(map(_c._get_function_stack_at, range(_c._len_torch_function_stack()))),
+        getattr(_default_device, "device_context", None),
+    )
+
+
+def put(settings: Settings, *, dtype: bool = True) -> None:
+    """Let this thread have them, all but the dtype if that is not wanted."""
+    if dtype and torch.get_default_dtype() is not settings.dtype:
+        torch.set_default_dtype(settings.dtype)
+    if torch.is_grad_enabled() is not settings.computes_gradients:
+        torch.set_grad_enabled(settings.computes_gradients)
+    if _c._len_torch_function_stack() or settings.modes:
+        while _c._len_torch_function_stack():
+            _c._pop_torch_function_stack()
+        for mode in settings.modes:
+            _c._push_on_torch_function_stack(mode)
+    if getattr(_default_device, "device_context", None) is not settings.device:
+        _default_device.device_context = settings.device
+
+
+def put_variables(context: contextvars.Context, since: Mapping[contextvars.ContextVar[Any], Any]) -> None:
+    """Let the present context have those of ``context`` that have other values than ``since``."""
+    for variable, value in context.items():
+        if since.get(variable, _ABSENT) is not value and variable.get(_ABSENT) is not value:
+            variable.set(value)
+
+
+_controllers: tuple[Settings, contextvars.Context] | None = None
+
+
+def remember_controllers() -> None:
+    """In the controller, as a run begins."""
+    global _controllers
+    _controllers = present(), contextvars.copy_context()
+
+
+def of_controller() -> tuple[Settings, contextvars.Context]:
+    """As the present run began."""
+    assert _controllers is not None
+    return _controllers
+
+
+def _same(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
