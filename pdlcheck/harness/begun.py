@@ -23,6 +23,10 @@ class Begun:
         self.ended: dict[Any, None] = {}  # definitions, in the order of their ends
         self.under_way: dict[Any, Any] = {}  # with the request, the outermost first
 
+    def is_for_all(self) -> bool:
+        """Whether a fixture is being set up that all ranks share."""
+        return any(definition.scope != "function" for definition in self.under_way)
+
     def in_order(self) -> list[Any]:
         """The definitions that are set up or have begun to be; the last is to be finished first."""
         return [*(one for one in self.ended if one not in self.under_way), *reversed(self.under_way)]

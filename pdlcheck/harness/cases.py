@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ __all__ = [
     "require_ranks",
     "runs_in_a_rank",
     "set_rank_context",
-    "sets_up_a_rank",
+    "sets_up_for_all",
     "too_few_ranks_skip",
     "warm_up",
     "with_faults",
@@ -75,6 +75,7 @@ class RankContext:
     device: torch.device
     group: dist.ProcessGroup
     in_body: bool = False  # of the test, which may ask for fixtures
+    for_all: Callable[[], bool] = lambda: True  # whether the fixture that is set up is one that all ranks share
 
 
 def world_names(config: pytest.Config) -> list[str]:
@@ -346,9 +347,9 @@ def leave_rank_context(context: RankContext) -> None:
         set_rank_context(None)
 
 
-def sets_up_a_rank() -> bool:
-    """True while the fixtures of a simulated rank are set up or torn down."""
-    return _context is not None and not _context.in_body
+def sets_up_for_all() -> bool:
+    """True while a fixture that all simulated ranks share is set up or torn down."""
+    return _context is not None and not _context.in_body and _context.for_all()
 
 
 def rank_context(fixture: str) -> RankContext:

@@ -75,12 +75,13 @@ def follow_late_log(item: pytest.Item) -> None:
 def follow_fixture(value: object) -> Own | None:
     """On a rank, when its fixtures are set up: let what the value of one of them does be the rank's own from now on."""
     if isinstance(value, pytest.MonkeyPatch):
-        return follow(_Patches(value))
+        followed = any(isinstance(own, _Patches) and own.is_of(value) for own in running_rank().state.own)
+        return None if followed else follow(_Patches(value))
     return follow(Captured(value)) if isinstance(value, CaptureFixture) else None
 
 
 def follow_patches() -> None:
-    """From now on a ``MonkeyPatch`` that the body of a rank makes is its own; one of a fixture may be everybody's."""
+    """From now on a ``MonkeyPatch`` that a rank makes is its own, but for one of a fixture that all ranks share."""
     init: Any = pytest.MonkeyPatch.__init__
     if hasattr(init, "__wrapped__"):
         return
@@ -89,7 +90,7 @@ def follow_patches() -> None:
     def follow(self: pytest.MonkeyPatch) -> None:
         init(self)
         rank = current_rank()
-        if rank is not None and not cases.sets_up_a_rank():
+        if rank is not None and not cases.sets_up_for_all():
             rank.state.own.append(_Patches(self))
 
     pytest.MonkeyPatch.__init__ = follow  # type: ignore[method-assign]
@@ -104,6 +105,10 @@ class _Patches:
         self._items: list[tuple[Any, Any, Any]] = []
         self._folder: str | None = None
         self._path: list[str] | None = None
+
+    def is_of(self, patches: pytest.MonkeyPatch) -> bool:
+        """Whether this follows it."""
+        return self._patches is patches
 
     def leave(self) -> None:
         patches = self._patches

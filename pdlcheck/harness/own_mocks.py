@@ -1,4 +1,6 @@
-"""``unittest.mock.patch`` in the body of a simulated rank: in force while that rank runs, as with ``monkeypatch``.
+"""``unittest.mock.patch`` on a simulated rank: in force while that rank runs, as with ``monkeypatch``.
+
+So it is in a test's body, in fixtures of function scope and in ``setUp``; a wider fixture patches for all ranks.
 
 A patch that decorates a function is one object, which keeps what was there before it: each rank enters a copy of it.
 """
@@ -20,7 +22,7 @@ _PatchDict: Any = getattr(mock, "_patch_dict")  # noqa: B009
 
 
 def follow_mocks() -> None:
-    """From now on a patch that the body of a rank enters is its own; one of a fixture may be everybody's."""
+    """From now on a patch that a rank enters is its own, but for one of a fixture that all ranks share."""
     for patch, own in ((_Patch, _Attribute), (_PatchDict, _Dict)):
         if not hasattr(patch.__enter__, "__wrapped__"):
             patch.__enter__, patch.__exit__ = _enter(patch.__enter__, own), _exit(patch.__exit__)
@@ -30,8 +32,10 @@ def _enter(enter: Any, own: Any) -> Any:
     @wraps(enter)
     def entered(self: Any) -> Any:
         rank = current_rank()
-        if rank is None or cases.sets_up_a_rank():
+        if rank is None or cases.sets_up_for_all():
             return enter(self)
+        if not any(isinstance(one, _Started) for one in rank.state.own):
+            rank.state.own.append(_Started())
         mine = own(self)
         value = enter(mine.patch)
         rank.state.own.append(mine)
@@ -51,6 +55,20 @@ def _exit(leave: Any) -> Any:
         return leave(self, *exc_info)
 
     return left
+
+
+class _Started:
+    """The patches that ``start`` has entered: ``stopall`` ends those of its rank."""
+
+    def __init__(self) -> None:
+        self._own: list[Any] = []
+        self.arrive()
+
+    def arrive(self) -> None:
+        self._everybodys, _Patch._active_patches = _Patch._active_patches, self._own
+
+    def leave(self) -> None:
+        _Patch._active_patches = self._everybodys
 
 
 class _Attribute:

@@ -266,13 +266,14 @@ class SimulatedItem:
         finally:
             leave_rank_context(context)
 
-    def _context(self, rank: int, *, in_body: bool = False) -> RankContext:
+    def _context(self, rank: int, *, in_body: bool = False, for_all: Callable[[], bool] = lambda: True) -> RankContext:
         group: Any = dist.group.WORLD
-        return RankContext(rank, self._case.world_size, torch.device("cpu"), group, in_body)
+        return RankContext(rank, self._case.world_size, torch.device("cpu"), group, in_body, for_all)
 
     def _at_hand(self, number: int, work: Callable[[], Any]) -> Any:
         """On the rank: its fixtures are its own while it waits for other ranks in one of them."""
-        with in_force(_AtHand(self._item, self._ranks[number], self._context(number))):
+        mine = self._ranks[number]
+        with in_force(_AtHand(self._item, mine, self._context(number, for_all=mine.begun.is_for_all))):
             return work()
 
     def _with_request(self, number: int, rank: _RankFixtures, drawn: dict[str, Any]) -> None:
@@ -331,7 +332,8 @@ class SimulatedItem:
             return
         definitions = [definition for definition, _, _ in rank.aside]
         definitions += [one for one in rank.begun.ended if one.scope != "function" and is_stopped(one)]
-        with in_force(_AtHand(self._item, rank, self._context(number), notes)), ExitStack() as stack:
+        context = self._context(number, for_all=rank.begun.is_for_all)
+        with in_force(_AtHand(self._item, rank, context, notes)), ExitStack() as stack:
             for definition in definitions:
                 stack.callback(definition._finalizers.clear)  # of a set-up that was given up
                 stack.callback(definition.finish, rank.request)
