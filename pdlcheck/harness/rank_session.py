@@ -17,6 +17,7 @@ from contextlib import ExitStack, chdir, contextmanager, suppress
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Literal
 
 import pytest
@@ -24,7 +25,6 @@ import torch.distributed as dist
 from _pytest._code.code import TerminalRepr
 from _pytest._io import TerminalWriter
 from _pytest._io.saferepr import saferepr
-from _pytest.capture import FDCapture, MultiCapture
 from _pytest.config import _prepareconfig
 from _pytest.tmpdir import tmppath_result_key
 from _pytest.warnings import catch_warnings_for_item
@@ -40,6 +40,7 @@ from pdlcheck.harness.rank_asserts import explain_for
 from pdlcheck.harness.rank_cache import write_whole_values
 from pdlcheck.harness.rank_hooks import RankHooks, journal_log, note_additions, note_for_xml, note_shown_fixtures
 from pdlcheck.harness.rank_settings import RankSettings
+from pdlcheck.harness.rank_terminal import silent_reporter
 from pdlcheck.harness.reports import RANK_CRASH, RANK_MESSAGE, RANK_REPORT, RANK_XFAIL
 from pdlcheck.harness.session_description import SessionDescription
 from pdlcheck.harness.stopped import finish_stopped_fixtures, note_stop
@@ -52,6 +53,7 @@ from pdlcheck.worlds.watch import end_at_user_line
 
 __all__ = ["KEEP", "call", "collect", "finish", "parameters", "run", "setup", "teardown"]
 
+_REPEATS = ("pytest-retry", "pytest_retry.retry_plugin")  # a test that fails, which ranks cannot do each by itself
 KEEP = "keep"  # instead of the next item: nobody knows which it is
 _SHOWN = 120  # letters of a parameter
 _SHOWN_IN_IDS = (bool, bytes, complex, float, int, str, type(None))
@@ -74,7 +76,10 @@ class _RankSession:
                     setattr(config.option, name, pickle.loads(value))
             if isinstance(getattr(config.option, "randomly_seed", None), int):
                 config.option.randomly_seed += own_rank()  # streams of their own, also with pytest-randomly
-            config._do_configure()
+            with silent_reporter(config):
+                config._do_configure()
+            for name in _REPEATS:  # their marks and options are known, their hooks are the controller's
+                config.pluginmanager.unregister(name=name)
             write_whole_values(config)
             config._inicache["filterwarnings"], config.known_args_namespace.pythonwarnings = description.filters
             _set_basetemp(config, Path(description.basetemp), f"{description.world}-{own_world_size()}")
@@ -375,15 +380,31 @@ def _set_basetemp(config: pytest.Config, basetemp: Path, pool: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what importing test modules prints, unless it fails: the controller has shown it already."""
-    capture = MultiCapture(in_=None, out=FDCapture(1), err=FDCapture(2))
-    capture.start_capturing()
-    out, err = "", ""
-    try:
-        yield
-        capture.readouterr()
-    finally:
-        out, err = capture.readouterr()
-        capture.stop_capturing()
-        sys.stdout.write(out)
-        sys.stderr.write(err)
+    """Drop what importing test modules prints, unless it fails: the controller has shown it already.
+
+    ``sys.stdout`` stays as it is, as plugins keep writers to it; only the descriptors lead elsewhere.
+    """
+    with TemporaryFile() as out, TemporaryFile() as err:
+        files = {1: out, 2: err}
+        _flush()
+        before = {descriptor: os.dup(descriptor) for descriptor in files}
+        for descriptor, file in files.items():
+            os.dup2(file.fileno(), descriptor)
+        dropped = False
+        try:
+            yield
+            dropped = True
+        finally:
+            _flush()
+            for descriptor, file in files.items():
+                os.dup2(before[descriptor], descriptor)
+                os.close(before[descriptor])
+                if not dropped:
+                    file.seek(0)
+                    os.write(descriptor, file.read())
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # such as one that is closed
+            stream.flush()

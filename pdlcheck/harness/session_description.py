@@ -48,7 +48,7 @@ class SessionDescription:
 
 def describe(config: pytest.Config, world: str) -> SessionDescription:
     """The controller's session, for the ranks of a world."""
-    arguments = ["-p", "no:terminal", "-p", "no:faulthandler"]
+    arguments = ["-p", "no:faulthandler"]
     if config.pluginmanager.hasplugin("capturemanager"):
         arguments.append("-s")
     for override in config.getoption("override_ini") or []:

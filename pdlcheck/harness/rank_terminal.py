@@ -1,0 +1,43 @@
+"""The terminal's reporter in a rank: it has the options and answers who asks for it, and writes to nobody."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+__all__ = ["silent_reporter"]
+
+_NAME = "terminalreporter"
+
+
+@contextmanager
+def silent_reporter(config: pytest.Config) -> Iterator[None]:
+    """While plugins are configured there is none, so that nobody makes one that writes; then there is a silent one."""
+    plugins = config.pluginmanager
+    if not plugins.hasplugin("terminal"):
+        yield
+        return
+    plugins.set_blocked(_NAME)
+    yield
+    plugins.unblock(_NAME)
+    plugins.register(_Silent(config), _NAME)
+
+
+class _Silent:
+    """Has no hooks, which would take time at each test, and makes the reporter when it is asked for something of it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._made: TerminalReporter | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("pytest_"):
+            raise AttributeError(name)
+        if self._made is None:
+            self._made = TerminalReporter(self._config, open(os.devnull, "w"))  # noqa: SIM115 - as long as the rank
+        return getattr(self._made, name)
