@@ -7,13 +7,13 @@ when the rank goes on, so no rank sees another's and it does not matter in which
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import getattr_static, isclass, isdatadescriptor
 from io import StringIO
+from os import getcwd
 from typing import Any, TypeVar
 
 import pytest
@@ -114,7 +114,7 @@ class _Patches:
         patches = self._patches
         self._attributes = [(target, name, _value(target, name)) for target, name, _ in patches._setattr]
         self._items = [(mapping, key, mapping.get(key, _ABSENT)) for mapping, key, _ in patches._setitem]
-        self._folder = None if patches._cwd is None else os.getcwd()
+        self._folder = None if patches._cwd is None else getcwd()
         self._path = None if patches._savesyspath is None else sys.path[:]
         patches.undo()
 

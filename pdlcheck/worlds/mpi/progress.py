@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from datetime import timedelta
+from time import sleep
 from typing import Any
 
 from pdlcheck.uncompiled import uncompiled
@@ -72,7 +73,7 @@ class Progress:
                 self._something.clear()
                 if not self._pending:  # else one has come in between
                     self._something.wait()
-            time.sleep(_FUTURE_S if any(work.has_future for work in self._pending) else _IDLE_S)
+            sleep(_FUTURE_S if any(work.has_future for work in self._pending) else _IDLE_S)
             if not self._ends:
                 self.poll()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
+from time import sleep
 
 __all__ = ["main"]
 
@@ -28,7 +28,7 @@ def main(folder: str) -> None:
     os.rename(f"{place}.part", place)
     print(flush=True)
     while os.getppid() == mpiexec:
-        time.sleep(_LOOK_S)
+        sleep(_LOOK_S)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from time import sleep
 from typing import Any
 
 import torch.distributed as dist
@@ -361,7 +362,7 @@ def _looks(seconds: float) -> Iterator[None]:
     until, nap = time.perf_counter() + seconds, _NAP_S
     yield
     while time.perf_counter() < until:
-        time.sleep(nap)
+        sleep(nap)
         yield
         nap = min(1.1 * nap, _LONG_NAP_S)
 

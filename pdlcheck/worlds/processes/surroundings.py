@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from os import getcwd
 from typing import Any
 
 from pdlcheck.worlds.processes.messages import Changes
@@ -39,7 +40,7 @@ class Surroundings:
 
 def _here() -> Surroundings:
     try:
-        directory = os.getcwd()
+        directory = getcwd()
     except FileNotFoundError:  # it was deleted; the ranks stay where they are
         directory = None
     return Surroundings(import_path(), directory, _environment())

@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from os import getcwd
 from types import FrameType
 
 import torch
@@ -106,7 +107,7 @@ def calls_tests(path: str) -> bool:
 
 def short(path: str) -> str:
     """``path`` from the working directory, if it lies below."""
-    return _below(os.getcwd(), path)
+    return _below(getcwd(), path)
 
 
 @lru_cache(maxsize=4096)

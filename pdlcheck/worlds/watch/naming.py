@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ast
 import linecache
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from os import getcwd
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...]]:
     no names. Both come of one walk over the frames: it is a large part of what an operation costs.
     """
     line, names, wanted = "", [], FRAMES if tensor is not None else 0
-    directory = os.getcwd()
+    directory = getcwd()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (wanted or not line):
         kind = KIND_OF_FILE[frame.f_code.co_filename]

@@ -438,3 +438,29 @@ def test_after(capsys):
     result.assert_outcomes(passed=3)
     for rank in range(2):
         assert result.stdout.str().count(f"more of {rank}\n") == 1
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_what_a_rank_patches_is_not_called_by_what_watches_it(run, world):
+    """On processes a wait napped by the patched ``time.sleep`` five hundred times."""
+    result = run(
+        """
+@W
+def test_naps(rank, monkeypatch):
+    naps = []
+    monkeypatch.setattr(time, "sleep", naps.append)
+    dist.barrier()
+    time.sleep(5)
+    dist.barrier()
+    assert naps == [5]
+
+@W
+def test_folder(monkeypatch):
+    asked = []
+    monkeypatch.setattr(os, "getcwd", lambda: asked.append(1))
+    dist.barrier()
+    assert not asked
+""",
+        world=world,
+    )
+    result.assert_outcomes(passed=2)
