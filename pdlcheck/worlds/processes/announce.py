@@ -32,6 +32,7 @@ from pdlcheck.worlds.processes.messages import (
     Report,
     Unwatch,
 )
+from pdlcheck.worlds.processes.reminders import Reminders
 from pdlcheck.worlds.watch import Operation, Signature, refuse_memory
 
 __all__ = ["Announcer", "GroupEngine"]
@@ -59,6 +60,7 @@ class Announcer:
         self.withdrawn: list[int] = []  # which the controller may have granted
         self._rank = rank
         self._board = board
+        self.reminders = Reminders()
         self._meetings = Meetings(0)
         self._numbers = itertools.count(1)
         self._halves = 0  # of the log, that the controller was told of
@@ -75,6 +77,7 @@ class Announcer:
 
     def begin(self, call: int) -> None:
         """A call starts; nothing of an earlier one is left."""
+        self.reminders.clear()
         for launched in self._launched:  # on all ranks, or the processes would not be used again
             launched.finish()
         with self._lock:

@@ -137,16 +137,23 @@ class AnnouncedWork(WatchedWork):
 
     def get_future(self) -> torch.futures.Future[Any]:
         future = super().get_future()
-        if torch._C._current_graph_task_id() == -1:  # else the backward pass waits for it
+        if torch._C._current_graph_task_id() == -1:
             self._go_on()
+        elif not self.has_moved():  # the backward pass waits for it in the end, or a hook of DDP at once, in C++
+            self._announcer.reminders.add(self)
         return future
+
+    def remind(self) -> None:
+        """See :class:`pdlcheck.worlds.processes.reminders.Remembered`."""
+        if not self.has_moved():
+            self._go_on(elsewhere=True)
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def _go_on(self, *, elsewhere: bool = False) -> None:
         """See to it that the operation goes, here and on the other ranks, though nobody may ever wait for it."""
         if not self.is_decided:
-            self._announcer.advance(self)
+            self._announcer.advance(self, elsewhere=elsewhere)
         if not self.is_decided:
             self._announcer.ask(self)
         elif not self.has_moved():

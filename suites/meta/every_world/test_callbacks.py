@@ -233,3 +233,32 @@ def test_a_callback_calls_a_tensor_as_its_own_function_does():
     for in_callback, outside in get_world("sim").run(program, world_size=2):
         assert sorted(in_callback) == ["inner", "outer"]  # of the callback alone: no name twice
         assert outside[0] == "outer"
+
+
+def waits_in_a_hook():
+    """As torch's hooks that overlap the optimizer with the backward pass do."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    def hook(wrapper, bucket):
+        wrapper.reducer._run_allreduce_hook(bucket).wait()
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    torch.manual_seed(0)
+    wrapper = DistributedDataParallel(torch.nn.Linear(4, 2), bucket_cap_mb=1e-5)
+    wrapper.register_comm_hook(wrapper, hook)
+    for _ in range(2):
+        wrapper.zero_grad()
+        wrapper(torch.full((3, 4), dist.get_rank() + 1.0)).sum().backward()
+    return wrapper.module.weight.grad.tolist()
+
+
+@pytest.mark.parametrize("name", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
+def test_a_hook_of_ddp_waits_for_the_all_reduce_of_the_reducer(name):
+    """In C++, in the midst of the backward pass: on processes nobody let it go."""
+    world = get_world(name) if name == "sim" else get_world(name, timeout_s=20.0)
+    try:
+        assert world.run(waits_in_a_hook, world_size=2) == [[[9.0] * 4] * 2] * 2  # it adds, and does not divide
+    finally:
+        world.close()
