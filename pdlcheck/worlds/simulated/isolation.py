@@ -2,10 +2,10 @@
 
 Swapped at every switch: the random streams of torch, numpy and Python, the default dtype, the launcher's
 environment variables, where warnings and text go (:mod:`pdlcheck.worlds.simulated.diverted`), what context managers and
-global hooks of torch have set (:mod:`pdlcheck.worlds.simulated.torchs_own`). Grad mode, autocast,
-inference mode and the default device are per thread in torch already, as context variables are in Python; ranks begin
-with the controller's (:mod:`pdlcheck.worlds.simulated.of_thread`). The streams of devices stay the controller's,
-also where a rank calls ``torch.manual_seed``: it computes on the CPU.
+global hooks of torch have set (:mod:`pdlcheck.worlds.simulated.torchs_own`, :mod:`pdlcheck.worlds.simulated.flags`).
+Grad mode, autocast, inference mode and the default device are per thread in torch already, as context variables are
+in Python; ranks begin with the controller's (:mod:`pdlcheck.worlds.simulated.of_thread`). The streams of devices stay
+the controller's, also where a rank calls ``torch.manual_seed``: it computes on the CPU.
 
 Not swapped, but for the modules that a world's ``own_globals`` names (:mod:`pdlcheck.worlds.simulated.own_modules`):
 the module globals of the user's code, and what can be reached from them. A program that lets one rank see
@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdlcheck.worlds.simulated import diverted, of_thread, torchs_own
+from pdlcheck.worlds.simulated import diverted, flags, of_thread, torchs_own
 from pdlcheck.worlds.simulated.normals import kept_normal, set_kept_normal
 from pdlcheck.worlds.simulated.streams import python_stream, set_python_stream
 
@@ -144,6 +144,7 @@ class RankState:
             torch.set_default_dtype(settings.dtype)
         if self._given is None or not settings.is_as(self._given):
             of_thread.put(settings, dtype=False)
+        flags.put(self._flags if self._given is not None and settings.flags == self._given.flags else settings.flags)
         if self._base is None:
             self.context = context.copy()
         else:
@@ -159,6 +160,7 @@ class RankState:
         self._normal = kept_normal()
         self._dtype = torch.get_default_dtype()
         self._diverted = diverted.present()
+        self._flags = flags.present()
         self._torchs_own = torchs_own.present()
         torchs_own.put_back()
 
@@ -171,6 +173,7 @@ class RankState:
         if torch.get_default_dtype() is not self._dtype:
             torch.set_default_dtype(self._dtype)
         self._set_environment()
+        flags.put(self._flags)
         diverted.put_back(self._diverted)
         torchs_own.put_back(self._torchs_own)
         if observer is not None:
@@ -183,6 +186,7 @@ class RankState:
         for own in reversed(self.own):
             own.leave()
         self.left = of_thread.present()
+        self._flags = self.left.flags
         if self.begins_here:
             numpy, state = np.random.get_state(), torch.default_generator.get_state()
             self._first = _First(state, python_stream(), numpy, torch.get_default_dtype())
@@ -207,7 +211,7 @@ def isolated_controller() -> Iterator[None]:
     """Give the controller back what the ranks change."""
     torch_state, python_state = torch.default_generator.get_state(), python_stream()
     numpy_generator, normal, threads = _get_numpy(), kept_normal(), torch.get_num_threads()
-    dtype, hook = torch.get_default_dtype(), sys.excepthook
+    dtype, set_flags, hook = torch.get_default_dtype(), flags.present(), sys.excepthook
     of_thread.remember_controllers()
     environment = {name: os.environ.get(name) for name in (*_RANK_VARIABLES, *_ADDRESS)}
     os.environ.update((name, value) for name, value in _ADDRESS.items() if environment[name] != value)
@@ -222,6 +226,7 @@ def isolated_controller() -> Iterator[None]:
         _set_numpy(numpy_generator)
         set_kept_normal(normal)
         torch.set_default_dtype(dtype)
+        flags.put(set_flags)
         torch.set_num_threads(threads)  # what a rank has set is the default of threads to come
         sys.excepthook = hook  # init_process_group puts its own in front, once for each rank
         for name, value in environment.items():

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pdlcheck.worlds.simulated import flags
+
 __all__ = ["Settings", "of_controller", "present", "put", "put_variables", "remember_controllers"]
 
 _ABSENT: Any = object()
@@ -26,10 +28,12 @@ class Settings(NamedTuple):
     computes_gradients: bool
     modes: tuple[Any, ...]
     device: Any  # the mode that `set_default_device` has entered
+    flags: tuple[Any, ...]
 
     def is_as(self, other: Settings) -> bool:
         """Whether nothing differs; modes are the same objects."""
-        return self.dtype is other.dtype and self[1] == other[1] and _same(self.modes, other.modes)
+        same = self.dtype is other.dtype and self[1] == other[1] and self.flags == other.flags
+        return same and _same(self.modes, other.modes)
 
 
 def present() -> Settings:
@@ -39,6 +43,7 @@ def present() -> Settings:
         torch.is_grad_enabled(),
         tuple(map(_c._get_function_stack_at, range(_c._len_torch_function_stack()))),
         getattr(_default_device, "device_context", None),
+        flags.present(),
     )
 
 
@@ -55,6 +60,7 @@ def put(settings: Settings, *, dtype: bool = True) -> None:
             _c._push_on_torch_function_stack(mode)
     if getattr(_default_device, "device_context", None) is not settings.device:
         _default_device.device_context = settings.device
+    flags.put(settings.flags)
 
 
 def put_variables(context: contextvars.Context, since: Mapping[contextvars.ContextVar[Any], Any]) -> None:

@@ -74,13 +74,15 @@ _HOOKS: list[_Known] = [
 _CONTEXTS: list[_Known] = [
     ("torch.utils.checkpoint", "", ("_enable_checkpoint_early_stop",), _same),
     ("torch._dynamo.eval_frame", "", ("_in_optimized_module",), lambda entered: False),
+    ("torch.nn.utils.parametrize", "", ("_cache_enabled",), lambda entered: 0),
+    ("torch.nn.utils.parametrize", "", ("_cache",), lambda cache: {}),
     ("torch.distributed.fsdp._debug_utils", "SimpleProfiler", ("profiling",), lambda profiled: set()),
     ("torch.distributed.fsdp.wrap", "_ConfigAutoWrap", ("in_autowrap_context",), lambda entered: False),
     ("torch.distributed.fsdp.wrap", "_ConfigAutoWrap", ("wrapper_cls",), lambda wrapper: None),
     ("torch.distributed.fsdp.wrap", "_ConfigAutoWrap", ("kwargs",), lambda kwargs: {}),
     ("torch.distributed.tensor._api", "DTensor._op_dispatcher", ("_custom_op_handlers",), _without_losses),
 ]
-_ASSIGNED = frozenset({"kwargs"})  # anew by each that enters
+_ASSIGNED = frozenset({"_cache", "kwargs"})  # anew by each that enters
 
 _ADDED = frozenset({"_custom_op_handlers"})  # to tens of others, which nobody replaces
 

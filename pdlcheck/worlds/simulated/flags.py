@@ -1,0 +1,50 @@
+"""Flags that torch keeps for the whole process in C++, and that its context managers set: a rank has its own.
+
+They are about kernels of attention (``sdpa_kernel``), determinism, the detection of anomalies, oneDNN, and the
+precision of products in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["present", "put"]
+
+_c: Any = torch._C
+_PAIRS = (
+    ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    ("_get_math_sdp_enabled", "_set_sdp_use_math"),
+    ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+    ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+    ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
+)
+_known = [(getattr(_c, get), getattr(_c, put)) for get, put in _PAIRS if hasattr(_c, get) and hasattr(_c, put)]
+_getters: list[Callable[[], Any]] = [
+    *(get for get, _ in _known),
+    *(_c._get_deterministic_algorithms, _c._get_deterministic_algorithms_warn_only),
+    *(_c.is_anomaly_enabled, _c.is_anomaly_check_nan_enabled),
+]
+
+
+def present() -> tuple[Any, ...]:
+    """All of them, in one order."""
+    return tuple([get() for get in _getters])
+
+
+def put(wanted: tuple[Any, ...]) -> None:
+    """Set those that are otherwise."""
+    now = present()
+    if now == wanted:
+        return
+    for (_, setter), value, own in zip(_known, wanted, now, strict=False):
+        if value != own:
+            setter(value)
+    *_, deterministic, warn_only, anomaly, check_nan = wanted
+    if now[-4:-2] != wanted[-4:-2]:
+        _c._set_deterministic_algorithms(deterministic, warn_only=warn_only)
+    if now[-2:] != wanted[-2:]:
+        _c.set_anomaly_enabled(anomaly, check_nan)
