@@ -1,7 +1,7 @@
 """What belongs to a rank although torch and Python keep it for the whole process.
 
-Swapped at every switch: the random streams of torch, numpy and Python, the default dtype, the launcher's
-environment variables, where warnings and text go (:mod:`pdlcheck.worlds.simulated.diverted`), what context managers and
+Swapped at every switch: the random streams of torch, numpy and Python, the default dtype, the
+environment, where warnings and text go (:mod:`pdlcheck.worlds.simulated.diverted`), what context managers and
 global hooks of torch have set (:mod:`pdlcheck.worlds.simulated.torchs_own`, :mod:`pdlcheck.worlds.simulated.flags`).
 Grad mode, autocast, inference mode and the default device are per thread in torch already, as context variables are
 in Python; ranks begin with the controller's (:mod:`pdlcheck.worlds.simulated.of_thread`). The streams of devices stay
@@ -52,6 +52,7 @@ _variables: Any = getattr(_environment, "_data", _environment)  # the same, wher
 _set_numpy = getattr(np.random, "set_bit_generator")  # noqa: B009 - its type stub does not export it
 _get_numpy = getattr(np.random, "get_bit_generator")  # noqa: B009
 observer: Observer | None = None  # while a run is diagnosed
+_everybodys: dict[Any, Any] = {}  # the controller's environment, as the run began
 _generators: list[np.random.MT19937] = []  # one for each rank: making one takes longer than a small run
 
 
@@ -107,6 +108,7 @@ class RankState:
         self._environment = _environment_of(rank, world_size)
         self._kept: diverted.Diverted | None = None
         self._first: _First | None = None  # else a run begins with the seed
+        self._changed: dict[Any, Any] = {}  # of the environment, by the rank's code; None: taken out
         self._given: of_thread.Settings | None = None  # the controller's that this rank has taken over
         self._base: contextvars.Context | None = None
         self.context = contextvars.Context()  # in which the rank's code runs
@@ -126,6 +128,7 @@ class RankState:
             np.random.set_state(self._first.numpy)
         self._take_over()
         torch.set_num_threads(1)  # of this thread alone
+        self._plain = _everybodys | self._environment
         self._set_environment()
         diverted.begin(self._kept)
         self._began = torchs_own.begin()
@@ -155,6 +158,7 @@ class RankState:
         """The rank gives up its turn."""
         for own in reversed(self.own):
             own.leave()
+        self._take_environment()
         self._torch = torch.default_generator.get_state()
         self._python = python_stream(self._python)
         self._normal = kept_normal()
@@ -185,6 +189,7 @@ class RankState:
         """The rank has ended."""
         for own in reversed(self.own):
             own.leave()
+        self._take_environment()
         self.left = of_thread.present()
         self._flags = self.left.flags
         if self.begins_here:
@@ -196,6 +201,8 @@ class RankState:
     def give_to_controller(self) -> None:
         """In the controller, after a run: what this rank has changed for its thread is everybody's from here on."""
         assert self._given is not None and self._base is not None
+        _change(self._changed)
+        self._changed = {}
         if not self.left.is_as(self._given):
             of_thread.put(self.left)
         of_thread.put_variables(self.context, self._base)
@@ -204,6 +211,28 @@ class RankState:
         for name, value in self._environment.items():
             if _variables.get(name) != value:  # half of them are the same on all ranks, and to set one takes long
                 _environment[name] = value
+        if self._changed:
+            _change(self._changed)
+
+    def _take_environment(self) -> None:
+        """What the rank's code has changed is its own; the launcher's variables are set for each turn."""
+        if _variables == self._plain:
+            if self._changed:
+                self._changed = {}
+            return
+        plain = self._plain
+        self._changed = {name: value for name, value in _variables.items() if plain.get(name) != value}
+        self._changed |= dict.fromkeys(plain.keys() - _variables.keys())
+        _change({name: plain.get(name) for name in self._changed})
+
+
+def _change(changes: dict[Any, Any]) -> None:
+    """Of the environment; None takes a variable out."""
+    for name, value in changes.items():
+        if value is not None:
+            _environment[name] = value
+        elif name in _variables:
+            del _environment[name]
 
 
 @contextmanager
@@ -215,6 +244,8 @@ def isolated_controller() -> Iterator[None]:
     of_thread.remember_controllers()
     environment = {name: os.environ.get(name) for name in (*_RANK_VARIABLES, *_ADDRESS)}
     os.environ.update((name, value) for name, value in _ADDRESS.items() if environment[name] != value)
+    _everybodys.clear()
+    _everybodys.update(_variables)
     try:
         with diverted.controllers(), torchs_own.controllers():
             yield

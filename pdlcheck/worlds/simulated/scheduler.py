@@ -24,6 +24,7 @@ from pdlcheck.worlds.watch import end_at_user_line, user_line
 
 __all__ = ["RankThread", "Scheduler", "current_rank", "running_rank"]
 
+_SIGNALS = "signal only works in main thread"  # as Python says it
 _GRACE_S = 0.5  # for ranks to end after an interrupt
 _MAX_POLLS = 20_000  # in a row, by all ranks together, while nothing else happens: a tenth of a second
 
@@ -261,6 +262,8 @@ class Scheduler:
                 error = copy(self.error).with_traceback(error.__traceback__)
             if isinstance(error, PdlcheckError):
                 end_at_user_line(error)
+            elif isinstance(error, ValueError) and text_of(error).startswith(_SIGNALS):
+                error.add_note("simulated ranks are threads: run this on processes, with --world gloo")
             return Raised(me.rank, error, order=self._failures, site=site_of(error))
 
     def _as_rank(self, me: RankThread, body: Callable[[], Any]) -> Any:
