@@ -93,6 +93,11 @@ def check_options(config: pytest.Config) -> None:
     for name in names or [""]:
         if name not in WORLDS:
             raise pytest.UsageError(f"--world must name some of {', '.join(sorted(WORLDS))}; got {name!r}")
+    if getattr(config.option, "update_snapshots", False) and {*names} - {"sim"}:
+        raise pytest.UsageError(
+            "--snapshot-update with --world other than sim: syrupy does not see what ranks in processes compare, writes "
+            "none of it, and would delete what it has of them; update with --world sim"
+        )
     rank = config.getoption("--rank-pdb")
     if rank is not None and rank < 0:
         raise pytest.UsageError(f"--rank-pdb takes the number of a rank, from 0 on; got {rank}")

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from os import getcwd
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -28,6 +30,7 @@ _ITEMS = 256  # longer lists and dicts are not searched
 _CONTAINERS = frozenset({dict, list, tuple})
 _DEPTH = 2  # lists in dicts are, as an optimizer keeps its parameters
 _CALLS = 4096  # remembered
+_CHECKS = os.path.join(str(Path(__file__).parents[2]), "checks") + os.sep
 
 
 class Name(NamedTuple):
@@ -134,6 +137,8 @@ class _Call:
         self.code, self.directory = frame.f_code, directory
         self.function = f"{path} {frame.f_code.co_qualname}"
         self.where = f"{path}:{frame.f_lineno}"
+        if self.code.co_filename.startswith(_CHECKS):
+            self.where = f"{os.path.basename(path)}:{frame.f_lineno}, where the check compares ranks"
         self._instruction = frame.f_lasti
 
     @cached_property
