@@ -38,7 +38,7 @@ def check_data_parallel(
 ) -> None:
     """``wrap`` must make the replicas start alike, give each the gradient of one process, and keep them alike.
 
-    In float64, on models with several layers, tied and frozen parameters, outputs in nested containers, two forward
+    In float64, on models with several layers, tied and frozen parameters, one without dimensions, outputs in nested containers, two forward
     passes before one backward pass, parameters that become ready in another order on each rank; in three passes, as
     wrappers may learn from the first.
 
@@ -118,9 +118,10 @@ class _Nested(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(2, 1), nn.Linear(2, 1)
+        self.scale = nn.Parameter(torch.tensor(1.5))  # of no dimension, as the scale of logits is
 
     def forward(self, x: Tensor) -> Any:
-        return {"losses": [(self.first(x), None), (torch.tanh(self.second(x)), "text")]}
+        return {"losses": [(self.scale * self.first(x), None), (torch.tanh(self.second(x)), "text")]}
 
 
 class _Crossed(nn.Module):

@@ -95,8 +95,8 @@ def check_options(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--world must name some of {', '.join(sorted(WORLDS))}; got {name!r}")
     if getattr(config.option, "update_snapshots", False) and {*names} - {"sim"}:
         raise pytest.UsageError(
-            "--snapshot-update with --world other than sim: syrupy does not see what ranks in processes compare, writes "
-            "none of it, and would delete what it has of them; update with --world sim"
+            "--snapshot-update with a world other than sim: syrupy does not see what ranks in processes compare, "
+            "writes none of it, and would delete what it has of them; update with --world sim"
         )
     rank = config.getoption("--rank-pdb")
     if rank is not None and rank < 0:
