@@ -36,7 +36,8 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     start = time.perf_counter()
-    suites = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "suites").glob("test_*.py"))
+    files = sorted(path.relative_to(ROOT) for path in (ROOT / "suites").rglob("test_*.py"))
+    suites = [str(file) for file in files if file.parts[1] != "meta"]
     others = sorted({test.partition("::")[0] for system in SYSTEMS for test in system.tests})
     pytest = ["-m", "pytest", "-q", "-p", "systems_table.outcomes", "-p", "no:cacheprovider"]
     here = _run([*pytest, "--world", options.world, *suites, *others], "here")

@@ -38,9 +38,9 @@ def check_data_parallel(
 ) -> None:
     """``wrap`` must make the replicas start alike, give each the gradient of one process, and keep them alike.
 
-    In float64, on models with several layers, tied and frozen parameters, one without dimensions, outputs in nested containers, two forward
-    passes before one backward pass, parameters that become ready in another order on each rank; in three passes, as
-    wrappers may learn from the first.
+    In float64, on models with several layers, tied and frozen parameters, one without dimensions, outputs in nested
+    containers, two forward passes before one backward pass, parameters that become ready in another order on each rank;
+    in three passes, as wrappers may learn from the first.
 
     Args:
         wrap: called as ``wrap(module)`` on every rank; returns a module that is called as the wrapped one, and whose
