@@ -95,7 +95,7 @@ def check_random_streams(
     plan = _Plan(steps, generators, divided, tuple(_GLOBAL[name] for name in agreed))
     ranks: list[_Drawn] = world.run(_record, make, step, plan, world_size=world_size)
     facts = case(world, world_size, steps=steps)
-    if not any(drawn.draws or drawn.together for drawn in ranks):
+    if not any(drawn.draws or drawn.decides for drawn in ranks):
         others = "" if generators is None else ", nor of those that it was given,"
         raise Inconclusive(
             f"{name_of(step)} draws no random numbers of torch's, NumPy's or Python's global generators{others} in "
@@ -142,7 +142,8 @@ class _Drawn:
         draws: by the state of the generator that it began with.
         divided: the states of those that drew in divided modules.
         again: where, in which step before and in which step a state came back.
-        together: the states of each generator that ranks agree by, after each step in which it drew.
+        together: the states of each generator that ranks agree by, after each step.
+        decides: one of these has drawn.
         seed: of torch, before the first step.
     """
 
@@ -150,6 +151,7 @@ class _Drawn:
     divided: set[str]
     again: tuple[str, int, int] | None
     together: dict[str, list[str]]
+    decides: bool
     seed: int
 
 
@@ -210,7 +212,7 @@ def _record(make: Callable[[], Any], step: Callable[[Any], object], plan: _Plan)
     torchs = [one for one in own if isinstance(one, torch.Generator)]
     others = [one for one in own if not isinstance(one, torch.Generator)]
     together: dict[str, list[str]] = {name: [] for name in plan.agreed}
-    notes = _Notes()
+    decides, notes = False, _Notes()
     with _inside([] if plan.divided is None else plan.divided(made), notes):
         for number in range(plan.steps):
             notes.step = number
@@ -221,10 +223,11 @@ def _record(make: Callable[[], Any], step: Callable[[Any], object], plan: _Plan)
             for name, state in before.items():
                 if name in together:
                     together[name].append(after[name])
+                    decides |= after[name] != state
                 elif after[name] != state:
                     kind = name.partition(",")[0]  # streams of one kind may begin alike in other places
                     notes.add(f"{kind} {state}", name)
-    return _Drawn(notes.draws, notes.divided, notes.again, together, seed)
+    return _Drawn(notes.draws, notes.divided, notes.again, together, decides, seed)
 
 
 class _Notes:
