@@ -38,9 +38,10 @@ def check_data_parallel(
 ) -> None:
     """``wrap`` must make the replicas start alike, give each the gradient of one process, and keep them alike.
 
-    In float64, on models with several layers, tied and frozen parameters, one without dimensions, outputs in nested
-    containers, two forward passes before one backward pass, parameters that become ready in another order on each rank;
-    in three passes, as wrappers may learn from the first.
+    In float64, on models with several layers, tied and frozen parameters, one without dimensions (if ``wrap`` does not
+    raise ValueError for it, as ``fully_shard`` does), outputs in nested containers, two forward passes before one
+    backward pass, parameters that become ready in another order on each rank; in three passes, as wrappers may learn
+    from the first.
 
     Args:
         wrap: called as ``wrap(module)`` on every rank; returns a module that is called as the wrapped one, and whose
@@ -81,6 +82,8 @@ def check_data_parallel(
         "another order of gradients on each rank": _Crossed,
         "gradients that are kept and zeroed": _layers,
     }
+    if all(world.run(_takes, wrap, _Scaled().double(), world_size=world_size)):
+        models["a parameter without dimensions"] = _Scaled
     if unused:
         models["parameters unused on other ranks each"] = _Gated
     for what, make in models.items():
@@ -118,10 +121,20 @@ class _Nested(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(2, 1), nn.Linear(2, 1)
-        self.scale = nn.Parameter(torch.tensor(1.5))  # of no dimension, as the scale of logits is
 
     def forward(self, x: Tensor) -> Any:
-        return {"losses": [(self.scale * self.first(x), None), (torch.tanh(self.second(x)), "text")]}
+        return {"losses": [(self.first(x), None), (torch.tanh(self.second(x)), "text")]}
+
+
+class _Scaled(nn.Module):
+    """A parameter of no dimension, as the scale of logits is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.scale = nn.Linear(2, 1), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.scale * torch.tanh(self.body(x))
 
 
 class _Crossed(nn.Module):
@@ -197,6 +210,15 @@ def _shards(world_size: int, seed: int) -> list[Shard]:
         x[:, 0] = (x[:, 0].abs() + 0.1) * (-1) ** rank
         shards.append((x, torch.randn(4, 1, generator=generator, dtype=torch.float64)))
     return shards
+
+
+def _takes(wrap: Wrap, model: nn.Module) -> bool:
+    """On every rank: whether the wrapper does not refuse such a model."""
+    try:
+        wrap(model)
+    except ValueError:
+        return False
+    return True
 
 
 def _sync(wrap: Wrap, what: str, shards: Sequence[Shard]) -> Callable[[nn.Module, int], object]:
