@@ -18,7 +18,7 @@ from pdlcheck.checks.trajectory_causes import (
     likely_cause,
     wants_another_dtype,
 )
-from pdlcheck.checks.trajectory_rounding import Rounding
+from pdlcheck.checks.trajectory_rounding import Rounding, or_zeros
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["Goal", "Train", "ends_of", "goal_of", "require_near"]
@@ -82,7 +82,7 @@ def require_near(
     __tracebackhide__ = True
     found, what, precision = ranks[rank], f"{goal.what} holds", goal.precision
     ends = {name: end for name, end in goal.expected[rank].items() if end is not None and _is_a_number(end)}
-    begins = {name: _or_zeros(goal.begin.get(name), end) for name, end in ends.items()}
+    begins = {name: or_zeros(goal.begin.get(name), end) for name, end in ends.items()}
     farthest = max((_largest(end - begins[name]) for name, end in ends.items()), default=0.0)
     wrong: list[tuple[str, Tensor, Tensor, Tensor]] = []
     unclear: list[str] = []
@@ -165,10 +165,6 @@ def _begin(start: nn.Module, ended: State, at_rest: Callable[[], list[State]], n
 
 def _is_a_number(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _or_zeros(begin: Tensor | None, goal: Tensor) -> Tensor:
-    return torch.zeros_like(goal) if begin is None else begin
 
 
 def _largest(tensor: Tensor) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.state import State, state_of
 
-__all__ = ["Rounding"]
+__all__ = ["Rounding", "or_zeros"]
 
 _TRIES = 4
 # In trainings of small language models with SGD and Adam, in bfloat16 and float32, right ones were off by up to 1.5
@@ -60,7 +60,7 @@ class Rounding:
             for name, held in self._end.items():
                 ended = end.get(name)
                 if held is not None and ended is not None and held.shape == ended.shape and held.is_floating_point():
-                    off = ended - held - (_or_zeros(other.get(name), held) - _or_zeros(begin.get(name), held))
+                    off = ended - held - (or_zeros(other.get(name), held) - or_zeros(begin.get(name), held))
                     astray[name] = max(astray.get(name, 0.0), float(off.norm()))
         return astray
 
@@ -74,5 +74,6 @@ class Rounding:
         return model
 
 
-def _or_zeros(begin: Tensor | None, like: Tensor) -> Tensor:
+def or_zeros(begin: Tensor | None, like: Tensor) -> Tensor:
+    """What a tensor begins with; zeros where it is made in a training, or has another shape there."""
     return torch.zeros_like(like) if begin is None or begin.shape != like.shape else begin

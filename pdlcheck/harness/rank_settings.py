@@ -6,40 +6,30 @@ A call of ranks begins with the controller's settings, so that what a test leave
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-import torch
+
+from pdlcheck.worlds.processes.settings import present, put
 
 __all__ = ["RankSettings"]
-
-
-class _Settings(NamedTuple):
-    dtype: torch.dtype
-    computes_gradients: bool
-    is_deterministic: bool
 
 
 class RankSettings:
     """A pytest plugin of the session in a rank."""
 
     def __init__(self) -> None:
-        self._held = _present()
+        self._held = present()
         self._has_finished = False
 
     def hold(self) -> None:
         """What is set now holds for what comes."""
-        self._held = _present()
+        self._held = present()
 
     def put_back(self) -> None:
         """Let that be set which holds."""
-        now, held = _present(), self._held
-        if now.dtype is not held.dtype:
-            torch.set_default_dtype(held.dtype)
-        if now.computes_gradients is not held.computes_gradients:
-            torch.set_grad_enabled(held.computes_gradients)
-        if now.is_deterministic is not held.is_deterministic:
-            torch.use_deterministic_algorithms(held.is_deterministic)
+        if present() != self._held:
+            put(self._held)
 
     def after_teardown(self) -> None:
         """A fixture of wider scope that has ended takes back what it has set."""
@@ -57,9 +47,3 @@ class RankSettings:
     def pytest_fixture_post_finalizer(self, fixturedef: Any) -> None:
         if fixturedef.scope != "function":
             self._has_finished = True
-
-
-def _present() -> _Settings:
-    return _Settings(
-        torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
-    )

@@ -39,7 +39,7 @@ from pdlcheck.worlds.processes.own_rank import take_rank
 from pdlcheck.worlds.processes.own_store import meet_at
 from pdlcheck.worlds.processes.payload import dump_error, dump_result, import_module_of, load_call
 from pdlcheck.worlds.processes.position import user_traceback
-from pdlcheck.worlds.processes.settings import AS_TORCH_BEGINS, Settings
+from pdlcheck.worlds.processes.settings import AS_TORCH_BEGINS, Settings, put
 from pdlcheck.worlds.processes.watched_gloo import watch_gloo
 from pdlcheck.worlds.processes.watched_groups import begin_call
 from pdlcheck.worlds.site import site_of
@@ -235,9 +235,7 @@ def fresh_state(seed: int, start: Start, settings: Settings = AS_TORCH_BEGINS) -
     select_own_device()
     random.seed(own_seed)
     np.random.seed(own_seed % 2**32)
-    torch.set_default_dtype(getattr(torch, settings.dtype))
-    torch.set_grad_enabled(settings.computes_gradients)
-    torch.use_deterministic_algorithms(settings.is_deterministic)
+    put(settings)
     for which, limits in _LIMITS.items():
         if resource.getrlimit(which) != limits:
             with contextlib.suppress(ValueError, OSError):  # the hard limit was lowered: not ours to raise

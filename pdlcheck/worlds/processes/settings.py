@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
-__all__ = ["AS_TORCH_BEGINS", "Settings", "present"]
+__all__ = ["AS_TORCH_BEGINS", "Settings", "present", "put"]
 
 
 class Settings(NamedTuple):
@@ -26,3 +26,12 @@ def present() -> Settings:
         return AS_TORCH_BEGINS
     dtype = str(torch.get_default_dtype()).removeprefix("torch.")
     return Settings(dtype, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
+
+
+def put(settings: Settings) -> None:
+    """Let this thread have them."""
+    import torch
+
+    torch.set_default_dtype(getattr(torch, settings.dtype))
+    torch.set_grad_enabled(settings.computes_gradients)
+    torch.use_deterministic_algorithms(settings.is_deterministic)
