@@ -141,6 +141,7 @@ def _extras(tests: int) -> dict[str, Callable[[], float]]:
         "example_2": example,
         "pool_suite_2": lambda: pool_suite_s(2) * 1e3,
         "bare_suite_2": lambda: bare_suite_s(2) * 1e3,
+        "bare_suite_2_taking_turns": lambda: bare_suite_s(2, takes_turns=True) * 1e3,
     }
 
 

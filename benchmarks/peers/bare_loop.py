@@ -1,6 +1,7 @@
 """The bodies of the real tests in a plain loop on gloo, with no test framework: what a pool's overhead is counted over.
 
-``python -m peers.bare_loop WORLD_SIZE`` prints the seconds of the slowest rank as JSON.
+``python -m peers.bare_loop WORLD_SIZE [--take-turns]`` prints the seconds of the slowest rank as JSON. With
+``--take-turns`` its threads have the scheduling policy of a pool's ranks, see docs/findings/gloo_polls.md.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from pdlcheck.worlds.processes.taking_turns import take_turns
 from peers.real_tests import BODIES, CASES
 
 
 def main() -> None:
-    world_size = int(sys.argv[1])
+    world_size, takes_turns = int(sys.argv[1]), "--take-turns" in sys.argv[2:]
     with tempfile.TemporaryDirectory(prefix="pdlcheck-bare-") as folder:
-        mp.spawn(_rank, args=(world_size, folder), nprocs=world_size)  # type: ignore[no-untyped-call]  # torch's
+        mp.spawn(_rank, args=(world_size, folder, takes_turns), nprocs=world_size)  # type: ignore[no-untyped-call]  # torch's
         seconds = [float((Path(folder) / f"{rank}.txt").read_text()) for rank in range(world_size)]
     print(json.dumps({"seconds": max(seconds)}))
 
 
-def _rank(rank: int, world_size: int, folder: str) -> None:
+def _rank(rank: int, world_size: int, folder: str, takes_turns: bool) -> None:
     torch.set_num_threads(1)
+    if takes_turns:
+        take_turns()
     store = dist.FileStore(str(Path(folder) / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     for body in BODIES:

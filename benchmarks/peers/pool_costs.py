@@ -37,10 +37,11 @@ def pool_suite_s(world_size: int) -> float:
     return starts[-1] - starts[len(BODIES)]  # the first ones warm up, the last one is empty
 
 
-def bare_suite_s(world_size: int) -> float:
-    """Seconds for the same bodies in a loop on gloo."""
+def bare_suite_s(world_size: int, *, takes_turns: bool = False) -> float:
+    """Seconds for the same bodies in a loop on gloo; ``takes_turns``: under the scheduling policy of a pool's ranks."""
+    policy = ["--take-turns"] if takes_turns else []
     done = subprocess.run(
-        [sys.executable, "-m", "peers.bare_loop", str(world_size)],
+        [sys.executable, "-m", "peers.bare_loop", str(world_size), *policy],
         cwd=Path(__file__).parents[1],
         env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
         capture_output=True,

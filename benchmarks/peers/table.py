@@ -105,4 +105,8 @@ def verdicts(rows: Mapping[tuple[str, int], Row], extra: Mapping[str, Figure]) -
     share = (pool.median / bare.median - 1) * 100 if pool and bare else 0.0
     words = f"{share:.1f} % ({pool} over {bare} ms)" if pool and bare else None
     judge("200 real tests on 2 ranks: pool adds <= 20 %", words, share <= 20)
+    policed = extra.get("bare_suite_2_taking_turns")
+    if pool and policed:
+        words = f"{(pool.median / policed.median - 1) * 100:.1f} % (over {policed} ms)"
+        found.append(("the same, over a loop with the ranks' scheduling", words, None))
     return found

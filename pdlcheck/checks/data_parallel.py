@@ -20,6 +20,7 @@ from pdlcheck.checks.state import scramble
 __all__ = ["check_data_parallel"]
 
 Wrap = Callable[[nn.Module], nn.Module]
+Finish = Callable[[nn.Module], object]
 Shard = tuple[Tensor, Tensor]
 
 PASSES = 3  # wrappers that learn the order of gradients in the first pass do something else in the second
@@ -31,6 +32,7 @@ def check_data_parallel(
     world: Any,
     *,
     world_size: int = 2,
+    finish: Finish | None = None,
     unused: bool = True,
     no_sync: bool = True,
     buffers: bool = True,
@@ -50,6 +52,9 @@ def check_data_parallel(
             it with buckets of a few bytes too.
         world: where the ranks run.
         world_size: number of replicas, 2 or more.
+        finish: what the training calls on the wrapper after the backward pass, before the optimizer's step, as
+            Megatron's wrapper wants it: ``lambda wrapped: wrapped.finish_grad_sync()``. A wrapper that keeps gradients
+            elsewhere puts them into those of ``module`` here, and drops them in its ``zero_grad()``.
         unused: parameters may have no gradient, others on each rank.
         no_sync: the wrapper has a context ``no_sync()`` in which gradients only add up.
         buffers: all ranks see the same buffers in a forward pass; False where each keeps its own by intention.
@@ -70,9 +75,10 @@ def check_data_parallel(
         raise ValueError(f"check_data_parallel compares ranks, it needs world_size 2 or more, got {world_size}")
     shards = _shards(world_size, seed)
     facts = case(world, world_size, seed=seed)
-    check_replicas_in_sync(_start(wrap), world, world_size=world_size, steps=0, buffers=buffers, seed=seed)
+    finish = finish or _is_finished
+    check_replicas_in_sync(_start(wrap, finish), world, world_size=world_size, steps=0, buffers=buffers, seed=seed)
     if buffers:
-        _require_same_buffers(wrap, world, world_size, facts)
+        _require_same_buffers(wrap, finish, world, world_size, facts)
     models: dict[str, Callable[[], nn.Module]] = {
         "layers": _layers,
         "tied weights": _Tied,
@@ -87,13 +93,13 @@ def check_data_parallel(
     if unused:
         models["parameters unused on other ranks each"] = _Gated
     for what, make in models.items():
-        sync = _sync(wrap, what, shards)
+        sync = _sync(wrap, finish, what, shards)
         check_gradients_equal_single_process(make, _mean_square, shards, sync, world, seed=seed)
     if no_sync:
         _require_local_without_sync(wrap, world, shards, facts)
-        sync = _sync(wrap, "accumulation without sync", shards)
+        sync = _sync(wrap, finish, "accumulation without sync", shards)
         check_gradients_equal_single_process(_layers, _mean_square, shards, sync, world, seed=seed)
-    check_replicas_in_sync(_start(wrap), world, world_size=world_size, steps=3, buffers=False, seed=seed)
+    check_replicas_in_sync(_start(wrap, finish), world, world_size=world_size, steps=3, buffers=False, seed=seed)
 
 
 class _Tied(nn.Module):
@@ -221,17 +227,23 @@ def _takes(wrap: Wrap, model: nn.Module) -> bool:
     return True
 
 
-def _sync(wrap: Wrap, what: str, shards: Sequence[Shard]) -> Callable[[nn.Module, int], object]:
+def _is_finished(_: nn.Module) -> None:
+    """Of a wrapper whose gradients are there when the backward pass returns."""
+
+
+def _sync(wrap: Wrap, finish: Finish, what: str, shards: Sequence[Shard]) -> Callable[[nn.Module, int], object]:
     """What the check of gradients takes: it puts the wrapper's gradient in the place of the local one."""
 
     def sync(model: nn.Module, num_samples: int) -> None:
-        _pass_through_wrapper(wrap, what, shards, model)
+        _pass_through_wrapper(wrap, finish, what, shards, model)
 
     sync.__name__ = f"{name_of(wrap)}, {what}"
     return sync
 
 
-def _pass_through_wrapper(wrap: Wrap, what: str, shards: Sequence[Shard], model: nn.Module) -> None:
+def _pass_through_wrapper(
+    wrap: Wrap, finish: Finish, what: str, shards: Sequence[Shard], model: nn.Module
+) -> None:
     model.zero_grad()
     wrapped = wrap(model)
     x, y = shards[dist.get_rank()]
@@ -249,9 +261,10 @@ def _pass_through_wrapper(wrap: Wrap, what: str, shards: Sequence[Shard], model:
             _backward(_mean_square(wrapped(parts[-1][0]), parts[-1][1]) / len(parts))
         else:
             _backward(_mean_square(wrapped(x), y))
+        finish(wrapped)
 
 
-def _start(wrap: Wrap) -> Callable[[], tuple[nn.Module, Callable[[int], object]]]:
+def _start(wrap: Wrap, finish: Finish) -> Callable[[], tuple[nn.Module, Callable[[int], object]]]:
     def start() -> tuple[nn.Module, Callable[[int], object]]:
         model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1)).double()
         scramble(model)
@@ -261,8 +274,9 @@ def _start(wrap: Wrap) -> Callable[[], tuple[nn.Module, Callable[[int], object]]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
         def step(i: int) -> None:
-            optimizer.zero_grad()
+            wrapped.zero_grad()
             _backward(wrapped(torch.randn(4, 2, dtype=torch.float64)).square().mean())
+            finish(wrapped)
             optimizer.step()
 
         return model, step
@@ -271,9 +285,9 @@ def _start(wrap: Wrap) -> Callable[[], tuple[nn.Module, Callable[[int], object]]
     return start
 
 
-def _require_same_buffers(wrap: Wrap, world: Any, world_size: int, facts: str) -> None:
+def _require_same_buffers(wrap: Wrap, finish: Finish, world: Any, world_size: int, facts: str) -> None:
     __tracebackhide__ = True
-    everyone = world.run(_buffers_in_forward, wrap, world_size=world_size)
+    everyone = world.run(_buffers_in_forward, wrap, finish, world_size=world_size)
     for forward in range(PASSES):
         for rank in range(1, world_size):
             found, expected = everyone[rank][forward], everyone[0][forward]
@@ -290,7 +304,7 @@ def _require_same_buffers(wrap: Wrap, world: Any, world_size: int, facts: str) -
                 )
 
 
-def _buffers_in_forward(wrap: Wrap) -> list[Tensor]:
+def _buffers_in_forward(wrap: Wrap, finish: Finish) -> list[Tensor]:
     torch.manual_seed(dist.get_rank() + 1)
     model = _Counting()
     scramble(model)
@@ -300,6 +314,7 @@ def _buffers_in_forward(wrap: Wrap) -> list[Tensor]:
         held = wrapped(torch.full((2,), dist.get_rank() + 1.0))
         seen.append(held.detach().clone())
         _backward(held.sum())
+        finish(wrapped)
     return seen
 
 

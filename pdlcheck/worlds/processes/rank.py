@@ -40,6 +40,7 @@ from pdlcheck.worlds.processes.own_store import meet_at
 from pdlcheck.worlds.processes.payload import dump_error, dump_result, import_module_of, load_call
 from pdlcheck.worlds.processes.position import user_traceback
 from pdlcheck.worlds.processes.settings import AS_TORCH_BEGINS, Settings, put
+from pdlcheck.worlds.processes.taking_turns import take_turns
 from pdlcheck.worlds.processes.watched_gloo import watch_gloo
 from pdlcheck.worlds.processes.watched_groups import begin_call
 from pdlcheck.worlds.site import site_of
@@ -90,6 +91,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
 def begin(fds: Sequence[int], parent_pid: int) -> None:
     """What concerns the process alone: its end, and where it writes."""
     _die_with(parent_pid)
+    take_turns()
     open_journal(fds[3])
     # text files in every fork; whatever the locale, the controller reads UTF-8, and pytest's capture refuses no letter
     sys.stdout.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]

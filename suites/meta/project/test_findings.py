@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import pytest
 import torch
@@ -71,3 +72,15 @@ def test_subgroups_of_a_group_are_other_groups_on_each_half():
     with pytest.raises(CollectiveMismatch, match=r"(?s)make different groups: new_group.*subgroups_of_a_group.py:22"):
         get_world("sim").run(program, world_size=8)
     assert get_world("sim").run(program, True, world_size=8) == [1.0, 1.0, 5.0, 5.0, 9.0, 9.0, 13.0, 13.0]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="needs Linux: its policies of scheduling")
+@pytest.mark.parametrize("policy", ["SCHED_OTHER", "SCHED_BATCH"])
+def test_gloos_thread_for_connections_is_measured_under_either_policy(policy):
+    world = get_world("gloo")
+    try:
+        for took, polled in world.run(_module("gloo_polls").measure, policy, 20, world_size=2):
+            assert len(took) == 20
+            assert polled > 0, "gloo's thread for connections has another name in this torch"
+    finally:
+        world.close()

@@ -1,0 +1,54 @@
+"""Threads of a rank do not push one another off a core; what the user has chosen for all of them stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pdlcheck.worlds import get_world
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="needs Linux: its policies of scheduling")
+
+
+def policies():
+    """Of every thread of this process, after a step of what starts threads: groups, a backward pass, collectives."""
+    torch.ones(1, requires_grad=True).sum().backward()
+    dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1]))
+    names, found = set(), set()
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/comm") as file:
+            names.add(file.read().strip())
+        found.add(os.sched_getscheduler(int(thread)))
+    return names, found
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_all_threads_of_a_rank_wait_for_their_turn(watch):
+    world = get_world("gloo", watch=watch)
+    try:
+        for names, found in world.run(policies, world_size=2):
+            assert "gloo_tcp_loop" in names, "gloo's thread for connections has another name in this torch"
+            assert found == {os.SCHED_BATCH}
+    finally:
+        world.close()
+
+
+def test_the_controller_is_left_alone():
+    assert os.sched_getscheduler(0) != os.SCHED_BATCH
+
+
+@pytest.mark.parametrize(("chosen", "kept"), [("OTHER", "BATCH"), ("BATCH", "BATCH"), ("IDLE", "IDLE")])
+def test_what_the_user_has_chosen_stays(chosen, kept):
+    program = (
+        "import os\n"
+        "from pdlcheck.worlds.processes.taking_turns import take_turns\n"
+        f"os.sched_setscheduler(0, os.SCHED_{chosen}, os.sched_param(0))\n"
+        "take_turns()\n"
+        f"assert os.sched_getscheduler(0) == os.SCHED_{kept}, os.sched_getscheduler(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
