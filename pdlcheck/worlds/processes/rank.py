@@ -74,6 +74,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
         take_place(start)
     announcer = Announcer(start.rank, channel.send, Board(fds[4], start.world_size) if start.board else None)
     if start.watch:
+        take_turns()
         channel.on_message = announcer.handle
         channel.look_s = 0.1  # a watched wait ends by itself: only a call of the real group can be blocked
         _watch(start.backend, announcer)
@@ -91,7 +92,6 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
 def begin(fds: Sequence[int], parent_pid: int) -> None:
     """What concerns the process alone: its end, and where it writes."""
     _die_with(parent_pid)
-    take_turns()
     open_journal(fds[3])
     # text files in every fork; whatever the locale, the controller reads UTF-8, and pytest's capture refuses no letter
     sys.stdout.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]
