@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 import random
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import dataloader
+from torch import nn
 
 from pdlcheck.checks.message import case, failure, name_of, takes_world
+from pdlcheck.checks.random_draws import GLOBAL, OF_TORCH, Draw, Notes, Recorder, code_of, inside, others_noted
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_random_streams"]
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
-_OF_TORCH = "torch"
-_GLOBAL = {"random": "the random module", "numpy.random": "numpy.random"}  # and what messages call them
-_MAKES_WORKERS = dataloader._BaseDataLoaderIter.__init__.__code__
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_OTHER_NUMBERS = "other seeds, or one rank draws more often"
 
 
 @takes_world
@@ -42,7 +34,7 @@ def check_random_streams(
     same_samples: Sequence[Sequence[int]] = (),
     divided: Callable[[Any], Sequence[nn.Module]] | None = None,
     generators: Callable[[Any], Sequence[Generator]] | None = None,
-    agreed: Sequence[Literal["random", "numpy.random"]] = (),
+    agreed: Sequence[Literal["random", "numpy.random"] | Callable[..., Any]] = (),
 ) -> None:
     """No two ranks may draw the same random numbers in a step, as they do where all are seeded alike, and no rank what
     it has drawn in a step before, as it does where each step begins with one seed.
@@ -64,8 +56,8 @@ def check_random_streams(
             attention heads are. What torch draws in their forward passes must differ there, too.
         generators: called as ``generators(made)`` on every rank; returns those of the program's own that draw masks,
             noise or augmentations, torch's, NumPy's or Python's, which then count too.
-        agreed: the global generators by which all ranks decide together, on layers to drop or a length, for example:
-            from these they must draw alike.
+        agreed: by what all ranks decide together, on layers to drop or a length, for example: global generators, from
+            which they must draw alike, or functions of the program, in which torch must draw alike.
 
     Raises:
         AssertionError: names both ranks, the call and its line on each, and the seed if it is the same; or the steps.
@@ -90,12 +82,14 @@ def check_random_streams(
             f"steps 1 or more, got {steps}"
         )
     for name in agreed:
-        if name not in _GLOBAL:
-            raise ValueError(f"check_random_streams takes as agreed {' and '.join(map(repr, _GLOBAL))}, got {name!r}")
-    plan = _Plan(steps, generators, divided, tuple(_GLOBAL[name] for name in agreed))
+        if code_of(name) is None if callable(name) else name not in GLOBAL:
+            known = ", ".join(map(repr, GLOBAL))
+            raise ValueError(f"check_random_streams takes as agreed {known} and functions in Python, got {name!r}")
+    names = tuple(GLOBAL[name] for name in agreed if isinstance(name, str))
+    plan = _Plan(steps, generators, divided, names, tuple(one for one in agreed if callable(one)))
     ranks: list[_Drawn] = world.run(_record, make, step, plan, world_size=world_size)
     facts = case(world, world_size, steps=steps)
-    if not any(drawn.draws or drawn.decides for drawn in ranks):
+    if not any(drawn.draws or drawn.decides or drawn.decisions for drawn in ranks):
         others = "" if generators is None else ", nor of those that it was given,"
         raise Inconclusive(
             f"{name_of(step)} draws no random numbers of torch's, NumPy's or Python's global generators{others} in "
@@ -118,20 +112,13 @@ def check_random_streams(
 
 
 class _Plan(NamedTuple):
-    """What each rank does: see :func:`check_random_streams`; ``agreed`` in the words of messages."""
+    """What each rank does: see :func:`check_random_streams`; ``agreed`` are generators, in the words of messages."""
 
     steps: int
     generators: Callable[[Any], Sequence[Generator]] | None
     divided: Callable[[Any], Sequence[nn.Module]] | None
     agreed: tuple[str, ...]
-
-
-class _Draw(NamedTuple):
-    """Where a generator has drawn, in which step, and the last ``torch.manual_seed`` before, on this rank."""
-
-    where: str
-    step: int
-    seed: int
+    deciders: tuple[Callable[..., Any], ...]
 
 
 @dataclass(frozen=True)
@@ -144,14 +131,16 @@ class _Drawn:
         again: where, in which step before and in which step a state came back.
         together: the states of each generator that ranks agree by, after each step.
         decides: one of these has drawn.
+        decisions: the state of torch's generator at each draw in a function in which ranks decide, and where that was.
         seed: of torch, before the first step.
     """
 
-    draws: dict[str, _Draw]
+    draws: dict[str, Draw]
     divided: set[str]
     again: tuple[str, int, int] | None
     together: dict[str, list[str]]
     decides: bool
+    decisions: list[tuple[str, str]]
     seed: int
 
 
@@ -164,9 +153,17 @@ def _require_agreement(who: str, rank: int, ranks: Sequence[_Drawn], facts: str)
                 raise failure(
                     f"{who}: ranks 0 and {rank} decide together by {name}, and have drawn other numbers from it by the "
                     f"end of step {number}",
-                    likely_cause="other seeds, or one rank draws more often",
+                    likely_cause=_OTHER_NUMBERS,
                     case=facts,
                 )
+    for own, other in zip_longest(ranks[rank].decisions, ranks[0].decisions):
+        if own is None or other is None or own[0] != other[0]:
+            here, there = ("nowhere" if one is None else f"in {one[1]}" for one in (own, other))
+            raise failure(
+                f"{who}: ranks 0 and {rank} decide together and draw other numbers: rank 0 {there}, rank {rank} {here}",
+                likely_cause=_OTHER_NUMBERS,
+                case=facts,
+            )
 
 
 def _compare(
@@ -183,7 +180,7 @@ def _compare(
     cause = None
     if divided_alone:
         cause = "each holds a part of a divided module, whose masks must differ: draw there from a stream of the rank's"
-    elif one.seed == two.seed and same[0].startswith(_OF_TORCH):
+    elif one.seed == two.seed and same[0].startswith(OF_TORCH):
         cause = f"torch.manual_seed({one.seed}) on both: add the rank to the seed once the weights are made"
         if one.step != two.step and one.seed != of_first.seed:
             cause = (
@@ -212,122 +209,10 @@ def _record(make: Callable[[], Any], step: Callable[[Any], object], plan: _Plan)
     torchs = [one for one in own if isinstance(one, torch.Generator)]
     others = [one for one in own if not isinstance(one, torch.Generator)]
     together: dict[str, list[str]] = {name: [] for name in plan.agreed}
-    decides, notes = False, _Notes()
-    with _inside([] if plan.divided is None else plan.divided(made), notes):
+    notes = Notes(plan.deciders)
+    with inside([] if plan.divided is None else plan.divided(made), notes):
         for number in range(plan.steps):
             notes.step = number
-            before = _other_states(others)
-            with _Recorder(notes, torchs):
+            with others_noted(notes, others, together), Recorder(notes, torchs):
                 step(made)
-            after = _other_states(others)
-            for name, state in before.items():
-                if name in together:
-                    together[name].append(after[name])
-                    decides |= after[name] != state
-                elif after[name] != state:
-                    kind = name.partition(",")[0]  # streams of one kind may begin alike in other places
-                    notes.add(f"{kind} {state}", name)
-    return _Drawn(notes.draws, notes.divided, notes.again, together, decides, seed)
-
-
-class _Notes:
-    """What has drawn so far, and in which step."""
-
-    def __init__(self) -> None:
-        self.draws: dict[str, _Draw] = {}
-        self.divided: set[str] = set()
-        self.again: tuple[str, int, int] | None = None
-        self.step = 0
-        self.depth = 0  # of divided modules
-
-    def add(self, state: str, where: str) -> None:
-        """A draw began with this state of a generator."""
-        first = self.draws.setdefault(state, _Draw(where, self.step, torch.initial_seed()))
-        if self.depth:
-            self.divided.add(state)
-        if first.step != self.step and self.again is None:
-            self.again = where, first.step, self.step
-
-
-@contextmanager
-def _inside(modules: Sequence[nn.Module], notes: _Notes) -> Iterator[None]:
-    """Note when one of the modules, or one below, runs its forward pass."""
-
-    def enter(*_: object) -> None:
-        notes.depth += 1
-
-    def leave(*_: object) -> None:
-        notes.depth -= 1
-
-    with ExitStack() as hooks:
-        for module in modules:
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
-            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
-        yield
-
-
-class _Recorder(TorchDispatchMode):
-    """Notes the state of the global generator before each operation that draws from it."""
-
-    def __init__(self, notes: _Notes, counted: Sequence[torch.Generator]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._notes = notes
-        self._counted = counted
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **kwargs)
-        has_generator = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
-        if has_generator and self._counted:
-            return self._of_its_own(func, args, kwargs)
-        if has_generator or func.overloadpacket is torch.ops.aten.randperm:
-            return func(*args, **kwargs)  # ranks may draw alike here, to agree
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
-        before = _state_of(device)
-        result = func(*args, **kwargs)
-        if _state_of(device) != before and (line := _line()):  # it may draw nothing, as dropout with p=0
-            self._notes.add(before, f"{func} at {line}")
-        return result
-
-    def _of_its_own(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The generator that comes here is another object each time: what counts is whose state moves on."""
-        before = [_text_of(one.get_state(), one.device) for one in self._counted]
-        result = func(*args, **kwargs)
-        for one, state in zip(self._counted, before, strict=True):
-            if _text_of(one.get_state(), one.device) != state:
-                self._notes.add(state, f"{func} of a generator at {_line()}")
-        return result
-
-
-def _state_of(device: torch.device) -> str:
-    state = torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
-    return _text_of(state, device)
-
-
-def _text_of(state: Tensor, device: torch.device) -> str:
-    """Alike for the global generator and one of the program's own: they draw the same numbers."""
-    return f"{_OF_TORCH} on {device}: {hashlib.sha256(state.numpy().tobytes()).hexdigest()}"
-
-
-def _other_states(own: Sequence[Any]) -> dict[str, str]:
-    states: dict[str, Any] = dict(zip(_GLOBAL.values(), (random.getstate(), np.random.get_state()), strict=True))
-    for place, one in enumerate(own):
-        if isinstance(one, random.Random):
-            states[f"the random module, generator {place}"] = one.getstate()
-        elif isinstance(one, np.random.RandomState):
-            states[f"numpy.random, generator {place}"] = one.get_state()
-        else:
-            states[f"numpy.random.Generator, generator {place}"] = one.bit_generator.state
-    return {name: hashlib.sha256(pickle.dumps(state)).hexdigest() for name, state in states.items()}
-
-
-def _line() -> str:
-    """The nearest line that is neither torch's nor of this package; none, if a loader draws a seed that nobody gets."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-        if frame.f_code is _MAKES_WORKERS and frame.f_locals["self"]._num_workers == 0:
-            return ""
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return _Drawn(notes.draws, notes.divided, notes.again, together, notes.decides, notes.decisions, seed)
