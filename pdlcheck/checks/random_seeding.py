@@ -15,7 +15,7 @@ import numpy as np
 
 __all__ = ["told_of_seeding"]
 
-Listener = Callable[[], None]
+Listener = Callable[[], object]
 
 _SETTERS = ((random, "seed"), (random, "setstate"), (np.random, "seed"), (np.random, "set_state"))
 _OUR_OWN = str(Path(__file__).parents[1])  # simulated ranks take turns, and so do their streams

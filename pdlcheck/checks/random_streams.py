@@ -156,9 +156,9 @@ def _require_agreement(who: str, rank: int, ranks: Sequence[_Drawn], facts: str)
                     likely_cause=_OTHER_NUMBERS,
                     case=facts,
                 )
-    for own, other in zip_longest(ranks[rank].decisions, ranks[0].decisions):
-        if own is None or other is None or own[0] != other[0]:
-            here, there = ("nowhere" if one is None else f"in {one[1]}" for one in (own, other))
+    for of_this, of_first in zip_longest(ranks[rank].decisions, ranks[0].decisions):
+        if of_this is None or of_first is None or of_this[0] != of_first[0]:
+            here, there = ("nowhere" if one is None else f"in {one[1]}" for one in (of_this, of_first))
             raise failure(
                 f"{who}: ranks 0 and {rank} decide together and draw other numbers: rank 0 {there}, rank {rank} {here}",
                 likely_cause=_OTHER_NUMBERS,

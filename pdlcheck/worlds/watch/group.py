@@ -69,9 +69,7 @@ class WatchedGroup(dist.ProcessGroup):
         backend_name: what ``dist.get_backend`` and messages call this group's backend.
     """
 
-    def __init__(
-        self, name: str, rank: int, members: Sequence[int], engine: Engine, backend_name: str
-    ) -> None:
+    def __init__(self, name: str, rank: int, members: Sequence[int], engine: Engine, backend_name: str) -> None:
         super().__init__(rank, len(members))  # type: ignore[call-arg]  # the form for Python subclasses
         self._group_rank = rank
         self._members = tuple(members)
@@ -160,9 +158,7 @@ class WatchedGroup(dist.ProcessGroup):
         is_async = getattr(args[-1], "asyncOp", True)  # of the options; C++ callers do not say
         return self._engine.post(Operation(signature, parts, method, args, reduce_op, is_async))
 
-    def _message(
-        self, op: str, tensor: Tensor, peer: int, tag: int, method: str, args: tuple[Any, ...]
-    ) -> dist.Work:
+    def _message(self, op: str, tensor: Tensor, peer: int, tag: int, method: str, args: tuple[Any, ...]) -> dist.Work:
         signature = Signature(
             rank=self._members[self._group_rank],
             op=op,
@@ -214,8 +210,7 @@ class WatchedGroup(dist.ProcessGroup):
 
     def _gather_flat(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], call: Any) -> dist.Work:
         parts = [
-            Part([x], list(out.view(self.size(), *x.shape).unbind(0)))
-            for x, out in zip(inputs, outputs, strict=True)
+            Part([x], list(out.view(self.size(), *x.shape).unbind(0))) for x, out in zip(inputs, outputs, strict=True)
         ]
         return self._post("all_gather", parts, *call, compare=inputs)
 
@@ -248,13 +243,9 @@ class WatchedGroup(dist.ProcessGroup):
         parts = [Part(xs, [out]) for xs, out in zip(inputs, outputs, strict=True)]
         args = (outputs, inputs, opts)
         compare = [x for xs in inputs for x in xs]
-        return self._post(
-            "reduce_scatter", parts, "reduce_scatter", args, compare=compare, reduce_op=opts.reduceOp
-        )
+        return self._post("reduce_scatter", parts, "reduce_scatter", args, compare=compare, reduce_op=opts.reduceOp)
 
-    def _scatter_flat(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any, call: Any
-    ) -> dist.Work:
+    def _scatter_flat(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any, call: Any) -> dist.Work:
         parts = [
             Part([piece.view(out.shape) for piece in x.reshape(self.size(), -1).unbind(0)], [out])
             for x, out in zip(inputs, outputs, strict=True)

@@ -22,9 +22,7 @@ _MUST_AGREE = (
 _AT_ONCE = slice(Signature._fields.index("op"), Signature._fields.index("peer"))
 
 
-def mismatch(
-    there: Signature, arriving: Signature, all_there: Iterable[Signature]
-) -> CollectiveMismatch | None:
+def mismatch(there: Signature, arriving: Signature, all_there: Iterable[Signature]) -> CollectiveMismatch | None:
     """Compare two members of one collective; ``all_there`` are the ones that the report lists."""
     if there[_AT_ONCE] == arriving[_AT_ONCE] and arriving.op != "all_to_all":
         return None

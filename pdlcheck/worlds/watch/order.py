@@ -5,22 +5,19 @@ what the ranks call their tensors. Two ranks may well call the tensors of one co
 it from two branches. But when rank 0 reduced ``a`` with rank 1's ``b``, and then ``b`` with rank 1's ``a``, they meant
 the same calls and made them in another order.
 
-Taking turns looks alike: ``all_reduce(mine) if rank == turn else all_reduce(zeros)`` for turn 0, 1, ... So two calls
-in the two branches of one condition on the rank count as one place.
+Taking turns looks alike: ``all_reduce(mine if rank == turn else zeros)`` for turn 0, 1, ... So two tensors between
+which a condition on the rank decides count as one.
 """
 
 from __future__ import annotations
 
-import ast
-import linecache
-import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
 from pdlcheck.errors import CollectiveMismatch
+from pdlcheck.worlds.watch.branches import are_branches_on_rank
 from pdlcheck.worlds.watch.naming import FRAMES, Name
 from pdlcheck.worlds.watch.signature import Signature
 
@@ -108,38 +105,7 @@ def _crossing(meetings: Sequence[_Meeting]) -> tuple[_Meeting, Name, Name, _Meet
 
 
 def _takes_turns(x: Name, y: Name, there: Name, again: Name) -> bool:
-    return x.where == again.where and y.where == there.where and _in_branches_on_rank(x.where, y.where)
-
-
-def _in_branches_on_rank(one: str, other: str) -> bool:
-    """Do two lines lie in different branches of one condition that mentions the rank?"""
-    path, _, first = one.rpartition(":")
-    path_of_other, _, second = other.rpartition(":")
-    return path == path_of_other and _exclusive(os.path.abspath(path), int(first), int(second))
-
-
-@lru_cache(maxsize=256)
-def _exclusive(path: str, first: int, second: int) -> bool:
-    try:
-        tree = ast.parse("".join(linecache.getlines(path)))
-    except SyntaxError:
-        return False
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If | ast.IfExp) and _mentions_rank(node.test):
-            bodies = (node.body, node.orelse) if isinstance(node, ast.If) else ([node.body], [node.orelse])
-            sides = [{n for n in (first, second) if n in _lines(body)} for body in bodies]
-            if all(sides) and len(sides[0] | sides[1]) == len({first, second}):
-                return True
-    return False
-
-
-def _mentions_rank(test: ast.expr) -> bool:
-    words = (getattr(node, "id", None) or getattr(node, "attr", None) or "" for node in ast.walk(test))
-    return any("rank" in word.lower() for word in words)
-
-
-def _lines(body: Sequence[ast.AST]) -> range:
-    return range(body[0].lineno, body[-1].end_lineno + 1) if body else range(0)  # type: ignore[attr-defined]
+    return x.where == again.where and y.where == there.where and are_branches_on_rank(x, y)
 
 
 def _error(one: _Meeting, x: Name, y: Name, other: _Meeting, there: Name, again: Name) -> CollectiveMismatch:
@@ -151,9 +117,7 @@ def _error(one: _Meeting, x: Name, y: Name, other: _Meeting, there: Name, again:
         f"ranks {call.rank} and {first.signatures[1].rank} differ in the order of equal calls: {call.kind} "
         f"in the {call.group_text}; shapes and dtypes fit, so the values are mixed up in silence"
     )
-    return CollectiveMismatch(
-        "\n".join([head, *(f"  {line}" for line in lines)]), what="the order", ranks=lines
-    )
+    return CollectiveMismatch("\n".join([head, *(f"  {line}" for line in lines)]), what="the order", ranks=lines)
 
 
 def _lines_of(first: _Meeting, second: _Meeting, words: Sequence[tuple[Name, Name]]) -> Iterator[str]:

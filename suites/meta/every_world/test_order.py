@@ -133,6 +133,21 @@ def three_in_a_circle():
         dist.broadcast(tensor, 0)
 
 
+def one_line_that_no_rank_decides_on():
+    a, b = torch.ones(3), torch.zeros(3)
+    for first in (False, True) if is_odd() else (True, False):
+        dist.all_reduce(a if first else b)
+
+
+def branches_that_no_rank_decides_on():
+    a, b = torch.ones(3), torch.zeros(3)
+    for name in ("b", "a") if is_odd() else ("a", "b"):
+        if name == "a":
+            dist.all_reduce(a)
+        else:
+            dist.all_reduce(b)
+
+
 def gathers():
     a, b = torch.ones(2), torch.zeros(2)
     out = [torch.empty(2) for _ in range(dist.get_world_size())]
@@ -144,6 +159,8 @@ BROKEN = [
     two_variables,
     two_branches,
     same_lines_in_another_order,
+    one_line_that_no_rank_decides_on,
+    branches_that_no_rank_decides_on,
     through_a_helper,
     tensors_without_a_variable,
     entries_of_a_dict,
@@ -211,6 +228,40 @@ def taking_turns_on_one_line():
     mine, zeros = torch.ones(3), torch.zeros(3)
     for turn in range(dist.get_world_size()):
         dist.all_reduce(mine if turn == dist.get_rank() else zeros)
+
+
+def taking_turns_with_what_was_chosen_before():
+    mine, zeros = torch.ones(3), torch.zeros(3)
+    for turn in range(dist.get_world_size()):
+        chosen = mine if turn == dist.get_rank() else zeros
+        dist.all_reduce(chosen)
+
+
+def taking_turns_by_a_number_made_of_the_rank():
+    me = dist.get_rank()
+    side = me % 2
+    give, take = torch.ones(3), torch.zeros(3)
+    for turn in (0, 1):
+        dist.all_reduce(give if turn == side else take)
+
+
+class Owned:
+    def __init__(self, owner):
+        self.owner, self.weight, self.padding = owner, torch.ones(3), torch.zeros(3)
+
+    def is_mine(self):
+        return self.owner == dist.get_rank()
+
+    def synchronise(self):
+        if self.is_mine():
+            dist.all_reduce(self.weight)
+        else:
+            dist.all_reduce(self.padding)
+
+
+def owners_in_turn():
+    for layer in [Owned(owner) for owner in range(dist.get_world_size())]:
+        layer.synchronise()
 
 
 def contribute():
@@ -286,6 +337,9 @@ TWINS = [
     one_collective_from_two_branches,
     taking_turns,
     taking_turns_on_one_line,
+    taking_turns_with_what_was_chosen_before,
+    taking_turns_by_a_number_made_of_the_rank,
+    owners_in_turn,
     taking_turns_in_two_functions,
     roots_in_turn,
     other_names_once,

@@ -36,7 +36,7 @@ def test_all_threads_of_a_watched_rank_wait_for_their_turn(watch, policy, isolat
     world = get_world("gloo", watch=watch, isolation=isolation)
     try:
         for names, found in world.run(policies, world_size=2):
-            assert "gloo_tcp_loop" in names, "gloo's thread for connections has another name in this torch"
+            assert "pt_gloo_runloop" in names, "gloo's threads have other names in this torch"
             assert found == {getattr(os, policy)}
     finally:
         world.close()
