@@ -6,7 +6,8 @@ Which part of the whole a rank holds need not be said: the ranks first cut a cop
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +33,14 @@ def check_sharded_layer(
     inputs_of: Select | None = None,
     output_of: Select | None = None,
     sync: Callable[[nn.Module], object] | None = None,
+    dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> None:
     """Outputs, gradients of inputs and gradients of parameters must be those of the whole layer.
 
     For tensor, sequence, context and expert parallel layers, also written by hand. All in float64; an element may be
-    off by 1e-9 of the largest of its tensor. Each element of the whole layer must be held by some rank. Elements
-    that several ranks hold must get the same gradient bit for bit, or the copies drift apart.
+    off by 1e-9 of the largest of its tensor, by 2e-5 in float32. Each element of the whole layer must be held by some
+    rank. Elements that several ranks hold must get the same gradient bit for bit, or the copies drift apart.
 
     Args:
         shard: called on every rank with a copy of the same whole layer; returns the module of this rank, whose
@@ -55,6 +57,7 @@ def check_sharded_layer(
             return the whole output, each begins with the whole gradient, as if all computed the same loss.
         sync: called on every rank with its module after each backward pass, such as to add the gradients of parameters
             that several ranks hold.
+        dtype: in which the layer computes and is compared; float32 where it is written for that, or casts to it.
         seed: of the weights, and of the gradient of the output.
 
     Raises:
@@ -87,32 +90,45 @@ def check_sharded_layer(
         raise ValueError("check_sharded_layer compares after each batch, it needs one or more, got none")
     if world_size < 2:
         raise ValueError(f"check_sharded_layer divides a layer, world_size must be at least 2, got {world_size}")
+    if dtype not in likely.RELATIVE:
+        raise ValueError(f"check_sharded_layer compares in torch.float64 or torch.float32, got dtype={dtype}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layer = made_wide(make)
+        layer = layer if dtype is torch.float64 else layer.to(dtype)
         with torch.no_grad():
             for name, parameter in layer.named_parameters():
                 if parameter.is_complex():
                     raise TypeError(f"check_sharded_layer takes real parameters, {name!r} is {parameter.dtype}")
                 parameter.copy_(parameter.float())  # exact also in a shard that was made in float32
-        truths = [whole_pass(layer, _wide(batch)) for batch in batches]
-        again = whole_pass(layer, _wide(batches[0]), truths[0].gradients_of_output)
-    who, facts = name_of(shard), case(world, world_size, seed=seed)
+        truths = [whole_pass(layer, _cast(batch, dtype)) for batch in batches]
+        again = whole_pass(layer, _cast(batches[0], dtype), truths[0].gradients_of_output)
+    who = name_of(shard)
+    terms = _Terms(case(world, world_size, seed=seed), likely.RELATIVE[dtype])
     if not all(torch.equal(a, b) for a, b in zip(again.outputs, truths[0].outputs, strict=True)):
         raise Inconclusive(f"{who}: the whole layer draws random numbers, as dropout does; call .eval() on it in make")
-    everyone: list[Cut] = world.run(on_a_rank, shard, layer, truths, inputs_of, output_of, sync, world_size=world_size)
-    held = _require_elements(who, layer, everyone, facts)
+    everyone: list[Cut] = world.run(
+        on_a_rank, shard, layer, dtype, truths, inputs_of, output_of, sync, world_size=world_size
+    )
+    held = _require_elements(who, layer, everyone, terms)
     for number, truth in enumerate(truths):
         when, grads = f"{who}: batch {number}:", _flat(layer, truth.parameters_grad)
         if not grads.any() and not any(g is not None and g.any() for g in truth.inputs_grad):
             raise Inconclusive(f"{when} no gradient of the whole layer differs from zero, no fault would show")
-        _require_outputs(when, number, layer, everyone, facts)
-        _require_parameters(when, number, grads, everyone, held, facts)
-        _require_equal_copies(when, number, everyone, facts)
-        _require_inputs(when, number, everyone, facts)
+        _require_outputs(when, number, layer, everyone, terms)
+        _require_parameters(when, number, grads, everyone, held, terms)
+        _require_equal_copies(when, number, len(grads), everyone, terms)
+        _require_inputs(when, number, everyone, terms)
 
 
-def _require_elements(who: str, layer: nn.Module, everyone: Sequence[Cut], facts: str) -> Tensor:
+class _Terms(NamedTuple):
+    """What every comparison needs: the facts of the case, and how far an element may be off."""
+
+    facts: str
+    relative: float
+
+
+def _require_elements(who: str, layer: nn.Module, everyone: Sequence[Cut], terms: _Terms) -> Tensor:
     """Each rank holds elements of the whole layer, each of which some rank holds; returns how many ranks do."""
     __tracebackhide__ = True
     flat = _flat(layer, values_of(layer))
@@ -128,22 +144,28 @@ def _require_elements(who: str, layer: nn.Module, everyone: Sequence[Cut], facts
                     f"{who}: rank {rank} holds {show(cut.values[name][at])} at {at} of parameter {name!r}, "
                     "which is no element of the whole layer",
                     likely_cause="it was drawn or computed, not copied from the layer that shard is given",
-                    case=facts,
+                    case=terms.facts,
                 )
             own[numbers.flatten()] = 1
         held += own
     if len(flat) > 1 and not held[1:].all():
         missing = int((held[1:] == 0).nonzero()[0]) + 1
+        name, first, parameter = _parameter_of(layer, missing)
+        again = int((held[first : first + parameter.numel()] > 1).sum())
+        cause = f"{again} others of it are held by several ranks: these cut the same part" if again else None
+        if any(size % len(everyone) for size in parameter.shape):
+            cause = "what is left over where a dimension does not divide by world_size"
         raise failure(
-            f"{who}: no rank holds the element {_place(layer, missing)} of the whole layer",
+            f"{who}: no rank holds the element {_index(missing - first, parameter)} of parameter {name!r} of the whole "
+            "layer",
             held=f"{int((held[1:] > 0).sum())} of {len(flat) - 1} elements",
-            likely_cause="what is left over where a dimension does not divide by world_size",
-            case=facts,
+            likely_cause=cause,
+            case=terms.facts,
         )
     return held
 
 
-def _require_outputs(when: str, number: int, layer: nn.Module, everyone: Sequence[Cut], facts: str) -> None:
+def _require_outputs(when: str, number: int, layer: nn.Module, everyone: Sequence[Cut], terms: _Terms) -> None:
     __tracebackhide__ = True
     parameters = dict(layer.named_parameters())
     for rank, cut in enumerate(everyone):
@@ -152,20 +174,21 @@ def _require_outputs(when: str, number: int, layer: nn.Module, everyone: Sequenc
             raise failure(
                 f"{when} rank {rank} returns {_shapes(found)}, expected {_shapes(goals)}",
                 likely_cause="the rank returns a part of the output: say which by output_of, or gather it",
-                case=facts,
+                case=terms.facts,
             )
         for place, (value, goal) in enumerate(zip(found, goals, strict=True)):
-            parts = [one.passes[number].outputs[place] for one in everyone]
+            returned = [one.passes[number].outputs for one in everyone]
+            parts = [outputs[place] for outputs in returned if place < len(outputs)]
             causes = [
                 *likely.of_output(value, goal, parameters, parts),
                 *likely.of_parts(value, goal, parts),
                 *likely.multiple(value, goal),
             ]
-            _require(f"{when} rank {rank} returns", "", value, goal, causes, facts)
+            _require(f"{when} rank {rank} returns", "", value, goal, causes, terms)
 
 
 def _require_parameters(
-    when: str, number: int, whole_grads: Tensor, everyone: Sequence[Cut], held: Tensor, facts: str
+    when: str, number: int, whole_grads: Tensor, everyone: Sequence[Cut], held: Tensor, terms: _Terms
 ) -> None:
     """``whole_grads``: of the elements by their numbers; ``held``: how many ranks hold each."""
     __tracebackhide__ = True
@@ -174,16 +197,16 @@ def _require_parameters(
         for name, numbers in cut.numbers.items():
             grad = cut.passes[number].parameters_grad[name]
             if grad is not None:
-                total.index_add_(0, numbers.flatten(), grad.flatten())
+                total.index_add_(0, numbers.flatten(), grad.flatten().to(total.dtype))
     for rank, cut in enumerate(everyone):
         for name, numbers in cut.numbers.items():
             goal = whole_grads[numbers]
             value = _or_zeros(cut.passes[number].parameters_grad[name], goal)
             causes = likely.of_parameter(value, goal, numbers, total[numbers], held[numbers], len(everyone))
-            _require(f"{when} rank {rank} holds", f" of the gradient of {name!r}", value, goal, causes, facts)
+            _require(f"{when} rank {rank} holds", f" of the gradient of {name!r}", value, goal, causes, terms)
 
 
-def _require_inputs(when: str, number: int, everyone: Sequence[Cut], facts: str) -> None:
+def _require_inputs(when: str, number: int, everyone: Sequence[Cut], terms: _Terms) -> None:
     __tracebackhide__ = True
     for rank, cut in enumerate(everyone):
         goals = cut.selected[number][1]
@@ -196,40 +219,46 @@ def _require_inputs(when: str, number: int, everyone: Sequence[Cut], facts: str)
                 *likely.of_parts(value, goal, parts),
                 *likely.multiple(value, goal),
             ]
-            _require(f"{when} rank {rank} holds", where, value, goal, causes, facts)
+            _require(f"{when} rank {rank} holds", where, value, goal, causes, terms)
 
 
-def _require_equal_copies(when: str, number: int, everyone: Sequence[Cut], facts: str) -> None:
-    """Elements that several ranks hold get the same gradient bit for bit."""
+def _require_equal_copies(when: str, number: int, size: int, everyone: Sequence[Cut], terms: _Terms) -> None:
+    """Elements that several ranks hold get the same gradient bit for bit; the whole layer's numbers end at ``size``."""
     __tracebackhide__ = True
-    first: dict[bytes, tuple[int, Tensor]] = {}
+    known = torch.zeros(size, dtype=torch.float64)
+    holder = torch.full((size,), -1)
     for rank, cut in enumerate(everyone):
-        for name, numbers in cut.numbers.items():
+        for name, all_numbers in cut.numbers.items():
             grad = cut.passes[number].parameters_grad[name]
-            if grad is None or not numbers.numel():
+            if grad is None:
                 continue
-            other, known = first.setdefault(numbers.flatten().numpy().tobytes(), (rank, grad.flatten()))
-            if not torch.equal(bits(known), bits(grad.flatten())):
+            of_whole = all_numbers.flatten() > 0
+            numbers, own = all_numbers.flatten()[of_whole], grad.flatten()[of_whole].double()
+            others = holder[numbers]
+            differs = (others >= 0) & (others != rank) & (bits(known[numbers]) != bits(own))
+            if differs.any():
                 raise failure(
-                    f"{when} ranks {other} and {rank} hold copies of {name!r}, whose gradients differ in some bits",
+                    f"{when} ranks {int(others[differs][0])} and {rank} hold copies of elements of {name!r}, "
+                    "whose gradients differ in some bits",
                     likely_cause="each rank adds them in an order of its own: reduce them once, for all",
-                    case=facts,
+                    case=terms.facts,
                 )
+            known[numbers], holder[numbers] = own, rank
 
 
-def _require(who: str, of: str, value: Tensor, goal: Tensor, causes: Iterable[likely.Cause], facts: str) -> None:
+def _require(who: str, of: str, value: Tensor, goal: Tensor, causes: Iterable[likely.Cause], terms: _Terms) -> None:
     __tracebackhide__ = True
     if not value.is_floating_point() and not value.is_complex():
         value, goal = value.double(), goal.double()
-    wrong = ~((value - goal).abs() <= likely.allowed(goal))
+    wrong = likely.off(value, goal, terms.relative)
     if not wrong.any():
         return
     at = first_index(wrong)
     raise failure(
         f"{who} {show(value[at])} at {at}{of}, the whole layer {show(goal[at])}",
         wrong_elements=f"{int(wrong.sum())} of {value.numel()}",
-        likely_cause=likely.first(causes),
-        case=facts,
+        likely_cause=likely.first(chain(causes, likely.rounded(value, goal)), terms.relative),
+        case=terms.facts,
     )
 
 
@@ -243,19 +272,23 @@ def _or_zeros(tensor: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if tensor is None else tensor
 
 
-def _wide(batch: Tensor | Tensors) -> Tensors:
-    return tuple(x.double() if x.is_floating_point() else x for x in tensors_of(batch, "batches"))
+def _cast(batch: Tensor | Tensors, dtype: torch.dtype) -> Tensors:
+    return tuple(x.to(dtype) if x.is_floating_point() else x for x in tensors_of(batch, "batches"))
 
 
 def _shapes(tensors: Tensors) -> str:
     return ", ".join(f"shape {tuple(each.shape)}" for each in tensors)
 
 
-def _place(layer: nn.Module, number: int) -> str:
-    """The name and the index of the element of that number."""
+def _parameter_of(layer: nn.Module, number: int) -> tuple[str, int, Tensor]:
+    """That which the element of this number is in: its name, the number of its first element, itself."""
+    first = 1
     for name, parameter in layer.named_parameters():
-        if number <= parameter.numel():
-            at = tuple(int(i) for i in torch.unravel_index(torch.tensor(number - 1), parameter.shape))
-            return f"{at} of parameter {name!r}"
-        number -= parameter.numel()
-    raise IndexError(f"the layer has fewer elements, {number} too few")
+        if number < first + parameter.numel():
+            return name, first, parameter
+        first += parameter.numel()
+    raise IndexError(f"the layer has {first - 1} elements, number {number} is none of them")
+
+
+def _index(number: int, parameter: Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(number), parameter.shape))

@@ -104,6 +104,7 @@ def _drawn_like(output: Tensor) -> Tensor:
 def on_a_rank(
     shard: Callable[[nn.Module], nn.Module],
     layer: nn.Module,
+    dtype: torch.dtype,
     truths: Sequence[Pass],
     inputs_of: Select | None,
     output_of: Select | None,
@@ -116,7 +117,7 @@ def on_a_rank(
             parameter.copy_(numbers.view(parameter.shape))
             first += parameter.numel()
     numbers_held = {name: _whole_numbers(held) for name, held in values_of(_module(shard, numbered)).items()}
-    module = _module(shard, copy.deepcopy(layer)).double()
+    module = _module(shard, copy.deepcopy(layer)).to(dtype)
     cut = Cut(numbers_held, values_of(module), [], [])
     for truth in truths:
         inputs = _select(inputs_of, truth.inputs, "inputs_of")

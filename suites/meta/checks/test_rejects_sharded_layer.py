@@ -238,7 +238,7 @@ def test_rejects_a_norm_of_divided_positions(world, sync, cause):
 
 
 def test_rejects_copies_that_add_in_orders_of_their_own(world):
-    message = "ranks 0 and 1 hold copies of 'weight', whose gradients differ in some bits"
+    message = "ranks 0 and 1 hold copies of elements of 'weight', whose gradients differ in some bits"
     with pytest.raises(AssertionError, match=message):
         check_norm(world, add_in_own_order)
 
