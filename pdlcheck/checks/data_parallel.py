@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.gradients import check_gradients_equal_single_process
+from pdlcheck.checks.gradients import ABSOLUTE, RELATIVE, check_gradients_equal_single_process
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.replicas import check_replicas_in_sync
 from pdlcheck.checks.state import scramble
@@ -36,12 +36,13 @@ def check_data_parallel(
     unused: bool = True,
     no_sync: bool = True,
     buffers: bool = True,
+    dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> None:
     """``wrap`` must make the replicas start alike, give each the gradient of one process, and keep them alike.
 
-    In float64, on models with several layers, tied and frozen parameters, one without dimensions (if ``wrap`` does not
-    raise ValueError for it, as ``fully_shard`` does), outputs in nested containers, two forward passes before one
+    On models with several layers, tied and frozen parameters, one without dimensions (if ``wrap`` does not raise
+    ValueError for it, as ``fully_shard`` does), outputs in nested containers, two forward passes before one
     backward pass, parameters that become ready in another order on each rank; in three passes, as wrappers may learn
     from the first.
 
@@ -56,8 +57,10 @@ def check_data_parallel(
             Megatron's wrapper wants it: ``lambda wrapped: wrapped.finish_grad_sync()``. A wrapper that keeps gradients
             elsewhere puts them into those of ``module`` here, and drops them in its ``zero_grad()``.
         unused: parameters may have no gradient, others on each rank.
-        no_sync: the wrapper has a context ``no_sync()`` in which gradients only add up.
+        no_sync: the wrapper has a context ``no_sync()`` in which gradients only add up; with ``finish``, they are
+            looked at only after it.
         buffers: all ranks see the same buffers in a forward pass; False where each keeps its own by intention.
+        dtype: of models and data; float32 for a wrapper that keeps or reduces gradients in it.
         seed: of weights and data.
 
     Raises:
@@ -75,12 +78,12 @@ def check_data_parallel(
         raise ValueError(f"check_data_parallel compares ranks, it needs world_size 2 or more, got {world_size}")
     shards = _shards(world_size, seed)
     facts = case(world, world_size, seed=seed)
-    finish = finish or _is_finished
+    looks_inside, finish = finish is None, finish or _is_finished
     check_replicas_in_sync(_start(wrap, finish), world, world_size=world_size, steps=0, buffers=buffers, seed=seed)
     if buffers:
         _require_same_buffers(wrap, finish, world, world_size, facts)
     models: dict[str, Callable[[], nn.Module]] = {
-        "layers": _layers,
+        f"layers, after {PASSES} passes or more": _layers,
         "tied weights": _Tied,
         "a frozen layer": _Frozen,
         "outputs in nested containers": _Nested,
@@ -88,17 +91,18 @@ def check_data_parallel(
         "another order of gradients on each rank": _Crossed,
         "gradients that are kept and zeroed": _layers,
     }
-    if all(world.run(_takes, wrap, _Scaled().double(), world_size=world_size)):
+    if all(world.run(_takes, wrap, _Scaled().to(dtype), world_size=world_size)):
         models["a parameter without dimensions"] = _Scaled
     if unused:
         models["parameters unused on other ranks each"] = _Gated
+    if no_sync and looks_inside:
+        _require_local_without_sync(wrap, world, [(x.to(dtype), y.to(dtype)) for x, y in shards], facts)
+    passes = PASSES if world_size != PASSES else PASSES + 1  # what is added up over passes is not what ranks add up
+    _require_gradients(wrap, finish, "layers", _layers, shards, world, (1, dtype, seed))
     for what, make in models.items():
-        sync = _sync(wrap, finish, what, shards)
-        check_gradients_equal_single_process(make, _mean_square, shards, sync, world, seed=seed)
+        _require_gradients(wrap, finish, what, make, shards, world, (passes, dtype, seed))
     if no_sync:
-        _require_local_without_sync(wrap, world, shards, facts)
-        sync = _sync(wrap, finish, "accumulation without sync", shards)
-        check_gradients_equal_single_process(_layers, _mean_square, shards, sync, world, seed=seed)
+        _require_gradients(wrap, finish, "accumulation without sync", _layers, shards, world, (passes, dtype, seed))
     check_replicas_in_sync(_start(wrap, finish), world, world_size=world_size, steps=3, buffers=False, seed=seed)
 
 
@@ -231,24 +235,43 @@ def _is_finished(_: nn.Module) -> None:
     """Of a wrapper whose gradients are there when the backward pass returns."""
 
 
-def _sync(wrap: Wrap, finish: Finish, what: str, shards: Sequence[Shard]) -> Callable[[nn.Module, int], object]:
-    """What the check of gradients takes: it puts the wrapper's gradient in the place of the local one."""
+def _require_gradients(
+    wrap: Wrap,
+    finish: Finish,
+    what: str,
+    make: Callable[[], nn.Module],
+    shards: Sequence[Shard],
+    world: Any,
+    numbers: tuple[int, torch.dtype, int],
+) -> None:
+    """The wrapper's gradient, put in the place of the local one, is that of one process.
+
+    ``numbers``: passes, dtype and seed.
+    """
+    __tracebackhide__ = True
+    passes, dtype, seed = numbers
 
     def sync(model: nn.Module, num_samples: int) -> None:
-        _pass_through_wrapper(wrap, finish, what, shards, model)
+        _pass_through_wrapper(wrap, finish, what, shards, model, passes)
 
     sync.__name__ = f"{name_of(wrap)}, {what}"
-    return sync
+    try:
+        check_gradients_equal_single_process(make, _mean_square, shards, sync, world, dtype=dtype, seed=seed)
+    except Exception as error:
+        if not str(error).startswith(sync.__name__):
+            error.add_note(f"while check_data_parallel tried {sync.__name__}")
+        raise
 
 
 def _pass_through_wrapper(
-    wrap: Wrap, finish: Finish, what: str, shards: Sequence[Shard], model: nn.Module
+    wrap: Wrap, finish: Finish, what: str, shards: Sequence[Shard], model: nn.Module, passes: int
 ) -> None:
     model.zero_grad()
     wrapped = wrap(model)
-    x, y = shards[dist.get_rank()]
+    dtype = next(model.parameters()).dtype
+    x, y = (tensor.to(dtype) for tensor in shards[dist.get_rank()])
     kept = what == "gradients that are kept and zeroed"
-    for _ in range(PASSES):
+    for _ in range(passes):
         wrapped.zero_grad(set_to_none=not kept)
         if what == "two forward passes before backward":
             losses = [_mean_square(wrapped(part), target) for part, target in zip(x.chunk(2), y.chunk(2), strict=True)]
@@ -323,7 +346,8 @@ def _require_local_without_sync(wrap: Wrap, world: Any, shards: Sequence[Shard],
     __tracebackhide__ = True
     for rank, pairs in enumerate(world.run(_gradients_without_sync, wrap, shards, world_size=len(shards))):
         for name, (found, expected) in pairs.items():
-            off = ~((found - expected).abs() <= 1e-9 * float(expected.abs().max()) + 1e-12)  # float64, same sums
+            relative, absolute = RELATIVE[expected.dtype], ABSOLUTE[expected.dtype]
+            off = ~((found - expected).abs() <= relative * float(expected.abs().max()) + absolute)  # the same sums
             if off.any():
                 at = first_index(off)
                 raise failure(
@@ -336,9 +360,9 @@ def _require_local_without_sync(wrap: Wrap, world: Any, shards: Sequence[Shard],
 
 def _gradients_without_sync(wrap: Wrap, shards: Sequence[Shard]) -> dict[str, tuple[Tensor, Tensor]]:
     torch.manual_seed(7)
-    model = _layers().double()
-    wrapped = wrap(model)
     x, y = shards[dist.get_rank()]
+    model = _layers().to(x.dtype)
+    wrapped = wrap(model)
     with _no_sync(wrapped):
         _backward(_mean_square(wrapped(x), y))
     found = {name: p.grad for name, p in model.named_parameters()}

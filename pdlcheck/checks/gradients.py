@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,10 +25,10 @@ Shard = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 Gradients = dict[str, Tensor | None]
 
-# Sums of a few thousand float64 terms, in another order over ranks, agree to about 1e-13 of their terms;
-# the smallest fault, one sample in a thousand with a wrong weight, moves a gradient by 1e-3 of them.
-RELATIVE = 1e-9
-ABSOLUTE = 1e-12
+# Sums of a few thousand terms, in another order over ranks, agree to about 1e-13 of their terms in float64, to 1e-5 in
+# float32; the smallest fault, one sample in a thousand with a wrong weight, moves a gradient by 1e-3 of them.
+RELATIVE = {torch.float64: 1e-9, torch.float32: 2e-5}
+ABSOLUTE = {torch.float64: 1e-12, torch.float32: 1e-7}
 
 
 @takes_world
@@ -39,16 +39,17 @@ def check_gradients_equal_single_process(
     sync: Callable[[nn.Module, int], object],
     world: Any,
     *,
+    dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> None:
     """After ``sync``, every rank must hold the gradient of ``loss`` on all samples together.
 
     A gradient that is None counts as zero. An element may be off by 1e-9 of the largest element of its gradient on any
     shard or on the union, and by 1e-12 of the largest of all gradients: round-off of sums in another order is 1e-13, a
-    wrong weight is 1e-3 and more.
+    wrong weight is 1e-3 and more. In float32 it is 2e-5 and 1e-7.
 
     Args:
-        make: makes the plain model, outside of the ranks; made once, cast to float64 and copied to every rank. Its
+        make: makes the plain model, outside of the ranks; made once, cast to ``dtype`` and copied to every rank. Its
             samples do not see each other, as they do in batch norm, but where ``sync`` or the model itself makes up for
             that. What wraps a model is for :func:`check_data_parallel`.
         loss: ``loss(model(inputs), targets)``, a mean or a sum over samples.
@@ -57,6 +58,7 @@ def check_gradients_equal_single_process(
             with an empty batch if the model communicates, as synchronised batch norm does.
         sync: called as ``sync(model, num_samples)`` on every rank after backward.
         world: where the ranks run.
+        dtype: in which all is done; float32 where ``sync`` or the model casts to it.
         seed: of the initial weights.
 
     Raises:
@@ -74,13 +76,16 @@ def check_gradients_equal_single_process(
         >>> check_gradients_equal_single_process(lambda: nn.Linear(2, 1), nn.MSELoss(), shards, sync, world)
     """
     __tracebackhide__ = True
-    shards = [(_double(x), _double(y)) for x, y in shards]
+    if dtype not in RELATIVE:
+        raise ValueError(f"gradients are compared in torch.float64 or torch.float32, got dtype={dtype}")
+    shards = [(_cast(x, dtype), _cast(y, dtype)) for x, y in shards]
     sizes = [len(x) for x, _ in shards]
     if not sum(sizes):
         raise Inconclusive(f"{name_of(sync)}: no rank has a sample, there is no gradient to compare")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = made_wide(make)
+        model = model if dtype is torch.float64 else model.to(dtype)
     everyone: list[Gradients] = world.run(_synchronised, model, loss, shards, sync, world_size=len(shards))
     union = (torch.cat([x for x, _ in shards]), torch.cat([y for _, y in shards]))
     reference = Reference(
@@ -88,6 +93,7 @@ def check_gradients_equal_single_process(
         shards=[_gradients(model, loss, shard) for shard in shards],
         sizes=sizes,
         like={name: parameter.detach() for name, parameter in model.named_parameters()},
+        dtype=dtype,
     )
     if not any(grad is not None and grad.any() for grad in reference.union.values()):
         raise Inconclusive(f"{name_of(sync)}: the gradient on all samples is zero, no fault would show")
@@ -107,6 +113,13 @@ def check_gradients_equal_single_process(
         name = wrong[0]
         expected = reference.of(name)
         held = _or_zero(found[name], expected)
+        if held.shape != expected.shape:
+            raise failure(
+                f"{name_of(sync)}: rank {rank} holds a gradient of {name!r} of shape {tuple(held.shape)}, that of one "
+                f"process is of shape {tuple(expected.shape)}",
+                likely_cause="what is divided over ranks has gradients of its own: see check_sharded_layer",
+                case=facts,
+            )
         at = first_index(~((held - expected).abs() <= reference.allowed(name)))
         value = "None" if found[name] is None else show(held[at])
         raise failure(
@@ -122,12 +135,13 @@ def check_gradients_equal_single_process(
 
 @dataclass(frozen=True)
 class Reference:
-    """Gradients of one process: on the union, and on every shard alone. ``like`` are the parameters."""
+    """Gradients of one process: on the union, and on every shard alone. ``like`` are the parameters, of ``dtype``."""
 
     union: Gradients
     shards: list[Gradients]
     sizes: list[int]
     like: dict[str, Tensor]
+    dtype: torch.dtype
 
     def of(self, name: str) -> Tensor:
         """The gradient on the union; zeros where it is None."""
@@ -144,10 +158,12 @@ class Reference:
 
     def allowed(self, name: str) -> float:
         """How far an element may be off; a gradient of terms that cancel has the round-off of larger ones."""
-        return RELATIVE * self.largest[name] + ABSOLUTE * max(self.largest.values())
+        return RELATIVE[self.dtype] * self.largest[name] + ABSOLUTE[self.dtype] * max(self.largest.values())
 
     def accepts(self, name: str, found: Tensor | None) -> bool:
         expected = self.of(name)
+        if found is not None and found.shape != expected.shape:
+            return False
         return bool(((_or_zero(found, expected) - expected).abs() <= self.allowed(name)).all())
 
     def cause(self, found: Gradients, wrong: list[str], rank: int) -> str | None:
@@ -155,6 +171,8 @@ class Reference:
         for text, candidate in self._candidates(rank):
             if all(self._near(found[name], candidate(name), name) for name in wrong):
                 return text
+        if all(replace(self, dtype=torch.float32).accepts(name, found[name]) for name in wrong):
+            return "it differs by no more than float32 rounds: if gradients are cast to it, pass dtype=torch.float32"
         return None
 
     def _near(self, found: Tensor | None, candidate: Tensor, name: str) -> bool:
@@ -246,9 +264,10 @@ def _backward(model: nn.Module, loss: Loss, shard: Shard) -> None:
     loss(model(shard[0]), shard[1]).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
-def _double(tensor: Tensor) -> Tensor:
-    exact = not (tensor.is_floating_point() or tensor.is_complex())
-    return tensor if exact else tensor.to(torch.promote_types(tensor.dtype, torch.float64))
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if tensor.is_complex():
+        return tensor.to(dtype.to_complex())
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _or_zero(grad: Tensor | None, like: Tensor) -> Tensor:

@@ -59,7 +59,8 @@ def check_pipeline(
         start: called on every rank with a copy of the same float64 model, under different random numbers; returns a
             module with the parameters that this rank holds, under the names of the model, and ``step(inputs,
             targets)``, which does forward and backward passes of a batch (given whole on every rank) and returns
-            ``(loss, outputs)`` where it has them, None where not. The check calls ``zero_grad`` and steps optimizers.
+            ``(loss, outputs)`` where it has them, ``(loss, None)`` without outputs, None where not. The check calls
+            ``zero_grad`` and steps optimizers.
         make: makes the model; no batch norm or dropout, which see micro-batches.
         loss: of outputs and targets, a mean or a sum over samples.
         batches: one for each step, not all of one size; three or more show momentum. Inputs and targets are tensors, or
@@ -100,12 +101,12 @@ def check_pipeline(
         require_all_held(when, taken, own, facts)
         if results:
             _require_results(when, taken, truth, facts)
-        for rank, one in enumerate(taken):
-            _require_gradients(when, rank, one, truth, facts)
+        for rank in range(world_size):
+            _require_gradients(when, rank, taken, truth, facts)
         _require_equal_copies(when, taken, own, facts)
         own.zero_grad()
         for name, parameter in own.named_parameters():
-            parameter.grad = truth.gradients[name].clone()
+            parameter.grad = None if name in truth.have_none else truth.gradients[name].clone()
         steps.step()
         weights = named_weights(own)
         for rank, one in enumerate(taken):
@@ -122,6 +123,8 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
     for rank in given:
         one = taken[rank]
         found, goals = tree_leaves(one.outputs), tree_leaves(truth.outputs)
+        if one.outputs is None:
+            found, goals = [], []
         if len(found) != len(goals):
             raise failure(f"{when} rank {rank} returns {len(found)} outputs, one process {len(goals)}", case=facts)
         for value, goal in zip(found, goals, strict=True):
@@ -157,12 +160,24 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
             )
 
 
-def _require_gradients(when: str, rank: int, one: Taken, truth: Truth, facts: str) -> None:
+def _require_gradients(when: str, rank: int, taken: Sequence[Taken], truth: Truth, facts: str) -> None:
     __tracebackhide__ = True
+    one = taken[rank]
+    for name, grad in one.gradients.items():
+        if grad.shape != truth.gradients[name].shape:
+            raise failure(
+                f"{when} rank {rank} holds {name!r} in shape {tuple(grad.shape)}, in the model it is of shape "
+                f"{tuple(truth.gradients[name].shape)}",
+                likely_cause="a part of the parameter: check_pipeline compares whole ones; check_sharded_layer checks "
+                "divided layers",
+                case=facts,
+            )
     wrong = [name for name, grad in one.gradients.items() if not is_near(grad, truth.gradients[name])]
     if not wrong:
         return
     name = wrong[0]
+    alike = [other.gradients for other in taken if set(wrong) <= set(other.gradients)]
+    holders = [held for held in alike if all(held[each].shape == one.gradients[each].shape for each in wrong)]
     found, goal = one.gradients[name], truth.gradients[name]
     at = first_index(~((found - goal).abs() <= tolerance(goal)))
     raise failure(
@@ -170,7 +185,7 @@ def _require_gradients(when: str, rank: int, one: Taken, truth: Truth, facts: st
         f"one process on the whole batch holds {show(goal[at])}",
         wrong_gradients=f"{len(wrong)} of {len(one.gradients)} on rank {rank}",
         best_fit=best_fit([one.gradients[name] for name in wrong], [truth.gradients[name] for name in wrong]),
-        likely_cause=truth.cause(one.gradients, wrong),
+        likely_cause=truth.cause(one.gradients, wrong, holders),
         case=facts,
     )
 

@@ -112,8 +112,7 @@ def tolerance(goal: Tensor, factor: float = 1.0) -> float:
 
 def gradients_of(module: nn.Module) -> Named:
     return {
-        name: whole(torch.zeros_like(p)) if p.grad is None else whole(p.grad)
-        for name, p in all_names(module).items()
+        name: whole(torch.zeros_like(p)) if p.grad is None else whole(p.grad) for name, p in all_names(module).items()
     }
 
 

@@ -35,23 +35,35 @@ class Truth:
     ) -> None:
         self.model, self.loss_of, self.before, self.count = model, loss, before, n_microbatches
         self.samples = samples_in(inputs)
-        self.outputs, self.loss, self.gradients = self._of(model, inputs, targets)
+        self.outputs, self.loss, one = self._of(model, inputs, targets)
+        self.gradients = gradients_of(one)
+        self.have_none = {name for name, p in all_names(one).items() if p.grad is None}  # optimizers leave these alone
         self.parts = list(zip(split_batch(inputs, n_microbatches), split_batch(targets, n_microbatches), strict=True))
 
-    def _of(self, model: nn.Module, inputs: Any, targets: Any) -> tuple[Any, Tensor, Named]:
+    def _of(self, model: nn.Module, inputs: Any, targets: Any) -> tuple[Any, Tensor, nn.Module]:
         one = copy.deepcopy(model)
         one.zero_grad()
         outputs = one(inputs)
         value = self.loss_of(outputs, targets)
         value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return on_cpu(outputs), value.detach(), gradients_of(one)
+        return on_cpu(outputs), value.detach(), one
 
     def near(self, name: str, found: Tensor, candidate: Tensor) -> bool:
         # a candidate may be n_microbatches times larger than the gradient itself
         return bool(((found - candidate).abs() <= tolerance(self.gradients[name], self.count)).all())
 
-    def cause(self, found: Named, wrong: Sequence[str]) -> str | None:
-        """The first candidate that explains all wrong gradients."""
+    def cause(self, found: Named, wrong: Sequence[str], holders: Sequence[Named]) -> str | None:
+        """The first candidate that explains all wrong gradients.
+
+        ``holders``: the gradients of every rank that holds these parameters.
+        """
+        count = len(holders)
+        for text, factor in (("sum", 1.0), ("mean", 1 / count)) if count > 1 else ():
+            joined = {name: torch.stack([held[name] for held in holders]).sum(0) * factor for name in wrong}
+            if all(self.near(name, grad, self.gradients[name]) for name, grad in joined.items()):
+                return (
+                    f"it is this rank's own part: {count} ranks hold the parameter, and the {text} of theirs is right"
+                )
         for text, candidate in self._candidates():
             if all(name in candidate and self.near(name, found[name], candidate[name]) for name in wrong):
                 return text
@@ -86,7 +98,7 @@ class Truth:
             yield "the gradient of the step before was added", _sum([self.gradients, self.before], [1, 1])
         yield "it is the copy's own part: gradients of the tied copies were not added", self._untied()
         each = [self._of(self.model, x, y) for x, y in self.parts]
-        grads, sizes = [grad for _, _, grad in each], [samples_in(x) for x, _ in self.parts]
+        grads, sizes = [gradients_of(one) for _, _, one in each], [samples_in(x) for x, _ in self.parts]
         total = sum(float(value) * n / samples for (_, value, _), n in zip(each, sizes, strict=True))
         means = abs(total - float(self.loss)) < RELATIVE * max(1.0, abs(total))
         weights = [n / samples if means else 1.0 for n in sizes]

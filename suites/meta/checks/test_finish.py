@@ -52,6 +52,26 @@ class Deferred(nn.Module):
             grad.zero_()
 
 
+class InFloat32(Deferred):
+    """As large models are trained: gradients are added up and reduced in float32."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        self.main_grads = {parameter: grad.float() for parameter, grad in self.main_grads.items()}
+
+    def finish_grad_sync(self):
+        for parameter, grad in self.main_grads.items():
+            self.reduce(grad)
+            parameter.grad = grad.to(parameter.dtype, copy=True)
+
+
+class Raises(Deferred):
+    def forward(self, *inputs):
+        if not all(parameter.requires_grad for parameter in self.module.parameters()):
+            raise NotImplementedError("frozen parameters")
+        return super().forward(*inputs)
+
+
 class NeverZeroes(Deferred):
     def zero_grad(self, set_to_none=True):
         nn.Module.zero_grad(self, set_to_none)
@@ -75,22 +95,41 @@ def finish(wrapped):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_check_data_parallel_accepts_a_wrapper_that_is_told_when_to_reduce(world, world_size):
-    check_data_parallel(Deferred, world, world_size=world_size, finish=finish, no_sync=False)
+    check_data_parallel(Deferred, world, world_size=world_size, finish=finish)
 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (NeverZeroes, r"NeverZeroes, layers: .*\n(.*\n)*.* times the gradient of one process"),
+        (
+            NeverZeroes,
+            r"NeverZeroes, layers, after 3 passes or more: .*\n(.*\n)*.* 3 times the gradient of one process",
+        ),
         (Sums, r"Sums, layers: .*\n(.*\n)*.*2 times too large: summed, not averaged"),
         (LeavesTheLastOut, r"LeavesTheLastOut, layers: .* of the gradient of '4.bias'"),
     ],
 )
 def test_check_data_parallel_rejects_one_that_does_so_wrongly(world, broken, message):
     with pytest.raises(AssertionError, match=message):
-        check_data_parallel(broken, world, finish=finish, no_sync=False)
+        check_data_parallel(broken, world, finish=finish)
 
 
 def test_check_data_parallel_rejects_one_that_is_not_told(world):
     with pytest.raises(AssertionError, match=r"Deferred, layers: .*holds None at .* of the gradient of '0.weight'"):
         check_data_parallel(Deferred, world, no_sync=False)
+
+
+def test_gradients_that_are_reduced_in_float32_are_compared_in_it(world):
+    check_data_parallel(InFloat32, world, finish=finish, dtype=torch.float32)
+    with pytest.raises(
+        AssertionError, match=r"InFloat32, layers: .*\n(.*\n)*.*no more than float32 rounds: .*pass dtype"
+    ):
+        check_data_parallel(InFloat32, world, finish=finish)
+    with pytest.raises(ValueError, match=r"in torch.float64 or torch.float32, got dtype=torch.float16"):
+        check_data_parallel(InFloat32, world, finish=finish, dtype=torch.float16)
+
+
+def test_an_error_of_the_wrapper_says_what_was_tried(world):
+    with pytest.raises(NotImplementedError, match="frozen parameters") as told:
+        check_data_parallel(Raises, world, finish=finish)
+    assert "while check_data_parallel tried Raises, a frozen layer" in told.value.__notes__

@@ -434,3 +434,17 @@ def test_check_world_size_does_not_matter_accepts_the_weighted_mean(world):
 def test_check_world_size_does_not_matter_rejects(world, sync, message):
     with pytest.raises(AssertionError, match=f"^trained: {message}"):
         check_world_size_does_not_matter(train(sync), net, world, world_sizes=(1, 2))
+
+
+def test_a_gradient_of_another_shape_is_named(world):
+    def sync(model, num_samples):
+        for name, parameter in list(model.named_parameters()):
+            part = nn.Parameter(parameter.detach().flatten()[:1].clone())
+            part.grad = parameter.grad.flatten()[:1].clone()
+            setattr(model, name, part)
+
+    shards = [(torch.randn(2, 2), torch.randn(2, 3)) for _ in range(2)]
+    with pytest.raises(
+        AssertionError, match=r"sync: rank 0 holds a gradient of 'weight' of shape \(1,\), that of one"
+    ):
+        check_gradients_equal_single_process(lambda: nn.Linear(2, 3), nn.MSELoss(), shards, sync, world)

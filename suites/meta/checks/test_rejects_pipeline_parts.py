@@ -1,0 +1,136 @@
+"""What the check of a pipeline says of frozen layers, losses alone, parts, and replicas that go their own way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pdlcheck.checks import check_pipeline
+
+MSE = nn.functional.mse_loss
+GENERATOR = torch.Generator().manual_seed(0)
+BATCHES = [(torch.randn(4, 3, generator=GENERATOR), torch.randn(4, 2, generator=GENERATOR)) for _ in range(3)]
+
+
+def frozen():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+class Stage(nn.Module):
+    """The layer of this rank's number, under its name in the model."""
+
+    def __init__(self, model, *, fills=False):
+        super().__init__()
+        self.rank, self.fills = dist.get_rank(), fills
+        self.add_module(str(self.rank), model[self.rank])
+
+    def step(self, inputs, targets):
+        layer = self.get_submodule(str(self.rank))
+        if self.rank == 0:
+            sent = layer(inputs)
+            dist.send(sent.detach(), 1)
+            grad = torch.empty_like(sent)
+            dist.recv(grad, 1)
+            sent.backward(grad)
+            if self.fills:
+                layer.weight.grad = torch.zeros_like(layer.weight)
+            return None
+        received = torch.empty(len(inputs), 4, dtype=torch.float64)
+        dist.recv(received, 0)
+        received.requires_grad_()
+        outputs = layer(received)
+        loss = MSE(outputs, targets)
+        loss.backward()
+        dist.send(received.grad, 0)
+        return loss.detach(), outputs.detach()
+
+
+def check(start, make, world, **keywords):
+    check_pipeline(start, make, MSE, BATCHES, world, world_size=2, n_microbatches=1, **keywords)
+
+
+def linear():
+    return nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_frozen_weight_stays_where_it_is(world, optimizer):
+    def start(model):
+        stage = Stage(model)
+        return stage, stage.step
+
+    check(start, frozen, world, optimizer=lambda params: optimizer(params, lr=0.1))
+
+
+def test_a_frozen_weight_that_the_optimizer_decays_is_named(world):
+    def start(model):
+        stage = Stage(model, fills=True)
+        return stage, stage.step
+
+    with pytest.raises(AssertionError, match=r"in step 0: rank 0 ends with \S+ at \(0, 0\) of parameter '0.weight'"):
+        check(start, frozen, world, optimizer=lambda params: torch.optim.AdamW(params, lr=0.1))
+
+
+def loss_alone(factor):
+    def start(model):
+        def step(inputs, targets):
+            loss = MSE(model(inputs), targets)
+            loss.backward()
+            return (factor * loss.detach(), None) if dist.get_rank() else None
+
+        return model, step
+
+    return start
+
+
+def test_a_step_may_return_its_loss_alone(world):
+    check(loss_alone(1), linear, world)
+    with pytest.raises(AssertionError, match=r"in step 0 rank 1 returns the loss \S+, one process has"):
+        check(loss_alone(4), linear, world)
+
+
+def replicas(join):
+    """Each takes half of the batch."""
+
+    def start(model):
+        def step(inputs, targets):
+            own = (tensor.chunk(2)[dist.get_rank()] for tensor in (inputs, targets))
+            inputs, targets = own
+            MSE(model(inputs), targets).backward()
+            for parameter in model.parameters():
+                join(parameter.grad)
+
+        return model, step
+
+    return start
+
+
+def mean(grad):
+    dist.all_reduce(grad)
+    grad /= dist.get_world_size()
+
+
+def test_replicas_that_keep_their_own_gradients_are_told(world):
+    check(replicas(mean), linear, world, results=False)
+    with pytest.raises(AssertionError, match=r"own part: 2 ranks hold the parameter, and the mean of theirs is right"):
+        check(replicas(lambda grad: None), linear, world, results=False)
+
+
+def test_a_part_of_a_parameter_is_named(world):
+    def start(model):
+        rank, own = dist.get_rank(), nn.Linear(3, 1).double()
+        own.load_state_dict({name: value[rank : rank + 1] for name, value in model.state_dict().items()})
+
+        def step(inputs, targets):
+            (MSE(own(inputs), targets[:, rank : rank + 1]) / 2).backward()
+
+        return own, step
+
+    with pytest.raises(
+        AssertionError, match=r"rank 0 holds 'weight' in shape \(1, 3\), in the model it is of shape \(2"
+    ):
+        check(start, linear, world, results=False)
