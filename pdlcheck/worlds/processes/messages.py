@@ -114,7 +114,7 @@ class Changes(_Message):
 
 @dataclass(frozen=True, slots=True)
 class Call(_Message):
-    """Call a function. ``payload`` is (fn, args, kwargs); ``module`` the name and file of fn's module.
+    """Call a function. ``payload`` is (fn, args, kwargs); ``modules``: names and files of modules to import before.
 
     With a ``seed``, the rank first takes the ``settings``, in place of what earlier calls have left, and seeds its
     random streams; with ``rejoin`` it first leaves its groups and joins a new default group. ``ears``: what becomes of
@@ -123,7 +123,7 @@ class Call(_Message):
 
     call: int
     payload: bytes
-    module: tuple[str, str] | None
+    modules: tuple[tuple[str, str], ...]
     seed: int | None
     rejoin: bool
     changes: Changes

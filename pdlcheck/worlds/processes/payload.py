@@ -11,28 +11,35 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from pdlcheck.worlds.outcome import check_has_run
 
-__all__ = ["dump_call", "dump_error", "dump_result", "import_module_of", "is_our_own", "load_call", "module_of"]
+__all__ = ["Modules", "dump_call", "dump_error", "dump_result", "import_module_of", "is_our_own", "load_call"]
+
+Modules = tuple[tuple[str, str], ...]  # names and files
 
 _PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
 
 
-def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, Modules]:
     """Return the call as bytes; functions of ``__main__``, lambdas and closures travel by value.
+
+    Also return the modules that a rank may need help to import, those of functions and classes that travel included: what a test
+    file does first, to its environment or to ``sys.modules``, its functions rely on.
 
     Raises:
         TypeError: the function or an argument cannot travel; says which.
     """
     try:
         if is_our_own(fn) and not kwargs and _is_plain(args):
-            return pickle.dumps((fn, args, kwargs), pickle.HIGHEST_PROTOCOL)
-        return _dumps((fn, args, kwargs))
+            return pickle.dumps((fn, args, kwargs), pickle.HIGHEST_PROTOCOL), ()
+        modules: dict[tuple[str, str], None] = {}
+        data = _dumps((fn, args, kwargs), modules)
+        return data, tuple(modules)
     except Exception as error:  # pickling runs code of any class: find out whose
         name = getattr(fn, "__qualname__", repr(fn))
         parts: list[tuple[str, Any]] = [(f"the function {name}", fn)]
@@ -83,8 +90,8 @@ def dump_error(error: BaseException) -> bytes | None:
     return data if same else None
 
 
-def module_of(fn: Callable[..., Any]) -> tuple[str, str] | None:
-    """Name and file of the module that ``fn`` is imported from in a rank, where that may need help."""
+def _module_of(fn: Callable[..., Any] | type) -> tuple[str, str] | None:
+    """Name and file of the module that a function or class is from, where a rank may need help to import it."""
     name: Any = getattr(fn, "__module__", None)
     module = sys.modules.get(name) if isinstance(name, str) else None
     file = getattr(module, "__file__", None)
@@ -122,7 +129,13 @@ def _is_file(one: str | None, other: str) -> bool:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Also finds classes that call themselves builtins and are not, as pytest's: a skip stays a skip."""
 
+    def __init__(self, file: io.BytesIO, modules: dict[tuple[str, str], None]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._modules = modules
+
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType | type) and (module := _module_of(obj)) is not None:
+            self._modules[module] = None
         if isinstance(obj, type) and obj.__module__ == "builtins" and not hasattr(builtins, obj.__name__):
             home = _home(obj)
             if home is not None:
@@ -137,9 +150,10 @@ def _home(cls: type) -> ModuleType | None:
     return module if getattr(module, cls.__name__, None) is cls else None
 
 
-def _dumps(value: Any) -> bytes:
+def _dumps(value: Any, modules: dict[tuple[str, str], None] | None = None) -> bytes:
+    """``modules`` takes those of all functions and classes."""
     buffer = io.BytesIO()
-    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    _Pickler(buffer, {} if modules is None else modules).dump(value)
     return buffer.getvalue()
 
 

@@ -20,6 +20,7 @@ from pdlcheck.worlds.processes.collect import Collector
 from pdlcheck.worlds.processes.heard import Ears
 from pdlcheck.worlds.processes.member import Died, Member, Written
 from pdlcheck.worlds.processes.messages import AreYouThere, Call, Here, Ready, Report, packed
+from pdlcheck.worlds.processes.payload import Modules
 from pdlcheck.worlds.processes.placement import Placement
 from pdlcheck.worlds.processes.referee import Referee
 from pdlcheck.worlds.processes.settings import present
@@ -70,9 +71,7 @@ class Pool:
                 if templates is not None:
                     listening = templates.listening
                 else:
-                    listening = stack.enter_context(
-                        socket.create_server((placement.host, 0), backlog=setup.world_size)
-                    )
+                    listening = stack.enter_context(socket.create_server((placement.host, 0), backlog=setup.world_size))
                 for rank in range(setup.world_size):
                     more = [] if fd is None else [fd]
                     if rank == 0:
@@ -102,7 +101,7 @@ class Pool:
     def call(
         self,
         payload: bytes,
-        module: tuple[str, str] | None,
+        modules: Modules,
         *,
         seed: int | None,
         rejoin: bool,
@@ -114,15 +113,15 @@ class Pool:
 
         The rank ``debugged`` is never hurried: after another one's failure it is waited for, for ``timeout_s``.
         """
-        self._send(payload, module, seed=seed, rejoin=rejoin, ears=ears)
+        self._send(payload, modules, seed=seed, rejoin=rejoin, ears=ears)
         return self._collect(timeout_s, debugged)
 
-    def begin(self, key: object, payload: bytes, module: tuple[str, str] | None, *, seed: int) -> None:
+    def begin(self, key: object, payload: bytes, modules: Modules, *, seed: int) -> None:
         """Send a call that is known before its time; until :meth:`end`, nothing else may be sent.
 
         ``key``: by which whoever comes for the outcomes knows that they are theirs.
         """
-        self._send(payload, module, seed=seed, rejoin=False)
+        self._send(payload, modules, seed=seed, rejoin=False)
         self.begun = key
 
     def end(self, timeout_s: float) -> list[Outcome]:
@@ -133,7 +132,7 @@ class Pool:
     def _send(
         self,
         payload: bytes,
-        module: tuple[str, str] | None,
+        modules: Modules,
         *,
         seed: int | None,
         rejoin: bool,
@@ -142,7 +141,7 @@ class Pool:
         self._calls += 1
         changes, self._surroundings = self._surroundings.changes()
         try:
-            data = packed(Call(self._calls, payload, module, seed, rejoin, changes, ears, present()))
+            data = packed(Call(self._calls, payload, modules, seed, rejoin, changes, ears, present()))
             for member in self._members:
                 member.send_packed(data)
         except BaseException:  # Ctrl-C, between one rank and the next
@@ -152,9 +151,7 @@ class Pool:
     def _collect(self, timeout_s: float, debugged: int | None = None) -> list[Outcome]:
         referee = Referee(self._setup.world_size) if self._setup.watch else None
         try:
-            collector = Collector(
-                self._members, self._calls, self._wait, referee, self._board, timeout_s, debugged
-            )
+            collector = Collector(self._members, self._calls, self._wait, referee, self._board, timeout_s, debugged)
             outcomes = self._with_output(collector.outcomes())
         except BaseException:  # Ctrl-C above all
             self.kill()

@@ -169,9 +169,9 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
             announcer.is_beginning = False
             default_group = dist.group.WORLD
         adopt(call.changes, start.variables)
-        if call.module is not None:
+        for module in call.modules:
             with drawing_as_torch_begins():
-                import_module_of(*call.module)
+                import_module_of(*module)
         fn, args, kwargs = load_call(call.payload)
         if call.seed is not None:
             fresh_state(call.seed, start, call.settings)

@@ -8,7 +8,7 @@ from typing import Any
 from pdlcheck.worlds.outcome import Outcome, results
 from pdlcheck.worlds.processes.heard import present_ears, tell
 from pdlcheck.worlds.processes.member import Written
-from pdlcheck.worlds.processes.payload import dump_call, is_our_own, module_of
+from pdlcheck.worlds.processes.payload import dump_call, is_our_own
 from pdlcheck.worlds.processes.pool import Pool
 from pdlcheck.worlds.protocol import CLOSED
 
@@ -78,7 +78,7 @@ class ProcessRanks:
     def outcomes(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Outcome]:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
         __tracebackhide__ = True
-        payload = dump_call(fn, args, kwargs)
+        payload, modules = dump_call(fn, args, kwargs)
         if self._is_closed:
             raise RuntimeError(CLOSED)
         if not self._can_be_called:
@@ -86,9 +86,9 @@ class ProcessRanks:
         seed, self._seed = self._seed, None
         rejoin, self._rejoin = self._rejoin, False
         ears = None if is_our_own(fn) else present_ears()
-        module, timeout_s, debugged = module_of(fn), self.timeout_s, self._debugged
+        timeout_s, debugged = self.timeout_s, self._debugged
         outcomes = self._pool.call(
-            payload, module, seed=seed, rejoin=rejoin, timeout_s=timeout_s, debugged=debugged, ears=ears
+            payload, modules, seed=seed, rejoin=rejoin, timeout_s=timeout_s, debugged=debugged, ears=ears
         )
         tell(self._pool.heard)
         return outcomes
@@ -96,7 +96,7 @@ class ProcessRanks:
     def begin(self, key: object, fn: Callable[..., Any], /, *args: Any) -> None:
         """Have ``fn(*args)`` run for whoever opens the world next with this key, and asks :meth:`end` for it."""
         if self.intact and not self._pool.is_worn:
-            self._pool.begin(key, dump_call(fn, args, {}), module_of(fn), seed=self._first_seed)
+            self._pool.begin(key, *dump_call(fn, args, {}), seed=self._first_seed)
 
     def end(self, key: object) -> list[Outcome] | None:
         """The outcomes of the call that was begun with this key; None if none was."""

@@ -59,7 +59,7 @@ class Templates:
         self._forkers: list[Forker] = []
         first = Surroundings(path=(), directory=None, environment=placement.environment)
         changes, self.surroundings = first.changes()
-        payloads = tuple(dump_call(fn, args, {}) for fn, args in calls)
+        payloads = tuple(dump_call(fn, args, {})[0] for fn, args in calls)
         self.listening = socket.create_server((placement.host, 0), backlog=setup.world_size)
         port = self.listening.getsockname()[1]
         try:
