@@ -140,7 +140,7 @@ def find_holders(
         if id(value) in seen:
             continue
         seen[id(value)] = value
-        if isinstance(value, ModuleType) and value not in modules.values():
+        if _is(value, ModuleType) and value not in modules.values():
             continue
         for holder in _holders_of(path, value, modules, classes, inside):
             holders.append(holder)
@@ -154,7 +154,7 @@ def find_holders(
 def _holders_of(
     path: str, value: Any, modules: Container[str], classes: Container[str], inside: str
 ) -> Iterator[Holder]:
-    if isinstance(value, type):
+    if _is(value, type):
         if value.__module__ in modules:
             yield Holder(
                 path,
@@ -164,27 +164,32 @@ def _holders_of(
                 functools.partial(type.__delattr__, value),
             )
         return
-    if isinstance(value, CellType):
+    if _is(value, CellType):
         fill, clear = functools.partial(setattr, value), functools.partial(delattr, value)
         yield Holder(path, lambda: _of_cell(value), lambda: tuple(_of_cell(value).values()), fill, clear, nested=False)
-    elif isinstance(value, list | dict | set | deque) and len(value) <= LONG:
+    elif _is(value, list | dict | set | deque) and len(value) <= LONG:
         kind = inside or type(value).__name__
         put = lambda _, items: _refill(value, items)  # noqa: E731
-        look = lambda: _parts_of_dict(value) if isinstance(value, dict) else tuple(value)  # noqa: E731
+        look = lambda: _parts_of_dict(value) if _is(value, dict) else tuple(value)  # noqa: E731
         yield Holder(path, lambda: {"": _items(value)}, look, put, _keep, nested=False, kind=kind)
-    users = isinstance(value, ModuleType | FunctionType) or type(value).__module__ in classes
-    if users or isinstance(value, _OPEN):
+    users = _is(value, ModuleType | FunctionType) or type(value).__module__ in classes
+    if users or _is(value, _OPEN):
         names = getattr(value, "__dict__", None)
-        if type(names) is dict and not (isinstance(value, FunctionType) and value.__module__ not in modules):
+        if type(names) is dict and not (_is(value, FunctionType) and value.__module__ not in modules):
             kind = "" if users else inside or type(value).__name__
             get, parts = lambda: _visible(names), lambda: tuple(names.values())
             put, drop = names.__setitem__, names.__delitem__
             yield Holder(path, get, parts, put, drop, nested=users, kind=kind, namespace=names)
 
 
+def _is(value: Any, kinds: Any) -> bool:
+    """As ``isinstance``, which asks an object that stands for another one for its class, and has it made or warn."""
+    return issubclass(type(value), kinds)
+
+
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """What is reached through an object that does not itself change."""
-    if isinstance(value, FunctionType):
+    if _is(value, FunctionType):
         code = value.__code__
         names = code.co_varnames[: code.co_argcount][::-1]
         for name, default in zip(names, (value.__defaults__ or ())[::-1], strict=False):
@@ -193,15 +198,15 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{path}({name}=...)", default
         for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=False):
             yield f"{path.split('.<locals>')[0]}'s {name}", cell
-    elif isinstance(value, functools._lru_cache_wrapper):
+    elif _is(value, functools._lru_cache_wrapper):
         yield path, value.__wrapped__
-    elif isinstance(value, staticmethod | classmethod):
+    elif _is(value, staticmethod | classmethod):
         yield path, value.__func__
-    elif isinstance(value, property):
+    elif _is(value, property):
         yield from ((path, function) for function in (value.fget, value.fset, value.fdel))
-    elif isinstance(value, functools.partial):
+    elif _is(value, functools.partial):
         yield from ((path, part) for part in (value.func, *value.args, *value.keywords.values()))
-    elif isinstance(value, tuple | frozenset) and len(value) <= LONG:
+    elif _is(value, tuple | frozenset) and len(value) <= LONG:
         yield from ((path, part) for part in value)
 
 
@@ -286,13 +291,13 @@ def copy_leaf(value: Any) -> Any:
         return _copy_tensor(value) if value.numel() * value.element_size() <= LARGE else value
     if type(value) is np.ndarray:
         return value.copy() if value.nbytes <= LARGE else value
-    if isinstance(value, functools._lru_cache_wrapper):
+    if _is(value, functools._lru_cache_wrapper):
         again: Any = functools.lru_cache(**value.cache_parameters())(value.__wrapped__)
         vars(again).update(vars(value))
         return again
-    if isinstance(value, itertools.count):
+    if _is(value, itertools.count):
         return itertools.count(*ast.literal_eval(f"[{repr(value)[len('count('):-1]}]"))
-    if isinstance(value, torch.Generator):
+    if _is(value, torch.Generator):
         return value.clone_state()
     if type(value) in (random.Random, np.random.Generator, np.random.RandomState):
         return deepcopy(value)
@@ -319,14 +324,14 @@ def leaf_value(value: Any) -> Any:
         return value.shape, value.dtype, value.layout, _bits(value.detach().cpu()), grad
     if type(value) is np.ndarray:
         return (value.shape, value.dtype, value.tobytes()) if value.nbytes <= LARGE else None
-    if isinstance(value, functools._lru_cache_wrapper):
+    if _is(value, functools._lru_cache_wrapper):
         return value.cache_info().currsize
-    if isinstance(value, itertools.count):
+    if _is(value, itertools.count):
         return repr(value)
-    if isinstance(value, torch.Generator):
+    if _is(value, torch.Generator):
         return value.get_state().numpy().tobytes()
     if type(value) is random.Random:
         return value.getstate()
     if type(value) in (np.random.Generator, np.random.RandomState):
-        return repr((value.bit_generator if isinstance(value, np.random.Generator) else value).__getstate__())
+        return repr((value.bit_generator if _is(value, np.random.Generator) else value).__getstate__())
     return None

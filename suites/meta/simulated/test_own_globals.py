@@ -258,6 +258,36 @@ def test_a_package_stands_for_its_modules(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+STANDS_IN = """
+from torch.distributed import *  # among them `reduce_op`, which warns whoever asks it for anything
+
+class Lazy:
+    \"\"\"Stands for what is costly to make.\"\"\"
+    @property
+    def __class__(self):
+        raise RuntimeError("it has been made")
+
+lazy = Lazy()
+count = 0
+"""
+
+
+def test_an_object_that_stands_for_another_one_is_not_asked(tmp_path, monkeypatch):
+    (tmp_path / "stands_in.py").write_text(STANDS_IN)
+    monkeypatch.syspath_prepend(tmp_path)
+    import stands_in
+
+    def count():
+        stands_in.count += 1
+        stands_in.barrier()
+        return stands_in.count
+
+    try:
+        assert get_world("sim", own_globals=["stands_in"]).run(count, world_size=2) == [1, 1]
+    finally:
+        del sys.modules["stands_in"]
+
+
 INNER = """
 import pytest
 import torch.distributed as dist
