@@ -212,6 +212,11 @@ def _cause(where: int, names: list[str], gradients: bool, values: list[State]) -
         )
     if not gradients:
         return "models were not averaged on all ranks, or not at this step"
+    if all(grad is None for name, grad in values[0].items() if name.startswith("gradient")):
+        return (
+            "no gradients are left to look at: they were not synchronised, or what uses them differs between ranks; "
+            "zero_grad() before the backward pass, not after the step, lets this check tell"
+        )
     if all(values[0].get(name.replace("parameter", "gradient of", 1)) is None for name in names):
         return "no gradient reaches them: what else changes them, such as an average of weights, differs between ranks"
     return "gradients agree: optimizer states or learning rates differ, or weights were changed on some rank"

@@ -323,6 +323,28 @@ def test_an_average_of_weights_that_one_rank_alone_updates_is_told_from_a_learni
         check_replicas_in_sync(start, world)
 
 
+@pytest.mark.parametrize(("early", "told"), [(True, "gradients differ"), (False, "no gradients are left to look at")])
+def test_gradients_that_are_cleared_after_the_step_tell_nothing(world, early, told):
+    def start():
+        model = nn.Linear(2, 1)
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(i):
+            if early:
+                optimizer.zero_grad()
+            model(torch.randn(4, 2)).square().mean().backward()
+            optimizer.step()
+            if not early:
+                optimizer.zero_grad()
+
+        return model, step
+
+    with pytest.raises(AssertionError, match=rf"differ after step 1.*\n.*\n.*likely cause +{told}"):
+        check_replicas_in_sync(start, world)
+
+
 def test_a_model_that_does_not_change_is_inconclusive(world):
     with pytest.raises(Inconclusive, match="no parameter changed in 3 steps"):
         check_replicas_in_sync(trainer(lr=0.0), world, buffers=False)
