@@ -83,7 +83,7 @@ def check_same_trajectory(
         who = f"{name_of(train)}: after {taken} step(s)"
         facts = case(world, world_size, steps=taken, seed=seed, dtype=_unusual(dtype))
         for rank in range(world_size):
-            moved |= require_near(f"{who} rank {rank}", found, rank, goal, case=facts)
+            moved |= require_near(f"{who} rank {rank}", found, rank, goal, otherwise=_left_over(taken), case=facts)
         apart = how_ranks_differ(found, precision, goal.expected, learned=True)
         if apart is not None:
             same = f"those of {name_of(reference)} are the same on all"
@@ -147,6 +147,16 @@ def check_world_size_does_not_matter(
 
 def _unusual(dtype: torch.dtype) -> torch.dtype | None:
     return None if dtype == torch.float64 else dtype
+
+
+def _left_over(taken: int) -> str | None:
+    """What may be wrong where all was right one step before."""
+    if taken == 1:
+        return None
+    return (
+        f"all was right after {taken - 1} step(s): look at what a step leaves to the next, such as gradients that are "
+        "not zeroed, the state of the optimizer, the schedule of the learning rate, the order of the data"
+    )
 
 
 def _model(make: Callable[[], nn.Module], seed: int, precision: Precision) -> nn.Module:

@@ -67,7 +67,14 @@ def ends_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: 
 
 
 def require_near(
-    who: str, ranks: Sequence[State], rank: int, goal: Goal, *, case: object, cause: str | None = None
+    who: str,
+    ranks: Sequence[State],
+    rank: int,
+    goal: Goal,
+    *,
+    case: object,
+    cause: str | None = None,
+    otherwise: str | None = None,
 ) -> bool:
     """Compare what one of the ``ranks`` holds with what it must; return whether anything had to move.
 
@@ -78,6 +85,7 @@ def require_near(
         goal: where it must be.
         case: as in other messages.
         cause: instead of the likely one.
+        otherwise: where nothing else is likely.
     """
     __tracebackhide__ = True
     found, what, precision = ranks[rank], f"{goal.what} holds", goal.precision
@@ -125,7 +133,7 @@ def require_near(
             wrong_tensors=f"{len(names)} of {len(ends)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
             way=how_far(way, went),
             ranks=apart,
-            likely_cause=cause or likely_cause(way, went, precision, len(ranks), apart),
+            likely_cause=cause or likely_cause(way, went, precision, len(ranks), apart) or otherwise,
             case=case,
         )
     if unclear and set(unclear) >= {name for name, end in ends.items() if not torch.equal(end, begins[name])}:

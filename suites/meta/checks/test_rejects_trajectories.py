@@ -144,6 +144,26 @@ def test_world_sizes_are_compared_in_float32_too(world):
         check_world_size_does_not_matter(wrong, net, world, world_sizes=(1, 2), dtype=torch.float32)
 
 
+@pytest.mark.parametrize("zeroes", [True, False])
+def test_what_a_step_leaves_to_the_next_is_told_from_what_is_wrong_in_each(world, zeroes):
+    def training(model, steps):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in DATA.split(8)[:steps]:
+            mine = batch[dist.get_rank() :: dist.get_world_size()]
+            if zeroes:
+                optimizer.zero_grad()
+            nn.functional.mse_loss(model(mine[:, :3]), mine[:, 3:]).backward()
+            for parameter in model.parameters():
+                mean(parameter)
+            optimizer.step()
+
+    if zeroes:
+        check_same_trajectory(training, plainly, net, world)
+        return
+    with pytest.raises(AssertionError, match=r"after 2 step\(s\) rank 0 .*[\s\S]*all was right after 1 step"):
+        check_same_trajectory(training, plainly, net, world)
+
+
 def in_parts(cut, model, steps):
     train(mean, model, steps)
     weight = cut(model[0].weight.detach()).chunk(dist.get_world_size())[dist.get_rank()]
