@@ -26,7 +26,6 @@ def sum_of_sparse_tensors(early):
     return x.to_dense().tolist()
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize(
     ("early", "access"),
     [(torch.Tensor.to_dense, "read"), (lambda x: x.mul_(2), "write"), (lambda x: x._values().mul_(2), "write")],
@@ -50,7 +49,6 @@ def test_a_sparse_and_a_dense_tensor_do_not_fit_together():
         get_world("sim").run(sparse_on_one_rank, False, world_size=2)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_indices_count_as_bytes_too():
     """Two places of 8 bytes and two values of 4, as if ranks of other numbers of places sent that many."""
     world = get_world("sim")
