@@ -28,8 +28,8 @@ _PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
 def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, Modules]:
     """Return the call as bytes; functions of ``__main__``, lambdas and closures travel by value.
 
-    Also return the modules that a rank may need help to import, those of functions and classes that travel included: what a test
-    file does first, to its environment or to ``sys.modules``, its functions rely on.
+    Also return the modules that a rank may need help to import, those of functions and classes that travel included:
+    what a test file does first, to its environment or to ``sys.modules``, its functions rely on.
 
     Raises:
         TypeError: the function or an argument cannot travel; says which.

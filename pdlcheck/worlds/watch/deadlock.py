@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pdlcheck.errors import Deadlock
-from pdlcheck.worlds.watch.signature import Signature
+from pdlcheck.worlds.watch.signature import Signature, told_apart
 
 __all__ = ["deadlock"]
 
@@ -21,14 +21,15 @@ def deadlock(
         missing: rank -> the ranks that its operation still needs.
     """
     lines = []
+    known = told_apart(each for each in (*waiting.values(), *ended.values()) if isinstance(each, Signature))
     for rank in sorted({*waiting, *ended}):
         if rank in ended:
-            last = f"; last operation {ended[rank]}" if ended[rank] is not None else " without an operation"
+            last = f"; last operation {known[rank]}" if ended[rank] is not None else " without an operation"
             lines.append(f"rank {rank}: has returned{last}")
             continue
         needs = [other for other in missing.get(rank, ()) if other != rank]
         wanted = f"; waits for {_names(needs)}" if needs else ""
-        lines.append(f"rank {rank}: blocked in {waiting[rank]}{wanted}")
+        lines.append(f"rank {rank}: blocked in {known.get(rank, waiting[rank])}{wanted}")
     cycle = _cycle(missing)
     head = f"no rank can go on: {len(waiting)} of {len(waiting) + len(ended)} are blocked"
     tail = [f"wait cycle: {' -> '.join(f'rank {r}' for r in [*cycle, cycle[0]])}"] if cycle else []

@@ -119,8 +119,10 @@ class WatchedGroup(dist.ProcessGroup):
 
     # -- one operation -----------------------------------------------------------------------------
 
-    def _line_and_names(self, tensor: Tensor | None) -> tuple[str, tuple[Name, ...]]:
-        """The user's line for the report, and what the tensor is called on this rank, for the order to be compared."""
+    def _line_and_names(self, tensor: Tensor | None) -> tuple[str, tuple[Name, ...], str]:
+        """The user's line for the report, what the tensor is called on this rank, for the order to be compared, and the
+        line that called the function of the first.
+        """
         return line_and_names(tensor)
 
     def _post(
@@ -137,7 +139,7 @@ class WatchedGroup(dist.ProcessGroup):
     ) -> dist.Work:
         seq = self._collectives
         self._collectives += 1
-        where, names = self._line_and_names(compare[0] if compare else None)
+        where, names, caller = self._line_and_names(compare[0] if compare else None)
         members = self._members
         signature = Signature(  # by position, as this is done for each operation
             members[self._group_rank],
@@ -154,11 +156,13 @@ class WatchedGroup(dist.ProcessGroup):
             splits,
             where,
             names,
+            caller,
         )
         is_async = getattr(args[-1], "asyncOp", True)  # of the options; C++ callers do not say
         return self._engine.post(Operation(signature, parts, method, args, reduce_op, is_async))
 
     def _message(self, op: str, tensor: Tensor, peer: int, tag: int, method: str, args: tuple[Any, ...]) -> dist.Work:
+        where, _, caller = self._line_and_names(None)
         signature = Signature(
             rank=self._members[self._group_rank],
             op=op,
@@ -168,7 +172,8 @@ class WatchedGroup(dist.ProcessGroup):
             dtypes=(_dtype_names[tensor.dtype],),
             peer=self._members[peer] if peer >= 0 else -1,
             tag=tag,
-            where=self._line_and_names(None)[0],
+            where=where,
+            caller=caller,
         )
         part = Part([tensor], []) if op == "send" else Part([], [tensor])
         return self._engine.post(Operation(signature, [part], method, args))

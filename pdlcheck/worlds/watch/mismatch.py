@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pdlcheck.errors import CollectiveMismatch
-from pdlcheck.worlds.watch.signature import Signature
+from pdlcheck.worlds.watch.signature import Signature, told_apart
 
 __all__ = ["mismatch", "p2p_mismatch"]
 
@@ -82,7 +82,7 @@ def p2p_mismatch(send: Signature, recv: Signature) -> CollectiveMismatch | None:
 
 
 def _error(head: str, what: str, signatures: Sequence[Signature]) -> CollectiveMismatch:
-    lines = [f"rank {s.rank}: {s}" for s in sorted(signatures, key=lambda s: s.rank)]
+    lines = [f"rank {rank}: {words}" for rank, words in sorted(told_apart(signatures).items())]
     return CollectiveMismatch("\n".join([head, *(f"  {line}" for line in lines)]), what=what, ranks=lines)
 
 

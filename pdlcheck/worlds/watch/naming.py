@@ -47,32 +47,37 @@ class Name(NamedTuple):
     where: str
 
 
-def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...]]:
-    """Return the user's line, as :func:`~pdlcheck.worlds.watch.user_line` does, and every name of ``tensor``.
+def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...], str]:
+    """Return the user's line, as :func:`~pdlcheck.worlds.watch.user_line` does, every name of ``tensor``, and the line
+    that called the function of the first, if a user's did.
 
     The names are those of the innermost user functions; in a callback of a future, its own alone, as it is a matter of
     time which functions it interrupts. So a callback that torch itself gave to a future, as its hooks for DDP do, has
     no names. Both come of one walk over the frames: it is a large part of what an operation costs.
     """
-    line, names, wanted = "", [], FRAMES if tensor is not None else 0
+    line, caller, names, wanted = "", "", [], FRAMES if tensor is not None else 0
+    seeks = True  # the caller
     directory = getcwd()
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (wanted or not line):
+    while frame is not None and (wanted or seeks or not line):
         kind = KIND_OF_FILE[frame.f_code.co_filename]
         if kind:  # most frames are torch's
             if kind == "bottom":
                 break
             if kind != "user":
-                wanted = 0
+                wanted, seeks = 0, False
             if kind != "futures":
                 call = _call_of(frame, directory)
-                line = line or call.where
+                if not line:
+                    line = call.where
+                elif seeks and call.where != line:
+                    caller, seeks = call.where, False
                 if wanted:
                     wanted -= 1
                     for text in list(_in_scope(tensor, frame.f_locals)) or _from_text(frame, call):
                         names.append(Name(text, call.function, call.where))
         frame = frame.f_back
-    return line, tuple(names)
+    return line, tuple(names), caller
 
 
 # -- by identity -----------------------------------------------------------------------------------

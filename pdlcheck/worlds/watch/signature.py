@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pdlcheck.worlds.watch.naming import Name
 
-__all__ = ["NEW_GROUP", "P2P", "Signature"]
+__all__ = ["NEW_GROUP", "P2P", "Signature", "told_apart"]
 
 P2P = frozenset({"send", "recv"})
 NEW_GROUP = "new_group"
@@ -30,6 +31,7 @@ class Signature(NamedTuple):
         splits: rows for (to) and from each member, for all_to_all.
         where: the user's source line, ``file.py:12``.
         names: what the user calls the first tensor.
+        caller: the user's line that called the function of ``where``; empty if none did.
     """
 
     rank: int
@@ -46,6 +48,7 @@ class Signature(NamedTuple):
     splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     where: str = ""
     names: tuple[Name, ...] = ()
+    caller: str = ""
 
     @property
     def is_p2p(self) -> bool:
@@ -101,6 +104,18 @@ class Signature(NamedTuple):
     def _tensors(self) -> str:
         parts = [f"{dtype} {shape}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
         return ", ".join(parts) if len(parts) <= 4 else f"{', '.join(parts[:3])} ... {len(parts)} tensors"
+
+
+def told_apart(signatures: Iterable[Signature]) -> dict[int, str]:
+    """Each in words, by rank; with its caller where others come from the same line by another way, as by a helper."""
+    ways: dict[str, set[str]] = {}
+    signatures = list(signatures)
+    for one in signatures:
+        ways.setdefault(one.where, set()).add(one.caller)
+    return {
+        one.rank: f"{one}, called at {one.caller}" if one.caller and len(ways[one.where]) > 1 else str(one)
+        for one in signatures
+    }
 
 
 def _ranks(members: tuple[int, ...]) -> str:
