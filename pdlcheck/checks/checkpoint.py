@@ -78,13 +78,14 @@ def check_resume(
 
     Raises:
         AssertionError: names the first step, rank, tensor and index that differ, and what was lost: each thing with a
-            state that the functions hold (optimizer, scheduler, sampler, ...), by themselves or in an object of yours,
-            the numbers of such an object, as its epoch, each random stream and the gradients are put back from the
-            straight run by experiment, and the likely cause is what makes the training go on exactly. Where the weights
-            do, but not such a state, such as that of an average of weights, names that. A plain dict or list of tensors
-            is one too, if the steps after saving change it; with other entries than without a stop it is a log.
-            Or: two ranks write one file, which shows where each
-            can save into a folder of its own.
+            state that the functions reach (optimizer, scheduler, sampler, ...), by helpers, containers or objects of
+            yours, the numbers of such an object, as its epoch, each random stream and the gradients are put back from
+            the straight run by experiment, and the likely cause is what makes the training go on exactly. Where the
+            weights do, but not such a state, such as that of an average of weights, names that. A tensor, or a plain
+            dict or list of tensors, is one too, if the steps after saving change it; with other entries than without a
+            stop it is a log, unless it had the same ones all the time without.
+            Or: two ranks write one file, which shows where each can save into a folder of its own. They may rename the
+            same content to one name.
         Inconclusive: the straight run is not deterministic, or no parameter changes after saving.
 
     Example:
@@ -234,9 +235,9 @@ def _require_same_parts(
     for rank, (found, expected, again) in enumerate(zip(resumed, straight, saved, strict=True)):
         kept = [part for part in expected.end if part not in _OWN and not part.startswith(NUMBERS)]
         kept = [part for part in kept if not first_difference(again.end.get(part), expected.end[part])]
-        ends = {part: (found.end.get(part), expected.end[part]) for part in kept}
-        kept = [part for part, (mine, end) in ends.items() if not is_no_state(mine, expected.left.get(part), end)]
-        texts = {part: first_difference(*ends[part], part) for part in kept}
+        runs = {part: [(trace.left.get(part), trace.end.get(part)) for trace in (found, expected)] for part in kept}
+        kept = [part for part, pair in runs.items() if not is_no_state(*pair)]
+        texts = {part: first_difference(found.end.get(part), expected.end[part], part) for part in kept}
         lost = [part for part in kept if texts[part]]
         if lost:
             own = _whose(lost[0], found, straight, rank)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import collections
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pdlcheck.checks.held import bits
+from pdlcheck.checks.lost import STREAMS, seed_streams
 from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.errors import Inconclusive
 
@@ -72,7 +72,7 @@ def check_epochs_differ(shards: Shards, world: Any, *, num_samples: int, world_s
         world_size, epochs: the case.
 
     Raises:
-        AssertionError: an epoch repeats the one before, or cannot be repeated.
+        AssertionError: an epoch has the order of one before, or cannot be repeated.
     """
     __tracebackhide__ = True
     if num_samples < ENOUGH_SAMPLES * world_size:
@@ -83,13 +83,18 @@ def check_epochs_differ(shards: Shards, world: Any, *, num_samples: int, world_s
     orders = [_draw(shards, world, num_samples, world_size, epoch) for epoch in range(epochs)]
     subject, facts = name_of(shards), case(world, world_size, num_samples=num_samples)
     _require_other_orders(subject, [dict(enumerate(order)) for order in orders], facts)
-    again = _draw(shards, world, num_samples, world_size, 1, stream=epochs)
+
+    def redraw(kept: str | None = None) -> list[list[int]]:
+        return list(world.run(_indices, shards, num_samples, 1, epochs, kept, world_size=world_size))
+
+    again = redraw()
     for rank in range(world_size):
         if again[rank] != orders[1][rank]:
             raise failure(
                 f"{subject}: rank {rank} has {_some(again[rank])} when epoch 1 is drawn again, "
                 f"it had {_some(orders[1][rank])}",
-                likely_cause="the order depends on more than seed and epoch; training cannot be resumed",
+                likely_cause=f"the order depends on more than seed and epoch{_on_what(redraw, again)}; training cannot "
+                "be resumed",
                 case=facts,
             )
 
@@ -107,14 +112,15 @@ def check_epoch_loop(
     drop_last: int | None = None,
     same_samples: Sequence[Sequence[int]] = (),
 ) -> None:
-    """In each epoch of a program's loop ranks must share the data out, and in another order than in the one before.
+    """In each epoch of a program's loop ranks must share the data out, and in another order than in any before.
 
     The loop is the program's own, with its sampler and loader: a ``set_epoch`` that it forgets, calls on another
-    sampler, or too late, shows here.
+    sampler, too late, or with numbers that come again, shows here.
 
     Args:
         visit: called as ``visit(dataset, epochs)`` on every rank, under different random numbers; ``dataset[i]`` is
-            ``i``. Runs the loop, and returns what each epoch's batches held: for each epoch a tensor, or batches.
+            ``i``. Runs the loop, and returns what each epoch's batches held: for each epoch a tensor, or batches, which
+            may be arrays, lists or dicts too; of a dict all entries hold the same samples.
         world: where the ranks run.
         num_samples: 12 or more for each rank, so that no order comes twice by chance.
         world_size, epochs: the case; 2 epochs or more.
@@ -127,6 +133,7 @@ def check_epoch_loop(
 
     Raises:
         AssertionError: names the samples, the ranks and the epoch.
+        TypeError: a batch is something else; says what, and what to return.
 
     Example:
         >>> from torch.utils.data import DataLoader, DistributedSampler
@@ -310,16 +317,26 @@ def _require_whole_batches(
 
 
 def _require_other_orders(subject: str, orders: Sequence[dict[int, list[int]]], facts: str) -> None:
-    """Of each rank, in each epoch after the first."""
+    """Of each rank, in each epoch after the first, than in any before."""
     __tracebackhide__ = True
-    for epoch, (before, now) in enumerate(itertools.pairwise(orders), start=1):
-        for rank, later in now.items():
-            if before[rank] == later:
-                raise failure(
-                    f"{subject}: rank {rank} has {_some(later)} in epochs {epoch - 1} and {epoch}",
-                    likely_cause="the epoch does not reach the sampler: set_epoch was forgotten",
-                    case=facts,
-                )
+    for epoch, now in enumerate(orders):
+        for earlier in reversed(range(epoch)):
+            for rank, later in now.items():
+                if orders[earlier][rank] == later:
+                    raise failure(
+                        f"{subject}: rank {rank} has {_some(later)} in epochs {earlier} and {epoch}",
+                        likely_cause=_why_again(epoch - earlier),
+                        case=facts,
+                    )
+
+
+def _why_again(period: int) -> str:
+    if period == 1:
+        return "the epoch does not reach the sampler: set_epoch was forgotten"
+    return (
+        f"the order comes again after {period} epochs: the number that reaches the sampler is not that of the epoch "
+        "in the whole training, but one that starts anew"
+    )
 
 
 def _one_of_each(same_samples: Sequence[Sequence[int]], world_size: int) -> list[int]:
@@ -347,29 +364,52 @@ def _require_the_same(subject: str, one: tuple[int, list[int]], other: tuple[int
 
 def _visited(visit: Callable[[range, int], Any], num_samples: int, epochs: int) -> list[list[int]]:
     """On every rank, under other random numbers: the samples of each epoch."""
-    torch.manual_seed(dist.get_rank())
+    seed_streams(dist.get_rank())
     return [_numbers(held) for held in visit(range(num_samples), epochs)]
 
 
 def _numbers(held: Any) -> list[int]:
-    """Of tensors and sequences, at any depth."""
-    if isinstance(held, Tensor):
-        return [int(number) for number in held.flatten().tolist()]
-    return [number for one in held for number in _numbers(one)] if isinstance(held, list | tuple) else [int(held)]
+    """Of tensors, arrays, sequences and dicts, at any depth."""
+    if hasattr(held, "tolist"):
+        held = held.tolist()
+    if isinstance(held, list | tuple):
+        return [number for one in held for number in _numbers(one)]
+    if isinstance(held, Mapping) and held:
+        first, *others = ((key, _numbers(value)) for key, value in held.items())
+        for key, numbers in others:
+            if numbers != first[1]:
+                raise TypeError(
+                    f"check_epoch_loop asks which samples a batch holds, entries {first[0]!r} and {key!r} of the "
+                    f"{type(held).__name__} hold different ones; have visit return the entry that has the samples"
+                )
+        return first[1]
+    if not isinstance(held, int | float):
+        raise TypeError(
+            f"check_epoch_loop takes tensors, arrays, numbers, and lists and dicts of them, visit returned a "
+            f"{type(held).__name__} in an epoch; have it return the numbers of the samples"
+        )
+    return [int(held)]
 
 
-def _draw(
-    shards: Shards, world: Any, num_samples: int, world_size: int, epoch: int, stream: int | None = None
-) -> list[list[int]]:
-    stream = epoch if stream is None else stream
-    return list(world.run(_indices, shards, num_samples, epoch, stream, world_size=world_size))
+def _draw(shards: Shards, world: Any, num_samples: int, world_size: int, epoch: int) -> list[list[int]]:
+    return list(world.run(_indices, shards, num_samples, epoch, epoch, world_size=world_size))
 
 
-def _indices(shards: Shards, num_samples: int, epoch: int, stream: int) -> list[int]:
-    """On every rank, under other random numbers for every rank and every ``stream``."""
-    torch.manual_seed(1000 * stream + dist.get_rank())
+def _indices(shards: Shards, num_samples: int, epoch: int, stream: int, kept: str | None = None) -> list[int]:
+    """On every rank, under other random numbers for every rank and every ``stream``; those ``kept`` are the epoch's."""
+    seed_streams(1000 * epoch + dist.get_rank())
+    states = {name: get() for name, (get, _) in STREAMS.items()}
+    seed_streams(1000 * stream + dist.get_rank())
+    if kept is not None:
+        STREAMS[kept][1](states[kept])
     found = shards(num_samples, rank=dist.get_rank(), world_size=dist.get_world_size(), epoch=epoch)
     return [int(index) for index in found]
+
+
+def _on_what(redraw: Callable[..., list[list[int]]], again: list[list[int]]) -> str:
+    """The random numbers that make it another order; nothing where no two draws are alike, as with the time."""
+    names = [name for name in STREAMS if redraw(name) != again] if redraw() == again else []
+    return f": on {' and '.join(names)}" if names else ""
 
 
 def _order_of_one_rank(shards: Shards, world: Any, num_samples: int, epoch: int) -> list[int]:

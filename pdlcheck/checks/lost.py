@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import collections
 import copy
-import functools
 import inspect
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from pdlcheck.checks.held import bits
+from pdlcheck.checks.reach import Reached, has_state, is_of_the_program, reached
 
 __all__ = [
     "NUMBERS",
@@ -31,6 +33,11 @@ __all__ = [
 ]
 
 NUMBERS = "the numbers of "
+_SUMS = 1e-5  # a float32 sum is off by less; an average that has forgotten its past, by far more
+# What torch's schedulers count in order to warn: no learning rate depends on it, and one made anew with last_epoch= has
+# other numbers.
+_COUNTS_OF_SCHEDULERS = ("_step_count", "_get_lr_called_within_step", "_is_initial", "verbose")
+_SMALL, _TIMES = 2**20, 4  # bytes, and times the model: a tensor with more of both is data
 STREAMS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "the random numbers of torch": (torch.get_rng_state, torch.set_rng_state),
     "the random numbers of Python": (random.getstate, random.setstate),
@@ -79,27 +86,34 @@ def seed_streams(seed: int) -> None:
 def parts_of(model: nn.Module, functions: tuple[Callable[..., object], ...]) -> dict[str, Any]:
     """The objects with a state that ``functions`` reach, by the names that the functions have for them.
 
-    Closures, globals that are named, bound objects and their attributes, arguments of a partial; one level deep what
-    containers, and objects of the program's own without a state, hold. Plain dicts and lists of tensors are among them;
-    as a step may replace one, ask again before each use. What shares parameters with ``model`` is the model. No part is
-    a generator from which a loader draws but a seed whenever a pass begins: a run that goes on begins one more.
+    Plain dicts and lists of tensors, and tensors, are among them; as a step may replace one, ask again before each use.
+    What shares parameters with ``model`` is the model. No part is a number, a tensor of one number, such as a loss, one
+    far larger than the model, such as data, or a generator from which a loader draws but a seed whenever a pass begins:
+    a run that goes on begins one more.
     """
-    own = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
-    places = {_place(tensor) for tensor in [*model.parameters(), *model.buffers()]}
-    reached = [pair for function in functions for pair in _reached(function)]
-    seeds = {id(held.generator) for _, held in reached if isinstance(held, DataLoader) and not _shuffles(held)}
-    found: dict[str, Any] = {}
-    for name, held in reached:
-        is_model = isinstance(held, nn.Module) and any(id(tensor) in own for tensor in held.parameters())
-        if is_model or id(held) in seeds:
+    tensors = [*model.parameters(), *model.buffers()]
+    own, places = {id(tensor) for tensor in tensors}, {_place(tensor) for tensor in tensors}
+    most = max(_SMALL, _TIMES * sum(map(_nbytes, tensors)))
+    everything = reached(functions)
+    loaders = [one.held for one in everything if isinstance(one.held, DataLoader)]
+    known = {id(model), *(id(loader.generator) for loader in loaders if not _shuffles(loader))}
+    found: list[Reached] = []
+    for one in everything:
+        held = one.held
+        if id(held) in known or not (isinstance(held, dict | list | Tensor) or has_state(held)):
             continue
-        entries = _entries(held) or Entries()
-        if any(_place(entry) in places for entry in entries.values() if isinstance(entry, Tensor)):
+        known.add(id(held))
+        if isinstance(held, nn.Module) and any(id(tensor) in own for tensor in held.parameters()):
             continue
-        plain = isinstance(held, dict | list)
-        if held is not model and (plain or _has_state(held)) and not any(held is one for one in found.values()):
-            found.setdefault(name, held)
-    return found
+        if isinstance(held, Tensor):
+            counts = held.numel() > 1 and _nbytes(held) <= most and _place(held) not in places
+        else:
+            entries = [entry for entry in (_entries(held) or Entries()).values() if isinstance(entry, Tensor)]
+            known.update(map(id, entries))
+            counts = not any(_place(entry) in places for entry in entries)
+        if counts:
+            found.append(one)
+    return _named_apart(found)
 
 
 def numbers_of(functions: tuple[Callable[..., object], ...]) -> dict[str, Any]:
@@ -108,12 +122,27 @@ def numbers_of(functions: tuple[Callable[..., object], ...]) -> dict[str, Any]:
     A run that goes on may count its own steps: they tell why it goes elsewhere, and are no state by themselves.
     """
     bound = [getattr(function, "__self__", None) for function in functions if inspect.ismethod(function)]
-    held = [one for function in functions for _, one in _reached(function)]
-    found: dict[str, Any] = {}
-    for holder in [*bound, *held]:
-        if _is_of_the_program(holder) and not isinstance(holder, dict | list) and Numbers(holder).state_dict():
-            found.setdefault(f"{NUMBERS}{type(holder).__name__}", Numbers(holder))
-    return found
+    holders = {id(one): one for one in [*bound, *(one.held for one in reached(functions))] if is_of_the_program(one)}
+    found = []
+    for holder in holders.values():
+        if not isinstance(holder, dict | list) and Numbers(holder).state_dict():
+            name = f"{NUMBERS}{type(holder).__name__}"
+            found.append(Reached(name, name, Numbers(holder)))
+    return _named_apart(found)
+
+
+def _named_apart(found: Sequence[Reached]) -> dict[str, Any]:
+    """By name; those of one name by their long names, and those that have one in common by number, too."""
+    short = collections.Counter(one.name for one in found)
+    named: dict[str, Any] = {}
+    for one in found:
+        first = name = one.name if short[one.name] == 1 else one.long_name
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{first} ({number})"
+        named[name] = one.held
+    return named
 
 
 def states_of(parts: dict[str, Any]) -> dict[str, Any]:
@@ -129,13 +158,45 @@ def states_of(parts: dict[str, Any]) -> dict[str, Any]:
     return states
 
 
-def is_no_state(found: Any, before: Any, after: Any) -> bool:
-    """Whether a plain dict or list is a constant, as steps leave what they found ``before``, or a log, of which a run
-    that was resumed has ``found`` other entries than there are ``after`` one without a stop.
+def is_no_state(resumed: tuple[Any, Any], straight: tuple[Any, Any]) -> bool:
+    """Whether a plain dict, list or tensor is a constant or a log, by what two runs have after the stop and in the end.
+
+    Steps leave a constant as it is. A log grows by steps, or entries that were written stay, or the newest is that of
+    a resumed run too, or it is a sum since a run began.
     """
-    if not isinstance(after, Entries):
+    (_, found), (before, after) = resumed, straight
+    if not isinstance(after, Tensor | Entries):
         return False
-    return not isinstance(found, Entries) or found.keys() != after.keys() or not first_difference(before, after)
+    found, before, after = map(_own, (found, before, after))
+    return not first_difference(before, after) or _is_log(found, before, after) or _is_sum(resumed, straight)
+
+
+def _is_log(found: Any, before: Any, after: Tensor | Entries) -> bool:
+    if isinstance(after, Tensor):
+        if not isinstance(before, Tensor) or before.shape != after.shape:
+            return not isinstance(found, Tensor) or found.shape != after.shape
+        if not isinstance(found, Tensor) or (found.shape, found.dtype) != (after.shape, after.dtype):
+            return False
+        return not bool(((bits(before) != bits(after)) & (bits(found) != bits(after))).any())
+    held = found if isinstance(found, Entries) else Entries()
+    if held.keys() == after.keys():
+        return False
+    if not isinstance(before, Entries) or before.keys() != after.keys():
+        return True
+    return bool(held) and not first_difference([*held.values()][-1], [*after.values()][-1])
+
+
+def _is_sum(resumed: tuple[Any, Any], straight: tuple[Any, Any]) -> bool:
+    """Whether the resumed run has begun at 0 and added what the straight one has."""
+    everything = [*resumed, *straight]
+    if all(isinstance(one, Entries) and one.keys() == resumed[0].keys() for one in everything):
+        return all(_is_sum(*((pair[0][key], pair[1][key]) for pair in (resumed, straight))) for key in resumed[0])
+    tensors = [torch.as_tensor(one) for one in map(_own, everything) if isinstance(one, Tensor | int | float)]
+    numbers = [one.double() for one in tensors if not one.is_complex()]
+    if len(numbers) < len(everything) or len({one.shape for one in numbers}) > 1 or numbers[0].any():
+        return False
+    _, found, before, after = numbers
+    return torch.allclose(found, after - before, rtol=_SUMS, atol=_SUMS * float(after.abs().max()))
 
 
 def put_back(parts: dict[str, Any], states: dict[str, Any], names: list[str]) -> None:
@@ -147,6 +208,8 @@ def put_back(parts: dict[str, Any], states: dict[str, Any], names: list[str]) ->
             STREAMS[name][1](states[name])
         elif isinstance(states[name], Entries):
             _put_entries(parts[name], states[name])
+        elif isinstance(parts[name], Tensor):
+            _put_values(parts[name], states[name])
         elif isinstance(parts[name], torch.Generator):
             parts[name].set_state(states[name])
         else:
@@ -155,6 +218,8 @@ def put_back(parts: dict[str, Any], states: dict[str, Any], names: list[str]) ->
 
 def first_difference(found: Any, expected: Any, where: str = "") -> str | None:
     """The first place where two states differ, in words; None where they are the same bit for bit."""
+    if isinstance(found, Tensor) != isinstance(expected, Tensor) or (found is None and isinstance(expected, Entries)):
+        return f"{where} {'should not be there' if isinstance(found, Tensor) else 'is missing'}"
     if isinstance(found, Tensor) and isinstance(expected, Tensor):
         found, expected = _own(found), _own(expected)
         if (found.shape, found.dtype) != (expected.shape, expected.dtype) or not torch.equal(
@@ -182,8 +247,10 @@ def first_difference(found: Any, expected: Any, where: str = "") -> str | None:
     return next((text for text in (first_difference(*pair) for pair in pairs) if text), None)
 
 
-def _own(tensor: Any) -> Tensor:
+def _own(tensor: Any) -> Any:
     """Dense, and of a DTensor the shard of this rank, as states are compared where no process group is."""
+    if not isinstance(tensor, Tensor):
+        return tensor
     held: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return held if held.layout == torch.strided else held.to_dense()
 
@@ -194,9 +261,13 @@ def _place(tensor: Tensor) -> int:
     return (held.data_ptr() if held.layout == torch.strided else 0) or id(tensor)
 
 
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
 def _entries(held: Any) -> Entries | None:
     """What a plain dict or list holds, if that is tensors, and numbers perhaps."""
-    if _has_state(held) or not isinstance(held, dict | list):
+    if has_state(held) or not isinstance(held, dict | list):
         return None
     pairs = list(held.items() if isinstance(held, dict) else enumerate(held))
     kinds = {Tensor if isinstance(value, Tensor) else type(value) for _, value in pairs}
@@ -213,62 +284,29 @@ def _put_entries(held: Any, entries: Entries) -> None:
             held[label] = value
 
 
+def _put_values(held: Tensor, values: Tensor) -> None:
+    if held.shape == values.shape:
+        held.detach().copy_(values)
+
+
 def _state(held: Any) -> Any:
-    if isinstance(held, dict | list) and not _has_state(held):
+    if isinstance(held, Tensor):
+        return held.detach()
+    if isinstance(held, dict | list) and not has_state(held):
         return _entries(held)
+    if isinstance(held, LRScheduler):
+        return _without_counts(held.state_dict())
     return held.get_state() if isinstance(held, torch.Generator) else held.state_dict()
 
 
-def _has_state(held: object) -> bool:
-    if inspect.isclass(held) or inspect.ismodule(held):
-        return False
-    return isinstance(held, torch.Generator) or all(
-        callable(getattr(held, name, None)) for name in ("state_dict", "load_state_dict")
-    )
-
-
-def _reached(function: Any) -> Iterator[tuple[str, Any]]:
-    for name, held in _named(function):
-        yield name, held
-        if isinstance(held, dict):
-            for place, (key, value) in enumerate(held.items()):
-                yield key if isinstance(key, str) else f"{name}[{place}]", value
-        elif isinstance(held, (list, tuple)):
-            yield from ((f"{name}[{i}]", value) for i, value in enumerate(held))
-        elif inspect.isfunction(held):  # a helper beside it, one level deep
-            yield from _named(held)
-        elif _is_of_the_program(held):
-            yield from ((f"{name}.{key}", value) for key, value in vars(held).items())
+def _without_counts(state: Any) -> Any:
+    """Of a scheduler, and of those that it holds."""
+    if isinstance(state, dict):
+        return {key: _without_counts(value) for key, value in state.items() if key not in _COUNTS_OF_SCHEDULERS}
+    return [_without_counts(one) for one in state] if type(state) is list else state
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
     """Whether the order of the samples comes from the loader's generator."""
     samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     return any(getattr(sampler, "generator", None) is loader.generator for sampler in samplers)
-
-
-def _is_of_the_program(held: Any) -> bool:
-    """Whether it is an object that holds others, such as a trainer, and has no state by itself."""
-    library = type(held).__module__.partition(".")[0] in ("numpy", "torch")
-    return hasattr(held, "__dict__") and not (
-        library or inspect.isclass(held) or inspect.ismodule(held) or inspect.isroutine(held) or _has_state(held)
-    )
-
-
-def _named(function: Any) -> Iterator[tuple[str, Any]]:
-    while isinstance(function, functools.partial):
-        yield from function.keywords.items()
-        yield from ((f"argument {i}", value) for i, value in enumerate(function.args))
-        function = function.func
-    holder = getattr(function, "__self__", None) if inspect.ismethod(function) else function
-    if holder is not None and not inspect.isroutine(holder):
-        yield from getattr(holder, "__dict__", {}).items()
-        function = getattr(function if inspect.ismethod(function) else type(function).__call__, "__func__", None)
-    if not inspect.isfunction(function):
-        return
-    try:
-        around = inspect.getclosurevars(function)
-    except ValueError:  # a name that is not bound yet
-        return
-    yield from around.nonlocals.items()
-    yield from around.globals.items()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from pdlcheck.checks.lost import first_difference
 from pdlcheck.checks.message import failure
 
 __all__ = ["require_own_files"]
@@ -17,6 +22,8 @@ def require_own_files(
     who: str, save_under: Callable[[Path], object], world: Any, folder: Path, *, world_size: int, case: str
 ) -> None:
     """No name may be written by two ranks: a rank that reads meanwhile, or a kill, meets half of the file.
+
+    Ranks may rename the same content to one name, each from a name of its own.
 
     Args:
         who: whose files they are, in the message.
@@ -35,7 +42,7 @@ def require_own_files(
     for own in folders:
         own.mkdir(parents=True)
     try:
-        world.run(_save, save_under, folders, world_size=world_size)
+        renamed: list[dict[str, str]] = world.run(_save, save_under, folders, world_size=world_size)
     except Exception:  # such as a rank that lists what the others have written
         return
     writers: dict[str, list[int]] = {}
@@ -44,14 +51,89 @@ def require_own_files(
             if path.is_file() and path.stat().st_size:
                 writers.setdefault(str(path.relative_to(own)), []).append(rank)
     for name, ranks in writers.items():
-        if len(ranks) > 1:
+        if len(ranks) < 2:
+            continue
+        before = [_name_before(name, renamed[rank]) for rank in ranks]
+        listed = ", ".join(map(str, ranks))
+        half = "a rank that reads meanwhile, or a kill, meets half of it"
+        if None in before:
             raise failure(
-                f"{who}: ranks {', '.join(map(str, ranks))} all write the file {name}",
+                f"{who}: ranks {listed} all write the file {name}",
                 likely_cause="saving is not left to one rank, or the rank is not in the name: the last one to write "
-                "wins, and a rank that reads meanwhile, or a kill, meets half of it",
+                f"wins, and {half}",
+                case=case,
+            )
+        if len(set(before)) < len(before):
+            raise failure(
+                f"{who}: ranks {listed} all write the file {before[0]}, which becomes {name}",
+                likely_cause="the rank is not in the temporary name: one rank renames what another is writing",
+                case=case,
+            )
+        if not all(_same(folders[ranks[0]] / name, folders[rank] / name) for rank in ranks):
+            raise failure(
+                f"{who}: ranks {listed} all give a file of theirs the name {name}, and not the same one",
+                likely_cause="saving is not left to one rank, or the rank is not in the name: the last one wins, and "
+                "what the others saved is lost",
                 case=case,
             )
 
 
-def _save(save_under: Callable[[Path], object], folders: list[Path]) -> None:
-    save_under(folders[dist.get_rank()])
+class Renames:
+    """Records what is renamed in this process, while any of its ranks asks for that."""
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+        self._renamed: list[tuple[str, str]] = []
+        self._real: dict[str, Callable[..., None]] = {}
+
+    def __enter__(self) -> list[tuple[str, str]]:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._renamed = []
+                self._real = {name: getattr(os, name) for name in ("rename", "replace")}
+                for name, real in self._real.items():
+                    setattr(os, name, functools.partial(self._record, real))
+            return self._renamed
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                for name, real in self._real.items():
+                    setattr(os, name, real)
+
+    def _record(self, real: Callable[..., None], src: Any, dst: Any, **keywords: Any) -> None:
+        real(src, dst, **keywords)
+        self._renamed.append((os.path.abspath(os.fsdecode(src)), os.path.abspath(os.fsdecode(dst))))
+
+
+_RENAMES = Renames()
+
+
+def _save(save_under: Callable[[Path], object], folders: list[Path]) -> dict[str, str]:
+    """What this rank renamed into its folder: the new names, and those before."""
+    own = os.path.abspath(folders[dist.get_rank()])
+    with _RENAMES as renamed:
+        save_under(folders[dist.get_rank()])
+        mine = [pair for pair in renamed if pair[1].startswith(own + os.sep)]
+    return {os.path.relpath(dst, own): os.path.relpath(src, own) for src, dst in mine}
+
+
+def _name_before(name: str, renamed: dict[str, str]) -> str | None:
+    """What a file was called while it was written; None where it was written under its own name."""
+    for path in (Path(name), *Path(name).parents):
+        if str(path) in renamed:
+            return str(renamed[str(path)] / Path(name).relative_to(path))
+    return None
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Byte for byte, or in what torch loads from them: the name of a file is part of what torch.save writes."""
+    if one.read_bytes() == other.read_bytes():
+        return True
+    try:
+        found, expected = (torch.load(path, weights_only=True, map_location="cpu") for path in (one, other))
+    except Exception:  # not a file of torch, or not of tensors alone
+        return False
+    return first_difference(found, expected) is None

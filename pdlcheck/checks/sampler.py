@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 
 from pdlcheck.checks.data import ENOUGH_SAMPLES, check_epochs_differ, check_shards
+from pdlcheck.checks.lost import seed_streams
 from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.errors import Inconclusive
 
@@ -38,7 +38,7 @@ def check_sampler(
     world_size: int,
     tail: Tail = "pad",
     shuffle: bool = True,
-    epochs: int = 2,
+    epochs: int = 3,
 ) -> None:
     """In every epoch the ranks' samples must be disjoint, cover the data, and be as many as ``len`` says.
 
@@ -48,8 +48,8 @@ def check_sampler(
         world: where the ranks run.
         num_samples, world_size: the case.
         tail: what becomes of samples that do not divide evenly, as in :func:`check_shards`.
-        shuffle: whether the order must be another one in every epoch; seen with 12 samples a rank or more. What
-            ``tail="drop"`` leaves out must then be others in time.
+        shuffle: whether the order must be another one in every epoch, drawn from seed and epoch alone; seen with 12
+            samples a rank or more. What ``tail="drop"`` leaves out must then be others in time.
         epochs: how many are looked at.
 
     Raises:
@@ -112,7 +112,8 @@ def check_sampler_resumes(
     what it used; the state of rank 0 is loaded by fresh samplers on the next number of ranks. The last leg uses all.
     After it has loaded the state, a sampler is told the epoch that training stopped in by ``set_epoch(epoch)``, as a
     loop over epochs does: it must keep its position. With the number of ranks unchanged, every rank must give the very
-    samples that the undisturbed run gives next.
+    samples that the undisturbed run gives next. Each leg begins under other random numbers, as a program that starts
+    again does.
 
     Args:
         make_sampler: as in :func:`check_sampler`; its samplers have ``state_dict`` and ``load_state_dict``.
@@ -142,7 +143,7 @@ def check_sampler_resumes(
     gone: set[int] = set()
     before: list[list[int]] = []
     for leg, (world_size, want) in enumerate(zip(world_sizes, [*used, None], strict=True)):
-        arguments = (make_sampler, num_samples, epoch, state, want, commit)
+        arguments = (make_sampler, num_samples, epoch, state, want, commit, leg)
         ranks = world.run(_leg, *arguments, world_size=world_size)
         given = [samples for samples, _ in ranks]
         resumed = Resumed(world, world_size, arguments, num_samples, gone, given)
@@ -158,7 +159,7 @@ def check_sampler_resumes(
 
 def _passes(make_sampler: MakeSampler, num_samples: int, epochs: int) -> list[tuple[int, list[int]]]:
     """What ``len`` says and what is given, twice for each epoch, by one sampler."""
-    torch.manual_seed(dist.get_rank())
+    seed_streams(dist.get_rank())
     sampler = make_sampler(range(num_samples), num_replicas=dist.get_world_size(), rank=dist.get_rank())
     found = []
     for epoch in range(epochs):
@@ -194,10 +195,11 @@ def _leg(
     state: Any,
     want: int | None,
     commit: Callable[[Any, int], object],
+    stream: int,
     set_epoch: bool = True,
 ) -> tuple[list[int], Any]:
     """What this rank is given until the end of the epoch, and the state after ``want`` of it were used."""
-    torch.manual_seed(100 + dist.get_rank())
+    seed_streams(100 + 1000 * stream + dist.get_rank())
     sampler = make_sampler(range(num_samples), num_replicas=dist.get_world_size(), rank=dist.get_rank())
     if state is not None:
         sampler.load_state_dict(state)
@@ -249,6 +251,12 @@ class Resumed:
             return "the epoch begins anew: it is not part of the state, or not loaded, so set_epoch() names another one"
         return None
 
+    def needs_the_same_numbers(self, right: list[list[int]]) -> bool:
+        """Whether ranks give what they must if they begin under the random numbers of the leg before."""
+        *leg, stream = self.leg
+        ranks = self.world.run(_leg, *leg, stream - 1, world_size=self.world_size)
+        return [samples for samples, _ in ranks] == right
+
     def _begins_anew(self, given: list[list[int]]) -> bool:
         """Whether ranks give the whole epoch, but for the tail."""
         together = set(itertools.chain(*given))
@@ -274,6 +282,8 @@ def _require_same(subject: str, resumed: Resumed, undisturbed: list[list[int]], 
             cause = "the position counts what the loader fetched ahead, not what training used"
         elif sorted(itertools.chain(*given)) == sorted(itertools.chain(*undisturbed)):
             cause = "the samples that are left come in another order, or on other ranks"
+        if resumed.needs_the_same_numbers(undisturbed):
+            cause = "the order, or its seed, is drawn from global random numbers, and is not part of the state"
         raise failure(
             f"{subject}: resumed, rank {rank} gives {_some(found)}, the undisturbed run gives {_some(expected)}",
             used_before=_some(sorted(resumed.gone)),

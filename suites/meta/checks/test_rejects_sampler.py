@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import random
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
 from pdlcheck.checks import check_sampler, check_sampler_resumes
@@ -142,6 +145,70 @@ class InBlocks(Right):
         return {"epoch": self.epoch, "start": self.start + self.used}
 
 
+class SeedOfRank0(Right):
+    """Its seed is drawn on rank 0 and sent to the others; ``seed`` is part of the state."""
+
+    def __init__(self, dataset, num_replicas, rank):
+        super().__init__(dataset, num_replicas, rank)
+        seed = torch.tensor(self.draw())
+        dist.broadcast(seed, 0)
+        self.seed = int(seed)
+
+    def draw(self):
+        return 1
+
+    def order(self):
+        return torch.randperm(self.total, generator=torch.Generator().manual_seed(self.seed + self.epoch)).tolist()
+
+    def state_dict(self):
+        return super().state_dict() | {"seed": self.seed}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.seed = state["seed"]
+
+
+class SeedOfTorch(SeedOfRank0):
+    def draw(self):
+        return int(torch.randint(2**20, ()))
+
+
+class SeedOfPython(SeedOfRank0):
+    def draw(self):
+        return random.randrange(2**20)
+
+
+class SeedOfNumpy(SeedOfRank0):
+    def draw(self):
+        return int(np.random.randint(2**20))
+
+
+class SeedThatIsNotSaved(SeedOfNumpy):
+    def load_state_dict(self, state):
+        super().load_state_dict(state | {"seed": self.seed})
+
+
+class OrderOfNumpy(Right):
+    """Rank 0 draws each order from the global stream."""
+
+    def order(self):
+        order = torch.from_numpy(np.random.permutation(self.total))
+        dist.broadcast(order, 0)
+        return order.tolist()
+
+
+class OrderOfTheSystem(OrderOfNumpy):
+    def order(self):
+        order = torch.tensor(random.SystemRandom().sample(range(self.total), self.total))
+        dist.broadcast(order, 0)
+        return order.tolist()
+
+
+class TwoOrders(Right):
+    def set_epoch(self, epoch):
+        super().set_epoch(epoch % 2)
+
+
 def rows(*cases):
     return pytest.mark.parametrize(("broken", "message"), [pytest.param(*case, id=case[0].__name__) for case in cases])
 
@@ -149,6 +216,7 @@ def rows(*cases):
 def test_check_sampler_accepts(world):
     check_sampler(Right, world, num_samples=38, world_size=3, tail="uneven")
     check_sampler(DistributedSampler, world, num_samples=38, world_size=3)
+    check_sampler(SeedOfRank0, world, num_samples=38, world_size=3, tail="uneven")
 
 
 @rows(
@@ -156,6 +224,12 @@ def test_check_sampler_accepts(world):
     (GoesOnDrawing, r"asked again in epoch 0, rank 0 gives samples .*, it gave samples .*\n.*a stream that goes on"),
     (IgnoresTheEpoch, r"rank 0 has samples .* in epochs 0 and 1\n.*set_epoch was forgotten"),
     (WithoutTheTail, r"samples \d+, \d+ in no shard, .* cover all 38\n.*the tail is dropped: pass tail='drop'"),
+    (TwoOrders, r"rank 0 has samples .* in epochs 0 and 2\n.*the order comes again after 2 epochs: the number that"),
+    (SeedOfTorch, r"rank 0 has .* when epoch 1 is drawn again, .*\n.*epoch: on the random numbers of torch; training"),
+    (SeedOfPython, r"rank 0 has .* when epoch 1 is drawn again, .*\n.*epoch: on the random numbers of Python; train"),
+    (SeedOfNumpy, r"rank 0 has .* when epoch 1 is drawn again, .*\n.*epoch: on the random numbers of numpy; training"),
+    (OrderOfNumpy, r"rank 0 has .* when epoch 1 is drawn again, .*\n.*epoch: on the random numbers of numpy; train"),
+    (OrderOfTheSystem, r"rank 0 has .* when epoch 1 is drawn again, .*\n.*more than seed and epoch; training cannot"),
     (OwnOrder, r"sample \d+ is in the shards of ranks .*, shards must be disjoint"),
 )
 def test_check_sampler_rejects(world, broken, message):
@@ -178,6 +252,10 @@ def test_check_sampler_resumes_accepts(world, world_sizes):
     check_sampler_resumes(Right, world, num_samples=20, world_sizes=world_sizes, tail="uneven")
 
 
+def test_check_sampler_resumes_accepts_a_random_seed_that_is_saved(world):
+    check_sampler_resumes(SeedOfNumpy, world, num_samples=20, tail="uneven")
+
+
 def test_check_sampler_resumes_accepts_blocks_while_ranks_stay_as_many(world):
     check_sampler_resumes(InBlocks, world, num_samples=20, world_sizes=(2, 2), tail="uneven")
 
@@ -189,6 +267,7 @@ def test_check_sampler_resumes_accepts_blocks_while_ranks_stay_as_many(world):
     (ForgetsTheEpoch, r"resumed, rank 0 gives .*\n[\s\S]*the epoch begins anew: it is not part of the state"),
     (ResetsInSetEpoch, r"resumed, rank 0 gives .*\n[\s\S]*cause  set_epoch\(\) loses the position that was loaded"),
     (NeedsSetEpoch, r"resumed, rank 0 gives .*\n.*used before .*\n  case"),
+    (SeedThatIsNotSaved, r"resumed, rank 0 gives .*\n.*\n.*is drawn from global random numbers, and is not part of"),
     (FromTheEnd, r"resumed, rank 0 gives .*\n[\s\S]*the samples that are left come in another order"),
 )
 def test_check_sampler_resumes_rejects(world, broken, message):

@@ -12,7 +12,9 @@ from torch import nn
 from pdlcheck.checks import check_resume
 
 
-def training(save):
+def training(save, *, write_in_turn=False):
+    """``write_in_turn``: the highest rank first, so that what rank 0 writes is there in the end."""
+
     def start():
         torch.manual_seed(0)
         model = nn.Linear(2, 1)
@@ -27,7 +29,12 @@ def training(save):
             model.load_state_dict(torch.load(save(path, None), weights_only=True))
 
         def save_model(path):
-            save(path, model.state_dict())
+            ranks = reversed(range(dist.get_world_size())) if write_in_turn else [dist.get_rank()]
+            for rank in ranks:
+                if rank == dist.get_rank():
+                    save(path, model.state_dict())
+                if write_in_turn:
+                    dist.barrier()
 
         return model, step, save_model, load
 
@@ -40,13 +47,42 @@ def by_all(path, state):
     return path
 
 
-def by_all_in_a_folder_through_another_name(path, state):
+def by_all_in_a_folder(path, state):
+    path.mkdir(exist_ok=True)
+    return by_all(path / "last.pt", state)
+
+
+def through_another_name(path, state, name):
     path.mkdir(exist_ok=True)
     if state is not None:
-        part = path / f"part-{dist.get_rank()}"
-        torch.save(state, part)
-        os.replace(part, path / "last.pt")
+        torch.save(state, path / name)
+        os.replace(path / name, path / "last.pt")
     return path / "last.pt"
+
+
+def by_all_through_a_name_of_their_own(path, state):
+    return through_another_name(path, state, f"part-{dist.get_rank()}")
+
+
+def by_all_in_a_folder_of_their_own(path, state):
+    """Of which rank 0 renames its own."""
+    if state is not None:
+        folder = path.with_name(f"{path.name}-{dist.get_rank()}")
+        by_all_in_a_folder(folder, state)
+        if dist.get_rank() == 0:
+            folder.rename(path)
+        dist.barrier()
+    return path / "last.pt"
+
+
+def by_all_through_one_name(path, state):
+    return through_another_name(path, state, "part")
+
+
+def different_ones_by_all(path, state):
+    if state is not None:
+        state = state | {"bias": state["bias"] + dist.get_rank()}
+    return by_all_through_a_name_of_their_own(path, state)
 
 
 def by_rank_0(path, state):
@@ -72,16 +108,42 @@ def by_all_once_rank_0_has_made_the_folder(path, state):
     return by_each_under_its_name_and_a_lock(path, state) if path.is_dir() else by_all(path / "last.pt", state)
 
 
-@pytest.mark.parametrize(
-    ("save", "name"), [(by_all, "saved"), (by_all_in_a_folder_through_another_name, "saved/last.pt")]
-)
+@pytest.mark.parametrize(("save", "name"), [(by_all, "saved"), (by_all_in_a_folder, "saved/last.pt")])
 def test_a_file_that_all_ranks_write_is_named(world, save, name):
-    with pytest.raises(AssertionError, match=rf"start: ranks 0, 1 all write the file {name}\n.* the last one to write"):
+    words = rf"start: ranks 0, 1 all write the file {name}\n.* the last one to write wins, .* meets half of it"
+    with pytest.raises(AssertionError, match=words):
         check_resume(training(save), world)
 
 
+def test_a_temporary_file_that_all_ranks_write_is_named(world):
+    words = r"ranks 0, 1 all write the file saved/part, which becomes saved/last\.pt\n.* not in the temporary name"
+    with pytest.raises(AssertionError, match=words):
+        check_resume(training(by_all_through_one_name, write_in_turn=True), world)
+
+
+def test_a_name_that_ranks_give_to_different_files_is_named(world):
+    words = (
+        r"ranks 0, 1 all give a file of theirs the name saved/last\.pt, and not the same one\n.* others saved is lost"
+    )
+    with pytest.raises(AssertionError, match=words):
+        check_resume(training(different_ones_by_all, write_in_turn=True), world)
+
+
 @pytest.mark.parametrize(
-    "save", [by_rank_0, by_each_under_its_name_and_a_lock, by_all_once_rank_0_has_made_the_folder]
+    "save",
+    [
+        by_rank_0,
+        by_each_under_its_name_and_a_lock,
+        by_all_once_rank_0_has_made_the_folder,
+        by_all_through_a_name_of_their_own,
+        by_all_in_a_folder_of_their_own,
+    ],
 )
 def test_the_correct_twins_pass(world, save):
     check_resume(training(save), world)
+
+
+def test_renaming_is_as_before_after_a_check(world):
+    before = os.rename, os.replace
+    check_resume(training(by_all_through_a_name_of_their_own), world)
+    assert (os.rename, os.replace) == before

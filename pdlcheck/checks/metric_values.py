@@ -1,0 +1,230 @@
+"""What one process reports about samples: all of them, the share of each rank, and the usual wrong numbers of them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from pdlcheck.checks.message import name_of
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["TAILS", "Alone", "Samples", "Values", "is_number", "near", "values_of"]
+
+Samples = tuple[Tensor, ...]
+Values = dict[str, Any]  # by their place in what was reported
+
+# A float32 mean of a thousand terms, added in another order, is off by 1e-6 of it at most; one sample in ten thousand
+# that counts twice or not at all moves it by more.
+RELATIVE = 1e-5
+
+# What a sampler may do where samples do not fill all ranks, and whether samples are repeated or dropped by that.
+TAILS = {"the first again": True, "the last again": True, "the last dropped": False}
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one process reports."""
+
+    evaluate: Callable[..., Any]
+    reference: Callable[..., Any] | None
+    samples: Samples
+    world: Any
+    order: str | None = None
+    _shares: dict[int, list[list[Values]]] = field(default_factory=dict)
+    _tails: dict[tuple[int, str], Values] = field(default_factory=dict)
+    _moved: dict[tuple[int, ...], Values] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.samples[0])
+
+    @functools.cached_property
+    def of_all(self) -> Values:
+        who = name_of(self.reference or self.evaluate)
+        values = self.of(self.samples)
+        if all(value is None for value in values.values()):
+            raise Inconclusive(f"{who} reports nothing in one process, there is nothing to compare with")
+        for place, value in values.items():
+            if isinstance(value, float | complex) and not math.isfinite(abs(value)):
+                raise Inconclusive(f"{who} reports {value}{place} in one process, there is nothing to compare with")
+        return values
+
+    def of(self, samples: Samples) -> Values:
+        if self.reference is not None:
+            return values_of(self.reference(*samples))
+        return values_of(self.world.run(self.evaluate, *samples, world_size=1)[0])
+
+    def of_share(self, samples: Samples) -> Values:
+        """Nothing, where the program cannot do with so few."""
+        try:
+            return self.of(samples)
+        except Exception:
+            return {}
+
+    def shares(self, world_size: int) -> list[list[Values]]:
+        """What one process reports about the share of each rank, for the two usual ways to share."""
+        if world_size not in self._shares:
+            strided = [tuple(t[rank::world_size] for t in self.samples) for rank in range(world_size)]
+            blocks = zip(*(torch.tensor_split(t, world_size) for t in self.samples), strict=True)
+            self._shares[world_size] = [[self.of_share(share) for share in way] for way in (strided, blocks)]
+        return self._shares[world_size]
+
+    def tells_shares_apart(self, world_size: int) -> bool:
+        return any(
+            not near(share[place], value, 0.0)
+            for shares in self.shares(world_size)
+            for share in shares
+            for place, value in self.of_all.items()
+            if place in share
+        )
+
+    def right_by_chance(self, world_size: int) -> set[tuple[int, str]]:
+        """Ways to share and places where the mean of the ranks' values, each counted once, is the right number."""
+        return {
+            (way, place)
+            for way, shares in enumerate(self.shares(world_size))
+            for place, value in self.of_all.items()
+            if is_number(value)
+            and all(is_number(share.get(place)) for share in shares)
+            and near(sum(share[place] for share in shares) / world_size, value, 0.0)
+        }
+
+    def tail(self, world_size: int, how: str) -> Values:
+        """What one process reports about what a sampler makes of the tail, see ``TAILS``; nothing where none is."""
+        size = len(self)
+        if not size % world_size:
+            return {}
+        if (world_size, how) not in self._tails:
+            again = torch.arange(-size % world_size) % size
+            rows = torch.arange(size)
+            chosen = {
+                "the first again": lambda: torch.cat([rows, again]),
+                "the last again": lambda: torch.cat([rows, torch.full_like(again, size - 1)]),
+                "the last dropped": lambda: rows[: size - size % world_size],
+            }[how]()
+            self._tails[world_size, how] = self.of_share(tuple(t[chosen] for t in self.samples))
+        return self._tails[world_size, how]
+
+    def hides(self, world_size: int, how: str) -> set[str]:
+        """Places where a number would be taken for right with such a tail."""
+        found = self.tail(world_size, how)
+        if found and found.keys() != self.of_all.keys():
+            return set()
+        return {place for place in self.of_all if place not in found or self.accepts(world_size, place, found[place])}
+
+    def with_one_at(self, row: int, *, first: bool) -> Alone:
+        """The same samples with one of them first or last."""
+        others = [other for other in range(len(self)) if other != row]
+        rows = [row, *others] if first else [*others, row]
+        order = f"sample_{row}_{'first' if first else 'last'}"
+        return Alone(self.evaluate, self.reference, tuple(t[rows] for t in self.samples), self.world, order)
+
+    def can_be_compared(self) -> bool:
+        """False where the program needs its samples in order."""
+        try:
+            return bool(self.of_all)
+        except Exception:
+            return False
+
+    def accepts(self, world_size: int, place: str, value: Any) -> bool:
+        expected = self.of_all[place]
+        return near(value, expected, 0.0) or near(value, expected, self.largest(world_size, place))
+
+    def telling(self, place: str, *, repeated: bool) -> int | None:
+        """A sample that changes the number there if it counts twice, or not at all; found by halves.
+
+        Samples are halved by one bit of their places, and by others where neither half changes it, as twice as many of
+        each kind leave a ratio as it is: some bit has any two samples apart.
+        """
+        bits = range(len(self).bit_length())
+        ahead = [torch.arange(len(self))]
+        for _ in range(4 * len(bits)):
+            if not ahead:
+                return None
+            rows = ahead.pop()
+            if len(rows) == 1:
+                return int(rows)
+            for bit in bits:
+                apart = (rows >> bit) % 2 == 1
+                halves = [half for half in (rows[apart], rows[~apart]) if 0 < len(half) < len(rows)]
+                moved = [(move, half) for half in halves if (move := self._move(half, place, repeated))]
+                if moved:
+                    ahead.extend(half for _, half in sorted(moved, key=lambda one: one[0]))
+                    break
+        return None
+
+    def _move(self, rows: Tensor, place: str, repeated: bool) -> float:
+        """How far the number goes if these samples count twice, or not at all; 0 where that cannot be said."""
+        key = (repeated, *sorted(rows.tolist()))
+        if key not in self._moved:
+            every = torch.arange(len(self))
+            chosen = torch.cat([every, rows]) if repeated else every[~torch.isin(every, rows)]
+            self._moved[key] = self.of_share(tuple(t[chosen] for t in self.samples))
+        found, expected = self._moved[key].get(place), self.of_all[place]
+        if not (is_number(found) and is_number(expected)) or near(found, expected, 0.0):
+            return 0.0
+        return abs(found - expected) if math.isfinite(abs(found)) else 0.0
+
+    def largest(self, world_size: int, place: str) -> float:
+        """Of what any share has there."""
+        found = [share.get(place) for shares in self.shares(world_size) for share in shares]
+        return max((abs(value) for value in found if is_number(value) and math.isfinite(abs(value))), default=0.0)
+
+    def mistakes(self, world_size: int, place: str) -> Iterator[tuple[str, Any]]:
+        """What may have been done, and what comes of it."""
+        size = len(self)
+        missing, extra = -size % world_size, size % world_size
+        for shares in self.shares(world_size):
+            found = [share.get(place) for share in shares]
+            numbers = [value for value in found if is_number(value)]
+            if len(numbers) == world_size:
+                mean = sum(numbers) / world_size
+                cure = "weigh them by their samples" if extra else "sum what each is made of, and compute it from that"
+                yield f"the mean of the ranks' values, each counted once: {cure}", mean
+                yield "the values of the ranks were added", sum(numbers)
+            for rank, value in enumerate(found):
+                yield f"the value of the samples of rank {rank} alone: it was not reduced", value
+        if missing:
+            first, last = (f"the {end} sample counts" for end in ("first", "last"))
+            repeated = first if missing == 1 else f"the first {missing} samples count"
+            to = f"as a sampler pads to {size + missing}"
+            yield f"{repeated} twice, {to}", self.tail(world_size, "the first again").get(place)
+            often = "twice" if missing == 1 else f"{missing + 1} times"
+            yield f"{last} {often}, {to}", self.tail(world_size, "the last again").get(place)
+            dropped = last if extra == 1 else f"the last {extra} samples count"
+            kept = self.tail(world_size, "the last dropped").get(place)
+            yield f"{dropped} not at all, as a sampler drops what does not fill all ranks", kept
+        value = self.of_all.get(place)
+        if is_number(value):
+            yield f"world_size = {world_size} times too large: summed, not averaged", value * world_size
+            yield f"world_size = {world_size} times too small: divided twice", value / world_size
+
+
+def values_of(report: Any, place: str = "") -> Values:
+    """The numbers in a report, each by its place: ``" at ['loss'][0]"``; none for None alone."""
+    if report is None:
+        return {f" at {place}": None} if place else {}
+    if isinstance(report, Mapping):
+        items = [(f"[{key!r}]", value) for key, value in report.items()]
+    elif isinstance(report, list | tuple):
+        items = [(f"[{index}]", value) for index, value in enumerate(report)]
+    elif hasattr(report, "tolist"):  # a tensor, an array or one number of an array
+        return values_of(report.tolist(), place)
+    else:
+        return {f" at {place}" if place else "": report}
+    return {where: value for key, inner in items for where, value in values_of(inner, place + key).items()}
+
+
+def is_number(value: Any) -> TypeGuard[complex]:
+    return isinstance(value, int | float | complex) and not isinstance(value, bool)
+
+
+def near(found: Any, expected: Any, largest: float) -> bool:
+    if not (is_number(found) and is_number(expected)) or (isinstance(found, int) and isinstance(expected, int)):
+        return type(found) is type(expected) and bool(found == expected)
+    return bool(abs(found - expected) <= RELATIVE * max(abs(expected), largest))
