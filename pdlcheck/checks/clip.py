@@ -30,7 +30,8 @@ def check_clip_grad_norm(
     """All ranks must scale their gradients by the factor of one process that holds every gradient once.
 
     The factor is that of ``torch.nn.utils.clip_grad_norm_``: ``max_norm / (norm + 1e-6)`` where that is below 1. The
-    norm is computed in float64; it may be off by what float32, or a wider dtype of the gradients, rounds.
+    norm is computed in float64; it may be off by what float32, or a wider dtype of the gradients, rounds. A complex
+    element counts by its absolute value, as in torch's.
 
     Args:
         clip: called as ``clip(parameters, max_norm)`` on every rank, with parameters that carry their gradients; may
@@ -75,17 +76,17 @@ def check_clip_grad_norm(
                 if given is not found:
                     raise failure(f"{name_of(clip)}: rank {rank} has another gradient {position}: None", case=facts)
                 continue
-            expected = given.double() * factor
+            expected = _wide(given) * factor
             rounded = (_rounding(given.dtype) + norms.rounding) * expected.abs()
             allowed = rounded + torch.finfo(given.dtype).smallest_normal
-            wrong = ~((found.double() - expected).abs() <= allowed)
+            wrong = ~((_wide(found) - expected).abs() <= allowed)
             if wrong.any():
                 at = first_index(wrong)
                 raise failure(
                     f"{name_of(clip)}: rank {rank} holds {show(found[at])} at {at} of gradient {position}, "
                     f"{show(expected[at])} is expected",
                     norms=told,
-                    factor=f"{found[at].double().item() / given[at].double().item():.6g}, expected {factor:.6g}"
+                    factor=f"{_wide(found)[at].item() / _wide(given)[at].item():.6g}, expected {factor:.6g}"
                     if given[at] != 0
                     else None,
                     likely_cause=norms.cause(held.gradients, rank, position, max_norm),
@@ -131,7 +132,7 @@ class _Norms:
         return max((_rounding(torch.promote_types(dtype, torch.float32)) for dtype in dtypes), default=0.0)
 
     def of(self, parts: Sequence[Tensor]) -> float:
-        flat = torch.cat([part.double().flatten() for part in parts]) if parts else torch.zeros(1, dtype=torch.float64)
+        flat = torch.cat([_wide(part).flatten() for part in parts]) if parts else torch.zeros(1, dtype=torch.float64)
         largest = float(flat.abs().max()) if len(flat) else 0.0  # taken out, so that no power overflows
         return largest * float(torch.linalg.vector_norm(flat / largest, self.norm_type)) if largest else 0.0
 
@@ -166,6 +167,9 @@ class _Norms:
         for text, factor in (("not clipped", 1.0), ("multiplied by 0", 0.0)):
             if _near(pairs[position][1], pairs[position][0], factor):
                 return f"gradient {position} was {text} on this rank"
+        found, given = held[position], self.gradients[rank][position]
+        if found is not None and given is not None and given.is_complex() and given.imag.any() and not found.imag.any():
+            return f"the imaginary parts of gradient {position} are dropped on this rank"
         return None
 
     def _mistakes(self, rank: int, max_norm: float) -> Iterator[tuple[str, float]]:
@@ -179,6 +183,7 @@ class _Norms:
             ("norms of ranks were added: add their powers instead", sum(own)),
             ("the powers of the norms were averaged, not added", self.of_all() / len(own) ** (1 / power)),
             ("norms of ranks were averaged", sum(own) / len(own)),
+            *self._complex_mistakes(),
         ):
             yield text, min(1.0, max_norm / (norm + 1e-6))
         for dtype in self.overflowing():
@@ -186,6 +191,14 @@ class _Norms:
             yield f"the powers of a norm in {dtype} overflowed, beyond {limit:g}: take it in a wider dtype", 0.0
         yield "the gradients were multiplied by 0 on this rank", 0.0
         yield "the gradients were multiplied by inf on this rank, as where a norm of 0 divides", math.inf
+
+    def _complex_mistakes(self) -> Iterator[tuple[str, float]]:
+        counting = self._counting()
+        if any(grad.is_complex() for grad in counting):
+            must = "the norm is that of absolute values"
+            yield f"imaginary parts were not counted: {must}", self.of([grad.real for grad in counting])
+            parts = [torch.view_as_real(grad) if grad.is_complex() else grad for grad in counting]
+            yield f"real and imaginary parts were counted each for itself: {must}", self.of(parts)
 
     def _if_copies(self) -> str:
         """What to pass where every rank holds the same gradients, as after DistributedDataParallel."""
@@ -198,13 +211,17 @@ class _Norms:
 def _near(found: Tensor | None, given: Tensor | None, factor: float) -> bool:
     if found is None or given is None:
         return found is given
-    expected = given.double() * factor
-    near = torch.isclose(found.double(), expected, rtol=2 * _rounding(given.dtype), atol=0, equal_nan=True)
+    expected = _wide(given) * factor
+    near = torch.isclose(_wide(found), expected, rtol=2 * _rounding(given.dtype), atol=0, equal_nan=True)
     return bool(near.all())
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other if one is None or other is None else torch.equal(one, other)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _rounding(dtype: torch.dtype) -> float:

@@ -49,6 +49,7 @@ def check_local_sgd(
     momentum: Literal["average", "keep", "reset"] = "keep",
     buffers: Literal["average", "broadcast", "keep"] = "broadcast",
     synchronous_steps: int = 0,
+    first_round: int | None = None,
     gradients_every: int | None = None,
     outer: tuple[float, float, bool] | None = None,
     nodes: Sequence[Sequence[int]] = (),
@@ -71,9 +72,12 @@ def check_local_sgd(
         optimizer: makes the optimizer from the parameters.
         make: makes the model, two inputs and one output; the default has batch norm. It is made once, cast to float64
             and copied to every rank.
-        momentum: what happens to the optimizer's state in a round.
+        momentum: what happens to the optimizer's state in a round; ``"reset"`` is to begin with a new one, or with
+            zeros where that is the same.
         buffers: what happens to the buffers.
         synchronous_steps: so many steps come first, with the mean gradient of the ranks that have not finished.
+        first_round: the step after which models are averaged first, counted from 1 after the synchronous ones; None is
+            ``sync_every``. 1 is right for torch's ``PeriodicModelAverager(sync_every, synchronous_steps)``.
         gradients_every: gradients are averaged over all ranks in every k-th step.
         outer: rate, momentum and whether it is Nesterov's, of an outer SGD that steps from the last round's model with
             ``last model - mean model`` as the gradient.
@@ -96,7 +100,8 @@ def check_local_sgd(
     each = (steps,) * world_size if isinstance(steps, int) else tuple(steps)
     if len(each) < 2:
         raise ValueError(f"check_local_sgd compares replicas, it needs world_size 2 or more, got {len(each)}")
-    for name, every in (("sync_every", sync_every), ("gradients_every", gradients_every)):
+    counts = {"sync_every": sync_every, "first_round": first_round, "gradients_every": gradients_every}
+    for name, every in counts.items():
         if every is not None and every < 1:
             raise ValueError(f"check_local_sgd needs a {name} of 1 or more, or None, got {every}")
     with torch.random.fork_rng():
@@ -104,7 +109,7 @@ def check_local_sgd(
         model = (_net if make is None else make)().double()
     course = Course(model, optimizer, each, finish=not isinstance(steps, int), seed=seed)
     parts = tuple(tuple(part) for part in nodes)
-    rule = Rule(sync_every, gradients_every, synchronous_steps, momentum, buffers, outer, parts)
+    rule = Rule(sync_every, gradients_every, synchronous_steps, momentum, buffers, outer, parts, first_round)
     expected = simulate(course, rule)
     alone = simulate(
         Course(model, optimizer, each, finish=False, seed=seed), Rule(None, buffers="keep", momentum="keep")
@@ -156,9 +161,15 @@ def _first_wrong(found: Trace, expected: Trace) -> tuple[int, str] | None:
     """The first step at which they differ, and the tensor."""
     for step, (have, want) in enumerate(zip(found, expected, strict=True)):
         for name in {**want, **have}:
-            if name not in have or name not in want or _off(have[name], want[name]).any():
+            if _off(*_both(name, have, want)).any():
                 return step, name
     return None
+
+
+def _both(name: str, *holders: dict[str, Tensor]) -> list[Tensor]:
+    """What each holds by that name, 0 where it is absent; where that is other training, the next step shows it."""
+    held = next(holder[name] for holder in holders if name in holder)
+    return [holder[name] if name in holder else torch.zeros_like(held) for holder in holders]
 
 
 def _off(found: Tensor, expected: Tensor) -> Tensor:
@@ -202,11 +213,15 @@ def _cause(found: list[Trace], course: Course, rule: Rule) -> str | None:
 
 
 def _divisor(have: dict[str, Tensor], want: dict[str, Tensor], count: int) -> str | None:
-    """By what the sum of the models was divided, if all weights are one factor times their mean."""
+    """By what the sum of the models was divided, if all weights are one factor, other than 1, times their mean."""
     names = [name for name in want if name.startswith("parameter")]
     found, mean = (torch.cat([held[name].flatten().double() for name in names]) for held in (have, want))
     factor = float(found.dot(mean) / mean.dot(mean)) if mean.any() else 0.0
-    if factor <= 0 or not ((found - factor * mean).abs() <= RELATIVE * found.abs().max()).all():
+    if (
+        factor <= 0
+        or abs(factor - 1) <= RELATIVE
+        or not ((found - factor * mean).abs() <= RELATIVE * found.abs().max()).all()
+    ):
         return None
     return f"all weights are {factor:.6g} times the mean: {count} models were added and divided by {count / factor:.6g}"
 
@@ -239,5 +254,5 @@ def _short(steps: Sequence[int]) -> object:
 def _unusual(rule: Rule) -> dict[str, object]:
     """What the rule says beside the usual."""
     usual = Rule(rule.models_every)
-    names = ("gradients_every", "synchronous_steps", "momentum", "buffers", "outer", "nodes")
+    names = ("first_round", "gradients_every", "synchronous_steps", "momentum", "buffers", "outer", "nodes")
     return {name: getattr(rule, name) for name in names if getattr(rule, name) != getattr(usual, name)}

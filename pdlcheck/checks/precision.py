@@ -24,6 +24,7 @@ Step = Callable[[Any, torch.optim.Optimizer, nn.Module], object]
 
 LEARNING_RATE = 0.5
 WEIGHTS = 3  # and a bias, a parameter of its own
+SORTS = (math.inf, math.nan, -math.inf)
 
 
 @takes_world
@@ -45,12 +46,16 @@ def check_grad_scaler(
     The oracle is one process that sees the gradients of all ranks: a step with an overflow is skipped and multiplies
     the scale by the backoff factor; after ``growth_interval`` steps without, it is multiplied by the growth factor.
 
+    All steps are taken three times, with a new scaler each: gradients overflow to inf, to NaN and to -inf. A call of
+    the optimizer's ``step`` with gradients is a step, whatever it does to the weights, unless the optimizer itself
+    skips it, as fused ones do.
+
     Args:
         make_scaler: called on every rank; makes a scaler with the methods of ``torch.amp.GradScaler`` and a small
             growth interval, so that growth is seen.
         world: where the ranks run.
-        overflows: for each training step the ranks one of whose gradients becomes inf or NaN; that of one parameter
-            and that of another in turn.
+        overflows: for each training step the ranks one of whose gradients overflows; that of one parameter and that of
+            another in turn.
         world_size: number of ranks.
         sync: called as ``sync(module)`` on every rank between backward and ``step``; must leave the mean over ranks in
             the gradients of the module's two parameters.
@@ -59,7 +64,8 @@ def check_grad_scaler(
             and ``scaler.update()``.
         replicated: whether ranks step with the mean of their gradients; the default is that they do if there is a
             ``sync``. True without one where ``step`` synchronises.
-        optimizer: called as ``optimizer(parameters, lr=0.5)``; must step as SGD without momentum does.
+        optimizer: called as ``optimizer(parameters, lr=0.5)``; must step as SGD without momentum does. Where its
+            ``step`` is not one of torch's, calls of it are not counted: it may skip itself.
         idle: ranks that never scale a loss and have no gradient, such as a stage of frozen layers.
         max_norm: for a ``step`` that clips: what the norm of the gradients may be at most, as in
             ``torch.nn.utils.clip_grad_norm_``; of those that all ranks step with, or of those of all ranks together
@@ -90,10 +96,31 @@ def check_grad_scaler(
         )
     mean = sync is not None if replicated is None else replicated
     plan = Plan([list(ranks) for ranks in overflows], sync, step or _plain_step, optimizer, list(idle))
-    ranks: list[list[Seen]] = world.run(_scaled_steps, make_scaler, plan, world_size=world_size)
-    facts = case(world, world_size, overflows=plan.overflows, idle=plan.idle or None, max_norm=max_norm)
+    ranks: list[list[list[Seen]]] = world.run(_scaled_steps, make_scaler, plan, world_size=world_size)
+    clipped = []
+    for place, sort in enumerate(SORTS):
+        facts = case(
+            world,
+            world_size,
+            overflows=plan.overflows,
+            overflow_to=None if sort == math.inf else f"{sort:g}",
+            idle=plan.idle or None,
+            max_norm=max_norm,
+        )
+        own = [seen[place] for seen in ranks]
+        clipped.append(_require_one_process(name_of(make_scaler), plan, sort, own, mean, max_norm, facts))
+    if max_norm is not None and not any(clipped):
+        raise Inconclusive(f"check_grad_scaler: no step has gradients of a norm above max_norm={max_norm}; lower it")
+
+
+def _require_one_process(
+    who: str, plan: Plan, sort: float, ranks: list[list[Seen]], mean: bool, max_norm: float | None, facts: str
+) -> bool:
+    """Whether a step clipped; ``ranks`` are the steps in which gradients overflow to ``sort``."""
+    __tracebackhide__ = True
     rule = ranks[0][0].rule
     scales = rule.scales([bool(overflowing) for overflowing in plan.overflows])
+    world_size = len(ranks)
     everyone, weights = range(world_size), [1.0] * world_size
     clipped = False
     for number, overflowing in enumerate(plan.overflows):
@@ -104,9 +131,10 @@ def check_grad_scaler(
         clipped = clipped or (factor < 1 and not overflowing)
         for rank in _busy(plan, everyone) if not overflowing else []:
             weights[rank] -= LEARNING_RATE * factor * steps[rank]
+        gradients = [None if r in plan.idle else _gradient(r, number, plan, world_size, sort) for r in everyone]
         taken = Taken(
             overflowing=overflowing,
-            gradients=[None if rank in plan.idle else _gradient(rank, number, plan, world_size) for rank in everyone],
+            gradients=gradients,
             mean=mean,
             scale=scales[number],
             lr=LEARNING_RATE,
@@ -114,20 +142,21 @@ def check_grad_scaler(
             found=[one[number + 1].weights for one in ranks],
             expected=[torch.full((WEIGHTS + 1,), weight) for weight in weights],
             max_norm=max_norm,
+            sort=sort,
         )
         told = [[seen.scale for seen in one[: number + 2]] for one in ranks]
         for rank in everyone:
-            _require_weights(f"{name_of(make_scaler)}: after step {number} rank {rank}", rank, taken, facts)
+            _require_weights(f"{who}: after step {number} rank {rank}", rank, taken, facts)
+            _require_skipped(f"{who}: in step {number} rank {rank}", ranks[rank][number + 1].called, taken, facts)
             if not math.isclose(told[rank][-1], scales[number + 1], rel_tol=1e-6):
                 raise failure(
-                    f"{name_of(make_scaler)}: after step {number} rank {rank} has scale {told[rank][-1]:g}, "
+                    f"{who}: after step {number} rank {rank} has scale {told[rank][-1]:g}, "
                     f"one process has {scales[number + 1]:g}",
-                    step=_happened(overflowing),
+                    step=taken.happened,
                     likely_cause=scale_cause(rule, plan.overflows[: number + 1], told),
                     case=facts,
                 )
-    if max_norm is not None and not clipped:
-        raise Inconclusive(f"check_grad_scaler: no step has gradients of a norm above max_norm={max_norm}; lower it")
+    return clipped
 
 
 @takes_world
@@ -198,11 +227,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Seen:
-    """The weights of a rank, the bias after them, and its scale, after a step."""
+    """The weights of a rank, the bias after them, and its scale, after a step; ``called`` is as of :class:`_Calls`."""
 
     weights: Tensor
     scale: float
     rule: Rule
+    called: list[bool]
 
 
 def _busy(plan: Plan, ranks: Sequence[int]) -> list[int]:
@@ -220,11 +250,11 @@ def _slope(rank: int, number: int, world_size: int) -> float:
     return float(world_size * (1 + rank + 3 * number))
 
 
-def _gradient(rank: int, number: int, plan: Plan, world_size: int) -> Tensor:
+def _gradient(rank: int, number: int, plan: Plan, world_size: int, sort: float) -> Tensor:
     """The gradient of ``rank`` in a step, unscaled."""
     gradient = torch.full((WEIGHTS + 1,), _slope(rank, number, world_size))
     if rank in plan.overflows[number]:
-        gradient[_place(number, plan)] = _not_a_number(number)
+        gradient[_place(number, plan)] = sort
     return gradient
 
 
@@ -234,22 +264,24 @@ def _place(number: int, plan: Plan) -> int:
     return number % WEIGHTS if before % 2 else WEIGHTS
 
 
-def _not_a_number(number: int) -> float:
-    return math.nan if number % 2 else math.inf
+def _scaled_steps(make_scaler: Callable[[], Any], plan: Plan) -> list[list[Seen]]:
+    """All steps, for each of the sorts to which gradients overflow."""
+    return [_steps_of(sort, make_scaler, plan) for sort in SORTS]
 
 
-def _scaled_steps(make_scaler: Callable[[], Any], plan: Plan) -> list[Seen]:
+def _steps_of(sort: float, make_scaler: Callable[[], Any], plan: Plan) -> list[Seen]:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     module = nn.Module()
     module.weight, module.bias = nn.Parameter(torch.ones(WEIGHTS)), nn.Parameter(torch.ones(1))
     optimizer = plan.optimizer(module.parameters(), lr=LEARNING_RATE)
+    calls = _Calls(optimizer)
     scaler = make_scaler()
     if not getattr(scaler, "is_enabled", lambda: True)():
         raise ValueError("check_grad_scaler got a scaler that is switched off; enable it, on 'cpu' without CUDA")
     rule = Rule(
         scaler.get_scale(), scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
     )
-    seen = [Seen(_flat(module), scaler.get_scale(), rule)]
+    seen = [Seen(_flat(module), scaler.get_scale(), rule, [])]
     for number, overflowing in enumerate(plan.overflows):
         optimizer.zero_grad()
         if rank not in plan.idle:
@@ -259,12 +291,34 @@ def _scaled_steps(make_scaler: Callable[[], Any], plan: Plan) -> list[Seen]:
             if rank in overflowing:
                 place = _place(number, plan)
                 grad = module.bias.grad if place == WEIGHTS else module.weight.grad
-                grad[place % WEIGHTS] = _not_a_number(number)
+                grad[place % WEIGHTS] = sort
         if plan.sync is not None:
             plan.sync(module)
         plan.step(scaler, optimizer, module)
-        seen.append(Seen(_flat(module), scaler.get_scale(), rule))
+        seen.append(Seen(_flat(module), scaler.get_scale(), rule, calls.since_last()))
     return seen
+
+
+class _Calls:
+    """The calls of an optimizer's ``step`` that find gradients; of each, whether these are all zero."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.found: list[bool] = []
+        step = getattr(type(optimizer), "step", None)
+        if isinstance(optimizer, torch.optim.Optimizer) and getattr(step, "__module__", "").startswith("torch."):
+            optimizer.register_step_pre_hook(self._look)
+
+    def _look(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
+        held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        skips_itself = getattr(optimizer, "_step_supports_amp_scaling", False) and bool(
+            getattr(optimizer, "found_inf", False)
+        )
+        if held and not skips_itself:
+            self.found.append(not any(grad.any() for grad in held))
+
+    def since_last(self) -> list[bool]:
+        found, self.found = self.found, []
+        return found
 
 
 def _flat(module: nn.Module) -> Tensor:
@@ -279,14 +333,26 @@ def _require_weights(who: str, rank: int, taken: Taken, facts: str) -> None:
         what = f"bias {show(found[at])}" if at == (WEIGHTS,) else f"weight {show(found[at])} at {at}"
         raise failure(
             f"{who} holds {what}, one process holds {expected[at].item():g}",
-            step=f"{_happened(taken.overflowing)}, so {'no rank may' if taken.overflowing else 'every rank must'} step",
+            step=taken.happened,
             likely_cause=weights_cause(taken),
             case=facts,
         )
 
 
-def _happened(overflowing: list[int]) -> str:
-    return f"the gradients of ranks {overflowing} overflow" if overflowing else "no gradient overflows"
+def _require_skipped(who: str, called: list[bool], taken: Taken, facts: str) -> None:
+    """An optimizer with momentum would go on by what leaves the weights of plain SGD as they are."""
+    __tracebackhide__ = True
+    if taken.overflowing and called:
+        zeros = all(called)
+        did = (
+            "gradients are set to 0 and stepped with" if zeros else "a step is taken, and weights are put back after it"
+        )
+        raise failure(
+            f"{who} calls the optimizer's step with gradients{' of 0' if zeros else ''}, one process skips it",
+            step=taken.happened,
+            likely_cause=f"{did}: momentum, Adam's averages and weight decay still go on; leave the call out",
+            case=facts,
+        )
 
 
 def _sum(sync: Callable[[list[Tensor]], object], contributions: list[Tensor]) -> Tensor:

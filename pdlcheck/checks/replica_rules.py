@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,12 +37,13 @@ class Rule:
 
     Args:
         models_every: models are averaged after every k-th step; None: never, but at the end of uneven steps.
+        first_round: the first of these steps, counted from 1 after the synchronous ones; None for the k-th.
         gradients_every: gradients are averaged before every k-th step.
         synchronous_steps: so many steps come first, with averaged gradients.
         momentum, buffers: what becomes of them in a round.
         outer: rate, momentum and Nesterov of the outer optimizer.
         nodes: ranks whose gradients are averaged in each step.
-        offset, before, divide, first_only, momentum_of_first, reference_stays, sum_gradients: how it can be wrong.
+        before, divide, first_only, momentum_of_first, reference_stays, sum_gradients: how it can be wrong.
     """
 
     models_every: int | None
@@ -51,17 +53,21 @@ class Rule:
     buffers: str = "broadcast"
     outer: tuple[float, float, bool] | None = None
     nodes: tuple[tuple[int, ...], ...] = ()
-    offset: int = 0
+    first_round: int | None = None
     before: bool = False
     divide: bool = True
     first_only: bool = False
     reference_stays: bool = False
     sum_gradients: bool = False
 
+    @property
+    def first(self) -> int:
+        return self.first_round or self.models_every or 1
+
     def meets(self, step: int) -> bool:
         """Whether models are averaged at ``step``, counted from 0."""
-        local = step + 1 - self.synchronous_steps + self.offset
-        return self.models_every is not None and step >= self.synchronous_steps and local % self.models_every == 0
+        since = step + 1 - self.synchronous_steps - self.first
+        return self.models_every is not None and since >= 0 and since % self.models_every == 0
 
 
 def alternatives(rule: Rule) -> Iterator[tuple[str, Rule]]:
@@ -69,9 +75,8 @@ def alternatives(rule: Rule) -> Iterator[tuple[str, Rule]]:
     if rule.models_every is not None:
         yield "models are never averaged", replace(rule, models_every=None)
         if rule.models_every > 1:
-            yield "models are averaged after every step", replace(rule, models_every=1)
-            yield "models are averaged one step too early", replace(rule, offset=1)
-            yield "models are averaged one step too late", replace(rule, offset=-1)
+            yield "models are averaged after every step", replace(rule, models_every=1, first_round=None)
+        yield from _other_phases(rule, rule.models_every)
         yield "models are averaged before the step, not after it", replace(rule, before=True)
         yield "models are added: the sum is not divided by the number of ranks", replace(rule, divide=False)
         yield "every rank takes the model of rank 0: it is copied, not averaged", replace(rule, first_only=True)
@@ -81,17 +86,25 @@ def alternatives(rule: Rule) -> Iterator[tuple[str, Rule]]:
             ("reset", "the optimizer's state is dropped in each round, which momentum='reset' accepts"),
             ("first", "every rank takes the momentum of rank 0: it is copied, not averaged"),
             ("first moments", "only some of the optimizer's state is averaged"),
+            ("sum", "the optimizer's state is added over ranks, not averaged"),
+            (
+                "zeros",
+                "the optimizer's state is set to 0 in each round, not dropped: Adam's count of steps goes on, "
+                "SGD damps the next step",
+            ),
         ):
             if policy != rule.momentum:
                 yield text, replace(rule, momentum=policy)
         yield from with_other_buffers(rule)
     if rule.outer is not None:
         lr, momentum, nesterov = rule.outer
-        yield "the outer gradient has the wrong sign: it is reference - mean", replace(
-            rule, outer=(-lr, momentum, nesterov)
+        yield (
+            "the outer gradient has the wrong sign: it is reference - mean",
+            replace(rule, outer=(-lr, momentum, nesterov)),
         )
-        yield "the reference stays what it was: it is the model after the outer step", replace(
-            rule, reference_stays=True
+        yield (
+            "the reference stays what it was: it is the model after the outer step",
+            replace(rule, reference_stays=True),
         )
         yield "there is no outer step: the mean is taken as it is", replace(rule, outer=None)
         yield "the outer momentum is missing", replace(rule, outer=(lr, 0.0, False))
@@ -106,6 +119,17 @@ def alternatives(rule: Rule) -> Iterator[tuple[str, Rule]]:
         yield "gradients are never synchronised", replace(rule, gradients_every=None)
         yield "gradients are synchronised in every step", replace(rule, gradients_every=1)
         yield "gradients are added, not averaged", replace(rule, sum_gradients=True)
+
+
+def _other_phases(rule: Rule, every: int) -> Iterator[tuple[str, Rule]]:
+    def steps(first: int) -> str:
+        return f"{first}, {first + every}, ..."
+
+    kind = "local steps" if rule.synchronous_steps else "steps"
+    for first, text in ((rule.first - 1, " one step too early,"), (rule.first + 1, " one step too late,"), (1, "")):
+        if first not in (0, rule.first):
+            found = f"after {kind} {steps(first)} and not {steps(rule.first)}, which first_round={first} accepts"
+            yield f"models are averaged{text} {found}", replace(rule, first_round=first)
 
 
 def with_other_buffers(rule: Rule) -> Iterator[tuple[str, Rule]]:
@@ -207,10 +231,9 @@ class _Simulation:
     def _average_gradients(self, part: Sequence[int], givers: Sequence[int]) -> None:
         for place in zip(*(self.models[rank].parameters() for rank in part), strict=True):
             grads = [p.grad for rank, p in zip(part, place, strict=True) if rank in givers]
-            total = sum(grad.clone() for grad in grads if grad is not None)
-            assert isinstance(total, Tensor)  # there is a giver
-            for parameter in place:
-                parameter.grad = total / (1 if self.rule.sum_gradients else len(givers))
+            there = [grad for grad in grads if grad is not None]
+            for parameter in place if there else ():  # a frozen parameter has none
+                parameter.grad = torch.stack(there).sum(0) / (1 if self.rule.sum_gradients else len(givers))
 
     @torch.no_grad()
     def _meet(self) -> None:
@@ -251,9 +274,8 @@ class _Simulation:
     def _meet_with_momentum(self, columns: Sequence[tuple[nn.Parameter, ...]]) -> None:
         policy = self.rule.momentum
         if policy == "reset":
-            for optimizer in self.optimizers:
-                optimizer.state.clear()
-        if policy not in ("average", "first", "first moments"):
+            self.optimizers = [self.course.optimizer(model.parameters()) for model in self.models]
+        if policy not in ("average", "first", "first moments", "sum", "zeros"):
             return
         for place in columns:
             states: list[dict[str, Any]] = [o.state[p] for o, p in zip(self.optimizers, place, strict=True)]
@@ -262,7 +284,8 @@ class _Simulation:
                 if policy == "first moments" and number:
                     continue
                 values = [state.get(name, torch.zeros_like(place[0])) for state in states]
-                mean = values[0].clone() if policy == "first" else torch.stack(values).sum(0) / len(values)
+                count = {"first": 1, "sum": 1, "zeros": math.inf}.get(policy, len(values))
+                mean = (values[0] if policy == "first" else torch.stack(values).sum(0)) / count
                 for state in states:
                     state[name] = mean.clone()
             for state in states:

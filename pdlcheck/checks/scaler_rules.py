@@ -45,6 +45,7 @@ class Taken:
         lr: of SGD.
         before, found, expected: the weights of each rank before the step and after it, and those of one process.
         max_norm: of the gradients that are stepped with; None where they are not clipped.
+        sort: what gradients overflow to. Steps with inf, NaN and -inf are looked at in this order.
     """
 
     overflowing: list[int]
@@ -56,6 +57,19 @@ class Taken:
     found: list[Tensor]
     expected: list[Tensor]
     max_norm: float | None = None
+    sort: float = math.inf
+
+    @property
+    def happened(self) -> str:
+        """In words, and what must follow."""
+        if not self.overflowing:
+            return "no gradient overflows, so every rank must step"
+        to = "" if self.sort == math.inf else f" to {self.sort_name}"
+        return f"the gradients of ranks {self.overflowing} overflow{to}, so no rank may step"
+
+    @property
+    def sort_name(self) -> str:
+        return "NaN" if math.isnan(self.sort) else f"{self.sort:g}"
 
     def near(self, found: Tensor, expected: Tensor) -> Tensor:
         """Which weights are equal but for rounding; clipped steps are no whole numbers, and may end near 0."""
@@ -112,16 +126,16 @@ def weights_cause(step: Taken) -> str | None:
 def _of_a_step_to_skip(step: Taken) -> Iterator[tuple[str, dict[int, Tensor]]]:
     ranks = range(len(step.found))
     as_they_are = {rank: step.after(rank, step.gradients) for rank in ranks}
-    finite = [None if grad is None else grad.nan_to_num(nan=0.0, posinf=0.0) for grad in step.gradients]
+    finite = [None if grad is None else grad.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for grad in step.gradients]
     yield (
         "the scaler of a rank sees the gradients of that rank alone: found_inf must be reduced over ranks",
         as_they_are | {rank: step.before[rank] for rank in step.overflowing},
     )
-    yield (
-        f"every rank stepped with gradients as they are: the overflow on ranks {step.overflowing} was lost, "
-        "found_inf must be the maximum over ranks",
-        as_they_are,
-    )
+    lost = f"the overflow on ranks {step.overflowing} was lost, found_inf must be the maximum over ranks"
+    if step.sort != math.inf:
+        seen = "inf" if math.isnan(step.sort) else "inf and NaN"
+        lost = f"a scaler that sees {seen} does not see {step.sort_name}, look for all that is not finite"
+    yield f"every rank stepped with gradients as they are: {lost}", as_they_are
     yield (
         f"what overflows on ranks {step.overflowing} was replaced with 0 before the scaler looked for it",
         {rank: step.after(rank, finite) for rank in ranks},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -178,6 +179,74 @@ def test_check_clip_grad_norm_needs_a_gradient(world):
     for number in (torch.inf, torch.nan):
         with pytest.raises(Inconclusive, match=r"the norm of the gradients is (inf|nan), no factor brings it to 1"):
             check_clip_grad_norm(sharded, world, gradients=[[torch.tensor([number, 1.0])], [None]], max_norm=1.0)
+
+
+COMPLEX = [[torch.tensor([3 + 4j]), torch.tensor([12.0])], [torch.tensor([[2j, 1 - 2j]]), None]]
+
+
+def of_absolute_values(parameters, max_norm, power=2, parts=torch.abs):
+    total = sum(parts(grad).double().abs().pow(power).sum() for grad in grads_of(parameters))
+    dist.all_reduce(total)
+    return scaled(parameters, float(total) ** (1 / power), max_norm)
+
+
+def of_real_parts(parameters, max_norm):
+    of_absolute_values(parameters, max_norm, parts=lambda grad: grad.real)
+
+
+def of_pairs(parameters, max_norm):
+    of_absolute_values(
+        parameters, max_norm, power=1, parts=lambda grad: torch.view_as_real(grad) if grad.is_complex() else grad
+    )
+
+
+def own_absolute_values(parameters, max_norm):
+    torchs_own([p for p in parameters if p.grad is not None], max_norm)
+
+
+def drops_imaginary_parts(parameters, max_norm):
+    of_absolute_values(parameters, max_norm)
+    for grad in grads_of(parameters):
+        grad.copy_(grad.real.clone())
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_check_clip_grad_norm_accepts_complex_gradients(world, dtype):
+    gradients = [[grad if grad is None else grad.to(dtype) for grad in own] for own in COMPLEX]
+    for given in (gradients, COMPLEX):
+        for max_norm in (1.0, 100.0):
+            check_clip_grad_norm(of_absolute_values, world, gradients=given, max_norm=max_norm)
+            one = partial(of_absolute_values, power=1)
+            check_clip_grad_norm(one, world, gradients=given, max_norm=max_norm, norm_type=1.0)
+    copies = [gradients[0]] * 2
+    check_clip_grad_norm(torchs_own, world, gradients=copies, max_norm=1.0, counted=[[True] * 2, [False] * 2])
+
+
+@pytest.mark.parametrize(
+    ("broken", "norm_type", "message"),
+    [
+        (
+            of_real_parts,
+            2.0,
+            r"rank 0 holds .*j\) at \(0,\) of gradient 0, \(0.2\d*\+0.29\d*j\) is expected[\s\S]*imaginary",
+        ),
+        (
+            of_pairs,
+            1.0,
+            r"rank 0 holds [\s\S]*real and imaginary parts were counted each for itself: the norm is that of",
+        ),
+        (own_absolute_values, 2.0, r"rank 0 holds [\s\S]*the norm of this rank alone was used"),
+        (
+            drops_imaginary_parts,
+            2.0,
+            r"rank 0 holds \(0.2\d*\+0j\) at \(0,\) of gradient 0, .*[\s\S]*imaginary parts of gradient 0 are dropped",
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_check_clip_grad_norm_rejects_complex_gradients(world, broken, norm_type, message):
+    with pytest.raises(AssertionError, match=f"^{broken.__name__}: {message}"):
+        check_clip_grad_norm(broken, world, gradients=COMPLEX, max_norm=1.0, norm_type=norm_type)
 
 
 def trained(before_step):

@@ -1,0 +1,239 @@
+"""check_local_sgd knows frozen parameters, momentum that is reset in several ways, and in which step rounds begin."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+from pdlcheck.checks import check_local_sgd
+
+ADAM = partial(torch.optim.Adam, lr=0.05)
+DAMPED = partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)
+
+
+def mean_of(tensor, group=None):
+    dist.all_reduce(tensor, group=group)
+    tensor /= dist.get_world_size(group)
+
+
+class Trainer:
+    """Local SGD by hand, right as it stands; each part can be spoilt by a class below."""
+
+    synchronous_steps = 0
+    every = 2
+    first = 2
+
+    def __init__(self, optimizer, model, node_group=None):
+        self.optimizer, self.model, self.node_group = optimizer, model, node_group
+        self.taken = 0
+
+    def step(self):
+        if self.taken < self.synchronous_steps or self.node_group is not None:
+            self.sync(None if self.taken < self.synchronous_steps else self.node_group)
+        self.optimizer.step()
+        self.taken += 1
+        since = self.taken - self.synchronous_steps - self.first
+        if since >= 0 and since % self.every == 0:
+            self.meet()
+
+    def sync(self, group):
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                mean_of(parameter.grad, group)
+
+    def meet(self):
+        for parameter in self.model.parameters():
+            mean_of(parameter.detach())
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, 0)
+        for parameter in self.model.parameters():
+            self.share(self.optimizer.state.get(parameter, {}))
+
+    def share(self, state):
+        pass
+
+
+class PostLocal(Trainer):
+    synchronous_steps = 2
+
+
+class AddsGradients(PostLocal):
+    def sync(self, group):
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad, group=group)
+
+
+class SetsTo0(Trainer):
+    """All of the state, Adam's count of steps too."""
+
+    def share(self, state):
+        for value in state.values():
+            value.zero_()
+
+
+class SetsMomentsTo0(Trainer):
+    def share(self, state):
+        for name, value in state.items():
+            if name != "step":
+                value.zero_()
+
+
+class Drops(Trainer):
+    def share(self, state):
+        state.clear()
+
+
+class AveragesMomentum(Trainer):
+    def share(self, state):
+        mean_of(state["momentum_buffer"])
+
+
+class AddsMomentum(Trainer):
+    def share(self, state):
+        dist.all_reduce(state["momentum_buffer"])
+
+
+class AddsSomeMomentum(Trainer):
+    def share(self, state):
+        mean_of(state["momentum_buffer"])
+        if state["momentum_buffer"].shape == (1,):
+            state["momentum_buffer"] *= 2
+
+
+class BeginsAtOnce(Trainer):
+    first = 1
+
+
+class BeginsAStepLate(Trainer):
+    first = 3
+
+
+class EveryThird(Trainer):
+    every, first = 3, 1
+
+
+class OfTorch(Trainer):
+    """Post-local SGD as torch's documentation writes it."""
+
+    synchronous_steps = 2
+
+    def __init__(self, optimizer, model):
+        super().__init__(optimizer, model)
+        self.averager = PeriodicModelAverager(period=2, warmup_steps=self.synchronous_steps)
+
+    def step(self):
+        if self.taken < self.synchronous_steps:
+            self.sync(None)
+        self.optimizer.step()
+        self.taken += 1
+        self.averager.average_parameters(self.model.parameters())
+
+
+def frozen():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("right", "rule"),
+    [
+        (Trainer, {}),
+        (PostLocal, {"synchronous_steps": 2}),
+        (Trainer, {"nodes": [[0, 2], [1]]}),
+        (Drops, {"momentum": "reset", "optimizer": ADAM}),
+    ],
+    ids=["local", "post-local", "nodes", "reset"],
+)
+def test_check_local_sgd_takes_models_with_frozen_parameters(world, right, rule):
+    check_local_sgd(right, world, sync_every=2, make=frozen, **rule)
+
+
+def test_check_local_sgd_rejects_gradients_that_are_added_beside_frozen_ones(world):
+    with pytest.raises(AssertionError, match=r"^AddsGradients: after step 1 rank 0 holds .* of parameter '0.bias'"):
+        check_local_sgd(AddsGradients, world, sync_every=2, synchronous_steps=2, make=frozen)
+
+
+@pytest.mark.parametrize("optimizer", [None, ADAM, DAMPED], ids=["sgd", "adam", "damped"])
+def test_check_local_sgd_accepts_a_reset_that_begins_anew(world, optimizer):
+    rule = {"sync_every": 2, "momentum": "reset", **({"optimizer": optimizer} if optimizer else {})}
+    check_local_sgd(Drops, world, **rule)
+    if optimizer is not DAMPED:
+        check_local_sgd(SetsTo0, world, **rule)
+
+
+@pytest.mark.parametrize(("broken", "optimizer"), [(SetsMomentsTo0, ADAM), (SetsTo0, DAMPED)], ids=["adam", "damped"])
+def test_check_local_sgd_rejects_zeros_that_are_other_training(world, broken, optimizer):
+    cause = "is set to 0 in each round, not dropped: Adam's count of steps goes on, SGD damps the next step\n"
+    with pytest.raises(AssertionError, match=rf"^{broken.__name__}: after step 3 rank 0 holds [\s\S]*{cause}"):
+        check_local_sgd(broken, world, sync_every=2, momentum="reset", optimizer=optimizer)
+
+
+def test_check_local_sgd_rejects_zeros_where_momentum_is_kept(world):
+    message = r"^SetsTo0: after step 2 rank 0 holds 0 at .* of momentum_buffer[\s\S]*which momentum='reset' accepts"
+    with pytest.raises(AssertionError, match=message):
+        check_local_sgd(SetsTo0, world, sync_every=2)
+
+
+def test_check_local_sgd_looks_for_causes_where_an_optimizer_starts_with_a_state(world):
+    """Adagrad does: it must not be dropped."""
+    with pytest.raises(AssertionError, match=r"^BeginsAStepLate: after step 2 [\s\S]*one step too late"):
+        check_local_sgd(BeginsAStepLate, world, sync_every=2, optimizer=partial(torch.optim.Adagrad, lr=0.1))
+
+
+def test_check_local_sgd_says_that_momentum_is_added_and_nothing_of_weights_that_are_right(world):
+    check_local_sgd(AveragesMomentum, world, sync_every=2, momentum="average")
+    message = r"^AddsMomentum: after step 2 rank 0 holds .* of momentum_buffer of '0.weight', replicas "
+    with pytest.raises(AssertionError, match=message) as caught:
+        check_local_sgd(AddsMomentum, world, sync_every=2, momentum="average")
+    assert "likely cause  the optimizer's state is added over ranks, not averaged\n" in str(caught.value)
+    with pytest.raises(AssertionError, match=r"^AddsSomeMomentum: after step 2 .* of momentum_buffer of") as caught:
+        check_local_sgd(AddsSomeMomentum, world, sync_every=2, momentum="average")
+    assert "likely cause" not in str(caught.value)
+
+
+def test_check_local_sgd_takes_the_step_of_the_first_round(world):
+    check_local_sgd(OfTorch, world, sync_every=2, synchronous_steps=2, first_round=1, buffers="keep")
+    check_local_sgd(BeginsAtOnce, world, sync_every=2, first_round=1)
+    check_local_sgd(BeginsAStepLate, world, sync_every=2, first_round=3)
+    with pytest.raises(ValueError, match="check_local_sgd needs a first_round of 1 or more, or None, got 0"):
+        check_local_sgd(Trainer, world, sync_every=2, first_round=0)
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule", "cause"),
+    [
+        (
+            OfTorch,
+            {"synchronous_steps": 2, "buffers": "keep"},
+            "one step too early, after local steps 1, 3, ... and not 2, 4, ..., which first_round=1 accepts",
+        ),
+        (BeginsAtOnce, {}, "one step too early, after steps 1, 3, ... and not 2, 4, ..., which first_round=1 accepts"),
+        (
+            BeginsAStepLate,
+            {},
+            "one step too late, after steps 3, 5, ... and not 2, 4, ..., which first_round=3 accepts",
+        ),
+        (
+            Trainer,
+            {"first_round": 1},
+            "one step too late, after steps 2, 4, ... and not 1, 3, ..., which first_round=2",
+        ),
+        (
+            EveryThird,
+            {"sync_every": 3},
+            "averaged after steps 1, 4, ... and not 3, 6, ..., which first_round=1 accepts",
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_check_local_sgd_names_the_steps_after_which_models_are_averaged(world, broken, rule, cause):
+    with pytest.raises(AssertionError) as caught:
+        check_local_sgd(broken, world, **{"sync_every": 2, **rule})
+    assert str(caught.value).startswith(f"{broken.__name__}: after step ") and cause in str(caught.value)
