@@ -6,16 +6,18 @@ The wrapper is what is checked, ours, torch's or the user's own: any function fr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.gradients import ABSOLUTE, RELATIVE, check_gradients_equal_single_process
+from pdlcheck.checks.gradients import check_gradients_equal_single_process
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.replicas import check_replicas_in_sync
 from pdlcheck.checks.state import scramble
+from pdlcheck.checks.tolerances import ABSOLUTE, RELATIVE, require_dtype
 
 __all__ = ["check_data_parallel"]
 
@@ -78,6 +80,7 @@ def check_data_parallel(
         raise ValueError(f"check_data_parallel compares ranks, it needs world_size 2 or more, got {world_size}")
     shards = _shards(world_size, seed)
     facts = case(world, world_size, seed=seed)
+    require_dtype("check_data_parallel", dtype)
     looks_inside, finish = finish is None, finish or _is_finished
     check_replicas_in_sync(_start(wrap, finish), world, world_size=world_size, steps=0, buffers=buffers, seed=seed)
     if buffers:
@@ -98,11 +101,12 @@ def check_data_parallel(
     if no_sync and looks_inside:
         _require_local_without_sync(wrap, world, [(x.to(dtype), y.to(dtype)) for x, y in shards], facts)
     passes = PASSES if world_size != PASSES else PASSES + 1  # what is added up over passes is not what ranks add up
-    _require_gradients(wrap, finish, "layers", _layers, shards, world, (1, dtype, seed))
+    require = partial(_require_gradients, wrap, finish, shards=shards, world=world, dtype=dtype, seed=seed)
+    require("layers", _layers, passes=1)
     for what, make in models.items():
-        _require_gradients(wrap, finish, what, make, shards, world, (passes, dtype, seed))
+        require(what, make, passes=passes)
     if no_sync:
-        _require_gradients(wrap, finish, "accumulation without sync", _layers, shards, world, (passes, dtype, seed))
+        require("accumulation without sync", _layers, passes=passes)
     check_replicas_in_sync(_start(wrap, finish), world, world_size=world_size, steps=3, buffers=False, seed=seed)
 
 
@@ -240,16 +244,15 @@ def _require_gradients(
     finish: Finish,
     what: str,
     make: Callable[[], nn.Module],
+    *,
+    passes: int,
     shards: Sequence[Shard],
     world: Any,
-    numbers: tuple[int, torch.dtype, int],
+    dtype: torch.dtype,
+    seed: int,
 ) -> None:
-    """The wrapper's gradient, put in the place of the local one, is that of one process.
-
-    ``numbers``: passes, dtype and seed.
-    """
+    """The wrapper's gradient, put in the place of the local one, is that of one process."""
     __tracebackhide__ = True
-    passes, dtype, seed = numbers
 
     def sync(model: nn.Module, num_samples: int) -> None:
         _pass_through_wrapper(wrap, finish, what, shards, model, passes)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.message import best_fit, case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.state import made_wide, whole
+from pdlcheck.checks.tolerances import ABSOLUTE, RELATIVE, ROUNDED, require_dtype
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_gradients_equal_single_process"]
@@ -24,11 +25,6 @@ __all__ = ["check_gradients_equal_single_process"]
 Shard = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 Gradients = dict[str, Tensor | None]
-
-# Sums of a few thousand terms, in another order over ranks, agree to about 1e-13 of their terms in float64, to 1e-5 in
-# float32; the smallest fault, one sample in a thousand with a wrong weight, moves a gradient by 1e-3 of them.
-RELATIVE = {torch.float64: 1e-9, torch.float32: 2e-5}
-ABSOLUTE = {torch.float64: 1e-12, torch.float32: 1e-7}
 
 
 @takes_world
@@ -76,8 +72,7 @@ def check_gradients_equal_single_process(
         >>> check_gradients_equal_single_process(lambda: nn.Linear(2, 1), nn.MSELoss(), shards, sync, world)
     """
     __tracebackhide__ = True
-    if dtype not in RELATIVE:
-        raise ValueError(f"gradients are compared in torch.float64 or torch.float32, got dtype={dtype}")
+    require_dtype("check_gradients_equal_single_process", dtype)
     shards = [(_cast(x, dtype), _cast(y, dtype)) for x, y in shards]
     sizes = [len(x) for x, _ in shards]
     if not sum(sizes):
@@ -172,7 +167,7 @@ class Reference:
             if all(self._near(found[name], candidate(name), name) for name in wrong):
                 return text
         if all(replace(self, dtype=torch.float32).accepts(name, found[name]) for name in wrong):
-            return "it differs by no more than float32 rounds: if gradients are cast to it, pass dtype=torch.float32"
+            return ROUNDED
         return None
 
     def _near(self, found: Tensor | None, candidate: Tensor, name: str) -> bool:

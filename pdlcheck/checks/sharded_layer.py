@@ -17,6 +17,7 @@ from pdlcheck.checks.held import bits
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.sharded_layer_passes import Cut, Select, Tensors, on_a_rank, tensors_of, values_of, whole_pass
 from pdlcheck.checks.state import made_wide
+from pdlcheck.checks.tolerances import RELATIVE, require_dtype
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_sharded_layer"]
@@ -90,8 +91,7 @@ def check_sharded_layer(
         raise ValueError("check_sharded_layer compares after each batch, it needs one or more, got none")
     if world_size < 2:
         raise ValueError(f"check_sharded_layer divides a layer, world_size must be at least 2, got {world_size}")
-    if dtype not in likely.RELATIVE:
-        raise ValueError(f"check_sharded_layer compares in torch.float64 or torch.float32, got dtype={dtype}")
+    require_dtype("check_sharded_layer", dtype)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layer = made_wide(make)
@@ -104,7 +104,7 @@ def check_sharded_layer(
         truths = [whole_pass(layer, _cast(batch, dtype)) for batch in batches]
         again = whole_pass(layer, _cast(batches[0], dtype), truths[0].gradients_of_output)
     who = name_of(shard)
-    terms = _Terms(case(world, world_size, seed=seed), likely.RELATIVE[dtype])
+    terms = _Terms(case(world, world_size, seed=seed), RELATIVE[dtype])
     if not all(torch.equal(a, b) for a, b in zip(again.outputs, truths[0].outputs, strict=True)):
         raise Inconclusive(f"{who}: the whole layer draws random numbers, as dropout does; call .eval() on it in make")
     everyone: list[Cut] = world.run(

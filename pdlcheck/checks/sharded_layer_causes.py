@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from pdlcheck.checks.tolerances import RELATIVE, ROUNDED
+
 __all__ = [
-    "RELATIVE",
     "Cause",
     "first",
     "multiple",
@@ -19,10 +20,6 @@ __all__ = [
     "rounded",
     "scaled",
 ]
-
-# Sums of a few thousand terms in another order agree to 1e-13 of their terms in float64 and to 1e-5 in float32; a share
-# that is missing is more than 1e-6 of any sum that is worth dividing.
-RELATIVE = {torch.float64: 1e-9, torch.float32: 2e-5}
 
 Cause = tuple[str, Tensor, Tensor]  # likely where the two tensors agree
 
@@ -45,8 +42,7 @@ def off(value: Tensor, goal: Tensor, relative: float) -> Tensor:
 def rounded(value: Tensor, goal: Tensor) -> Iterator[Cause]:
     """What is left of a right layer that computes in float32, though it is compared in float64."""
     if goal.any() and not off(value, goal, RELATIVE[torch.float32]).any():
-        words = "it differs by no more than float32 rounds: if the layer computes in float32, pass dtype=torch.float32"
-        yield words, goal, goal
+        yield ROUNDED, goal, goal
 
 
 def scaled(value: Tensor, goal: Tensor, world_size: int) -> Iterator[Cause]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 
 import pytest
@@ -12,61 +11,9 @@ import torch.distributed as dist
 from pdlcheck.checks import check_local_sgd
 from pdlcheck.errors import Deadlock, Inconclusive
 
+from .local_sgd_by_hand import Trainer, mean_of
+
 ADAM = partial(torch.optim.Adam, lr=0.05)
-
-
-def mean_of(tensor, group=None):
-    dist.all_reduce(tensor, group=group)
-    tensor /= dist.get_world_size(group)
-
-
-class Trainer:
-    """Local SGD by hand, right as it stands; each part can be spoilt by a class below."""
-
-    every = 2
-    synchronous_steps = 0
-
-    def __init__(self, optimizer, model, node_group=None):
-        self.optimizer, self.model, self.node_group = optimizer, model, node_group
-        self.taken = 0
-        self.reference = copy.deepcopy(list(model.parameters()))
-        self.velocity = [torch.zeros_like(p) for p in self.reference]
-
-    def step(self):
-        self.sync()
-        self.optimizer.step()
-        self.taken += 1
-        if self.is_due():
-            self.meet()
-
-    def is_due(self):
-        local = self.taken - self.synchronous_steps
-        return local > 0 and local % self.every == 0
-
-    def sync(self):
-        if self.taken < self.synchronous_steps:
-            self.sync_in(None)
-        elif self.node_group is not None:
-            self.sync_in(self.node_group)
-
-    def sync_in(self, group):
-        for parameter in self.model.parameters():
-            mean_of(parameter.grad, group)
-
-    def meet(self):
-        self.average()
-        self.share_buffers()
-
-    def average(self):
-        for parameter in self.model.parameters():
-            mean_of(parameter.detach())
-
-    def share_buffers(self):
-        for buffer in self.model.buffers():
-            dist.broadcast(buffer, 0)
-
-    def states(self, *names):
-        return [self.optimizer.state[p][name] for p in self.model.parameters() for name in names]
 
 
 class AverageMomentum(Trainer):

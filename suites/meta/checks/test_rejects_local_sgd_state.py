@@ -12,50 +12,19 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 
 from pdlcheck.checks import check_local_sgd
 
+from .local_sgd_by_hand import Trainer, mean_of
+
 ADAM = partial(torch.optim.Adam, lr=0.05)
 DAMPED = partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)
 
 
-def mean_of(tensor, group=None):
-    dist.all_reduce(tensor, group=group)
-    tensor /= dist.get_world_size(group)
-
-
-class Trainer:
-    """Local SGD by hand, right as it stands; each part can be spoilt by a class below."""
-
-    synchronous_steps = 0
-    every = 2
-    first = 2
-
-    def __init__(self, optimizer, model, node_group=None):
-        self.optimizer, self.model, self.node_group = optimizer, model, node_group
-        self.taken = 0
-
-    def step(self):
-        if self.taken < self.synchronous_steps or self.node_group is not None:
-            self.sync(None if self.taken < self.synchronous_steps else self.node_group)
-        self.optimizer.step()
-        self.taken += 1
-        since = self.taken - self.synchronous_steps - self.first
-        if since >= 0 and since % self.every == 0:
-            self.meet()
-
-    def sync(self, group):
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                mean_of(parameter.grad, group)
+class Sharing(Trainer):
+    """Does something with the optimizer's state in each round."""
 
     def meet(self):
-        for parameter in self.model.parameters():
-            mean_of(parameter.detach())
-        for buffer in self.model.buffers():
-            dist.broadcast(buffer, 0)
+        super().meet()
         for parameter in self.model.parameters():
             self.share(self.optimizer.state.get(parameter, {}))
-
-    def share(self, state):
-        pass
 
 
 class PostLocal(Trainer):
@@ -63,13 +32,13 @@ class PostLocal(Trainer):
 
 
 class AddsGradients(PostLocal):
-    def sync(self, group):
+    def sync_in(self, group):
         for parameter in self.model.parameters():
             if parameter.grad is not None:
                 dist.all_reduce(parameter.grad, group=group)
 
 
-class SetsTo0(Trainer):
+class SetsTo0(Sharing):
     """All of the state, Adam's count of steps too."""
 
     def share(self, state):
@@ -77,29 +46,29 @@ class SetsTo0(Trainer):
             value.zero_()
 
 
-class SetsMomentsTo0(Trainer):
+class SetsMomentsTo0(Sharing):
     def share(self, state):
         for name, value in state.items():
             if name != "step":
                 value.zero_()
 
 
-class Drops(Trainer):
+class Drops(Sharing):
     def share(self, state):
         state.clear()
 
 
-class AveragesMomentum(Trainer):
+class AveragesMomentum(Sharing):
     def share(self, state):
         mean_of(state["momentum_buffer"])
 
 
-class AddsMomentum(Trainer):
+class AddsMomentum(Sharing):
     def share(self, state):
         dist.all_reduce(state["momentum_buffer"])
 
 
-class AddsSomeMomentum(Trainer):
+class AddsSomeMomentum(Sharing):
     def share(self, state):
         mean_of(state["momentum_buffer"])
         if state["momentum_buffer"].shape == (1,):
@@ -129,7 +98,7 @@ class OfTorch(Trainer):
 
     def step(self):
         if self.taken < self.synchronous_steps:
-            self.sync(None)
+            self.sync_in(None)
         self.optimizer.step()
         self.taken += 1
         self.averager.average_parameters(self.model.parameters())
