@@ -74,13 +74,22 @@ def test_subgroups_of_a_group_are_other_groups_on_each_half():
     assert get_world("sim").run(program, True, world_size=8) == [1.0, 1.0, 5.0, 5.0, 9.0, 9.0, 13.0, 13.0]
 
 
+def polled(measure, threads, policy):
+    """On every rank: how many calls were timed, the policies of its threads, whether gloo's named one took time."""
+    took, spent = measure(policy, 20)
+    policies = {os.sched_getscheduler(thread) for thread in threads()}
+    return len(took), policies, bool(threads("gloo_tcp_loop")), spent > 0
+
+
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="needs Linux: its policies of scheduling")
 @pytest.mark.parametrize("policy", ["SCHED_OTHER", "SCHED_BATCH"])
 def test_gloos_thread_for_connections_is_measured_under_either_policy(policy):
-    world = get_world("gloo")
+    program, world = _module("gloo_polls"), get_world("gloo", watch=False)
     try:
-        for took, polled in world.run(_module("gloo_polls").measure, policy, 20, world_size=2):
-            assert len(took) == 20
-            assert polled >= 0  # 0 before torch 2.13, which gives the thread its name
+        for calls, policies, is_named, took_time in world.run(
+            polled, program.measure, program.threads, policy, world_size=2
+        ):
+            assert (calls, policies) == (20, {getattr(os, policy)})
+            assert took_time == is_named  # it has its name since torch 2.13
     finally:
         world.close()
