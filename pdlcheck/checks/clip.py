@@ -31,7 +31,8 @@ def check_clip_grad_norm(
 
     The factor is that of ``torch.nn.utils.clip_grad_norm_``: ``max_norm / (norm + 1e-6)`` where that is below 1. The
     norm is computed in float64; it may be off by what float32, or a wider dtype of the gradients, rounds. A complex
-    element counts by its absolute value, as in torch's.
+    element counts by its absolute value, as in torch's. Then ``clip`` is called with a ``max_norm`` on the other side
+    of the norm: half of the smallest of a rank, or twice that of all, by which nothing may be scaled.
 
     Args:
         clip: called as ``clip(parameters, max_norm)`` on every rank, with parameters that carry their gradients; may
@@ -58,23 +59,30 @@ def check_clip_grad_norm(
         >>> check_clip_grad_norm(clip, get_world("sim"), gradients=gradients, max_norm=1.0)
     """
     __tracebackhide__ = True
-    world_size = len(gradients)
-    chosen = counted or [[True] * len(own) for own in gradients]
-    ranks: list[Clipped] = world.run(_clip, clip, gradients, max_norm, world_size=world_size)
-    facts = case(world, world_size, max_norm=max_norm, norm_type=norm_type)
-    norms = _Norms(gradients, chosen, norm_type)
+    norms = _Norms(gradients, counted or [[True] * len(own) for own in gradients], norm_type)
     norm = norms.of_all()
     if not norm:
         raise Inconclusive(f"{name_of(clip)}: all gradients are zero, there is nothing to clip")
     if not math.isfinite(norm):
         raise Inconclusive(f"{name_of(clip)}: the norm of the gradients is {norm}, no factor brings it to {max_norm}")
-    factor = min(1.0, max_norm / (norm + 1e-6))
-    told = f"{show(norm)} over all ranks, {', '.join(f'rank {r}: {show(n)}' for r, n in enumerate(norms.of_ranks()))}"
+    least = min(one for one in norms.of_ranks() if one)  # below it, each rank scales, by whatever norm it takes
+    other_side = (least / 2, "half of a rank's norm") if max_norm >= norm else (norm * 2, "twice the norm")
+    for limit, why in ((max_norm, ""), other_side):
+        ranks: list[Clipped] = world.run(_clip, clip, gradients, limit, world_size=len(gradients))
+        shown = f"{show(limit)} ({why})" if why else limit
+        facts = case(world, len(gradients), max_norm=shown, norm_type=norm_type)
+        _require_clipped(name_of(clip), ranks, norms, limit, facts)
+        _require_norm(name_of(clip), ranks, norms, facts)
+
+
+def _require_clipped(who: str, ranks: Sequence[Clipped], norms: _Norms, max_norm: float, facts: str) -> None:
+    __tracebackhide__ = True
+    factor = min(1.0, max_norm / (norms.of_all() + 1e-6))
     for rank, held in enumerate(ranks):
-        for position, (given, found) in enumerate(zip(gradients[rank], held.gradients, strict=True)):
+        for position, (given, found) in enumerate(zip(norms.gradients[rank], held.gradients, strict=True)):
             if given is None or found is None:
                 if given is not found:
-                    raise failure(f"{name_of(clip)}: rank {rank} has another gradient {position}: None", case=facts)
+                    raise failure(f"{who}: rank {rank} has another gradient {position}: None", case=facts)
                 continue
             expected = _wide(given) * factor
             rounded = (_rounding(given.dtype) + norms.rounding) * expected.abs()
@@ -83,27 +91,33 @@ def check_clip_grad_norm(
             if wrong.any():
                 at = first_index(wrong)
                 raise failure(
-                    f"{name_of(clip)}: rank {rank} holds {show(found[at])} at {at} of gradient {position}, "
+                    f"{who}: rank {rank} holds {show(found[at])} at {at} of gradient {position}, "
                     f"{show(expected[at])} is expected",
-                    norms=told,
+                    norms=norms.told(),
                     factor=f"{_wide(found)[at].item() / _wide(given)[at].item():.6g}, expected {factor:.6g}"
                     if given[at] != 0
                     else None,
                     likely_cause=norms.cause(held.gradients, rank, position, max_norm),
                     case=facts,
                 )
+
+
+def _require_norm(who: str, ranks: Sequence[Clipped], norms: _Norms, facts: str) -> None:
+    """The norm that ``clip`` returns, where it does."""
+    __tracebackhide__ = True
+    norm = norms.of_all()
     for rank, held in enumerate(ranks):
         if held.norm is None:
             continue
         if not abs(held.norm - norm) <= norms.rounding * norm:
             raise failure(
-                f"{name_of(clip)}: rank {rank} returns {held.norm:.9g}, the norm of all gradients is {norm:.9g}",
-                norms=told,
+                f"{who}: rank {rank} returns {held.norm:.9g}, the norm of all gradients is {norm:.9g}",
+                norms=norms.told(),
                 case=facts,
             )
         if held.norm != ranks[0].norm:
             raise failure(
-                f"{name_of(clip)}: rank {rank} returns {held.norm!r}, rank 0 returns {ranks[0].norm!r}",
+                f"{who}: rank {rank} returns {held.norm!r}, rank 0 returns {ranks[0].norm!r}",
                 likely_cause="ranks add in different orders: what they decide by it may differ",
                 case=facts,
             )
@@ -150,6 +164,10 @@ class _Norms:
     def of_ranks(self) -> list[float]:
         return [self.of([grad for grad in own if grad is not None]) for own in self.gradients]
 
+    def told(self) -> str:
+        ranks = (f"rank {rank}: {show(norm)}" for rank, norm in enumerate(self.of_ranks()))
+        return f"{show(self.of_all())} over all ranks, {', '.join(ranks)}"
+
     def overflowing(self) -> Iterator[torch.dtype]:
         """The dtypes whose own gradients have powers that add up beyond its largest number."""
         power = max(self.norm_type, 1.0) if self.norm_type != math.inf else 1.0
@@ -177,6 +195,9 @@ class _Norms:
         own = self.of_ranks()
         power = self.norm_type if self.norm_type != math.inf else 1.0
         yield "the gradients were not clipped on this rank", 1.0
+        norm = self.of_all()
+        yield "they were scaled up: a norm below max_norm is left as it is", max_norm / (norm + 1e-6)
+        yield "the gradients were divided by their norm, whatever max_norm is", 1 / (norm + 1e-6)
         for text, norm in (
             (f"the norm of this rank alone was used: it must be that of all ranks{self._if_copies()}", own[rank]),
             ("elements that several ranks hold were counted on each of them", self.of_all(everything=True)),

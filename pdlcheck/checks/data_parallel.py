@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.gradients import check_gradients_equal_single_process
+from pdlcheck.checks.gradients import require_gradients
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.replicas import check_replicas_in_sync
 from pdlcheck.checks.state import scramble
@@ -259,7 +259,7 @@ def _require_gradients(
 
     sync.__name__ = f"{name_of(wrap)}, {what}"
     try:
-        check_gradients_equal_single_process(make, _mean_square, shards, sync, world, dtype=dtype, seed=seed)
+        require_gradients(make, _mean_square, shards, sync, world, dtype=dtype, seed=seed, again=False)
     except Exception as error:
         if not str(error).startswith(sync.__name__):
             error.add_note(f"while check_data_parallel tried {sync.__name__}")

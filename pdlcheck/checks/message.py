@@ -21,6 +21,7 @@ __all__ = [
     "name_of",
     "show",
     "takes_world",
+    "wrong_on_ranks",
 ]
 
 P = ParamSpec("P")
@@ -79,6 +80,30 @@ def best_fit(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
         return None
     cosine = product / (length * math.sqrt(square))
     return f"{product / square:.6g} times the gradient of one process, cosine {cosine:.6f}"
+
+
+def wrong_on_ranks(wrong: Sequence[Sequence[str]], totals: Sequence[int]) -> str:
+    """Which of each rank's tensors are wrong, ranks that have the same ones together.
+
+    Args:
+        wrong: their names, for each rank.
+        totals: how many each rank has.
+
+    Example:
+        >>> wrong_on_ranks([["weight", "bias"], ["weight", "bias"]], [2, 2])
+        "2 of 2 on every rank: 'weight', 'bias'"
+        >>> wrong_on_ranks([[], ["bias"], []], [2, 2, 2])
+        "1 of 2 on rank 1: 'bias'; none on ranks 0, 2"
+    """
+    groups: dict[tuple[tuple[str, ...], int], list[str]] = {}
+    for rank, (names, total) in enumerate(zip(wrong, totals, strict=True)):
+        groups.setdefault((tuple(names), total if names else 0), []).append(str(rank))
+    parts = []
+    for (names, total), ranks in sorted(groups.items(), key=lambda group: not group[0][0]):
+        where = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if len(groups) > 1 else "every rank"
+        listed = f": {', '.join(map(repr, names[:3]))}{', ...' if len(names) > 3 else ''}"
+        parts.append(f"{len(names)} of {total} on {where}{listed}" if names else f"none on {where}")
+    return "; ".join(parts)
 
 
 def name_of(subject: object) -> str:

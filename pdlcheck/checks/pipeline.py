@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from pdlcheck.checks.message import best_fit, case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.message import best_fit, case, failure, first_index, name_of, show, takes_world, wrong_on_ranks
 from pdlcheck.checks.pipeline_steps import (
     Batch,
     Loss,
@@ -101,8 +101,7 @@ def check_pipeline(
         require_all_held(when, taken, own, facts)
         if results:
             _require_results(when, taken, truth, facts)
-        for rank in range(world_size):
-            _require_gradients(when, rank, taken, truth, facts)
+        _require_gradients(when, taken, truth, facts)
         _require_equal_copies(when, taken, own, facts)
         own.zero_grad()
         for name, parameter in own.named_parameters():
@@ -160,32 +159,32 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
             )
 
 
-def _require_gradients(when: str, rank: int, taken: Sequence[Taken], truth: Truth, facts: str) -> None:
+def _require_gradients(when: str, taken: Sequence[Taken], truth: Truth, facts: str) -> None:
     __tracebackhide__ = True
-    one = taken[rank]
-    for name, grad in one.gradients.items():
-        if grad.shape != truth.gradients[name].shape:
-            raise failure(
-                f"{when} rank {rank} holds {name!r} in shape {tuple(grad.shape)}, in the model it is of shape "
-                f"{tuple(truth.gradients[name].shape)}",
-                likely_cause="a part of the parameter: check_pipeline compares whole ones; check_sharded_layer checks "
-                "divided layers",
-                case=facts,
-            )
-    wrong = [name for name, grad in one.gradients.items() if not is_near(grad, truth.gradients[name])]
-    if not wrong:
+    everyone = [one.gradients for one in taken]
+    for rank, own in enumerate(everyone):
+        for name, grad in own.items():
+            if grad.shape != truth.gradients[name].shape:
+                raise failure(
+                    f"{when} rank {rank} holds {name!r} in shape {tuple(grad.shape)}, in the model it is of shape "
+                    f"{tuple(truth.gradients[name].shape)}",
+                    likely_cause="a part of the parameter: check_pipeline compares whole ones; check_sharded_layer "
+                    "checks divided layers",
+                    case=facts,
+                )
+    wrong = [[name for name, grad in own.items() if not is_near(grad, truth.gradients[name])] for own in everyone]
+    if not any(wrong):
         return
-    name = wrong[0]
-    alike = [other.gradients for other in taken if set(wrong) <= set(other.gradients)]
-    holders = [held for held in alike if all(held[each].shape == one.gradients[each].shape for each in wrong)]
-    found, goal = one.gradients[name], truth.gradients[name]
-    at = first_index(~((found - goal).abs() <= tolerance(goal)))
+    rank, names = next((rank, names) for rank, names in enumerate(wrong) if names)
+    own, name = everyone[rank], names[0]
+    holders = [held for held in everyone if set(names) <= set(held)]
+    at = first_index(~((own[name] - truth.gradients[name]).abs() <= tolerance(truth.gradients[name])))
     raise failure(
-        f"{when} rank {rank} holds {show(found[at])} at {at} of the gradient of {name!r}, "
-        f"one process on the whole batch holds {show(goal[at])}",
-        wrong_gradients=f"{len(wrong)} of {len(one.gradients)} on rank {rank}",
-        best_fit=best_fit([one.gradients[name] for name in wrong], [truth.gradients[name] for name in wrong]),
-        likely_cause=truth.cause(one.gradients, wrong, holders),
+        f"{when} rank {rank} holds {show(own[name][at])} at {at} of the gradient of {name!r}, "
+        f"one process on the whole batch holds {show(truth.gradients[name][at])}",
+        wrong_gradients=wrong_on_ranks(wrong, [len(own) for own in everyone]),
+        best_fit=best_fit([own[name] for name in names], [truth.gradients[name] for name in names]),
+        likely_cause=truth.cause(own, names, holders),
         case=facts,
     )
 

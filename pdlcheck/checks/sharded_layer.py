@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pdlcheck.checks import sharded_layer_causes as likely
 from pdlcheck.checks.held import bits
-from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world, wrong_on_ranks
 from pdlcheck.checks.sharded_layer_passes import Cut, Select, Tensors, on_a_rank, tensors_of, values_of, whole_pass
 from pdlcheck.checks.state import made_wide
 from pdlcheck.checks.tolerances import RELATIVE, require_dtype
@@ -198,12 +198,21 @@ def _require_parameters(
             grad = cut.passes[number].parameters_grad[name]
             if grad is not None:
                 total.index_add_(0, numbers.flatten(), grad.flatten().to(total.dtype))
+    wrong: list[list[str]] = [[] for _ in everyone]
     for rank, cut in enumerate(everyone):
         for name, numbers in cut.numbers.items():
             goal = whole_grads[numbers]
-            value = _or_zeros(cut.passes[number].parameters_grad[name], goal)
+            if likely.off(_or_zeros(cut.passes[number].parameters_grad[name], goal), goal, terms.relative).any():
+                wrong[rank].append(name)
+    for rank, names in enumerate(wrong):
+        for name in names:
+            numbers = everyone[rank].numbers[name]
+            goal = whole_grads[numbers]
+            value = _or_zeros(everyone[rank].passes[number].parameters_grad[name], goal)
             causes = likely.of_parameter(value, goal, numbers, total[numbers], held[numbers], len(everyone))
-            _require(f"{when} rank {rank} holds", f" of the gradient of {name!r}", value, goal, causes, terms)
+            where = wrong_on_ranks(wrong, [len(cut.numbers) for cut in everyone])
+            what = f" of the gradient of {name!r}"
+            _require(f"{when} rank {rank} holds", what, value, goal, causes, terms, wrong_gradients=where)
 
 
 def _require_inputs(when: str, number: int, everyone: Sequence[Cut], terms: _Terms) -> None:
@@ -246,7 +255,15 @@ def _require_equal_copies(when: str, number: int, size: int, everyone: Sequence[
             known[numbers], holder[numbers] = own, rank
 
 
-def _require(who: str, of: str, value: Tensor, goal: Tensor, causes: Iterable[likely.Cause], terms: _Terms) -> None:
+def _require(
+    who: str,
+    of: str,
+    value: Tensor,
+    goal: Tensor,
+    causes: Iterable[likely.Cause],
+    terms: _Terms,
+    **more: str,
+) -> None:
     __tracebackhide__ = True
     if not value.is_floating_point() and not value.is_complex():
         value, goal = value.double(), goal.double()
@@ -257,6 +274,7 @@ def _require(who: str, of: str, value: Tensor, goal: Tensor, causes: Iterable[li
     raise failure(
         f"{who} {show(value[at])} at {at}{of}, the whole layer {show(goal[at])}",
         wrong_elements=f"{int(wrong.sum())} of {value.numel()}",
+        **more,
         likely_cause=likely.first(chain(causes, likely.rounded(value, goal)), terms.relative),
         case=terms.facts,
     )

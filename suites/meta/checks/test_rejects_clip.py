@@ -147,6 +147,27 @@ def test_check_clip_grad_norm_rejects(world, broken, message):
         check_clip_grad_norm(broken, world, gradients=GRADIENTS, max_norm=1.0)
 
 
+def always_scaled(parameters, max_norm):
+    norm = math.sqrt(squares_over_ranks(parameters))
+    for grad in grads_of(parameters):
+        grad *= max_norm / (norm + 1e-6)
+
+
+def made_one(parameters, max_norm):
+    always_scaled(parameters, 1.0)
+
+
+@rows(
+    (own_norm, 100.0, r"rank 0 holds 1.49\d* at [^$]*of this rank alone[^$]* max_norm=1.5 .half of a rank's norm. "),
+    (always_scaled, 1.0, r"rank 0 holds 5.99\d* at [^$]*scaled up: a norm below [^$]* max_norm=26 .twice the norm. "),
+    (made_one, 1.0, r"rank 0 holds 0.23\d* at [^$]*divided by their norm, whatever max_norm is\n[^$]*max_norm=26 "),
+    names=("broken", "max_norm", "message"),
+)
+def test_check_clip_grad_norm_looks_on_both_sides_of_the_norm(world, broken, max_norm, message):
+    with pytest.raises(AssertionError, match=f"^{broken.__name__}: {message}"):
+        check_clip_grad_norm(broken, world, gradients=GRADIENTS, max_norm=max_norm)
+
+
 def test_check_clip_grad_norm_rejects_copies_that_count(world):
     with pytest.raises(AssertionError, match=r"^sharded: rank 0 holds [\s\S]*were counted on each of them"):
         check_clip_grad_norm(sharded, world, gradients=REPLICATED, max_norm=1.0, counted=[[True], [False], [False]])

@@ -40,7 +40,8 @@ def test_check_pipeline_accepts(world, make, data):
             {"scale": lambda own, total: 1.0, "loss_scale": 1 / M},
             EVEN,
             r"pipeline: in step 0 rank 0 holds \S+ at \(0, 0\) of the gradient of '0.weight', one process on the whole "
-            r"batch holds \S+\n  wrong gradients  2 of 2 on rank 0\n"
+            r"batch holds \S+\n  wrong gradients  2 of 2 on rank 0: '0.weight', '0.bias'; 2 of 2 on rank 1: "
+            r"'2.weight', '2.bias'\n"
             r"  best fit         3 times the gradient of one process, cosine 1.000000\n"
             r"  likely cause     it is 3 times too large: not divided by n_microbatches\n"
             r"  case             world=sim world_size=2 n_microbatches=3 samples=\[6, 9\] seed=0",

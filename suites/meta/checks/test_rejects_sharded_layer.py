@@ -56,7 +56,8 @@ def with_the_bias_of_another(whole):
         (without_sum_of_outputs, r"batch 0: rank 0 returns \S+ at \(0, 0, 0\), the whole layer \S+\n"),
         (
             with_gradients_summed_twice,
-            r"rank 0 holds \S+ at \(0, 0\) of the gradient of 'w1', [^$]*  likely cause    it is world_size = 2 times "
+            r"rank 0 holds \S+ at \(0, 0\) of the gradient of 'w1', [^$]*  wrong gradients  \d of 4 on every rank: 'w1'"
+            "[^$]*  likely cause     it is world_size = 2 times "
             "too large: summed over ranks once too often",
         ),
         (with_the_bias_on_each, r"rank 0 returns [^$]*  likely cause    '2.bias' is added on each rank, before"),
@@ -75,9 +76,6 @@ def tensor_parallel(whole):
 
 def test_accepts_what_torch_makes_of_them(world):
     check_sharded_layer(tensor_parallel, mlp, [X], world, world_size=2)
-
-
-
 
 
 def joined(whole):
@@ -144,9 +142,6 @@ def test_rejects_a_rest_that_nobody_holds(world):
         )
 
 
-
-
-
 class Vocabulary(nn.Module):
     """7 words and one that is padding, divided over ranks."""
 
@@ -181,9 +176,6 @@ def test_rejects_padding_that_learns(world):
     message = where + "[^$]*the whole layer has no such element"
     with pytest.raises(AssertionError, match=message):
         check_sharded_layer(learns_padding, words, [TOKENS.clamp(max=6)], world, world_size=2)
-
-
-
 
 
 def norm():
@@ -232,7 +224,7 @@ def test_accepts_a_norm_of_divided_positions(world):
     ],
 )
 def test_rejects_a_norm_of_divided_positions(world, sync, cause):
-    message = rf"rank 0 holds \S+ at \(0,\) of the gradient of 'weight', [^$]*  likely cause    {re.escape(cause)}"
+    message = rf"rank 0 holds \S+ at \(0,\) of the gradient of 'weight', [^$]*  likely cause     {re.escape(cause)}"
     with pytest.raises(AssertionError, match=message):
         check_norm(world, sync)
 
@@ -241,9 +233,6 @@ def test_rejects_copies_that_add_in_orders_of_their_own(world):
     message = "ranks 0 and 1 hold copies of elements of 'weight', whose gradients differ in some bits"
     with pytest.raises(AssertionError, match=message):
         check_norm(world, add_in_own_order)
-
-
-
 
 
 def test_a_layer_that_draws_random_numbers_says_nothing(world):

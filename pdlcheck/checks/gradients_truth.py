@@ -1,0 +1,172 @@
+"""The gradients of one process, on the union of all shards and on each, and what the usual faults make of them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from pdlcheck.checks.state import whole
+from pdlcheck.checks.tolerances import ABSOLUTE, RELATIVE, ROUNDED
+
+__all__ = ["Gradients", "Loss", "Reference", "Shard", "backward", "gradients", "or_zero"]
+
+Shard = tuple[Tensor, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+Gradients = dict[str, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Gradients of one process: on the union, and on every shard alone.
+
+    ``like`` are the parameters, of ``dtype``; ``before`` is what an earlier call of the same function had to give.
+    """
+
+    union: Gradients
+    shards: list[Gradients]
+    sizes: list[int]
+    like: dict[str, Tensor]
+    dtype: torch.dtype
+    before: Gradients | None = None
+
+    def times(self, factor: float) -> Reference:
+        """Those of a multiple of the loss, asked for in a later call."""
+
+        def multiple(grads: Gradients) -> Gradients:
+            return {name: None if grad is None else grad * factor for name, grad in grads.items()}
+
+        shards = [multiple(grads) for grads in self.shards]
+        return replace(self, union=multiple(self.union), shards=shards, before=self.union)
+
+    def of(self, name: str) -> Tensor:
+        """The gradient on the union; zeros where it is None."""
+        return or_zero(self.union[name], self.like[name])
+
+    @functools.cached_property
+    def largest(self) -> dict[str, float]:
+        """The largest element of each gradient, on the union or any shard."""
+        known = {name: [grads[name] for grads in (self.union, *self.shards)] for name in self.union}
+        return {
+            name: max((float(g.abs().max()) for g in grads if g is not None and g.numel()), default=0.0)
+            for name, grads in known.items()
+        }
+
+    def allowed(self, name: str) -> float:
+        """How far an element may be off; a gradient of terms that cancel has the round-off of larger ones."""
+        return RELATIVE[self.dtype] * self.largest[name] + ABSOLUTE[self.dtype] * max(self.largest.values())
+
+    def accepts(self, name: str, found: Tensor | None) -> bool:
+        expected = self.of(name)
+        if found is not None and found.shape != expected.shape:
+            return False
+        return bool(((or_zero(found, expected) - expected).abs() <= self.allowed(name)).all())
+
+    def cause(self, found: Gradients, wrong: list[str], rank: int) -> str | None:
+        """The first candidate that explains all wrong gradients of ``rank``."""
+        for text, candidate in self._candidates(rank):
+            if all(self._near(found[name], candidate(name), name) for name in wrong):
+                return text
+        if all(replace(self, dtype=torch.float32).accepts(name, found[name]) for name in wrong):
+            return ROUNDED
+        return None
+
+    def _near(self, found: Tensor | None, candidate: Tensor, name: str) -> bool:
+        held = or_zero(found, candidate)
+        # a candidate may be world_size times larger than any gradient that is allowed for
+        return bool(((held - candidate).abs() <= self.allowed(name) * len(self.sizes)).all())
+
+    def _candidates(self, rank: int) -> Iterator[tuple[str, Callable[[str], Tensor]]]:
+        world_size, total = len(self.sizes), sum(self.sizes)
+
+        def weighted(*weights: float) -> Callable[[str], Tensor]:
+            def mix(name: str) -> Tensor:
+                like = self.of(name)
+                parts = [w * or_zero(grads[name], like) for w, grads in zip(weights, self.shards, strict=True)]
+                return torch.stack(parts).sum(0)
+
+            return mix
+
+        def one(place: int) -> Callable[[str], Tensor]:
+            return weighted(*(float(place == other) for other in range(world_size)))
+
+        def scaled(factor: float) -> Callable[[str], Tensor]:
+            return lambda name: self.of(name) * factor
+
+        def with_earlier(factor: float) -> Callable[[str], Tensor]:
+            def mix(name: str) -> Tensor:
+                return or_zero((self.before or {}).get(name), self.of(name)) + factor * self.of(name)
+
+            return mix
+
+        def halfway(name: str) -> Tensor:
+            return with_earlier(1.0)(name) / 2
+
+        yield "it is zero, or None: gradients were lost", scaled(0.0)
+        if self.before is not None:
+            yield "it is what the call before gave: what it kept was not filled anew", with_earlier(0.0)
+            yield (
+                "what the call before gave was added: what it kept, such as a buffer, was not zeroed",
+                with_earlier(1.0),
+            )
+            yield "it is the mean of what this call and the one before had to give", halfway
+        yield f"it is world_size = {world_size} times too large: summed, not averaged", scaled(world_size)
+        yield (
+            f"it is world_size = {world_size} times too small: divided once too often",
+            scaled(1 / world_size),
+        )
+        yield "it is the gradient of this rank's own shard: it was never synchronised", one(rank)
+        means, sums = weighted(*(n / total for n in self.sizes)), weighted(*[1.0] * world_size)
+        if not any(all(self._near(mix(name), self.of(name), name) for name in self.union) for mix in (means, sums)):
+            coupled = (
+                "of what the shards give, which one process on all samples does not have: samples see each other, as "
+                "in batch norm (call .eval() in make), or in the loss"
+            )
+            yield f"it is the mean {coupled}", means
+            yield f"it is the sum {coupled}", sums
+        unweighted = weighted(*[1 / world_size] * world_size)
+        yield "it is the plain mean over ranks: shards are uneven, weight them with their samples", unweighted
+        busy = [1 / sum(n > 0 for n in self.sizes) if n else 0.0 for n in self.sizes]
+        yield (
+            "it is the plain mean over ranks that have samples: weight them with their samples",
+            weighted(*busy),
+        )
+        yield (
+            "it is the plain sum over ranks: of means, where one mean is right",
+            sums,
+        )
+        yield f"it is {total} times too small: divided by the samples again", scaled(1 / total)
+        yield f"it is {total} times too large: not divided by the samples", scaled(total)
+        own = self.sizes[rank]
+        if own and own * world_size != total:
+            of_this_rank = f"the {own} sample(s) of this rank, where all ranks have {total}"
+            yield f"it is divided by world_size times {of_this_rank}", scaled(total / (own * world_size))
+            yield f"it is divided by {of_this_rank}", scaled(total / own)
+        for other in range(world_size):
+            yield f"it is the gradient of rank {other}'s shard: copied, not averaged", one(other)
+        for other in range(world_size):
+            left = [n if place != other else 0 for place, n in enumerate(self.sizes)]
+            if sum(left):
+                yield f"the shard of rank {other} is missing", weighted(*(n / total for n in left))
+                yield f"the shard of rank {other} is left out", weighted(*(n / sum(left) for n in left))
+
+
+def gradients(model: nn.Module, loss: Loss, shard: Shard) -> Gradients:
+    """Of one process on one shard; None for every parameter where it has no samples."""
+    one = copy.deepcopy(model)
+    one.zero_grad()
+    if len(shard[0]):
+        backward(one, loss, shard)
+    return {name: None if p.grad is None else whole(p.grad) for name, p in one.named_parameters()}
+
+
+def backward(model: nn.Module, loss: Loss, shard: Shard, factor: float = 1.0) -> None:
+    (factor * loss(model(shard[0]), shard[1])).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if grad is None else grad.to(like.dtype)
