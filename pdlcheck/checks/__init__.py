@@ -14,14 +14,9 @@ from pdlcheck.checks.comm import (
     check_ring_pass,
 )
 from pdlcheck.checks.compression import check_comm_hook
-from pdlcheck.checks.data import (
-    check_digest,
-    check_epoch_loop,
-    check_epochs_differ,
-    check_gathered_digests,
-    check_shards,
-)
 from pdlcheck.checks.data_parallel import check_data_parallel
+from pdlcheck.checks.digests import check_digest, check_gathered_digests
+from pdlcheck.checks.epoch_loop import check_epoch_loop
 from pdlcheck.checks.gradients import check_gradients_equal_single_process
 from pdlcheck.checks.local_sgd import check_local_sgd
 from pdlcheck.checks.metrics import check_metric
@@ -43,6 +38,7 @@ from pdlcheck.checks.same_gradients import check_same_gradients
 from pdlcheck.checks.sampler import check_sampler, check_sampler_resumes
 from pdlcheck.checks.schedules import check_schedule
 from pdlcheck.checks.sharded_layer import check_sharded_layer
+from pdlcheck.checks.shards import check_epochs_differ, check_shards
 from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters
 from pdlcheck.checks.torn import check_torn_files
 from pdlcheck.checks.trajectories import check_same_trajectory, check_world_size_does_not_matter

@@ -148,11 +148,27 @@ class Reference:
             yield f"it is divided by {of_this_rank}", scaled(total / own)
         for other in range(world_size):
             yield f"it is the gradient of rank {other}'s shard: copied, not averaged", one(other)
+        for part in _parts_of(rank, world_size):
+            only = f"only the shards of ranks {', '.join(map(str, part))} are in it"
+            samples = sum(self.sizes[r] for r in part)
+            for what, weights in (
+                ("mean", [n / samples if samples and r in part else 0.0 for r, n in enumerate(self.sizes)]),
+                ("sum", [float(r in part) for r in range(world_size)]),
+                ("sum divided by world_size", [float(r in part) / world_size for r in range(world_size)]),
+            ):
+                yield f"{only}, as a {what}: it was synchronised in a sub-group", weighted(*weights)
         for other in range(world_size):
             left = [n if place != other else 0 for place, n in enumerate(self.sizes)]
             if sum(left):
                 yield f"the shard of rank {other} is missing", weighted(*(n / total for n in left))
                 yield f"the shard of rank {other} is left out", weighted(*(n / sum(left) for n in left))
+
+
+def _parts_of(rank: int, world_size: int) -> Iterator[tuple[int, ...]]:
+    """Groups of ranks that a rank may be in, neither alone nor with all but one: neighbours, and every n-th."""
+    found = {tuple(range(first, last)) for first in range(rank + 1) for last in range(rank + 1, world_size + 1)}
+    found |= {tuple(range(rank % n, world_size, n)) for n in range(2, world_size)}
+    yield from sorted(one for one in found if 1 < len(one) < world_size - 1)
 
 
 def gradients(model: nn.Module, loss: Loss, shard: Shard) -> Gradients:

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from pdlcheck.checks.data import ENOUGH_SAMPLES, check_epochs_differ, check_shards
 from pdlcheck.checks.lost import seed_streams
 from pdlcheck.checks.message import case, failure, name_of, takes_world
+from pdlcheck.checks.shard_rules import ENOUGH_SAMPLES
+from pdlcheck.checks.shards import check_epochs_differ, check_shards
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_sampler", "check_sampler_resumes"]

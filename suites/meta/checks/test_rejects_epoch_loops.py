@@ -146,6 +146,12 @@ def test_ranks_of_one_replica_visit_the_same_samples(world):
         check_epoch_loop(by_replica(4, lambda rank: rank), world, **pairs | {"num_samples": 48})
     with pytest.raises(AssertionError, match=r"shards of ranks \[0, 2\], shards must be disjoint"):
         check_epoch_loop(by_replica(2, lambda rank: 0), world, **pairs)
+    told = (
+        r"the ranks of each of \[\(0, 1\), \(2, 3\)\] have the same samples in one order: right if each holds one "
+        r"replica of the model, as in tensor parallelism: pass same_samples=\[\(0, 1\), \(2, 3\)\]\n"
+    )
+    with pytest.raises(AssertionError, match=told):
+        check_epoch_loop(by_replica(2, lambda rank: rank // 2), world, num_samples=48, world_size=4)
     with pytest.raises(ValueError, match=r"below world_size=4 that have none in common, got \[\[0, 1\], \[1, 2\]\]"):
         check_epoch_loop(by_replica(2, lambda rank: 0), world, **pairs | {"same_samples": [(0, 1), (1, 2)]})
 

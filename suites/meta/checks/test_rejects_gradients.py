@@ -209,6 +209,35 @@ def test_check_gradients_rejects(world, broken, make, shards, message):
         check_gradients_equal_single_process(make, MSE, shards, broken, world)
 
 
+def in_a_subgroup(groups, divided_by):
+    """A mean within sets of ranks, as where the group for tensor parallelism is taken for that of the replicas."""
+
+    def sync(model, num_samples):
+        made = {ranks: dist.new_group(ranks) for ranks in groups}
+        mine = next(group for ranks, group in made.items() if dist.get_rank() in ranks)
+        for grad in grads(model):
+            dist.all_reduce(grad, group=mine)
+            grad /= divided_by
+
+    return sync
+
+
+@pytest.mark.parametrize(
+    ("groups", "divided_by", "cause"),
+    [
+        ([(0, 1), (2, 3)], 2, "ranks 0, 1 are in it, as a mean: it"),
+        ([(0, 2), (1, 3)], 2, "ranks 0, 2 are in it, as a mean: it"),
+        ([(0, 1), (2, 3)], 1, "ranks 0, 1 are in it, as a sum: it"),
+        ([(0, 1), (2, 3)], 4, "ranks 0, 1 are in it, as a sum divided by world_size: it"),
+    ],
+)
+def test_check_gradients_tells_the_subgroup(world, groups, divided_by, cause):
+    shards = [(X[i : i + 1], Y[i : i + 1]) for i in range(4)]
+    check_gradients_equal_single_process(net, MSE, shards, mean, world)
+    with pytest.raises(AssertionError, match=f"only the shards of {cause} was synchronised in a sub-group"):
+        check_gradients_equal_single_process(net, MSE, shards, in_a_subgroup(groups, divided_by), world)
+
+
 def test_check_gradients_rejects_a_millionth_on_one_rank(world):
     with pytest.raises(AssertionError, match=r"rank 2 holds \S+ at \(1, 0\) of the gradient of '0.weight'"):
         check_gradients_equal_single_process(net, MSE, EVEN, off_by_a_little, world)

@@ -1,0 +1,146 @@
+"""What must be true of the samples that ranks have, and the usual reasons why it is not."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+
+from pdlcheck.checks.message import failure
+
+__all__ = ["ENOUGH_SAMPLES", "require_other_orders", "require_shards", "some"]
+
+# 12! orders: that two epochs draw the same one by chance happens once in 5e8 times.
+ENOUGH_SAMPLES = 12
+
+
+def require_shards(
+    subject: str,
+    ranks: dict[int, list[int]],
+    num_samples: int,
+    tail: str,
+    facts: str,
+    order_of_one: Callable[[], list[int]],
+    batch: int = 1,
+    sets: str = "",
+) -> None:
+    """The shards are disjoint and cover the data.
+
+    Args:
+        subject: whose they are, in the message.
+        ranks: the samples of each.
+        num_samples, tail: as in ``check_shards``.
+        facts: the case.
+        order_of_one: draws what a rank has that is alone.
+        batch: of so many samples the last one is left out where it is not full.
+        sets: what to say where sets of ranks have the same samples each; ``{}`` in it stands for the sets.
+    """
+    __tracebackhide__ = True
+    world_size = len(ranks)
+    owners: dict[int, list[int]] = collections.defaultdict(list)
+    for rank, indices in ranks.items():
+        for index in indices:
+            if not 0 <= index < num_samples:
+                raise failure(
+                    f"{subject}: rank {rank} holds sample {index}, there are samples 0 to {num_samples - 1}",
+                    case=facts,
+                )
+            owners[index].append(rank)
+    lengths = [len(indices) for indices in ranks.values()]
+    allowed = batch if tail == "uneven" else 0
+    if max(lengths) - min(lengths) > allowed:
+        raise failure(
+            f"{subject}: the shards have {lengths} samples, they may differ by {allowed}",
+            likely_cause="ranks without a batch leave the others waiting at the end of the epoch",
+            case=facts,
+        )
+    repeats = sum(lengths) - len(owners)
+    least = -num_samples % world_size if tail == "pad" else 0
+    if repeats > least:
+        shared = {sample: sorted(set(by)) for sample, by in owners.items() if len(set(by)) > 1}
+        twice = {sample: by for sample, by in owners.items() if len(by) > len(set(by))}
+        if sum(len(by) - 1 for by in shared.values()) > least:
+            sample, by = next(iter(shared.items()))
+            found = f"sample {sample} is in the shards of ranks {by}, shards must be disjoint"
+        else:
+            sample, by = next(iter(twice.items()))
+            rank = next(rank for rank in by if by.count(rank) > 1)
+            found = f"rank {rank} draws sample {sample} {by.count(rank)} times, it must draw it once"
+        raise failure(
+            f"{subject}: {found}",
+            repeated=f"{repeats} samples more than there are, {least} allowed",
+            likely_cause=_why_repeated(ranks, num_samples, least, sets),
+            case=facts,
+        )
+    missing = sorted(set(range(num_samples)) - owners.keys())
+    if len(missing) > (num_samples % world_size if tail == "drop" else 0) + world_size * (batch - 1):
+        raise failure(
+            f"{subject}: {some(missing)} in no shard, the shards must cover all {num_samples}",
+            likely_cause=_why_missing(missing, num_samples, order_of_one(), lengths),
+            case=facts,
+        )
+
+
+def require_other_orders(subject: str, orders: Sequence[dict[int, list[int]]], facts: str) -> None:
+    """Of each rank, in each epoch after the first, than in any before."""
+    __tracebackhide__ = True
+    for epoch, now in enumerate(orders):
+        for earlier in reversed(range(epoch)):
+            for rank, later in now.items():
+                if orders[earlier][rank] == later:
+                    raise failure(
+                        f"{subject}: rank {rank} has {some(later)} in epochs {earlier} and {epoch}",
+                        likely_cause=_why_again(epoch - earlier),
+                        case=facts,
+                    )
+
+
+def _why_again(period: int) -> str:
+    if period == 1:
+        return "the epoch does not reach the sampler: set_epoch was forgotten"
+    return (
+        f"the order comes again after {period} epochs: the number that reaches the sampler is not that of the epoch "
+        "in the whole training, but one that starts anew"
+    )
+
+
+def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, told: str) -> str:
+    """Whether ranks share samples, or draw their own again, or pad their shards to one length."""
+    ranks = list(by_rank.values())
+    sets = [set(indices) for indices in ranks]
+    covered = set().union(*sets)
+    if len(ranks) > 1 and all(sorted(indices) == list(range(num_samples)) for indices in ranks):
+        return "every rank has the whole data set: the sampler is missing"
+    if len(ranks) > 1 and all(sorted(indices) == sorted(ranks[0]) for indices in ranks):
+        return "all ranks have the same shard: the rank does not reach what cuts the order"
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for rank, indices in by_rank.items():
+        alike.setdefault(tuple(indices), []).append(rank)
+    together = [tuple(own) for own in alike.values()]
+    if len(together) > 1 and all(len(own) > 1 for own in together):
+        return f"the ranks of each of {together} have the same samples in one order{told.format(together)}"
+    if len(covered) == num_samples and {len(indices) for indices in ranks} == {-(-num_samples // len(ranks))}:
+        return "the shards are padded to one length with samples that come again"
+    if sum(map(len, sets)) - len(covered) <= least:
+        again = [rank for rank, indices in by_rank.items() if len(set(indices)) < len(indices)]
+        return f"ranks {again} draw samples of their own again"
+    return "ranks draw different orders, or cut the order in overlapping parts"
+
+
+def _why_missing(missing: list[int], num_samples: int, order: list[int], lengths: list[int]) -> str | None:
+    """Where the samples in no shard are in the order that one rank draws."""
+    if order and set(missing) <= set(range(num_samples)) - set(order):
+        return "they are not in the order that is cut: one rank alone leaves them out too"
+    places = [place for place, sample in enumerate(order) if sample in missing]
+    if places == list(range(len(missing))):
+        return "the first samples of the order are left out"
+    if places == list(range(num_samples - len(missing), num_samples)) or missing[0] == num_samples - len(missing):
+        if len(missing) < len(lengths) and len(set(lengths)) == 1:
+            return "the tail is dropped: pass tail='drop' if that is meant"
+        return "the tail is dropped"
+    return None
+
+
+def some(indices: Sequence[int]) -> str:
+    """A few of many samples: ``samples 3, 5, 6, ... (17 in all)``."""
+    shown = ", ".join(map(str, indices[:6]))
+    return f"samples {shown}" if len(indices) <= 6 else f"samples {shown}, ... ({len(indices)} in all)"
