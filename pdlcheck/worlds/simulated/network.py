@@ -15,7 +15,7 @@ from torch import Tensor
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError
 from pdlcheck.faults import Corrupt, Fault, Slow
 from pdlcheck.worlds.semantics import Semantics
-from pdlcheck.worlds.simulated.borrowed import require_own_group
+from pdlcheck.worlds.simulated.borrowed import Ended, require_own_group
 from pdlcheck.worlds.simulated.c10d import is_as_joined, serve_another_world
 from pdlcheck.worlds.simulated.claims import Claims
 from pdlcheck.worlds.simulated.collectives import read_by, written_by
@@ -63,6 +63,8 @@ class Network:
         self.worn = True
         self.store = SimulatedStore(self.scheduler)
         for rank in self.scheduler.ranks:
+            for group in self._groups(rank):
+                group.end(Ended())
             rank.c10d = {}
         self._forget()
 
@@ -85,15 +87,18 @@ class Network:
         """A run starts, which suffers these faults: operations are counted from 0."""
         self.last.clear()
         for rank in self.scheduler.ranks:
-            for group in rank.c10d.get("pg_map", ()):
-                if isinstance(group, WatchedGroup):
-                    group.count_anew()
+            for group in self._groups(rank):
+                group.count_anew()
         self.suffering = Suffering(
             [fault for fault in faults if not isinstance(fault, Slow)], len(self.scheduler.ranks)
         )
         self._limits: list[tuple[float, int, Callable[[], None]]] = []  # of waits: seconds, rank, what tells of its end
         self.traffic = Traffic(len(self.scheduler.ranks))
         self._random = random.Random(self._seed)
+
+    @staticmethod
+    def _groups(rank: RankThread) -> list[WatchedGroup]:
+        return [group for group in rank.c10d.get("pg_map", ()) if isinstance(group, WatchedGroup)]
 
     def _suffer(self, signature: Signature) -> list[Corrupt]:
         """Apply the faults that this operation meets, and what earlier ones leave of it."""

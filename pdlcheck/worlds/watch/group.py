@@ -117,6 +117,10 @@ class WatchedGroup(dist.ProcessGroup):
         """The next collective is the first of this group; so it must be on all ranks."""
         self._collectives = 0
 
+    def end(self, engine: Engine) -> None:
+        """Nobody answers any more, which ``engine`` is to say."""
+        self._engine = engine
+
     # -- one operation -----------------------------------------------------------------------------
 
     def _line_and_names(self, tensor: Tensor | None) -> tuple[str, tuple[Name, ...], str]:

@@ -28,6 +28,7 @@ __all__ = ["FRAMES", "Name", "line_and_names"]
 FRAMES = 4  # innermost user frames that are searched
 _ITEMS = 256  # longer lists and dicts are not searched
 _CONTAINERS = frozenset({dict, list, tuple})
+_PLAIN = frozenset({str, int, bool, float, type(None)})
 _DEPTH = 2  # lists in dicts are, as an optimizer keeps its parameters
 _CALLS = 4096  # remembered
 _CHECKS = os.path.join(str(Path(__file__).parents[2]), "checks") + os.sep
@@ -89,21 +90,28 @@ def _in_scope(wanted: object, scope: Mapping[str, Any]) -> Iterator[str]:
         if value is wanted:
             yield name
         elif type(value) in _CONTAINERS:
-            yield from _in_container(wanted, name, value, _DEPTH)
+            yield from (name + places for places in _in_container(wanted, value, _DEPTH))
     own = getattr(scope.get("self"), "__dict__", None)
     if own:
         yield from (f"self.{name}" for name in _in_scope(wanted, {k: v for k, v in own.items() if k != "self"}))
 
 
-def _in_container(wanted: object, name: str, container: Any, depth: int) -> Iterator[str]:
+def _in_container(wanted: object, container: Any, depth: int) -> Iterator[str]:
+    """The places that hold the object: ``['w1']``, ``[0][3]``."""
     if len(container) > _ITEMS:
         return
-    items = container.items() if type(container) is dict else enumerate(container)
-    for key, held in items:
+    pairs = enumerate(container.items() if type(container) is dict else zip(range(_ITEMS), container, strict=False))
+    for place, (key, held) in pairs:
         if held is wanted:
-            yield f"{name}[{key!r}]"
+            yield _place(key, place)
         elif depth > 1 and type(held) in _CONTAINERS:
-            yield from _in_container(wanted, f"{name}[{key!r}]", held, depth - 1)
+            yield from (_place(key, place) + inner for inner in _in_container(wanted, held, depth - 1))
+
+
+def _place(key: object, place: int) -> str:
+    """A key in brackets. One whose text may take long, differ among ranks, or ask a tensor for its values, has none."""
+    parts = key if type(key) is tuple else (key,)
+    return f"[{key!r}]" if all(type(part) in _PLAIN for part in parts) else f"[<{type(key).__name__} {place}>]"
 
 
 def _parameter(frame: FrameType, argument: str) -> Iterator[str]:

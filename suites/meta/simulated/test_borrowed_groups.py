@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -41,6 +44,64 @@ def test_the_rank_that_made_the_group_and_the_cure_are_named():
 
 def test_a_group_of_each_ranks_own_is_no_borrowed_one():
     assert get_world("sim").run(in_a_global_by_rank, world_size=2) == [[2, 2]] * 2
+
+
+def with_a_kept_group(new):
+    """As a program's cache does that outlives the test."""
+    if dist.get_rank() not in GROUPS:
+        GROUPS[dist.get_rank()] = dist.new_group([0, 1]) if new else dist.group.WORLD
+    return _total(GROUPS[dist.get_rank()])
+
+
+@functools.lru_cache
+def kept_by_a_cache(rank):
+    return dist.new_group([0, 1])
+
+
+def with_a_cached_group():
+    return _total(kept_by_a_cache(dist.get_rank()))
+
+
+def then_fails():
+    GROUPS[dist.get_rank()] = dist.group.WORLD
+    if dist.get_rank() == 1:
+        raise ValueError("in the midst of it")
+    dist.barrier()
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_a_group_of_an_earlier_run_is_told(new):
+    GROUPS.clear()
+    world = get_world("sim")
+    assert world.run(with_a_kept_group, new, world_size=2) == [[2, 2]] * 2
+    named = rf"globals of {__name__} for itself|globals of .*, {__name__}"
+    with pytest.raises(Unsupported, match=r"made in an earlier run, at .*begin each run with new groups") as raised:
+        world.run(with_a_kept_group, new, world_size=3)
+    assert re.search(named, str(raised.value))
+
+
+def test_a_group_in_a_cache_of_functions_is_told_with_its_module():
+    kept_by_a_cache.cache_clear()
+    GROUPS.clear()
+    world = get_world("sim")
+    assert world.run(with_a_cached_group, world_size=2) == [[2, 2]] * 2
+    with pytest.raises(Unsupported, match=rf"made in an earlier run, .*{__name__}"):
+        world.run(with_a_cached_group, world_size=2)
+    kept_by_a_cache.cache_clear()
+    assert world.run(with_a_cached_group, world_size=2) == [[2, 2]] * 2
+    kept_by_a_cache.cache_clear()
+
+
+def test_a_group_from_before_a_failure_is_told_on_the_same_ranks():
+    GROUPS.clear()
+    with get_world("sim").open(2) as ranks:
+        with pytest.raises(ValueError, match="in the midst of it"):
+            ranks.run(then_fails)
+        with pytest.raises(Unsupported, match="made in an earlier run"):
+            ranks.run(with_a_kept_group, False)
+        GROUPS.clear()
+        assert ranks.run(with_a_kept_group, True) == [[2, 2]] * 2
+        assert ranks.run(with_a_kept_group, True) == [[2, 2]] * 2  # these ranks stay, and so do their groups
 
 
 def test_processes_have_globals_of_their_own():
