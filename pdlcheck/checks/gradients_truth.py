@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,11 @@ __all__ = ["Gradients", "Loss", "Reference", "Shard", "backward", "gradients", "
 Shard = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 Gradients = dict[str, Tensor | None]
+
+_COUPLED = (
+    "samples of one shard see those of others, as in batch norm or a contrastive loss: on ranks they must see the same "
+    "ones, through a gather that gradients come back through"
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,28 @@ class Reference:
                 return text
         if all(replace(self, dtype=torch.float32).accepts(name, found[name]) for name in wrong):
             return ROUNDED
-        return None
+        return _COUPLED if self._sees_others() else None
+
+    def _mix(self, weights: Sequence[float]) -> Callable[[str], Tensor]:
+        """A sum of what the shards give, each with its weight."""
+
+        def mix(name: str) -> Tensor:
+            like = self.of(name)
+            parts = [w * or_zero(grads[name], like) for w, grads in zip(weights, self.shards, strict=True)]
+            return torch.stack(parts).sum(0)
+
+        return mix
+
+    def _means(self) -> Callable[[str], Tensor]:
+        return self._mix([n / sum(self.sizes) for n in self.sizes])
+
+    def _sums(self) -> Callable[[str], Tensor]:
+        return self._mix([1.0] * len(self.sizes))
+
+    def _sees_others(self) -> bool:
+        """Whether what a sample gives depends on those of other shards, as in batch norm or a contrastive loss."""
+        alike = (all(self._near(mix(n), self.of(n), n) for n in self.union) for mix in (self._means(), self._sums()))
+        return not any(alike)
 
     def _near(self, found: Tensor | None, candidate: Tensor, name: str) -> bool:
         held = or_zero(found, candidate)
@@ -84,12 +110,7 @@ class Reference:
         world_size, total = len(self.sizes), sum(self.sizes)
 
         def weighted(*weights: float) -> Callable[[str], Tensor]:
-            def mix(name: str) -> Tensor:
-                like = self.of(name)
-                parts = [w * or_zero(grads[name], like) for w, grads in zip(weights, self.shards, strict=True)]
-                return torch.stack(parts).sum(0)
-
-            return mix
+            return self._mix(weights)
 
         def one(place: int) -> Callable[[str], Tensor]:
             return weighted(*(float(place == other) for other in range(world_size)))
@@ -115,13 +136,13 @@ class Reference:
             )
             yield "it is the mean of what this call and the one before had to give", halfway
         yield f"it is world_size = {world_size} times too large: summed, not averaged", scaled(world_size)
-        yield (
-            f"it is world_size = {world_size} times too small: divided once too often",
-            scaled(1 / world_size),
-        )
+        sees_others, cut = self._sees_others(), ""
+        if sees_others:
+            cut = ", or a gather in the loss cuts the way back to the outputs of other ranks"
+        yield f"it is world_size = {world_size} times too small: divided once too often{cut}", scaled(1 / world_size)
         yield "it is the gradient of this rank's own shard: it was never synchronised", one(rank)
-        means, sums = weighted(*(n / total for n in self.sizes)), weighted(*[1.0] * world_size)
-        if not any(all(self._near(mix(name), self.of(name), name) for name in self.union) for mix in (means, sums)):
+        means, sums = self._means(), self._sums()
+        if sees_others:
             coupled = (
                 "of what the shards give, which one process on all samples does not have: samples see each other, as "
                 "in batch norm (call .eval() in make), or in the loss"

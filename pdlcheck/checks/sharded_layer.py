@@ -5,6 +5,7 @@ Which part of the whole a rank holds need not be said: the ranks first cut a cop
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -15,7 +16,16 @@ from torch import Tensor, nn
 from pdlcheck.checks import sharded_layer_causes as likely
 from pdlcheck.checks.held import bits
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world, wrong_on_ranks
-from pdlcheck.checks.sharded_layer_passes import Cut, Select, Tensors, on_a_rank, tensors_of, values_of, whole_pass
+from pdlcheck.checks.sharded_layer_passes import (
+    Cut,
+    Pass,
+    Select,
+    Tensors,
+    on_a_rank,
+    tensors_of,
+    values_of,
+    whole_pass,
+)
 from pdlcheck.checks.state import made_wide
 from pdlcheck.checks.tolerances import RELATIVE, require_dtype
 from pdlcheck.errors import Inconclusive
@@ -34,10 +44,12 @@ def check_sharded_layer(
     inputs_of: Select | None = None,
     output_of: Select | None = None,
     sync: Callable[[nn.Module], object] | None = None,
+    buffers: bool = True,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> None:
-    """Outputs, gradients of inputs and gradients of parameters must be those of the whole layer.
+    """Outputs, gradients of inputs and of parameters, and buffers of the same name and shape must be those of the whole
+    layer.
 
     For tensor, sequence, context and expert parallel layers, also written by hand. All in float64; an element may be
     off by 1e-9 of the largest of its tensor, by 2e-5 in float32. Each element of the whole layer must be held by some
@@ -58,13 +70,14 @@ def check_sharded_layer(
             return the whole output, each begins with the whole gradient, as if all computed the same loss.
         sync: called on every rank with its module after each backward pass, such as to add the gradients of parameters
             that several ranks hold.
+        buffers: False where ranks keep statistics in another way than the whole layer, by intention.
         dtype: in which the layer computes and is compared; float32 where it is written for that, or casts to it.
         seed: of the weights, and of the gradient of the output.
 
     Raises:
         AssertionError: names batch, rank, tensor and index, and the likely cause: a sum over ranks that is missing, or
             taken twice; elements that no rank holds.
-        Inconclusive: the whole layer draws random numbers, or its output depends on nothing that could be wrong.
+        Inconclusive: the whole layer draws random numbers, or has gradients which are all zero.
 
     Example:
         >>> import torch.distributed as dist
@@ -101,8 +114,9 @@ def check_sharded_layer(
                 if parameter.is_complex():
                     raise TypeError(f"check_sharded_layer takes real parameters, {name!r} is {parameter.dtype}")
                 parameter.copy_(parameter.float())  # exact also in a shard that was made in float32
-        truths = [whole_pass(layer, _cast(batch, dtype)) for batch in batches]
-        again = whole_pass(layer, _cast(batches[0], dtype), truths[0].gradients_of_output)
+        one = copy.deepcopy(layer)
+        truths = [whole_pass(one, _cast(batch, dtype)) for batch in batches]
+        again = whole_pass(copy.deepcopy(layer), _cast(batches[0], dtype), truths[0].gradients_of_output)
     who = name_of(shard)
     terms = _Terms(case(world, world_size, seed=seed), RELATIVE[dtype])
     if not all(torch.equal(a, b) for a, b in zip(again.outputs, truths[0].outputs, strict=True)):
@@ -113,9 +127,14 @@ def check_sharded_layer(
     held = _require_elements(who, layer, everyone, terms)
     for number, truth in enumerate(truths):
         when, grads = f"{who}: batch {number}:", _flat(layer, truth.parameters_grad)
+        _require_outputs(when, number, layer, everyone, terms)
+        if buffers:
+            _require_buffers(when, number, truth.buffers, everyone, terms)
+        if not any(g is not None for g in (*truth.parameters_grad.values(), *truth.inputs_grad)):
+            _require_something(when, truth)
+            continue
         if not grads.any() and not any(g is not None and g.any() for g in truth.inputs_grad):
             raise Inconclusive(f"{when} no gradient of the whole layer differs from zero, no fault would show")
-        _require_outputs(when, number, layer, everyone, terms)
         _require_parameters(when, number, grads, everyone, held, terms)
         _require_equal_copies(when, number, len(grads), everyone, terms)
         _require_inputs(when, number, everyone, terms)
@@ -185,6 +204,31 @@ def _require_outputs(when: str, number: int, layer: nn.Module, everyone: Sequenc
                 *likely.multiple(value, goal),
             ]
             _require(f"{when} rank {rank} returns", "", value, goal, causes, terms)
+
+
+def _require_something(when: str, truth: Pass) -> None:
+    """A layer without gradients, such as one that makes targets, is what it returns."""
+    __tracebackhide__ = True
+    if not any(y.any() for y in truth.outputs):
+        raise Inconclusive(f"{when} the whole layer has no gradient and returns zeros, no fault would show")
+
+
+def _require_buffers(
+    when: str, number: int, wanted: Mapping[str, Tensor], everyone: Sequence[Cut], terms: _Terms
+) -> None:
+    __tracebackhide__ = True
+    for name, goal in wanted.items():
+        held = [cut.passes[number].buffers.get(name) for cut in everyone]
+        parts = [part.to(goal.dtype) for part in held if part is not None and part.shape == goal.shape]
+        for rank, value in enumerate(held):
+            if value is not None and value.shape == goal.shape:
+                causes = (
+                    [*likely.of_parts(value, goal, parts), *likely.multiple(value, goal)]
+                    if goal.is_floating_point()
+                    else []
+                )
+                cure = "buffers=False accepts what ranks keep in another way by intention"
+                _require(f"{when} rank {rank} holds", f" of buffer {name!r}", value, goal, causes, terms, cure=cure)
 
 
 def _require_parameters(

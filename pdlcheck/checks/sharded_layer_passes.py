@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.state import whole
+from pdlcheck.checks.state import plain_name, whole
 
 __all__ = ["Cut", "Pass", "Select", "Tensors", "on_a_rank", "tensors_of", "values_of", "whole_pass"]
 
@@ -29,6 +29,7 @@ class Pass:
         gradients_of_output: where the backward pass began.
         inputs_grad: None for what is not floating point, or got none.
         parameters_grad: by name.
+        buffers: by name, afterwards.
     """
 
     inputs: Tensors
@@ -36,6 +37,7 @@ class Pass:
     gradients_of_output: Tensors
     inputs_grad: list[Tensor | None]
     parameters_grad: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
 
 
 @dataclass
@@ -56,8 +58,8 @@ class Cut:
 
 
 def whole_pass(layer: nn.Module, inputs: Tensors, gradients: Tensors | None = None) -> Pass:
-    one = copy.deepcopy(layer)
-    return _pass(one, one, inputs, lambda outputs: gradients or tuple(map(_drawn_like, outputs)))
+    """Of the whole layer, whose buffers it may change."""
+    return _pass(layer, layer, inputs, lambda outputs: gradients or tuple(map(_drawn_like, outputs)))
 
 
 def _pass(
@@ -83,6 +85,7 @@ def _pass(
         gradients,
         [None if x.grad is None else whole(x.grad) for x in given],
         grads,
+        {plain_name(name): whole(buffer) for name, buffer in parameters.named_buffers()},
     )
 
 
