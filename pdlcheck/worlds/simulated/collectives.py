@@ -37,8 +37,10 @@ def moves(operations: Sequence[Operation], parts: Sequence[Sequence[Part]], orde
     if signature.reduce_op == "PREMUL_SUM":
         parts = [_multiplied(own, operation) for own, operation in zip(parts, operations, strict=True)]
     writes: list[list[Write]] = [[] for _ in operations]
+    alike = all(operation.signature.shapes == signature.shapes for operation in operations)
     for column in zip(*parts, strict=True):
-        moved = _MOVES[signature.op](column, root, operations[0].reduce_op, order)
+        ranks = column if alike else _in_one_shape(column)
+        moved = _MOVES[signature.op](ranks, root, operations[0].reduce_op, order)
         for mine, more in zip(writes, moved, strict=True):
             mine += more
     return writes
@@ -67,10 +69,16 @@ def write(writes: Sequence[Write]) -> None:
     """
     for output, value in writes:
         if output.layout == torch.strided:
-            output.data.copy_(value.data)
+            output.data.copy_(value.data if value.shape == output.shape else value.data.reshape(output.shape))
         else:
             with torch.no_grad():
                 output.copy_(value.data)
+
+
+def _in_one_shape(parts: Sequence[Part]) -> Sequence[Part]:
+    """The inputs of ranks that differ in dimensions of one element."""
+    shapes = [tensor.shape for part in parts for tensor in part.inputs[:1]]
+    return [Part([tensor.reshape(shapes[0]) for tensor in part.inputs], part.outputs) for part in parts]
 
 
 def _multiplied(parts: Sequence[Part], operation: Operation) -> list[Part]:

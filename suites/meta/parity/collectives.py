@@ -34,6 +34,21 @@ def broadcast_of_every_dtype():
     return seen
 
 
+def collectives_of_shapes_that_differ_in_ones():
+    """A loss without dimensions here, of one element there: what counts is the number of elements."""
+    odd = dist.get_rank() % 2
+    total = torch.ones(()) if odd else torch.ones(1)
+    dist.all_reduce(total)
+    row = torch.full((1, 2) if odd else (2,), float(dist.get_rank()))
+    everyone = [torch.zeros_like(row) for _ in range(4)]
+    dist.all_gather(everyone, row)
+    dist.broadcast(row, 1)
+    mine = torch.zeros(2, 1) if odd else torch.zeros(2)
+    dist.reduce_scatter_tensor(mine, torch.arange(8.0).view(8, 1) if odd else torch.arange(8.0))
+    scattered = torch.zeros(2, 1, 2) if odd else torch.zeros(2, 2)
+    dist.scatter(scattered, [torch.full((2, 2), float(i)) for i in range(4)] if dist.get_rank() == 2 else None, 2)
+    return _told(total, *everyone, row, mine, scattered)
+
 
 def all_gather_coalesced():
     out = [[torch.zeros(1), torch.zeros(2)] for _ in range(4)]
