@@ -94,7 +94,12 @@ def check_data_parallel(
         "another order of gradients on each rank": _Crossed,
         "gradients that are kept and zeroed": _layers,
     }
-    if all(world.run(_takes, wrap, _Scaled().to(dtype), world_size=world_size)):
+    try:
+        takes_scalars = all(world.run(_takes, wrap, _Scaled().to(dtype), world_size=world_size))
+    except Exception as error:
+        error.add_note("while check_data_parallel wrapped a model with a parameter without dimensions")
+        raise
+    if takes_scalars:
         models["a parameter without dimensions"] = _Scaled
     if unused:
         models["parameters unused on other ranks each"] = _Gated
@@ -187,7 +192,7 @@ class _Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(()))
+        self.weight = nn.Parameter(torch.zeros(1))
         self.register_buffer("mean", torch.zeros(3))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("kept", torch.zeros(2), persistent=False)

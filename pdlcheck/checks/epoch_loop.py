@@ -15,6 +15,7 @@ from pdlcheck.errors import Inconclusive
 __all__ = ["check_epoch_loop"]
 
 _ONE_REPLICA = ": right if each holds one replica of the model, as in tensor parallelism: pass same_samples={}"
+_DEALT = "; if whole batches are dealt to ranks in turn, as accelerate's loaders do, pass dealt_in=, the samples in one"
 
 
 @takes_world
@@ -28,6 +29,7 @@ def check_epoch_loop(
     tail: Literal["uneven", "pad", "drop"] = "pad",
     shuffle: bool = True,
     drop_last: int | None = None,
+    dealt_in: int = 1,
     same_samples: Sequence[Sequence[int]] = (),
 ) -> None:
     """In each epoch of a program's loop ranks must share the data out, and in another order than in any before.
@@ -46,6 +48,8 @@ def check_epoch_loop(
         shuffle: False for a loop that keeps one order by intention.
         drop_last: the samples in a batch of each rank, where the loader has ``drop_last=True``: it must leave out what
             does not fill the last batch, and no more.
+        dealt_in: the samples in a batch, where whole batches are dealt to the ranks in turn, as accelerate's loaders
+            do: up to ``world_size * dealt_in - 1`` samples are then repeated, or dropped.
         same_samples: sets of ranks that visit the same samples in one order, as in tensor parallelism those do that
             hold one replica of the model; each set counts as one of those that share the data out.
 
@@ -73,6 +77,11 @@ def check_epoch_loop(
         raise Inconclusive(f"check_epoch_loop needs {ENOUGH_SAMPLES} samples for each rank, got {num_samples}")
     if drop_last is not None and drop_last < 1:
         raise ValueError(f"check_epoch_loop takes drop_last as the samples in a batch, 1 or more, got {drop_last}")
+    if dealt_in < 1 or (dealt_in > 1 and drop_last is not None):
+        raise ValueError(
+            "check_epoch_loop takes dealt_in as the samples in a batch, 1 or more, and without drop_last, got "
+            f"{dealt_in} and {drop_last}; for a loader that drops the last round pass tail='drop'"
+        )
     ranks: list[list[list[int]]] = world.run(_visited, visit, num_samples, epochs, world_size=world_size)
     subject = name_of(visit)
     for rank, visited in enumerate(ranks):
@@ -89,7 +98,18 @@ def check_epoch_loop(
                 _require_the_same(subject, (first, ranks[first][epoch]), (rank, ranks[rank][epoch]), facts)
         if drop_last is not None:
             _require_whole_batches(subject, order, num_samples, tail, drop_last, facts)
-        require_shards(subject, order, num_samples, tail, facts, list, batch=drop_last or 1, sets=_ONE_REPLICA)
+        require_shards(
+            subject,
+            order,
+            num_samples,
+            tail,
+            facts,
+            list,
+            batch=drop_last or 1,
+            dealt_in=dealt_in,
+            sets=_ONE_REPLICA,
+            padded=_DEALT if dealt_in == 1 else "",
+        )
     if shuffle:
         require_other_orders(subject, orders, case(world, world_size, num_samples=num_samples))
 

@@ -21,7 +21,9 @@ def require_shards(
     facts: str,
     order_of_one: Callable[[], list[int]],
     batch: int = 1,
+    dealt_in: int = 1,
     sets: str = "",
+    padded: str = "",
 ) -> None:
     """The shards are disjoint and cover the data.
 
@@ -32,7 +34,9 @@ def require_shards(
         facts: the case.
         order_of_one: draws what a rank has that is alone.
         batch: of so many samples the last one is left out where it is not full.
+        dealt_in: samples that go to a rank together, so that a round of all ranks has ``world_size`` times as many.
         sets: what to say where sets of ranks have the same samples each; ``{}`` in it stands for the sets.
+        padded: what to say where all ranks have as many samples, some of them again.
     """
     __tracebackhide__ = True
     world_size = len(ranks)
@@ -46,7 +50,8 @@ def require_shards(
                 )
             owners[index].append(rank)
     lengths = [len(indices) for indices in ranks.values()]
-    allowed = batch if tail == "uneven" else 0
+    a_round = world_size * dealt_in
+    allowed = max(batch, dealt_in) if tail == "uneven" else 0
     if max(lengths) - min(lengths) > allowed:
         raise failure(
             f"{subject}: the shards have {lengths} samples, they may differ by {allowed}",
@@ -54,7 +59,7 @@ def require_shards(
             case=facts,
         )
     repeats = sum(lengths) - len(owners)
-    least = -num_samples % world_size if tail == "pad" else 0
+    least = -num_samples % a_round if tail == "pad" else 0
     if repeats > least:
         shared = {sample: sorted(set(by)) for sample, by in owners.items() if len(set(by)) > 1}
         twice = {sample: by for sample, by in owners.items() if len(by) > len(set(by))}
@@ -68,11 +73,11 @@ def require_shards(
         raise failure(
             f"{subject}: {found}",
             repeated=f"{repeats} samples more than there are, {least} allowed",
-            likely_cause=_why_repeated(ranks, num_samples, least, sets),
+            likely_cause=_why_repeated(ranks, num_samples, least, sets, padded),
             case=facts,
         )
     missing = sorted(set(range(num_samples)) - owners.keys())
-    if len(missing) > (num_samples % world_size if tail == "drop" else 0) + world_size * (batch - 1):
+    if len(missing) > (num_samples % a_round if tail == "drop" else 0) + world_size * (batch - 1):
         raise failure(
             f"{subject}: {some(missing)} in no shard, the shards must cover all {num_samples}",
             likely_cause=_why_missing(missing, num_samples, order_of_one(), lengths),
@@ -103,7 +108,7 @@ def _why_again(period: int) -> str:
     )
 
 
-def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, told: str) -> str:
+def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, told: str, padded: str) -> str:
     """Whether ranks share samples, or draw their own again, or pad their shards to one length."""
     ranks = list(by_rank.values())
     sets = [set(indices) for indices in ranks]
@@ -122,8 +127,9 @@ def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, t
         return "the shards are padded to one length with samples that come again"
     if sum(map(len, sets)) - len(covered) <= least:
         again = [rank for rank, indices in by_rank.items() if len(set(indices)) < len(indices)]
-        return f"ranks {again} draw samples of their own again"
-    return "ranks draw different orders, or cut the order in overlapping parts"
+        return f"ranks {again} draw samples of their own again{padded}"
+    several = padded if len(set(map(len, ranks))) == 1 and len(covered) == num_samples else ""
+    return f"ranks draw different orders, or cut the order in overlapping parts{several}"
 
 
 def _why_missing(missing: list[int], num_samples: int, order: list[int], lengths: list[int]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -169,6 +170,7 @@ class SimulatedRanks:
         self.intact = True  # ranks that are lost are replaced
         self._broken_off = False
         self._own_modules = world.own_modules()
+        self._known = known_own_globals()
         self._serve(idle.take(world_size) or Network(world_size))
 
     def _serve(self, network: Network) -> None:
@@ -237,11 +239,23 @@ class SimulatedRanks:
         faults = check_faults(self._world.faults if faults is None else faults, self.world_size)
         bodies = [partial(self._as_rank, rank, body) for rank, body in enumerate(bodies)]
         try:
-            return self._run(bodies, schedule or self._world.schedule, faults)
+            outcomes = self._run(bodies, schedule or self._world.schedule, faults)
+            self._warn_of_late_imports()
+            return outcomes
         except Inconclusive:
             if isinstance(faults, DrawnFaults):
                 faults.reject()
             raise
+
+    def _warn_of_late_imports(self) -> None:
+        """What ranks import while they run, they share until they are opened anew."""
+        late, self._known = [name for name in known_own_globals() if name not in self._known], known_own_globals()
+        if late and self.world_size > 1:
+            warnings.warn(
+                f"simulated ranks shared {' and '.join(late)} in this run, which keeps the rank of a process: it was "
+                "imported while they ran; import it at the top of the file of the test, and each rank has its own",
+                stacklevel=2,
+            )
 
     def give_to_controller(self, rank: int) -> None:
         """What this rank has set for its thread in the last run is the controller's from now on, and so all ranks'."""

@@ -300,3 +300,16 @@ def test_check_data_parallel_needs_two_ranks_and_the_context_that_is_promised(wo
 
 class Silent(Plain):
     no_sync = None
+
+
+class TakesTheFirstDimension(Plain):
+    def __init__(self, module):
+        super().__init__(module)
+        self.rows = sum(parameter.shape[0] for parameter in module.parameters())
+
+
+def test_the_model_that_a_wrapper_dies_of_is_named(world):
+    with pytest.raises(IndexError) as raised:
+        check_data_parallel(TakesTheFirstDimension, world, no_sync=False)
+    notes = "\n".join(raised.value.__notes__)
+    assert "while check_data_parallel wrapped a model with a parameter without dimensions" in notes

@@ -125,6 +125,49 @@ def test_check_epoch_loop_rejects_other_than_full_batches(world, broken, message
         check_epoch_loop(broken, world, num_samples=30, world_size=2, drop_last=4)
 
 
+def dealt(tail, batch_size=4, wrong=False):
+    """Whole batches go to the ranks in turn; the last round is filled with first samples, left out, or as it is."""
+
+    def visit(dataset, epochs):
+        rank, world_size, seen = dist.get_rank(), dist.get_world_size(), []
+        for epoch in range(epochs):
+            order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(epoch)).tolist()
+            a_round = batch_size * world_size
+            if tail == "drop":
+                order = order[: len(order) // a_round * a_round]
+            if tail == "pad":
+                order += order[: -len(order) % a_round + (a_round if wrong else 0)]
+            batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+            seen.append(batches[rank::world_size])
+        return seen
+
+    return visit
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "uneven"])
+@pytest.mark.parametrize("num_samples", [32, 33, 41, 47])
+def test_check_epoch_loop_accepts_batches_that_are_dealt(world, tail, num_samples):
+    check_epoch_loop(dealt(tail), world, num_samples=num_samples, world_size=2, tail=tail, dealt_in=4)
+
+
+def test_check_epoch_loop_says_what_to_pass_for_batches_that_are_dealt(world):
+    told = "if whole batches are dealt to ranks in turn, as accelerate's loaders do, pass dealt_in=, the samples in one"
+    with pytest.raises(AssertionError, match=told):
+        check_epoch_loop(dealt("pad"), world, num_samples=41, world_size=2)
+
+
+@rows(
+    (dealt("pad", wrong=True), "pad", 33, "repeated +15 samples more than there are, 7 allowed"),
+    (dealt("pad", batch_size=8), "pad", 33, "repeated +15 samples more than there are, 7 allowed"),
+    (dealt("drop", batch_size=6), "drop", 45, "the shards must cover all 45"),
+    (dealt("uneven", batch_size=6), "uneven", 42, r"the shards have \[24, 18\] samples, they may differ by 4"),
+    names=("broken", "tail", "num_samples", "message"),
+)
+def test_check_epoch_loop_rejects_batches_that_are_dealt_otherwise(world, broken, tail, num_samples, message):
+    with pytest.raises(AssertionError, match=message):
+        check_epoch_loop(broken, world, num_samples=num_samples, world_size=2, tail=tail, dealt_in=4)
+
+
 def by_replica(replicas, number):
     """Each replica is on two ranks; ``number`` gives the sampler the place of the rank."""
 
@@ -161,6 +204,8 @@ def test_check_epoch_loop_says_what_it_needs(world):
         check_epoch_loop(loop(honest), world, num_samples=24, world_size=2, drop_last=0)
     with pytest.raises(ValueError, match=r"each of 3 epochs held, <lambda> returns 2 on rank 0; return one tensor"):
         check_epoch_loop(lambda dataset, epochs: [[0], [1]], world, num_samples=24, world_size=2)
+    with pytest.raises(ValueError, match=r"dealt_in as the samples in a batch, 1 or more, .* got 4 and 4; for"):
+        check_epoch_loop(loop(honest), world, num_samples=24, world_size=2, dealt_in=4, drop_last=4)
     with pytest.raises(ValueError, match="compares epochs, it needs 2 or more, got 1"):
         check_epoch_loop(loop(honest), world, num_samples=24, world_size=2, epochs=1)
     with pytest.raises(Inconclusive, match="needs 12 samples for each rank, got 20"):

@@ -294,3 +294,24 @@ def test_check_sampler_resumes_needs_samples_on_both_sides_of_the_stop(world):
             check_sampler_resumes(Right, world, num_samples=num_samples, used=(used,), tail="uneven")
     with pytest.raises(ValueError, match="needs one leg more than stops, got 2 and 2"):
         check_sampler_resumes(Right, world, num_samples=20, used=(1, 1))
+
+
+class InOrder:
+    """Keeps one order, and has nothing to be told."""
+
+    def __init__(self, dataset, num_replicas, rank):
+        self.indices = list(range(len(dataset)))
+        self.indices += self.indices[: -len(dataset) % num_replicas]
+        self.indices = self.indices[rank::num_replicas]
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __iter__(self):
+        return iter(self.indices)
+
+
+def test_a_sampler_that_keeps_one_order_needs_no_set_epoch(world):
+    check_sampler(InOrder, world, num_samples=25, world_size=2, shuffle=False)
+    with pytest.raises(AttributeError, match="set_epoch"):
+        check_sampler(InOrder, world, num_samples=25, world_size=2)

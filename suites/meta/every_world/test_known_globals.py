@@ -39,6 +39,31 @@ def test_singletons_of_known_libraries_are_each_ranks_own(state):
     assert (state.shared == {}) is known
 
 
+def imports_and_keeps(name, module):
+    sys.modules.setdefault(name, module)
+    dist.barrier()
+    return first_come(module)
+
+
+def test_what_ranks_import_themselves_is_told(monkeypatch):
+    from pdlcheck.worlds import get_world
+
+    name = "accelerate.state"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, name.partition(".")[0], ModuleType(name.partition(".")[0]))
+    module = ModuleType(name)
+    module.shared = {}
+    try:
+        told = "simulated ranks shared accelerate.state in this run, .* import it at the top of the file of the test"
+        with pytest.warns(UserWarning, match=told):
+            found = get_world("sim").run(lambda: imports_and_keeps(name, module), world_size=2)
+        assert found[0] == found[1]
+        module.shared.clear()
+        assert get_world("sim").run(lambda: first_come(sys.modules[name]), world_size=2) == [0, 1]
+    finally:
+        sys.modules.pop(name, None)
+
+
 def polls():
     import torch
 
