@@ -24,6 +24,7 @@ from pdlcheck.worlds.handles import keep_handles_of_reducers
 from pdlcheck.worlds.simulated.backward import Engine
 from pdlcheck.worlds.simulated.eager import ranks_do_not_compile
 from pdlcheck.worlds.simulated.groups import BACKEND, install, name_backends
+from pdlcheck.worlds.simulated.meshes import own_meshes
 from pdlcheck.worlds.simulated.monitored import monitored_barrier
 from pdlcheck.worlds.simulated.profiled import one_profile_at_a_time
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank, running_rank
@@ -151,6 +152,7 @@ def _install() -> None:
         keep_handles_of_reducers()
         follow_threads(current_rank)
         one_profile_at_a_time()
+        own_meshes()
         torch._C.Future.wait = _wait_for_future  # type: ignore[method-assign]
         torch.autograd.Variable._execution_engine = Engine()
         for name in ("numpy", "tolist"):

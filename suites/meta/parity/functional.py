@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
@@ -145,3 +147,19 @@ def dtensor_with_a_gradient():
     x = distribute_tensor(torch.arange(8.0), _mesh(), [Shard(0)]).requires_grad_()
     (x.full_tensor() * torch.arange(8.0)).sum().backward()
     return str(x.grad.placements), x.grad.full_tensor().tolist()
+
+
+def dtensors_of_sizes_that_do_not_divide():
+    """What torch plans for a mesh and placements depends on the sizes that the rank's shards have."""
+    mesh, draws, told = init_device_mesh("cpu", (2, 2)), random.Random(3), []
+    for _ in range(20):
+        shape = [draws.choice([1, 2, 3, 5, 7]) for _ in range(draws.choice([1, 2]))]
+        whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
+        placements = [
+            [draws.choice([Shard(0), Shard(len(shape) - 1), Replicate()]) for _ in range(2)] for _ in range(2)
+        ]
+        spread = distribute_tensor(whole, mesh, placements[0])
+        moved = spread.redistribute(mesh, placements[1])
+        told.append([spread.to_local().tolist(), moved.to_local().tolist(), (moved * 2).full_tensor().tolist()])
+        told.append(moved.sum(0).full_tensor().tolist())
+    return told
