@@ -74,7 +74,10 @@ def check_epoch_loop(
         raise ValueError(f"check_epoch_loop compares epochs, it needs 2 or more, got {epochs}")
     replicas = _one_of_each(same_samples, world_size)
     if shuffle and num_samples < ENOUGH_SAMPLES * len(replicas):
-        raise Inconclusive(f"check_epoch_loop needs {ENOUGH_SAMPLES} samples for each rank, got {num_samples}")
+        raise Inconclusive(
+            f"check_epoch_loop needs {ENOUGH_SAMPLES} samples for each of {len(replicas)} that share them, got "
+            f"num_samples={num_samples}; pass {ENOUGH_SAMPLES * len(replicas)} or more"
+        )
     if drop_last is not None and drop_last < 1:
         raise ValueError(f"check_epoch_loop takes drop_last as the samples in a batch, 1 or more, got {drop_last}")
     if dealt_in < 1 or (dealt_in > 1 and drop_last is not None):

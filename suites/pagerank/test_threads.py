@@ -163,7 +163,7 @@ def test_there_are_no_more_threads_than_cores(monkeypatch):
 
 INTERRUPTED = """
 import os, signal, threading
-from suites.pagerank.test_threads import many_blocks, pagerank
+from {module} import many_blocks, pagerank
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which the tests may have been started without
 graph = many_blocks()
 pagerank(graph)
@@ -179,6 +179,6 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.31, 0.42])
 def test_ctrl_c_ends_it(seconds):
-    code = INTERRUPTED.format(seconds=seconds)
+    code = INTERRUPTED.format(seconds=seconds, module=many_blocks.__module__)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout == "interrupted\n", done.stderr

@@ -81,13 +81,39 @@ def dump_result(value: Any, rank: int) -> bytes:
 
 def dump_error(error: BaseException) -> bytes | None:
     """Return an exception as bytes, or None unless it comes back as the same type with the same words."""
+    for form in (error, _AsItIs(error)):
+        with suppress(Exception):  # constructors and reducers of users' classes may raise anything
+            data = _dumps(form)
+            copy = pickle.loads(data)
+            if type(copy) is type(error) and str(copy) == str(error):
+                return data
+    return None
+
+
+class _AsItIs:
+    """An exception whose constructor takes other arguments than those it is left with, as most with fields do."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        held = {name: value for name, value in vars(self._error).items() if _travels(value)}
+        return _remade, (type(self._error), self._error.args, held)
+
+
+def _remade(kind: type[BaseException], args: tuple[Any, ...], held: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(held)
+    return error
+
+
+def _travels(value: Any) -> bool:
     try:
-        data = _dumps(error)
-        copy = pickle.loads(data)
-        same = type(copy) is type(error) and str(copy) == str(error)
-    except Exception:  # constructors and reducers of users' classes may raise anything
-        return None
-    return data if same else None
+        pickle.loads(_dumps(value))
+    except Exception:
+        return False
+    return True
 
 
 def _module_of(fn: Callable[..., Any] | type) -> tuple[str, str] | None:

@@ -1,0 +1,53 @@
+"""What a rank raises is what the controller catches, also where its class makes it from other things than its words."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch.distributed as dist
+
+
+class ConfigError(Exception):
+    """Takes more than it says."""
+
+    def __init__(self, key, value):
+        super().__init__(f"bad {key}: {value}")
+        self.key, self.value = key, value
+
+
+class LimitError(ValueError):
+    """Takes names alone."""
+
+    def __init__(self, *, limit):
+        super().__init__(f"more than {limit}")
+        self.limit, self.lock = limit, threading.Lock()  # which cannot travel
+
+
+class OddError(Exception):
+    """Says what it has, not what it was given."""
+
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+    def __str__(self):
+        return f"{self.first} and {self.second}"
+
+
+def raises(make):
+    if dist.get_rank() == 1:
+        raise make()
+    dist.barrier()
+
+
+def test_an_exception_with_fields_of_its_own(world):
+    with pytest.raises(ConfigError, match="bad lr: 3") as raised:
+        world.run(raises, lambda: ConfigError("lr", 3), world_size=2)
+    assert (raised.value.key, raised.value.value) == ("lr", 3)
+    assert any("rank 1 of 2 raised this" in note for note in raised.value.__notes__)
+    with pytest.raises(ValueError, match="more than 7") as raised:
+        world.run(raises, lambda: LimitError(limit=7), world_size=2)
+    assert type(raised.value) is LimitError
+    assert raised.value.limit == 7
+    with pytest.raises(OddError, match="this and that"):
+        world.run(raises, lambda: OddError("this", "that"), world_size=2)
