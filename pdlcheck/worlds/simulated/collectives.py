@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pdlcheck.worlds.watch import Operation, Part
 
-__all__ = ["Order", "Write", "moves", "read_by", "write", "written_by"]
+__all__ = ["Order", "Write", "moves", "read_by", "write", "writes_as_user", "written_by"]
 
 Write = tuple[Tensor, Tensor]  # (output, its new value)
 Order = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # the values of a reduction, in the order of adding
@@ -62,12 +62,25 @@ def written_by(operation: Operation) -> list[Tensor]:
     return [tensor for part in operation.parts for tensor in part.outputs]
 
 
-def write(writes: Sequence[Write]) -> None:
-    """Write through ``.data``, so the version counters of tensors show only what the user wrote.
+_COPIED = frozenset({"all_gather", "gather", "reduce_scatter"})
+
+
+def writes_as_user(operation: Operation) -> bool:
+    """Whether torch copies results into the tensors as a user would: where autograd has saved one, its backward raises.
+
+    It does where ranks have parts of a whole, and for several tensors at once; else it writes to the memory itself.
+    """
+    return operation.signature.op in _COPIED or operation.method in ("alltoall", "allreduce_coalesced")
+
+
+def write(writes: Sequence[Write], *, as_user: bool) -> None:
+    """Write through ``.data``, so the version counters of tensors show only what the user wrote, unless ``as_user``.
 
     A sparse tensor is given other indices and values, which ``.data`` would keep to itself; its version is counted.
     """
     for output, value in writes:
+        if as_user and not output.is_inference():
+            torch.autograd.graph.increment_version(output)
         if output.layout == torch.strided:
             output.data.copy_(value.data if value.shape == output.shape else value.data.reshape(output.shape))
         else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pdlcheck.errors import CollectiveMismatch, PdlcheckError
+from pdlcheck.errors import CollectiveMismatch, PdlcheckError, Unsupported
 from pdlcheck.faults import Corrupt, Fault, Slow
 from pdlcheck.worlds.semantics import Semantics
 from pdlcheck.worlds.simulated.borrowed import Ended, require_own_group
@@ -170,6 +170,10 @@ class Network:
         except CollectiveMismatch as error:
             self.scheduler.fail(error)
             raise
+        except (RuntimeError, TypeError, ValueError) as error:  # of torch, in the midst of it: on no rank is it done
+            failed = Unsupported(f"simulated ranks cannot carry out {signature}: {error}")
+            self.scheduler.fail(failed)
+            raise failed from error
         return work
 
     def _matches(self, work: SimulatedWork) -> Iterable[Match]:

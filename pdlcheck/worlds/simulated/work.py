@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pdlcheck.uncompiled import uncompiled
-from pdlcheck.worlds.simulated.collectives import Order, Write, moves, read_by, write, written_by
+from pdlcheck.worlds.simulated.collectives import Order, Write, moves, read_by, write, writes_as_user, written_by
 from pdlcheck.worlds.simulated.losses import too_late
 from pdlcheck.worlds.simulated.memory import memories, storage_of
 from pdlcheck.worlds.simulated.origin import Origin
@@ -101,7 +101,7 @@ class SimulatedWork(WatchedWork):
             self._network.finished(self)
             if self.results:
                 with _networks_own():
-                    write(self.results)
+                    write(self.results, as_user=writes_as_user(self.operation))
                 self.results = ()
         if self._future is not None:
             self._settle_future()
@@ -223,7 +223,7 @@ class Transfer:
             for work, undamaged in zip(works, results, strict=True):
                 writes = undamaged if work.deliver is None else work.deliver(undamaged)
                 if not work.holds_back:
-                    write(writes)
+                    write(writes, as_user=writes_as_user(work.operation))
                 elif work.operation.signature.is_p2p:
                     work.results = [(output, value.clone()) for output, value in writes]
                 else:

@@ -16,7 +16,9 @@ __all__ = ["refuse", "refuse_memory"]
 
 _strided = torch.strided
 _BITWISE = ("BAND", "BOR", "BXOR")
-_OF_SOME_DTYPES = ("AVG", *_BITWISE)
+_NOT_OF_COMPLEX = ("MAX", "MIN", "PRODUCT")
+_OF_SOME_DTYPES = ("AVG", *_BITWISE, *_NOT_OF_COMPLEX)
+_NOT_ADDED = {torch.uint16, torch.uint32, torch.uint64}  # torch has no arithmetic for them, and gloo none
 _LISTS = {  # what a collective takes as a list
     "all_gather": ("outputs",),
     "all_to_all": ("inputs", "outputs"),
@@ -107,3 +109,7 @@ def _refuse_dtypes(part: Part, op: str, reduce_op: str) -> None:
             raise RuntimeError(f"ReduceOp.AVG needs a floating-point tensor, got {dtype}; use SUM")
         if reduce_op in _BITWISE and not whole:
             raise RuntimeError(f"ReduceOp.{reduce_op} needs a tensor of integers, got {dtype}; use another reduce-op")
+        if reduce_op in _NOT_OF_COMPLEX and dtype.is_complex:
+            raise RuntimeError(f"ReduceOp.{reduce_op} does not take complex tensors, got {dtype}; use SUM")
+    if reduce_op and dtypes & _NOT_ADDED:
+        raise RuntimeError(f"ReduceOp.{reduce_op} does not take {min(map(str, dtypes))}; use torch.int64")

@@ -17,6 +17,20 @@ def _refused(call):
 
 
 
+def complex_numbers_that_are_not_added():
+    told = []
+    for op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):
+        x = torch.ones(4, dtype=torch.complex64)
+        told.append(_refused(lambda x=x, op=op: dist.all_reduce(x, op)))
+        told.append(_refused(lambda x=x, op=op: dist.reduce(x, 1, op)))
+    return told
+
+
+def unsigned_integers_of_several_bytes():
+    dtypes = (torch.uint16, torch.uint32, torch.uint64)
+    return [_refused(lambda dtype=dtype: dist.all_reduce(torch.ones(2, dtype=dtype))) for dtype in dtypes]
+
+
 def message_to_a_rank_that_is_not_there():
     return _refused(lambda: dist.send(torch.ones(1), 9))
 
