@@ -37,7 +37,7 @@ class Semantics:
         messages: ``by_tag``, a receive takes the first message of its tag; ``in_order``, tags are ignored, and the
             operations between two ranks are carried out one after the other, as posted, except those of one batch.
         polls: ``answered``, a message that has arrived is complete for a rank that asks; ``after_wait``, it is so only
-            once it has been waited for, as on gloo, lost or not.
+            once it has been waited for, as on gloo, lost or not; so is a ``reduce_scatter``.
         second_wait: a message that has been waited for and is waited for again ``blocks`` for ever, as on gloo, or
             ``returns``, as on nccl.
         waits: who has waited for a collective has waited for its ``own`` operation alone, as on gloo, or for the

@@ -162,8 +162,10 @@ class SimulatedWork(WatchedWork):
             raise too_late(signature, round(1000 * limit.total_seconds()))
 
     def _may(self, what: str) -> str:
-        """What the semantics say of messages; no backend is strange about collectives."""
-        return str(getattr(self._network.semantics, what)) if self.operation.signature.is_p2p else ""
+        """What the semantics say of messages; of collectives, gloo is strange about polls of one alone."""
+        signature = self.operation.signature
+        concerned = signature.is_p2p or (what == "polls" and signature.op == "reduce_scatter")
+        return str(getattr(self._network.semantics, what)) if concerned else ""
 
     def is_completed(self) -> bool:
         self._network.poll(self.operation.signature)

@@ -262,6 +262,21 @@ def test_a_message_is_complete_for_those_who_ask_before_or_after_the_wait():
         assert run(program, semantics=Semantics(polls=polls)) == [((before, before), (True, True))] * 2
 
 
+def test_a_reduce_scatter_is_complete_for_a_poll_as_a_message_is():
+    """On gloo a loop that polls it goes on for ever."""
+
+    def program():
+        output = torch.zeros(2)
+        work = dist.reduce_scatter(output, [torch.ones(2)] * 2, async_op=True)
+        dist.barrier()
+        before = work.is_completed()
+        work.wait()
+        return before, output.tolist()
+
+    for polls, before in (("answered", True), ("after_wait", False)):
+        assert run(program, semantics=Semantics(polls=polls)) == [(before, [2, 2])] * 2
+
+
 class Seen(TorchDispatchMode):
     """Notes the operations on tensors that a rank's own mode sees."""
 
