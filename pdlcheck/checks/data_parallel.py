@@ -25,6 +25,11 @@ Wrap = Callable[[nn.Module], nn.Module]
 Finish = Callable[[nn.Module], object]
 Shard = tuple[Tensor, Tensor]
 
+_NOT_PROMISED = {  # what to pass for a wrapper that dies of it, by intention
+    "parameters unused on other ranks each": "; pass unused=False for a wrapper that does not take such, as torch's "
+    "DistributedDataParallel without find_unused_parameters=True",
+    "accumulation without sync": "; pass no_sync=False for a wrapper that has no such context",
+}
 PASSES = 3  # wrappers that learn the order of gradients in the first pass do something else in the second
 
 
@@ -267,7 +272,7 @@ def _require_gradients(
         require_gradients(make, _mean_square, shards, sync, world, dtype=dtype, seed=seed, again=False)
     except Exception as error:
         if not str(error).startswith(sync.__name__):
-            error.add_note(f"while check_data_parallel tried {sync.__name__}")
+            error.add_note(f"while check_data_parallel tried {sync.__name__}{_NOT_PROMISED.get(what, '')}")
         raise
 
 

@@ -107,8 +107,13 @@ class Apart(NamedTuple):
         return self.words
 
 
-def likely_cause(way: Tensor, went: Tensor, precision: Precision, world_size: int, apart: Apart | None) -> str | None:
-    """What the way that the wrong tensors ``went`` tells; ``apart``: how ranks differ."""
+def likely_cause(
+    way: Tensor, went: Tensor, precision: Precision, world_size: int, apart: Apart | None, *, of_buffers: bool
+) -> str | None:
+    """What the way that the wrong tensors ``went`` tells.
+
+    ``apart``: how ranks differ. ``of_buffers``: no parameter is wrong.
+    """
     if not way.any() or not went.any():
         return None
     off = float((went - way).norm() / way.norm())
@@ -124,10 +129,29 @@ def likely_cause(way: Tensor, went: Tensor, precision: Precision, world_size: in
     if world_size > 1 and cosine > 1 - 1e-6:
         if abs(times - world_size) < 1e-4 * world_size:
             summed = "gradients are summed, not averaged, over ranks or as many micro-batches"
-            return f"{as_many}: {summed}, or the learning rate is multiplied by it"
+            statistics = "statistics are summed, not averaged, over ranks"
+            return f"{as_many}: " + (
+                statistics if of_buffers else f"{summed}, or the learning rate is multiplied by it"
+            )
         if abs(times * world_size - 1) < 1e-4:
-            return f"{as_many}: gradients are divided by it, or by as many micro-batches, once too often"
+            what = "statistics" if of_buffers else "gradients"
+            return f"{as_many}: {what} are divided by it, or by as many micro-batches, once too often"
+    if cosine > 1 - 1e-6 and not of_buffers:
+        return _of_a_number(times)
     return None
+
+
+def _of_a_number(times: float) -> str | None:
+    """A factor that is a whole number, or one over it, and not that of the ranks."""
+    number = round(times) if times > 1 else round(1 / times) if times > 0 else 0
+    if number < 2 or abs((times if times > 1 else 1 / times) - number) > 1e-4 * number:
+        return None
+    if times > 1:
+        return (
+            f"it is {number} times as far: a loss that is a sum over so many samples or micro-batches where their mean "
+            "is right, or so many times the learning rate"
+        )
+    return f"it is {number} times too short: divided by so many samples or micro-batches once too often"
 
 
 def how_ranks_differ(

@@ -133,7 +133,11 @@ def require_near(
             wrong_tensors=f"{len(names)} of {len(ends)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
             way=how_far(way, went),
             ranks=apart,
-            likely_cause=cause or likely_cause(way, went, precision, len(ranks), apart) or otherwise,
+            likely_cause=cause
+            or likely_cause(
+                way, went, precision, len(ranks), apart, of_buffers=all(name.startswith("buffer") for name in names)
+            )
+            or otherwise,
             case=case,
         )
     if unclear and set(unclear) >= {name for name, end in ends.items() if not torch.equal(end, begins[name])}:

@@ -313,3 +313,10 @@ def test_the_model_that_a_wrapper_dies_of_is_named(world):
         check_data_parallel(TakesTheFirstDimension, world, no_sync=False)
     notes = "\n".join(raised.value.__notes__)
     assert "while check_data_parallel wrapped a model with a parameter without dimensions" in notes
+
+
+def test_a_wrapper_that_does_not_take_unused_parameters_is_told_the_switch(world):
+    check_data_parallel(TorchDistributedDataParallel, world, unused=False)
+    with pytest.raises(RuntimeError, match="find_unused_parameters=True") as raised:
+        check_data_parallel(TorchDistributedDataParallel, world)
+    assert any("unused on other ranks each; pass unused=False for a wrapper" in note for note in raised.value.__notes__)

@@ -103,6 +103,55 @@ def test_a_wrong_gradient_shows_in_every_dtype_with_its_cause(world, synchronise
     assert (f"dtype={dtype}" in str(raised.value)) == (dtype != torch.float64)
 
 
+def five_times(parameter):
+    mean_in(torch.float64, parameter)
+    parameter.grad *= 5
+
+
+def a_seventh(parameter):
+    mean_in(torch.float64, parameter)
+    parameter.grad /= 7
+
+
+@pytest.mark.parametrize(
+    ("synchronise", "cause"),
+    [
+        (five_times, "it is 5 times as far: a loss that is a sum over so many samples or micro-batches where"),
+        (a_seventh, "it is 7 times too short: divided by so many samples or micro-batches once too often"),
+    ],
+)
+def test_a_whole_number_that_is_not_that_of_ranks_is_told(world, synchronise, cause):
+    with pytest.raises(AssertionError) as raised:
+        check_same_trajectory(training(synchronise), plainly, net, world, steps=1)
+    assert cause in str(raised.value)
+
+
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("centre", torch.zeros(3))
+
+
+def centred(factor, model, steps):
+    """Trains, and follows the mean of all samples."""
+    for batch in DATA.split(8)[:steps]:
+        model.weight.data -= 0.1
+        centre = batch[dist.get_rank() :: dist.get_world_size(), :3].mean(0)
+        dist.all_reduce(centre)
+        model.centre += factor * centre / dist.get_world_size()
+
+
+@pytest.mark.parametrize(("factor", "cause"), [(2.0, "statistics are summed, not averaged"), (0.5, "divided by it")])
+def test_where_buffers_alone_are_wrong_nothing_is_said_of_gradients(world, factor, cause):
+    right = functools.partial(centred, 1.0)
+    check_same_trajectory(right, right, Centred, world)
+    with pytest.raises(AssertionError, match="wrong tensors  1 of 2: buffer 'centre'") as raised:
+        check_same_trajectory(functools.partial(centred, factor), right, Centred, world)
+    assert f"as world_size is 2: statistics are {cause.removeprefix('statistics are ')}" in str(raised.value)
+    assert "gradients" not in str(raised.value)
+
+
 def only_on_rank_0(model, steps):
     train(mean, model, steps)
     if dist.get_rank() == 0:
