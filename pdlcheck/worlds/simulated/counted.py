@@ -28,9 +28,10 @@ def count(operation: Operation) -> None:
     """Have the modes of the running rank count a collective, as one that passes through the dispatcher."""
     if not torch._C._len_torch_dispatch_stack() or operation.signature.is_p2p:
         return
-    mode_type = getattr(sys.modules.get(_MODULE), "CommDebugMode", None)
-    for mode in _get_current_dispatch_mode_stack() if mode_type is not None else ():
-        if isinstance(mode, mode_type):
+    if (module := sys.modules.get(_MODULE)) is None:
+        return
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, module.CommDebugMode):
             mode.__torch_dispatch__(_Op(_OPS.get(operation.method, f"{operation.method}_")), ())
 
 

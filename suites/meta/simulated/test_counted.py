@@ -84,7 +84,7 @@ def counted(make):
     return {str(op): number for op, number in mode.get_comm_counts().items()}
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of names
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of names, and of hooks of the mode
 @pytest.mark.parametrize("make", [fully_sharded, tensor_parallel, data_parallel, spread, functional, plain])
 def test_the_counts_are_those_of_processes(make):
     simulated, real = (get_world(name).run(counted, make, world_size=2) for name in ("sim", "gloo"))
