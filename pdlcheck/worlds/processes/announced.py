@@ -15,7 +15,7 @@ import torch
 from pdlcheck.errors import PeerFailed
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.processes.meeting import Meeting
-from pdlcheck.worlds.watch import Operation, Signature, WatchedWork, is_limit
+from pdlcheck.worlds.watch import Operation, Signature, WatchedWork, is_limit, uncounted
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.processes.announce import Announcer
@@ -70,7 +70,7 @@ class AnnouncedWork(WatchedWork):
             method, args = "recv", (tensors, self._source, tag)
         try:
             if self._group is not None:
-                with torch.no_grad():  # C++ calls a group below autograd; from here it would see views of outputs
+                with torch.no_grad(), uncounted():  # C++ calls a group below autograd, which would see views of outputs
                     self._real = getattr(self._group, method)(*args)
         except Exception as error:  # what the real group refuses, the waiting rank raises
             self._error = error

@@ -19,7 +19,6 @@ from pdlcheck.worlds.simulated.borrowed import Ended, require_own_group
 from pdlcheck.worlds.simulated.c10d import is_as_joined, serve_another_world
 from pdlcheck.worlds.simulated.claims import Claims
 from pdlcheck.worlds.simulated.collectives import read_by, written_by
-from pdlcheck.worlds.simulated.counted import count
 from pdlcheck.worlds.simulated.lanes import Lanes
 from pdlcheck.worlds.simulated.leaks import leaked
 from pdlcheck.worlds.simulated.origin import origin
@@ -145,7 +144,6 @@ class Network:
         """Take an operation of the running rank; it completes when its partners are there."""
         refuse(operation)
         require_own_group(operation, self)
-        count(operation)
         signature = operation.signature
         post = Post(signature)
         if self.suffering.loses_ranks:

@@ -2,6 +2,7 @@
 
 from pdlcheck.worlds.watch.adopted import require_own
 from pdlcheck.worlds.watch.callsite import calls_tests, end_at_user_line, short, user_call, user_line
+from pdlcheck.worlds.watch.counted import uncounted
 from pdlcheck.worlds.watch.deadlock import deadlock
 from pdlcheck.worlds.watch.group import Engine, WatchedGroup
 from pdlcheck.worlds.watch.matcher import Match, Matcher
@@ -33,6 +34,7 @@ __all__ = [
     "refuse_memory",
     "require_own",
     "short",
+    "uncounted",
     "user_call",
     "user_line",
 ]

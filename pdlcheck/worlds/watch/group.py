@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from pdlcheck.uncompiled import uncompiled
+from pdlcheck.worlds.watch.counted import count
 from pdlcheck.worlds.watch.naming import Name, line_and_names
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature
@@ -163,7 +164,9 @@ class WatchedGroup(dist.ProcessGroup):
             caller,
         )
         is_async = getattr(args[-1], "asyncOp", True)  # of the options; C++ callers do not say
-        return self._engine.post(Operation(signature, parts, method, args, reduce_op, is_async))
+        operation = Operation(signature, parts, method, args, reduce_op, is_async)
+        count(operation)
+        return self._engine.post(operation)
 
     def _message(self, op: str, tensor: Tensor, peer: int, tag: int, method: str, args: tuple[Any, ...]) -> dist.Work:
         where, _, caller = self._line_and_names(None)

@@ -1,16 +1,20 @@
-"""Collectives that torch's ``CommDebugMode`` counts, which sees those of a process in torch's dispatcher."""
+"""Collectives that torch's ``CommDebugMode`` counts, which sees those of a process in torch's dispatcher.
+
+A watched group counts when an operation is posted: the call on the real group may come later, and in another thread.
+"""
 
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pdlcheck.worlds.watch import Operation
+from pdlcheck.worlds.watch.operation import Operation
 
-__all__ = ["count"]
+__all__ = ["count", "uncounted"]
 
 _MODULE = "torch.distributed.tensor.debug._comm_mode"  # where the mode is, once a program has imported it
 _OPS = {
@@ -25,14 +29,20 @@ _OPS = {
 
 
 def count(operation: Operation) -> None:
-    """Have the modes of the running rank count a collective, as one that passes through the dispatcher."""
-    if not torch._C._len_torch_dispatch_stack() or operation.signature.is_p2p:
-        return
-    if (module := sys.modules.get(_MODULE)) is None:
-        return
-    for mode in _get_current_dispatch_mode_stack():
-        if isinstance(mode, module.CommDebugMode):
-            mode.__torch_dispatch__(_Op(_OPS.get(operation.method, f"{operation.method}_")), ())
+    """Have the modes of this thread count a collective, as one that passes through the dispatcher."""
+    for mode in _modes():
+        mode.__torch_dispatch__(_Op(_OPS.get(operation.method, f"{operation.method}_")), ())
+
+
+def uncounted() -> AbstractContextManager[Any]:
+    """In this context no mode counts."""
+    return torch._C._DisableTorchDispatch() if _modes() else nullcontext()
+
+
+def _modes() -> list[Any]:
+    if not torch._C._len_torch_dispatch_stack() or (module := sys.modules.get(_MODULE)) is None:
+        return []
+    return [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, module.CommDebugMode)]
 
 
 class _Op:
