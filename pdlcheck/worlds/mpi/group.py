@@ -71,7 +71,6 @@ class MpiGroup(WatchedGroup):
 
     def __init__(self, name: str, rank: int, members: Sequence[int], engine: MpiEngine) -> None:
         super().__init__(name, rank, members, engine, BACKEND)
-        self.members = tuple(members)
         self._mpi = engine
 
     def shutdown(self) -> None:

@@ -48,17 +48,18 @@ class Announcer:
 
     Args:
         rank: the own one.
+        world_size: ranks.
         send: takes messages for the controller.
         board: None where the ranks share no memory.
     """
 
-    def __init__(self, rank: int, send: Callable[[Report], None], board: Board | None) -> None:
+    def __init__(self, rank: int, world_size: int, send: Callable[[Report], None], board: Board | None) -> None:
         self.send = send
         self.call = 0
         self.is_torn = False  # an operation has failed under way, or may go on some ranks and never on others
         self.is_beginning = False  # the default group of the call is made
         self.withdrawn: list[int] = []  # which the controller may have granted
-        self._rank = rank
+        self.rank, self.world_size = rank, world_size
         self._board = board
         self.reminders = Reminders()
         self._meetings = Meetings(0)
@@ -91,7 +92,7 @@ class Announcer:
             self._launched.clear()
             self._thread = self._halves = self._look_through = 0
             if self._board is not None:
-                self._board.clear(self._rank, call)
+                self._board.clear(self.rank, call)
             if self._refused_call != call:  # else another rank failed before this one began
                 self._refusal = None
 
@@ -130,7 +131,7 @@ class Announcer:
                     self._shown[meeting.digest] = work
                 is_half_full, self._halves = halves > self._halves, halves
             if meeting is None and operation.signature.is_p2p and self._board is not None:
-                self._board.open_to_all(self._rank)
+                self._board.open_to_all(self.rank)
         if thread != self._thread:
             if self._thread:
                 self.send(Unwatch(self.call))
@@ -152,9 +153,7 @@ class Announcer:
             signature = signature._replace(where="")
         self.post(Operation(signature, (), "", (), is_async=False), None).wait()
 
-    def advance(
-        self, around: AnnouncedWork | None = None, *, at_most: int = _AT_MOST, elsewhere: bool = False
-    ) -> None:
+    def advance(self, around: AnnouncedWork | None = None, *, at_most: int = _AT_MOST, elsewhere: bool = False) -> None:
         """Launch what may go, the operations of one way in the order posted.
 
         Args:
@@ -260,7 +259,7 @@ class Announcer:
             self._look_through = 2 * len(self._launched)
 
     def _log(self, number: int, signature: Signature) -> int | None:
-        return self._board.log(self._rank, (number, signature)) if self._board is not None else None
+        return self._board.log(self.rank, (number, signature)) if self._board is not None else None
 
     def _begun(self) -> int:
         """The first operation that may have to be asked about."""
@@ -278,7 +277,7 @@ class Announcer:
 
     def _write(self, digest: int, state: int) -> None:
         if self._board is not None:
-            hidden = self._shown.get(self._board.say(self._rank, digest, state))
+            hidden = self._shown.get(self._board.say(self.rank, digest, state))
             if hidden is not None:  # a rank that has seen it before may wait, and take this one to be under way
                 self._in_doubt.append(hidden)
 

@@ -72,7 +72,9 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
     start: Start = channel.receive()
     if not placed:
         take_place(start)
-    announcer = Announcer(start.rank, channel.send, Board(fds[4], start.world_size) if start.board else None)
+    announcer = Announcer(
+        start.rank, start.world_size, channel.send, Board(fds[4], start.world_size) if start.board else None
+    )
     if start.watch:
         take_turns()
         channel.on_message = announcer.handle

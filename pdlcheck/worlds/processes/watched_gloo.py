@@ -41,8 +41,9 @@ def watch_gloo(announcer: Announcer) -> None:
             real = dist.ProcessGroup(store, rank, size)  # what torch itself puts around a backend
             real._set_default_backend(_GLOO)
             _register(real, gloo)
-            name, members = being_made[-1]  # torch does not tell the class
-            super().__init__(name, rank, members, CudaAwareEngine(announcer, real), "gloo")
+            made = being_made[-1]
+            engine = CudaAwareEngine(announcer, real)
+            super().__init__(made.name, rank, made.members, engine, "gloo", made.among)
             # C++ code that asks for the backend itself (DDP's logger, monitored_barrier) finds it
             _register(self, gloo)
             self.options = SimpleNamespace()  # torch writes name and members there

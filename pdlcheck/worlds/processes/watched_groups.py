@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.processes.announce import Announcer
-from pdlcheck.worlds.watch import WatchedGroup, is_local, new_group
+from pdlcheck.worlds.watch import WatchedGroup, among_all, is_local, key_among, members_of_default, new_group
 
 __all__ = ["begin_call", "being_made", "meet_in_new_group", "numbered"]
 
 _SIMULATED = "sim"
-being_made: list[tuple[str, tuple[int, ...]]] = []  # name and members of the groups under construction
+
+
+class Made(NamedTuple):
+    """What torch does not tell the class of a group: its name, its ranks, and those of the default group it is of."""
+
+    name: str
+    members: tuple[int, ...]
+    among: str
+
+
+being_made: list[Made] = []  # under construction
+_default = Made("", (), "")  # the default group that this process has
 _groups: weakref.WeakSet[WatchedGroup] = weakref.WeakSet()
 
 
@@ -35,17 +46,24 @@ def meet_in_new_group(announcer: Announcer) -> None:
 
     def make(group_size: int, group_rank: int | None, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
         """In the place of torch's helper, which makes one group on one rank; returns what that returns."""
-        backend, _, name = args[:3]  # the store between them
+        backend, store, name = args[:3]
         if backend == _SIMULATED:  # a cluster that this rank simulates, all in its own process
             return real_helper(group_size, group_rank, ranks, *args, **kwargs)
-        members = tuple(ranks) or tuple(range(group_size))
-        being_made.append((str(name), members))
+        global _default
+        members, among = tuple(ranks) or tuple(range(group_size)), ""
+        if c10d._world.default_pg is None:  # it is being made
+            if announcer.call and not announcer.is_beginning:  # by the program; else it is that of all ranks
+                members = tuple(members_of_default(store, group_rank or 0, group_size, announcer.rank))
+                among = among_all(members, announcer.world_size)
+            _default = Made(str(name), members, among)
+        else:
+            members, among = tuple(_default.members[place] for place in members), _default.among
+        made = Made(str(name), members, among)
+        waits_for = members if is_local(made.name) else _default.members
+        being_made.append(made)
         try:
-            default = c10d._world.default_pg  # None: it is being made
-            rank = group_rank if default is None else default.rank()
-            waits_for = members if default is None or is_local(str(name)) else range(default.size())
-            if announcer.call and rank is not None and rank in waits_for:
-                announcer.meet(new_group(rank, str(name), members, waits_for))
+            if announcer.call and announcer.rank in waits_for:
+                announcer.meet(new_group(announcer.rank, key_among(made.name, made.among), members, waits_for))
             return real_helper(group_size, group_rank, ranks, *args, **kwargs)
         finally:
             being_made.pop()

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from pdlcheck.worlds.mpi.group import MpiGroup, wrap_groups
 from pdlcheck.worlds.processes.announce import Announcer, GroupEngine
-from pdlcheck.worlds.processes.watched_groups import meet_in_new_group, numbered
+from pdlcheck.worlds.processes.watched_groups import being_made, meet_in_new_group, numbered
 from pdlcheck.worlds.watch import WatchedGroup
 
 __all__ = ["watch_mpi"]
@@ -21,7 +21,8 @@ def watch_mpi(announcer: Announcer) -> None:
 
         def __init__(self, real: MpiGroup) -> None:
             engine = GroupEngine(announcer, real)
-            super().__init__(real.group_name, real.rank(), real.members, engine, real.getBackendName())
+            made = being_made[-1]
+            super().__init__(made.name, real.rank(), made.members, engine, real.getBackendName(), made.among)
             self._real = real
 
         def shutdown(self) -> None:

@@ -29,7 +29,7 @@ from pdlcheck.worlds.simulated.monitored import monitored_barrier
 from pdlcheck.worlds.simulated.profiled import one_profile_at_a_time
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank, running_rank
 from pdlcheck.worlds.simulated.threads import follow_threads, rank_behind
-from pdlcheck.worlds.watch import WatchedGroup
+from pdlcheck.worlds.watch import WatchedGroup, among_all, members_of_default
 
 __all__ = [
     "has_group",
@@ -186,7 +186,8 @@ def leave_alone(network: Any) -> RankThread:
     """Leave the running rank without any process group; return it."""
     rank = current_rank()
     assert rank is not None
-    rank.c10d = {name: make() for name, make in _FIELDS.items()} | {"store": network.store, "adopted": True}
+    own = {"store": network.store, "adopted": True, "joining": False}
+    rank.c10d = {name: make() for name, make in _FIELDS.items()} | own
     rank.network = network
     _c10d._unregister_all_process_groups()
     return rank
@@ -196,7 +197,9 @@ def join_group(network: Any) -> None:
     """Give the running rank a fresh default process group on ``network``."""
     rank = leave_alone(network)
     world_size = len(network.scheduler.ranks)
+    rank.c10d["joining"] = True
     dist.init_process_group(BACKEND, store=network.store, rank=rank.rank, world_size=world_size)
+    rank.c10d["joining"] = False
     rank.c10d["adopted"] = False
     rank.joined = _copied(rank.c10d)
 
@@ -246,8 +249,15 @@ def _create(options: Any, backend_options: Any) -> WatchedGroup:
     if current_rank() is None and rank_behind() is None:
         raise Unsupported('backend "sim" exists inside a simulated world: pdlcheck.worlds.get_world("sim").run(...)')
     me = running_rank()
-    members = list(options.global_ranks_in_group) or list(range(options.group_size))
-    return SimulatedGroup(str(options.group_id), options.group_rank, members, me.network, BACKEND)
+    default = me.c10d["default_pg"]
+    if default is None:
+        members = list(range(options.group_size))
+        if not me.c10d["joining"]:
+            members = members_of_default(options.store, options.group_rank, options.group_size, me.rank)
+        among = among_all(members, len(me.network.scheduler.ranks))
+    else:
+        members, among = [default.members[place] for place in options.global_ranks_in_group], default.among
+    return SimulatedGroup(str(options.group_id), options.group_rank, members, me.network, BACKEND, among)
 
 
 dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])

@@ -16,7 +16,7 @@ from pdlcheck.worlds.simulated import monitored
 from pdlcheck.worlds.simulated.losses import is_consequence, never_joined
 from pdlcheck.worlds.simulated.origin import origin
 from pdlcheck.worlds.simulated.scheduler import current_rank
-from pdlcheck.worlds.watch import Operation, is_local, new_group, require_own, user_line
+from pdlcheck.worlds.watch import Operation, is_local, key_among, new_group, require_own, user_line
 
 __all__ = ["BACKEND", "install", "name_backends"]
 
@@ -102,10 +102,12 @@ def _meet(me: Any, name: str, ranks: tuple[int, ...], timeout: timedelta | None)
 
     Where ranks may be lost, members wait for one another alone, as on gloo: survivors can make a group of their own.
     """
-    everyone = tuple(range(me.c10d["default_pg"].size()))
+    default = me.c10d["default_pg"]
+    everyone, ranks = default.members, tuple(default.members[place] for place in ranks)
     local = is_local(name)
     if local and me.rank not in ranks:
         return
+    name = key_among(name, default.among)
     made_as, waits_for = name, ranks if local else everyone
     if me.network.suffering.loses_ranks and not local:
         aside = me.rank not in ranks

@@ -4,12 +4,13 @@ from pdlcheck.worlds.watch.adopted import require_own
 from pdlcheck.worlds.watch.callsite import calls_tests, end_at_user_line, short, user_call, user_line
 from pdlcheck.worlds.watch.counted import uncounted
 from pdlcheck.worlds.watch.deadlock import deadlock
+from pdlcheck.worlds.watch.default_group import among_all, members_of_default
 from pdlcheck.worlds.watch.group import Engine, WatchedGroup
 from pdlcheck.worlds.watch.matcher import Match, Matcher
 from pdlcheck.worlds.watch.new_group import is_local, new_group
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.refused import refuse, refuse_memory
-from pdlcheck.worlds.watch.signature import Signature
+from pdlcheck.worlds.watch.signature import Signature, key_among
 from pdlcheck.worlds.watch.traffic import Count, Traffic
 from pdlcheck.worlds.watch.work import WatchedWork, is_limit
 
@@ -24,11 +25,14 @@ __all__ = [
     "Traffic",
     "WatchedGroup",
     "WatchedWork",
+    "among_all",
     "calls_tests",
     "deadlock",
     "end_at_user_line",
     "is_limit",
     "is_local",
+    "key_among",
+    "members_of_default",
     "new_group",
     "refuse",
     "refuse_memory",

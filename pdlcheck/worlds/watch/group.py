@@ -24,7 +24,7 @@ from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.watch.counted import count
 from pdlcheck.worlds.watch.naming import Name, line_and_names
 from pdlcheck.worlds.watch.operation import Operation, Part
-from pdlcheck.worlds.watch.signature import Signature
+from pdlcheck.worlds.watch.signature import Signature, key_among
 
 __all__ = ["Engine", "WatchedGroup"]
 
@@ -68,16 +68,27 @@ class WatchedGroup(dist.ProcessGroup):
         members: global ranks in group order.
         engine: takes the operations.
         backend_name: what ``dist.get_backend`` and messages call this group's backend.
+        among: the ranks of the default group that it comes of, where those are not all in order: torch numbers the
+            groups of each default group anew.
     """
 
-    def __init__(self, name: str, rank: int, members: Sequence[int], engine: Engine, backend_name: str) -> None:
+    def __init__(
+        self, name: str, rank: int, members: Sequence[int], engine: Engine, backend_name: str, among: str = ""
+    ) -> None:
         super().__init__(rank, len(members))  # type: ignore[call-arg]  # the form for Python subclasses
         self._group_rank = rank
         self._members = tuple(members)
         self._engine = engine
         self._watched_backend = backend_name
         self._watched_name = name
+        self._key = key_among(name, among)  # which ranks meet by
+        self.among = among
         self._collectives = 0  # so far
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Global ranks in group order: those that the ranks began with, whatever default group this one is of."""
+        return self._members
 
     # -- what torch asks a group -------------------------------------------------------------------
 
@@ -149,7 +160,7 @@ class WatchedGroup(dist.ProcessGroup):
         signature = Signature(  # by position, as this is done for each operation
             members[self._group_rank],
             op,
-            self._watched_name,
+            self._key,
             members,
             seq,
             tuple([tuple(t.shape) for t in compare]),
@@ -173,7 +184,7 @@ class WatchedGroup(dist.ProcessGroup):
         signature = Signature(
             rank=self._members[self._group_rank],
             op=op,
-            group=self._watched_name,
+            group=self._key,
             members=self._members,
             shapes=(tuple(tensor.shape),),
             dtypes=(_dtype_names[tensor.dtype],),

@@ -7,11 +7,16 @@ from typing import NamedTuple
 
 from pdlcheck.worlds.watch.naming import Name
 
-__all__ = ["NEW_GROUP", "P2P", "Signature", "told_apart"]
+__all__ = ["NEW_GROUP", "P2P", "Signature", "key_among", "told_apart"]
 
 P2P = frozenset({"send", "recv"})
 NEW_GROUP = "new_group"
 _DEFAULT_GROUP = "0"  # torch's name for the first group of a process
+
+
+def key_among(name: str, among: str) -> str:
+    """What ranks of a group meet by: others may have a group of that name, if ``among`` says who has this one."""
+    return f"{name}@{among}" if among else name
 
 
 class Signature(NamedTuple):
@@ -98,7 +103,8 @@ class Signature(NamedTuple):
     @property
     def group_text(self) -> str:
         """``the default group``, or the name of another one, with its ranks."""
-        name = "default group" if self.group in ("", _DEFAULT_GROUP) else f"group {self.group}"
+        name = self.group.partition("@")[0]
+        name = "default group" if name in ("", _DEFAULT_GROUP) else f"group {name}"
         return f"{name} (ranks {_ranks(self.members)})"
 
     def _tensors(self) -> str:

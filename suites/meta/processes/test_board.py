@@ -220,7 +220,7 @@ def test_a_log_that_is_read_when_it_is_half_full_has_room_for_all(board):
         said.append(report)
         board.take(0, 5)
 
-    announcer = Announcer(0, send, board)
+    announcer = Announcer(0, 2, send, board)
     announcer.begin(5)
     for number in range(2 * MANY):
         announcer.meet(collective(0, seq=number, members=(0,)))
@@ -304,7 +304,7 @@ def test_a_rank_says_which_operations_it_may_still_ask_about(board):
         said.append(report)
         board.take(0, 1)
 
-    announcer = Announcer(0, send, board)
+    announcer = Announcer(0, 2, send, board)
     announcer.begin(1)
     left = announcer.post(Operation(collective(0), (), "all_reduce", ()), None)
     while not said:
@@ -314,7 +314,7 @@ def test_a_rank_says_which_operations_it_may_still_ask_about(board):
 
 def test_a_sender_asks_at_once_where_anybody_may_be_received_from(board):
     said = []
-    sender, receiver = Announcer(0, said.append, board), Announcer(1, lambda report: None, board)
+    sender, receiver = Announcer(0, 2, said.append, board), Announcer(1, 2, lambda report: None, board)
     for announcer in (sender, receiver):
         announcer.begin(1)
     first = sender.post(Operation(message("send", 0, 1), (), "send", ()), None)
@@ -351,7 +351,7 @@ class Launches:
     ids=["any between", "any first", "any first, of another", "one way", "another source", "any of another"],
 )
 def test_receives_of_one_source_are_launched_as_posted_in_whatever_order_they_are_granted(peers, granted, launched):
-    group, announcer = Launches(), Announcer(2, lambda report: None, None)
+    group, announcer = Launches(), Announcer(2, 3, lambda report: None, None)
     announcer.begin(1)
     posted = []
     for name, peer in zip("abc", peers, strict=False):

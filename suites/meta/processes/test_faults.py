@@ -172,10 +172,13 @@ def test_sys_exit_of_a_rank_does_not_end_the_controller(processes):
 
 
 class Odd(Exception):
-    """Cannot be made from its args, as pickle would do."""
+    """Holds, as what it was made of, something that cannot be pickled."""
 
     def __init__(self, one: int, two: int) -> None:
-        super().__init__(f"{one} and {two}")
+        super().__init__(one, two, threading.Lock())
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} and {self.args[1]}"
 
 
 def test_an_exception_that_cannot_travel_is_quoted(processes):

@@ -396,7 +396,7 @@ class Seen:
 def announced(board, send=lambda report: None):
     """An operation of rank 0 and its announcer; the list is of the calls that reach the group."""
     signature = Signature(rank=0, op="barrier", group="0", members=(0, 1), seq=0)
-    announcer, calls = Announcer(0, send, board), []
+    announcer, calls = Announcer(0, 2, send, board), []
     announcer.begin(1)
     group = SimpleNamespace(barrier=lambda: calls.append("barrier"))
     announcer.post(Operation(signature, (), "barrier", ()), group)

@@ -1,0 +1,26 @@
+"""Default groups that a program makes itself: of some ranks, or of all in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["among_all", "members_of_default"]
+
+
+def members_of_default(store: Any, place: int, size: int, rank: int) -> list[int]:
+    """The global ranks that make a default group, in its order; each of them calls this.
+
+    Args:
+        store: by which torch has them meet.
+        place: of this rank in the group.
+        size: of the group.
+        rank: global, of this rank.
+    """
+    store.set(f"rank of place {place}", str(rank))
+    return [int(store.get(f"rank of place {other}")) for other in range(size)]
+
+
+def among_all(members: Sequence[int], world_size: int) -> str:
+    """Which ranks have this default group, for those of its groups to be told from others; empty if all in order."""
+    return "" if list(members) == list(range(world_size)) else ".".join(map(str, members))
