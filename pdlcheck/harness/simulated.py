@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
+from _pytest.tmpdir import tmppath_result_key
 
 from pdlcheck.errors import Deadlock, Unsupported
 from pdlcheck.faults import DrawnFaults
@@ -100,7 +101,11 @@ class SimulatedItem:
         self._ranks = [_RankFixtures() for _ in range(self._case.world_size)]
         if self._at_once:
             fill = [partial(self._as_rank, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
-            verdict(self._cluster.run_bodies(fill, faults=()))
+            try:
+                verdict(self._cluster.run_bodies(fill, faults=()))
+            finally:
+                for mine in self._ranks:
+                    mine.is_at_hand = False
         else:
             ended = self._set_up_ranks()
             self._tell()
@@ -133,11 +138,15 @@ class SimulatedItem:
             return self._cluster.run_bodies(fill, First(), faults=(), sets_up=True)
         except BaseException:
             self._given_up = True
-            for rank in self._ranks:
-                if rank.is_at_hand:  # it does not stop
-                    rank.is_at_hand, rank.request = False, self._item._request
-                    _put_aside(self._item, rank)
+            self._leave_behind()
             raise
+
+    def _leave_behind(self) -> None:
+        """A rank that did not stop has its fixtures at hand, which pytest would finish in the controller."""
+        for rank in self._ranks:
+            if rank.is_at_hand:
+                rank.is_at_hand, rank.request = False, self._item._request
+                _put_aside(self._item, rank)
 
     def _tell(self) -> None:
         """At the end of a phase: what ranks have written and nobody has read, and what they have recorded."""
@@ -196,6 +205,9 @@ class SimulatedItem:
         bodies = [partial(self._with_request, *of_rank, drawn) for of_rank in enumerate(self._ranks)]
         try:
             return self._cluster.run_bodies(bodies, schedule, faults)
+        except BaseException:
+            self._leave_behind()
+            raise
         finally:
             self._tell()
             if is_property(self._item):
@@ -241,6 +253,7 @@ class SimulatedItem:
                     self._finish(fixtures)
                 return
             notes = dict(self._item.stash._storage)  # tmp_path takes its own away at the first rank's teardown
+            notes.setdefault(tmppath_result_key, {})  # Ctrl-C in a set-up: there is no report of it
             finish = [partial(self._finish_noted, number, fixtures, notes) for number, fixtures in enumerate(ranks)]
             ended = self._cluster.run_bodies(finish, _LastFirst(), faults=(), keep_groups=True)
             self._record(ranks)
