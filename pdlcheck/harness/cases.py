@@ -48,6 +48,7 @@ __all__ = [
     "world_of",
 ]
 
+_LIMIT_S = 60.0  # of what runs on simulated ranks in one call, as that of processes
 CASE = "pdlcheck_case"  # the hidden argument by which a test is repeated
 
 _open: pytest.StashKey[dict[str, World]] = pytest.StashKey()
@@ -295,7 +296,8 @@ def _options(config: pytest.Config, name: str) -> dict[str, Any]:
     if name == "sim":
         spec = config.getoption("--schedule")
         timeline, own = config.getoption("--timeline") is not None, config.getini("pdlcheck_own_globals")
-        options: dict[str, Any] = {"timeline": timeline, "own_globals": own}
+        limit = _LIMIT_S if config.getoption("--rank-pdb") is None else None
+        options: dict[str, Any] = {"timeline": timeline, "own_globals": own, "timeout_s": limit}
         return options if spec is None else options | {"schedule": spec}
     from pdlcheck.harness.preparation import options_of_processes
 

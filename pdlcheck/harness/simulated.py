@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from _pytest.tmpdir import tmppath_result_key
 
-from pdlcheck.errors import Deadlock, Unsupported
+from pdlcheck.errors import Deadlock, RankTimeout, Unsupported
 from pdlcheck.faults import DrawnFaults
 from pdlcheck.harness.at_once import needs_one_message
 from pdlcheck.harness.begun import Begun, noting_of
@@ -34,6 +34,7 @@ from pdlcheck.harness.properties import Properties, record
 from pdlcheck.harness.rank_subtests import keep_reports, report
 from pdlcheck.harness.schedules import runs_under_schedules, search_schedules
 from pdlcheck.harness.stopped import is_stopped
+from pdlcheck.harness.time_limits import deadline, read_marker
 from pdlcheck.harness.verdicts import verdict
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
@@ -87,12 +88,15 @@ class SimulatedItem:
         self._stack = ExitStack()
         self._at_once = needs_one_message(item)
         self._is_async = False
+        self._is_late = False
         self._given_up = False  # in its set-up, by a limit of time
         self._called: Callable[..., Any] | None = None  # in the bodies' place, by a plugin that has wrapped the test
         self._aside: BaseException | None = None  # of the schedules that were run: the first skip or expected failure
+        read_marker(item)
         attach_quickly(item.config)
 
     def setup(self) -> None:
+        __tracebackhide__ = True
         if inspect.iscoroutinefunction(self._item.obj):
             self._is_async = True
             self._item._obj = _stand_still  # a plugin for such tests would call it once, by itself
@@ -102,7 +106,7 @@ class SimulatedItem:
         if self._at_once:
             fill = [partial(self._as_rank, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
             try:
-                verdict(self._cluster.run_bodies(fill, faults=()))
+                verdict(self._run_bodies(fill, faults=()))
             finally:
                 for mine in self._ranks:
                     mine.is_at_hand = False
@@ -125,6 +129,7 @@ class SimulatedItem:
         self._plain = item.obj
 
     def _set_up_ranks(self) -> list[Outcome]:
+        __tracebackhide__ = True
         fill = [partial(self._at_hand, number, partial(self._fill, mine)) for number, mine in enumerate(self._ranks)]
         if any(one.cached_result is None or one.params for one in _wide(self._item)):
             first = self._on_rank(0, partial(self._as_rank, 0, self._fill_wide))
@@ -135,7 +140,7 @@ class SimulatedItem:
                     first.error.add_note(_ONCE_FOR_ALL)
                 return [first, *(self._on_rank(rank, work) for rank, work in enumerate(fill) if rank)]
         try:
-            return self._cluster.run_bodies(fill, First(), faults=(), sets_up=True)
+            return self._run_bodies(fill, First(), faults=(), sets_up=True)
         except BaseException:
             self._given_up = True
             self._leave_behind()
@@ -204,7 +209,7 @@ class SimulatedItem:
         faults = next((value for value in drawn.values() if isinstance(value, DrawnFaults)), None)
         bodies = [partial(self._with_request, *of_rank, drawn) for of_rank in enumerate(self._ranks)]
         try:
-            return self._cluster.run_bodies(bodies, schedule, faults)
+            return self._run_bodies(bodies, schedule, faults)
         except BaseException:
             self._leave_behind()
             raise
@@ -230,7 +235,9 @@ class SimulatedItem:
         self._used = True
         try:
             outcomes = self._outcomes({}, schedule)
-        except Exception as error:  # others are a time limit's and Ctrl-C's, which end the search
+        except RankTimeout:  # as Ctrl-C it ends the search
+            raise
+        except Exception as error:
             return error
         try:
             verdict(outcomes)
@@ -255,7 +262,7 @@ class SimulatedItem:
             notes = dict(self._item.stash._storage)  # tmp_path takes its own away at the first rank's teardown
             notes.setdefault(tmppath_result_key, {})  # Ctrl-C in a set-up: there is no report of it
             finish = [partial(self._finish_noted, number, fixtures, notes) for number, fixtures in enumerate(ranks)]
-            ended = self._cluster.run_bodies(finish, _LastFirst(), faults=(), keep_groups=True)
+            ended = self._run_bodies(finish, _LastFirst(), faults=(), keep_groups=True)
             self._record(ranks)
             with suppress(Deadlock) if self._given_up else nullcontext():  # not all have set up what the others have
                 verdict(ended)
@@ -268,7 +275,19 @@ class SimulatedItem:
         """Run ``work`` as one rank while the others stand still."""
         bodies: list[Callable[[], Any]] = [_stand_still] * self._case.world_size
         bodies[rank] = work
-        return self._cluster.run_bodies(bodies, faults=(), sets_up=True)[rank]
+        return self._run_bodies(bodies, faults=(), sets_up=True)[rank]
+
+    def _run_bodies(self, *args: Any, **kwargs: Any) -> list[Outcome]:
+        """Within the item's limit, but for the teardown of one whose time is over."""
+        __tracebackhide__ = True
+        self._world.until = None if self._is_late else deadline(self._item)
+        try:
+            return self._cluster.run_bodies(*args, **kwargs)
+        except RankTimeout:
+            self._is_late = True
+            raise
+        finally:
+            self._world.until = None
 
     def _as_rank(self, rank: int, work: Callable[[], Any]) -> Any:
         """On the rank: what fixtures of ranks return is its own meanwhile."""

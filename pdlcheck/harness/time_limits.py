@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,7 +18,7 @@ from pdlcheck.harness import cases
 if TYPE_CHECKING:
     from pdlcheck.worlds import World
 
-__all__ = ["GRACE_S", "limited", "not_counted", "read_marker", "seconds_left", "take_over"]
+__all__ = ["GRACE_S", "deadline", "limited", "not_counted", "read_marker", "seconds_left", "take_over"]
 
 _until = pytest.StashKey[float]()
 _AT_LEAST_S = 0.1
@@ -26,13 +26,13 @@ GRACE_S = 2.0  # for a world to collect the stacks of its ranks
 
 
 def take_over(item: pytest.Item, timeout_s: float) -> bool:
-    """Keep the limit ourselves, from now on; False if the item uses no ranks of processes."""
+    """Keep the limit ourselves, from now on; False if the item uses no ranks."""
     if cases.runs_in_a_rank(item.config):
         return True  # the controller does it
     world = cases.world_of(item)
     if world == "sim":
         _import_simulated()
-    if world in (None, "sim"):
+    if world is None:
         return False
     item.stash[_until] = time.monotonic() + timeout_s
     return True
@@ -56,10 +56,18 @@ def read_marker(item: pytest.Item) -> None:
 
 @contextmanager
 def limited(item: pytest.Item, world: World) -> Iterator[None]:
-    """While the block runs, the calls on a world of processes are limited to what the item has left."""
+    """While the block runs, the calls on a world are limited to what the item has left."""
     read_marker(item)
     limit = seconds_left(item)
-    if limit is None or world.shares_process or item.config.getoption("--rank-pdb") is not None:
+    if world.shares_process:
+        simulated: Any = world
+        simulated.until = deadline(item)
+        try:
+            yield
+        finally:
+            simulated.until = None
+        return
+    if limit is None or item.config.getoption("--rank-pdb") is not None:
         yield
         return
     from pdlcheck.worlds.processes import ProcessWorld
@@ -81,6 +89,11 @@ def not_counted(item: pytest.Item) -> Iterator[None]:
     finally:
         if until is not None:
             item.stash[_until] = until + time.monotonic() - start
+
+
+def deadline(item: pytest.Item) -> float | None:
+    """Of all that the item runs, by the monotonic clock; None if it has none, or a person takes time."""
+    return None if item.config.getoption("--rank-pdb") is not None else item.stash.get(_until, None)
 
 
 def seconds_left(item: pytest.Item) -> float | None:

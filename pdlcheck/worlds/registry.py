@@ -48,8 +48,9 @@ def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
             of mpiexec) or ``nccl`` (local processes, each with a CUDA device of its own).
         device: of the ranks, ``cpu`` or ``cuda``; default: ``cuda`` on ``nccl``, ``cpu`` elsewhere. ``gloo`` takes
             both; its ranks share the CUDA devices that there are.
-        options: what the world takes: ``seed``; for ``sim`` also ``semantics``, ``schedule``, ``faults``, ``topology``,
-            ``timeline`` and ``own_globals``, for the others ``watch``, ``timeout_s`` and ``threads_per_rank``.
+        options: what the world takes: ``seed`` and ``timeout_s``; for ``sim`` also ``semantics``, ``schedule``,
+            ``faults``, ``topology``, ``timeline`` and ``own_globals``, for the others ``watch`` and
+            ``threads_per_rank``.
 
     Raises:
         ValueError: there is no world of that name, or no such device.

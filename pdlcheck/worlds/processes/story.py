@@ -30,17 +30,17 @@ def rank_died(rank: int, died: Died, last_operation: str, stderr: str) -> RankDi
     return RankDied("\n".join(lines), rank=rank, exitcode=exitcode, stderr=stderr)
 
 
-def rank_timeout(timeout_s: float, states: Mapping[int, str], stacks: Mapping[int, str]) -> RankTimeout:
+def rank_timeout(timeout_s: float, states: Mapping[int, str], stacks: Mapping[int, str | None]) -> RankTimeout:
     """Make the error for ranks that are still busy after ``timeout_s``.
 
     Args:
         states: rank -> where it is or how it ended, for every rank.
-        stacks: rank -> its Python stack, for those that did not finish.
+        stacks: rank -> its Python stack, for those that did not finish; None for one that tells nothing.
     """
     late = ", ".join(map(str, sorted(stacks)))
     word = "rank" if len(stacks) == 1 else "ranks"
     ranks = [f"rank {rank}: {states[rank]}" for rank in sorted(states)]
-    shown = [_stack_of(rank, stacks[rank].rstrip()) for rank in sorted(stacks)]
+    shown = [_stack_of(rank, stack.rstrip()) for rank, stack in sorted(stacks.items()) if stack is not None]
     head = f"no result within {timeout_s:g} s from {word} {late} of {len(states)}"
     message = "\n  ".join([head, *ranks]) + "\n" + "\n".join(shown)
     return RankTimeout(message, timeout_s=timeout_s, ranks=ranks, stacks=shown)

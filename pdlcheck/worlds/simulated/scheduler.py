@@ -100,8 +100,15 @@ class Scheduler:
         for rank in self.ranks:
             rank.state = RankState(rank.rank, len(self.ranks), seed)
 
-    def run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule) -> list[Outcome]:
-        """Call ``bodies[r]()`` as rank r; return how each rank ended."""
+    def run(
+        self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, limit_s: float | None = None
+    ) -> list[Outcome]:
+        """Call ``bodies[r]()`` as rank r; return how each rank ended.
+
+        Raises:
+            RankTimeout: a rank is busy after ``limit_s``. Nothing further can run on these ranks.
+        """
+        __tracebackhide__ = True
         self._schedule = schedule
         self.every_step = schedule.every_step
         self.every_post = schedule.every_post
@@ -121,13 +128,26 @@ class Scheduler:
                 self._start()
             try:
                 self._pass_turn("begin", -1)
-                self._all_done.wait()
+                if not self._all_done.wait(limit_s):
+                    assert limit_s is not None
+                    self._end_late(limit_s)
             except BaseException as interrupt:
                 self._give_up(interrupt)
                 raise
         if self._schedule_error is not None:
             raise self._schedule_error
         return [rank.outcome for rank in self.ranks if rank.outcome is not None]
+
+    def _end_late(self, limit_s: float) -> None:
+        """Say where the ranks are; no limit counts where a debugger has stopped one."""
+        __tracebackhide__ = True
+        from pdlcheck.worlds.simulated.late import late
+
+        running = self._running
+        error = late(limit_s, self.ranks, self._threads, running) if running is not None else None
+        if error is not None:
+            raise error
+        self._all_done.wait()
 
     def _give_up(self, interrupt: BaseException) -> None:
         """End the ranks: each at its next switch point, the running one at its next line; one may have no next line."""

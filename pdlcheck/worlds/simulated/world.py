@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,7 @@ from pdlcheck.worlds.watch import Traffic
 
 __all__ = ["SimulatedWorld"]
 
+_AT_LEAST_S = 0.1
 _LATER = 1_000_000  # the death of a rank is no cause beside a failure of a survivor's own
 _one_cluster_at_a_time = threading.RLock()
 _open_clusters: set[int] = set()  # by thread: the lock would let one thread in twice
@@ -53,6 +55,7 @@ class SimulatedWorld:
         timeline: keep a :attr:`timeline` also without a topology, in steps.
         own_globals: modules, or packages, whose globals each rank has for itself, as a process would; the others are
             shared. Ranks begin with what the controller has, and keep their own as long as they are open.
+        timeout_s: a call in which some rank takes longer fails with ``RankTimeout``; may be set anew between calls.
 
     Raises:
         ValueError: a module of ``own_globals`` cannot be imported, when ranks are opened.
@@ -81,8 +84,11 @@ class SimulatedWorld:
         topology: Topology | None = None,
         timeline: bool = False,
         own_globals: Sequence[str] = (),
+        timeout_s: float | None = None,
     ) -> None:
         self.seed = seed
+        self.timeout_s = timeout_s
+        self.until: float | None = None  # in its place, by the monotonic clock: of all calls together
         self.own_globals = check_own_globals(own_globals)
         self._own_modules: OwnModules | None = None
         self.semantics = make_semantics(semantics)
@@ -157,6 +163,12 @@ class SimulatedWorld:
             stack.callback(ranks.close)
             yield ranks
 
+    def limit(self) -> float | None:
+        """In seconds, of a call that begins now."""
+        if self.until is None:
+            return self.timeout_s
+        return max(round(self.until - time.monotonic(), 1), _AT_LEAST_S)
+
     def close(self) -> None:
         """Nothing is held between runs."""
 
@@ -198,6 +210,7 @@ class SimulatedRanks:
 
     def outcomes(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Outcome]:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
+        __tracebackhide__ = True
 
         def body() -> Any:
             __tracebackhide__ = True
@@ -229,6 +242,7 @@ class SimulatedRanks:
             keep_groups: also after a failure, for what tears down.
             sets_up: later runs begin with the random numbers and the default dtype that this one ends with.
         """
+        __tracebackhide__ = True
         if not self.intact:
             raise RuntimeError(CLOSED)
         if self._broken_off and not keep_groups:
@@ -298,13 +312,14 @@ class SimulatedRanks:
         return told
 
     def _run(self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, faults: Sequence[Fault]) -> list[Outcome]:
+        __tracebackhide__ = True
         if self._own_modules is not None:
             self._own_modules.begin()
         self._network.begin(faults)
         self._world.measures.begin(self._network, faults)
         try:
             try:
-                ended = self._network.scheduler.run(bodies, schedule)
+                ended = self._network.scheduler.run(bodies, schedule, self._world.limit())
             finally:
                 self._world.measures.end(self._network)
         except BaseException:  # of the schedule itself, or an interrupt

@@ -136,7 +136,17 @@ def test_simulated_ranks_that_do_not_end_are_replaced(pytester):
     pytester.makepyfile(test_inner=HEAD + SIMULATED)
     result = pytester.runpytest_subprocess("--world", "sim", "-p", "no:randomly", "-rA", timeout=100)
     result.assert_outcomes(passed=1, failed=5, errors=1, warnings=0)
+    result.stdout.fnmatch_lines(
+        [
+            "E   RankTimeout: no result within 1.[345] s from ranks 0, 1 of 2",
+            "E     rank 1: busy at test_inner.py:21",
+            "E   stack of rank 1, innermost call last:",
+            'E     File "*test_inner.py", line 21, in test_sleeps',
+            "FAILED test_inner.py::test_sleeps*sim-2* - *RankTimeout: *",
+        ]
+    )
     text = result.stdout.str()
+    assert "threading.py" not in text, "the stacks are the user's"
     assert text.count("rank 1 does not stop and is left behind; what follows has fresh ranks") >= 3, text
     assert text.count("rank 0 is torn down") == text.count("rank 1 is torn down") == 6, text
 
@@ -193,3 +203,96 @@ def test_the_limit_of_the_first_test_on_simulated_ranks_does_not_count_the_impor
         """
     )
     pytester.runpytest_subprocess("--world", "sim", timeout=100).assert_outcomes(passed=1)
+
+
+WITHOUT = """
+import pdlcheck.harness.cases
+pdlcheck.harness.cases._LIMIT_S = 1.0
+
+@W
+def test_computes(rank):
+    dist.barrier()
+    while rank == 1:
+        pass
+
+def compute():
+    while True:
+        pass
+
+def test_function(world):
+    world.run(compute, world_size=2)
+
+@W
+@pytest.mark.timeout(50)
+def test_has_more(rank):
+    time.sleep(1.2)
+
+@W
+@pytest.mark.schedules(50)
+def test_under_schedules(rank):
+    dist.barrier()
+    while rank == 1:
+        pass
+
+@W
+def test_after(rank):
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total == 2
+"""
+
+
+@pytest.mark.parametrize("option", ["no:timeout", "timeout"])
+def test_simulated_ranks_have_a_limit_where_nobody_sets_one(run, option):
+    result = run(WITHOUT, "-p", option, world="sim", new_process=True)
+    result.assert_outcomes(passed=2, failed=3)
+    result.stdout.fnmatch_lines(
+        [
+            "E   RankTimeout: no result within 1 s from rank* of 2",
+            "E     rank 0: * barrier, default group (ranks 0, 1), collective 0, at test_inner.py:10",
+            "E     rank 1: busy at test_inner.py:11; last operation barrier, *",
+            "E       *RankTimeout: no result within 1 s from ranks 0, 1 of 2",
+            "E   RankTimeout: no result within 1 s from rank* of 2",
+            "E     rank 1: busy at test_inner.py:30; last *",
+        ]
+    )
+
+
+def test_a_debugger_in_a_simulated_rank_has_no_limit(pytester):
+    pytester.makepyfile(
+        test_inner=HEAD
+        + """
+import pdb
+import pdlcheck.harness.cases
+pdlcheck.harness.cases._LIMIT_S = 1.0
+
+class Slow:
+    def readline(self):
+        time.sleep(2)
+        return "c\\n"
+
+@W
+def test_stops(rank):
+    if rank == 0:
+        pdb.Pdb(stdin=Slow(), stdout=sys.__stdout__, nosigint=True).set_trace()
+        assert rank == 0
+"""
+    )
+    pytester.runpytest_subprocess("--world", "sim", timeout=60).assert_outcomes(passed=1)
+
+
+def test_a_world_of_ones_own_has_the_limit_that_it_is_given(pytester):
+    pytester.makepyfile(
+        test_inner=HEAD
+        + """
+from pdlcheck.errors import RankTimeout
+from pdlcheck.worlds import get_world
+
+def test_own():
+    world = get_world("sim", timeout_s=0.5)
+    with pytest.raises(RankTimeout, match="no result within 0.5 s from ranks 0, 1 of 2"):
+        world.run(time.sleep, 2, world_size=2)
+    assert world.run(dist.get_rank, world_size=2) == [0, 1]
+"""
+    )
+    pytester.runpytest_subprocess(timeout=60).assert_outcomes(passed=1)

@@ -1,0 +1,56 @@
+"""The error for simulated ranks that are still busy when their time is over: where each of them is."""
+
+from __future__ import annotations
+
+import bdb
+import re
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pdlcheck.errors import RankTimeout
+from pdlcheck.worlds.outcome import Raised, Returned
+from pdlcheck.worlds.processes.position import Place, place_of
+from pdlcheck.worlds.processes.story import rank_timeout
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.simulated.scheduler import RankThread
+
+__all__ = ["late"]
+
+_BEGINNING = re.compile(rf'\A(?:  File "{re.escape(threading.__file__)}", .*\n(?:    .*\n)*)+')  # of any thread's stack
+_DEBUGGERS = (bdb.__file__, "pydevd")  # in the path of a frame of a thread that a person has stopped
+
+
+def late(
+    limit_s: float, ranks: Sequence[RankThread], threads: Sequence[threading.Thread], running: RankThread
+) -> RankTimeout | None:
+    """Make the error for ranks of which one runs and did not end; None where a debugger has it."""
+    places = {
+        rank.rank: place_of(thread.ident or 0)
+        for rank, thread in zip(ranks, threads, strict=True)
+        if rank.outcome is None
+    }
+    if any(name in place.stack for place in places.values() for name in _DEBUGGERS):
+        return None
+    states = {rank.rank: _words(rank, running, places.get(rank.rank)) for rank in ranks}
+    stacks = {rank: _BEGINNING.sub("", place.stack) or None for rank, place in places.items()}
+    return rank_timeout(limit_s, states, stacks)
+
+
+def _words(rank: RankThread, running: RankThread, place: Place | None) -> str:
+    last = rank.network.last.get(rank.rank) if rank.network is not None else None
+    then = f"; last operation {last}" if last is not None else ""
+    if place is None:
+        match rank.outcome:
+            case Returned():
+                return f"has returned{then}"
+            case Raised(error=error):
+                return f"raised {type(error).__name__}{then}"
+            case _:
+                return f"has ended{then}"
+    if rank is running:
+        return f"busy {place.words}".rstrip() + then
+    if rank.ready is not None:
+        return f"in {rank.waits_for}"
+    return f"waits for its turn {place.words}{then}" if place.words else "has not begun"
