@@ -1,4 +1,4 @@
-"""What files and fixtures of wider scope have set of torch in a rank: it holds for the tests after, as in one process.
+"""What files and fixtures of wider scope have set in a rank: it holds for the tests after, as in one process.
 
 A call of ranks begins with the controller's settings, so that what a test leaves behind is nobody's.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pdlcheck.worlds.processes import own_settings
 from pdlcheck.worlds.processes.settings import present, put
 
 __all__ = ["RankSettings"]
@@ -19,15 +20,17 @@ class RankSettings:
     """A pytest plugin of the session in a rank."""
 
     def __init__(self) -> None:
-        self._held = present()
+        self.hold()
         self._has_finished = False
 
     def hold(self) -> None:
         """What is set now holds for what comes."""
         self._held = present()
+        own_settings.hold()
 
     def put_back(self) -> None:
         """Let that be set which holds."""
+        own_settings.put_back()
         if present() != self._held:
             put(self._held)
 

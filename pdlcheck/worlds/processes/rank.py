@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from pdlcheck.errors import PeerFailed, RankFailed
 from pdlcheck.worlds.outcome import text_of
+from pdlcheck.worlds.processes import own_settings
 from pdlcheck.worlds.processes.absent_devices import leave_absent_devices_alone
 from pdlcheck.worlds.processes.announce import Announcer
 from pdlcheck.worlds.processes.at_end import end
@@ -171,9 +172,13 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
             announcer.is_beginning = False
             default_group = dist.group.WORLD
         adopt(call.changes, start.variables)
+        if call.seed is not None:
+            own_settings.put_back()
         for module in call.modules:
             with drawing_as_torch_begins():
                 import_module_of(*module)
+                if call.seed is not None:
+                    own_settings.hold()
         fn, args, kwargs = load_call(call.payload)
         if call.seed is not None:
             fresh_state(call.seed, start, call.settings)

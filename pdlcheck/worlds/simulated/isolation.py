@@ -149,7 +149,7 @@ class RankState:
             of_thread.put(settings, dtype=False)
         flags.put(self._flags if self._given is not None and settings.flags == self._given.flags else settings.flags)
         if self._base is None:
-            self.context = context.copy()
+            self.context = of_thread.own_variables(context)
         else:
             self.context.run(of_thread.put_variables, context, self._base)
         self._given, self._base = settings, context

@@ -7,14 +7,16 @@ are entered, and the variables of the context: numpy's handling of errors, decim
 from __future__ import annotations
 
 import contextvars
+import decimal
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
+from pdlcheck.worlds.decimals import is_same
 from pdlcheck.worlds.simulated import flags
 
-__all__ = ["Settings", "of_controller", "present", "put", "put_variables", "remember_controllers"]
+__all__ = ["Settings", "of_controller", "own_variables", "present", "put", "put_variables", "remember_controllers"]
 
 _ABSENT: Any = object()
 _default_device: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT")  # noqa: B009 - torch's stubs do not tell it
@@ -66,17 +68,40 @@ def put(settings: Settings, *, dtype: bool = True) -> None:
 def put_variables(context: contextvars.Context, since: Mapping[contextvars.ContextVar[Any], Any]) -> None:
     """Let the present context have those of ``context`` that have other values than ``since``."""
     for variable, value in context.items():
-        if since.get(variable, _ABSENT) is not value and variable.get(_ABSENT) is not value:
+        if since.get(variable, _ABSENT) is value or variable.get(_ABSENT) is value:
+            continue
+        if not isinstance(value, decimal.Context):
             variable.set(value)
+        elif not is_same(value, decimal.getcontext()):
+            decimal.setcontext(value.copy())
+
+
+def own_variables(context: contextvars.Context) -> contextvars.Context:
+    """A copy of ``context``; ``decimal`` changes its own part of it in place, so that is another object."""
+    own = context.copy()
+    own.run(_set_decimals, None)
+    return own
+
+
+def _set_decimals(seen: decimal.Context | None) -> decimal.Context:
+    """In the present context let there be ``seen``, if that says the same, or else a copy of what is there."""
+    now = decimal.getcontext()
+    if seen is None or not is_same(now, seen):
+        seen = now.copy()
+    decimal.setcontext(seen)
+    return seen
 
 
 _controllers: tuple[Settings, contextvars.Context] | None = None
+_decimals: decimal.Context | None = None  # the controller's, as it was
 
 
 def remember_controllers() -> None:
     """In the controller, as a run begins."""
-    global _controllers
-    _controllers = present(), contextvars.copy_context()
+    global _controllers, _decimals
+    variables = contextvars.copy_context()
+    _decimals = variables.run(_set_decimals, _decimals)
+    _controllers = present(), variables
 
 
 def of_controller() -> tuple[Settings, contextvars.Context]:

@@ -119,24 +119,50 @@ def test_after(rank): assert (found()[0] == "torch.float32") is {scope == "modul
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_what_a_test_sets_is_forgotten(run, world):
     result = run(
-        """
+        f"""
+{LOOK}
+{SET}
+UNSET = ("torch.float32", True, "cpu", False, "0.3333333333333333333333333333")
+numpy.seterr(divide="ignore")
+
+def change():
+    {SETS}
+
 @W
 def test_sets(rank):
-    torch.set_default_dtype(torch.float64)
-    torch.set_grad_enabled(False)
+    change()
+    dist.barrier()
+    assert found() == SET
+
+@W
+def test_next(rank): assert found() == UNSET
 
 @pytest.fixture
 def narrow():
+    change()
     torch.set_default_dtype(torch.bfloat16)
 
 @W
-def test_fixture(rank, narrow): assert torch.get_default_dtype() == torch.bfloat16
+def test_fixture(rank, narrow): assert found() == ("torch.bfloat16", *SET[1:])
 
 @W
-def test_next(rank): assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
+def test_after_a_fixture(rank): assert found() == UNSET
 
-def test_plain(): assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
+def change_one():
+    if dist.get_rank():
+        change()
+    dist.barrier()
+    return found()
+
+def test_functions(world):
+    assert world.run(change_one, world_size=2) == [UNSET, SET]
+    assert world.run(found, world_size=2) == [UNSET] * 2
+
+@W
+def test_last(rank): assert found() == UNSET
+
+def test_plain(): assert found() == UNSET
 """,
         world=world,
     )
-    result.assert_outcomes(passed=4)
+    result.assert_outcomes(passed=7)

@@ -1,0 +1,49 @@
+"""What a rank's code may set besides what a call brings with it: it holds where files or wider fixtures have set it.
+
+That are torch's default device, numpy's handling of errors and decimal's context.
+"""
+
+from __future__ import annotations
+
+import decimal
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pdlcheck.worlds.decimals import is_same
+
+__all__ = ["hold", "put_back"]
+
+_default_device: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT")  # noqa: B009 - torch's stubs do not tell it
+
+
+class _Settings(NamedTuple):
+    device: torch.device | None
+    numpy: dict[str, Any]
+    decimal: decimal.Context
+
+
+def _present() -> _Settings:
+    mode = getattr(_default_device, "device_context", None)
+    return _Settings(None if mode is None else mode.device, dict(np.geterr()), decimal.getcontext().copy())
+
+
+_held = _present()
+
+
+def hold() -> None:
+    """What is set now holds for the calls that come."""
+    global _held
+    _held = _present()
+
+
+def put_back() -> None:
+    """Let that be set which holds."""
+    now = _present()
+    if now.device != _held.device:
+        torch.set_default_device(_held.device)
+    if now.numpy != _held.numpy:
+        np.seterr(**_held.numpy)
+    if not is_same(now.decimal, _held.decimal):
+        decimal.setcontext(_held.decimal.copy())
