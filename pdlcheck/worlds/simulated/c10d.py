@@ -33,6 +33,7 @@ from pdlcheck.worlds.watch import WatchedGroup, among_all, members_of_default
 
 __all__ = [
     "has_group",
+    "has_left_group",
     "is_as_joined",
     "join_group",
     "leave_alone",
@@ -180,6 +181,13 @@ def has_group() -> bool:
     rank = current_rank()
     assert rank is not None
     return rank.c10d.get("default_pg") is not None
+
+
+def has_left_group() -> bool:
+    """Has the code of the running rank destroyed the group that it was given?"""
+    rank = current_rank()
+    assert rank is not None
+    return bool(rank.c10d) and rank.c10d["default_pg"] is None
 
 
 def leave_alone(network: Any) -> RankThread:

@@ -22,7 +22,13 @@ from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, re
 from pdlcheck.worlds.protocol import CLOSED
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated import idle, isolation
-from pdlcheck.worlds.simulated.c10d import has_group, join_group, leave_alone, rank_local_torch_distributed
+from pdlcheck.worlds.simulated.c10d import (
+    has_group,
+    has_left_group,
+    join_group,
+    leave_alone,
+    rank_local_torch_distributed,
+)
 from pdlcheck.worlds.simulated.losses import is_consequence
 from pdlcheck.worlds.simulated.measures import Measures
 from pdlcheck.worlds.simulated.network import Network
@@ -239,7 +245,7 @@ class SimulatedRanks:
 
         Args:
             bodies, schedule, faults: see above.
-            keep_groups: also after a failure, for what tears down.
+            keep_groups: also after a failure, for what tears down; who has left them stays without.
             sets_up: later runs begin with the random numbers and the default dtype that this one ends with.
         """
         __tracebackhide__ = True
@@ -251,7 +257,7 @@ class SimulatedRanks:
         for rank in self._network.scheduler.ranks:
             rank.state.begins_here = sets_up
         faults = check_faults(self._world.faults if faults is None else faults, self.world_size)
-        bodies = [partial(self._as_rank, rank, body) for rank, body in enumerate(bodies)]
+        bodies = [partial(self._as_rank, rank, body, keep_groups) for rank, body in enumerate(bodies)]
         try:
             outcomes = self._run(bodies, schedule or self._world.schedule, faults)
             self._warn_of_late_imports()
@@ -275,13 +281,13 @@ class SimulatedRanks:
         """What this rank has set for its thread in the last run is the controller's from now on, and so all ranks'."""
         self._network.scheduler.ranks[rank].state.give_to_controller()
 
-    def _as_rank(self, rank: int, body: Callable[[], Any]) -> Any:
+    def _as_rank(self, rank: int, body: Callable[[], Any], keep_groups: bool) -> Any:
         __tracebackhide__ = True
         if absent := self._network.suffering.absent:
             if rank in absent:
                 raise RankGone
             leave_alone(self._network)
-        elif not has_group():  # the first run, or the one before has ended or lost it
+        elif not (has_group() or (keep_groups and has_left_group())):  # the first run, or the one before has ended it
             join_group(self._network)
         keep_time(partial(self._compute, rank))
         try:

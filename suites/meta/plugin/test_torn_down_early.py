@@ -164,3 +164,36 @@ def test_a_failed_one_stays_failed(fails, total): pass
     assert "PeerFailed" not in result.stdout.str()
     logs = [(pytester.path / f"log{rank}").read_text().split() for rank in range(2)]
     assert logs == [["begin", "end"] * 2, ["begin", "end"]]
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_fixture_is_torn_down_without_the_group_that_the_body_has_destroyed(run, world):
+    result = run(
+        """
+@pytest.fixture
+def own(tmp_path):
+    yield
+    assert not dist.is_initialized()
+
+@W
+def test_destroys(own): dist.destroy_process_group()
+
+@W
+def test_fails(own): assert dist.destroy_process_group()
+
+@pytest.fixture
+def joins(rank, world_size):
+    yield
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.destroy_process_group()
+
+@W
+def test_joins_again(joins): dist.destroy_process_group()
+
+@W
+def test_next(rank, tmp_path): assert dist.get_rank() == rank
+""",
+        world=world,
+    )
+    result.assert_outcomes(passed=3, failed=1)
