@@ -57,6 +57,8 @@ def start(settings: CoverageSettings) -> None:
     global _measuring, _by_test
     import coverage
 
+    from pdlcheck.worlds.processes.at_end import after_calls
+
     os.makedirs(os.path.dirname(settings.data_file), exist_ok=True)
     _measuring = coverage.Coverage(
         data_file=settings.data_file,
@@ -70,6 +72,7 @@ def start(settings: CoverageSettings) -> None:
     _by_test = settings.by_test
     _measuring.start()
     atexit.register(save)
+    after_calls.append(save)
 
 
 def save() -> None:

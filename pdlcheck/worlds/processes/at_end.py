@@ -1,13 +1,20 @@
-"""What an idle rank still does when it ends: what user code registered with ``atexit``."""
+"""What an idle rank still does when it ends: what user code registered with ``atexit``.
+
+A rank that does not serve another call is killed instead; what is to be kept by then is in ``after_calls``.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
-__all__ = ["end", "finalizers"]
+__all__ = ["after_calls", "end", "end_call", "finalizers"]
+
+after_calls: list[Callable[[], object]] = []
 
 _TORCH = "torch.library"
 
@@ -19,6 +26,13 @@ def finalizers() -> list[Any]:
     """
     alive: Any = getattr(weakref.finalize, "_registry", {})  # no public name; empty where Python has another one
     return [one for one in list(alive) if one.atexit and not _is_torchs(one)]
+
+
+def end_call() -> None:
+    """Call ``after_calls``: a function of the user's has ended, and nobody has been told so yet."""
+    for callback in after_calls:
+        with suppress(Exception):  # it comes once more at the end, if it can
+            callback()
 
 
 def end() -> NoReturn:

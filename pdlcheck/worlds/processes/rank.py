@@ -27,7 +27,7 @@ from pdlcheck.worlds.outcome import text_of
 from pdlcheck.worlds.processes import own_settings
 from pdlcheck.worlds.processes.absent_devices import leave_absent_devices_alone
 from pdlcheck.worlds.processes.announce import Announcer
-from pdlcheck.worlds.processes.at_end import end
+from pdlcheck.worlds.processes.at_end import end, end_call
 from pdlcheck.worlds.processes.board import Board
 from pdlcheck.worlds.processes.channel import Channel
 from pdlcheck.worlds.processes.heard import hearing
@@ -38,7 +38,7 @@ from pdlcheck.worlds.processes.own_device import own_device, select_own_device, 
 from pdlcheck.worlds.processes.own_group import offer, offer_groups
 from pdlcheck.worlds.processes.own_rank import take_rank
 from pdlcheck.worlds.processes.own_store import meet_at
-from pdlcheck.worlds.processes.payload import dump_error, dump_result, import_module_of, load_call
+from pdlcheck.worlds.processes.payload import dump_error, dump_result, import_module_of, is_our_own, load_call
 from pdlcheck.worlds.processes.position import user_traceback
 from pdlcheck.worlds.processes.settings import AS_TORCH_BEGINS, Settings, put
 from pdlcheck.worlds.processes.taking_turns import take_turns
@@ -164,7 +164,7 @@ def _init(start: Start, store: Store) -> None:
 
 
 def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announcer: Announcer) -> None:
-    default_group = dist.group.WORLD
+    default_group, fn = dist.group.WORLD, None
     try:
         if call.rejoin:
             announcer.is_beginning = True
@@ -200,6 +200,8 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
         if was_lost(error):
             after = replace(after, default_group=False)  # of no use without the device
         report = _failed(call.call, error, start.rank, after)
+    if fn is not None and not is_our_own(fn):
+        end_call()
     sys.stdout.flush()
     sys.stderr.flush()
     channel.end(call.call, report)

@@ -55,6 +55,45 @@ def test_a_rank_dies(rank):
     _all_but_one_line_is_covered(pytester.path)
 
 
+def test_pytest_cov_counts_functions_after_which_the_ranks_are_replaced(run, pytester):
+    program = """
+    import torch.distributed as dist
+
+    def main():
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        dist.destroy_process_group()
+        return rank
+
+    def one_leaves():
+        if dist.get_rank():
+            dist.destroy_process_group()
+        else:
+            return "stays"
+
+    def fails():
+        dist.destroy_process_group()
+        raise ValueError("on purpose")
+    """
+    result = run(
+        """
+import program
+
+def test_function(world):
+    assert world.run(program.main, world_size=2) == [0, 1]
+    assert world.run(program.one_leaves, world_size=2) == ["stays", None]
+    with pytest.raises(ValueError, match="on purpose"):
+        world.run(program.fails, world_size=2)
+""",
+        "--cov=program",
+        "--cov-report=json",
+        new_process=True,
+        program=program,
+    )
+    result.assert_outcomes(passed=1)
+    assert json.loads((pytester.path / "coverage.json").read_text())["files"]["program.py"]["missing_lines"] == []
+
+
 def _all_but_one_line_is_covered(path):
     report = json.loads((path / "coverage.json").read_text())["files"]["measured.py"]
     assert (report["missing_lines"], report["missing_branches"]) == ([14], []), report
