@@ -11,6 +11,8 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
+from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -121,9 +123,29 @@ def _module_of(fn: Callable[..., Any] | type) -> tuple[str, str] | None:
     name: Any = getattr(fn, "__module__", None)
     module = sys.modules.get(name) if isinstance(name, str) else None
     file = getattr(module, "__file__", None)
-    if module is None or file is None or name == "__main__" or getattr(module, "__package__", ""):
+    if module is None or file is None or name == "__main__":
         return None
-    return name, os.path.abspath(file)
+    file = os.path.abspath(file)
+    top = name.partition(".")[0]
+    if getattr(module, "__package__", "") and _is_importable(top, _folder_of(top, name, file)):
+        return None
+    return name, file
+
+
+def _folder_of(package: str, name: str, file: str) -> str:
+    """That of a package which holds the module ``name``, by the file of that module."""
+    levels = name.count(".") - package.count(".") + os.path.basename(file).startswith("__init__.")
+    for _ in range(levels):
+        file = os.path.dirname(file)
+    return file
+
+
+@lru_cache(maxsize=256)
+def _is_importable(package: str, folder: str) -> bool:
+    """Whether imports find that package there; those of a test file under ``--import-mode=importlib`` they do not."""
+    specs = (finder.find_spec(package, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    found = next((spec for spec in specs if spec is not None), None)
+    return found is not None and any(_is_file(path, folder) for path in found.submodule_search_locations or ())
 
 
 def import_module_of(name: str, file: str) -> None:
@@ -131,7 +153,11 @@ def import_module_of(name: str, file: str) -> None:
     known = sys.modules.get(name)
     if known is not None and _is_file(getattr(known, "__file__", None), file):
         return
-    found = importlib.util.find_spec(name) if known is None else None
+    found = _spec_of(name) if known is None else None
+    package = name.rpartition(".")[0]
+    if found is None and package and package not in sys.modules:
+        _import_package(package, _folder_of(package, name, file))
+        found = _spec_of(name)
     if found is not None and _is_file(found.origin, file):
         with suppress(Exception):  # which is told when the call is read
             importlib.import_module(name)
@@ -146,6 +172,28 @@ def import_module_of(name: str, file: str) -> None:
     except BaseException:
         sys.modules.pop(name, None)
         raise
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # it is in a package that imports do not find
+        return None
+
+
+def _import_package(name: str, folder: str) -> None:
+    """One with a file of its own, or else, as for pytest, the folder alone."""
+    above, _, last = name.rpartition(".")
+    if above and above not in sys.modules:
+        _import_package(above, os.path.dirname(folder))
+    file = os.path.join(folder, "__init__.py")
+    if os.path.isfile(file):
+        import_module_of(name, file)
+    else:
+        sys.modules[name] = package = ModuleType(name)
+        package.__path__ = [folder]
+    if above:
+        setattr(sys.modules[above], last, sys.modules[name])
 
 
 def _is_file(one: str | None, other: str) -> bool:
