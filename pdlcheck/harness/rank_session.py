@@ -48,7 +48,7 @@ from pdlcheck.worlds.outcome import without_addresses
 from pdlcheck.worlds.processes.imported import drawing_as_torch_begins
 from pdlcheck.worlds.processes.journal import note
 from pdlcheck.worlds.processes.own_device import own_device
-from pdlcheck.worlds.processes.own_rank import own_rank, own_world_size
+from pdlcheck.worlds.processes.own_rank import own_rank, own_world_size, users_code
 from pdlcheck.worlds.watch import end_at_user_line
 
 __all__ = ["KEEP", "call", "collect", "finish", "parameters", "run", "setup", "teardown"]
@@ -319,7 +319,8 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
     if when == "setup":
         item.stash[_marked] = _xfail_marks(item)
     rank_coverage.switch(f"{item.nodeid}|{'run' if when == 'call' else when}")
-    call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt, pytest.exit.Exception))
+    with users_code():
+        call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt, pytest.exit.Exception))
     if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
         traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report
     if call.excinfo is not None and isinstance(call.excinfo.value, PdlcheckError):

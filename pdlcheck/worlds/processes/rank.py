@@ -36,7 +36,7 @@ from pdlcheck.worlds.processes.journal import open_journal
 from pdlcheck.worlds.processes.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
 from pdlcheck.worlds.processes.own_device import own_device, select_own_device, take_device, was_lost
 from pdlcheck.worlds.processes.own_group import offer, offer_groups
-from pdlcheck.worlds.processes.own_rank import take_rank
+from pdlcheck.worlds.processes.own_rank import take_rank, users_code
 from pdlcheck.worlds.processes.own_store import meet_at
 from pdlcheck.worlds.processes.payload import dump_error, dump_result, import_module_of, is_our_own, load_call
 from pdlcheck.worlds.processes.position import user_traceback
@@ -184,7 +184,8 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
             fresh_state(call.seed, start, call.settings)
         offer(default_group)
         with hearing(call.ears) as heard:
-            value = fn(*args, **kwargs)
+            with contextlib.nullcontext() if is_our_own(fn) else users_code():
+                value = fn(*args, **kwargs)
             told = heard()
         announcer.end(failed=False)
         result = dump_result(value, start.rank)

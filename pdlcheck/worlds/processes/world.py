@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from pdlcheck.worlds.arguments import check_isolation, check_world_size
 from pdlcheck.worlds.devices import CUDA_CURE, check_devices, choose_device, why_no_cuda
 from pdlcheck.worlds.processes import forkserver
 from pdlcheck.worlds.processes.local import LocalPlacement
+from pdlcheck.worlds.processes.own_rank import runs_users_code
+from pdlcheck.worlds.protocol import INSIDE
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.processes.placement import Placement
@@ -127,6 +130,10 @@ class ProcessWorld:
         waited for, and its outcomes are dropped.
         """
         check_world_size(world_size)
+        if runs_users_code():
+            raise RuntimeError(INSIDE.format("rank"))
+        if _is_simulated_rank():
+            raise RuntimeError(INSIDE.format("simulated rank"))
         with self._one_at_a_time:
             fresh, rejoin = self.isolation == "fresh", self.isolation == "reinit"
             forked = self._forked_pool(world_size, beginning) if fresh and beginning is not None else None
@@ -285,6 +292,12 @@ class ProcessWorld:
         if self._templates is not None:
             self._templates.abandon()
         self._one_at_a_time = threading.RLock()
+
+
+def _is_simulated_rank() -> bool:
+    """Whether the caller is one; who has not imported their world is none."""
+    scheduler = sys.modules.get("pdlcheck.worlds.simulated.scheduler")
+    return scheduler is not None and scheduler.current_rank() is not None
 
 
 def _close_pools(pools: dict[int, Pool]) -> None:

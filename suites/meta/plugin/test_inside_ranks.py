@@ -1,0 +1,48 @@
+"""Ranks start no ranks of their own, on any world; a file that they import may have some started."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..conftest import HEAD
+from ..needs_mpi import needs_mpi
+
+SOURCE = """
+from pdlcheck.worlds import get_world
+
+KNOWN = get_world("sim").run(dist.get_rank, world_size=3)
+
+@W
+def test_fixture(world, rank): world.run(dist.get_rank, world_size=2)
+
+@W
+def test_own_world(rank): get_world("gloo").run(dist.get_rank, world_size=2)
+
+@pytest.fixture
+def reference(): return get_world("sim").run(dist.get_rank, world_size=2)
+
+@W
+def test_in_a_fixture(reference): pass
+
+def nested(): return get_world("sim").run(dist.get_rank, world_size=2)
+
+def test_function(world): world.run(nested, world_size=2)
+
+@W
+def test_knows(rank): assert KNOWN == [0, 1, 2]
+
+def test_controller(world):
+    assert world.run(dist.get_rank, world_size=2) == [0, 1]
+    assert nested() == [0, 1]
+"""
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
+def test_world_run_is_refused_in_ranks(pytester, world):
+    pytester.makepyfile(test_inner=HEAD + SOURCE)
+    result = pytester.runpytest_subprocess("--world", world, "-p", "no:randomly", timeout=100)
+    result.assert_outcomes(passed=2, failed=3, errors=1)
+    text = (
+        "RuntimeError: world.run was called inside a * the marker world_size runs on every rank; remove the marker, *"
+    )
+    result.stdout.fnmatch_lines([f"E  *{text}"] * 4)
