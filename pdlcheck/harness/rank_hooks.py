@@ -21,6 +21,7 @@ from _pytest.junitxml import _check_record_param_type, xml_key
 from _pytest.logging import LogCaptureHandler, LoggingPlugin, caplog_handler_key, caplog_records_key
 
 from pdlcheck.harness.loggers import Destinations, all_have
+from pdlcheck.harness.rank_benchmarks import note_benchmarks
 from pdlcheck.worlds.processes.journal import note
 
 __all__ = ["RankHooks", "StandingHandlers", "journal_log", "note_additions", "note_for_xml", "note_shown_fixtures"]
@@ -78,14 +79,15 @@ class RankHooks:
             self.not_collected.append(report.longreprtext)
 
 
-def note_additions(item: pytest.Item) -> None:
-    """Note the properties and the sections that the test added to its report since the last time."""
+def note_additions(item: pytest.Function) -> None:
+    """Note what the test added to its report since the last time: properties, sections, what it has measured."""
     properties, sections = item.stash.get(_noted, (0, 0))
     for name, value in item.user_properties[properties:]:
         note("property", [name, value])
     for section in item._report_sections[sections:]:
         note("section", section)
     item.stash[_noted] = len(item.user_properties), len(item._report_sections)
+    note_benchmarks(item)
 
 
 def note_for_xml(config: pytest.Config) -> None:

@@ -17,6 +17,7 @@ from pdlcheck.harness import relayed_logs
 from pdlcheck.harness.agreed import agreed, words_of
 from pdlcheck.harness.hook_verdicts import remember
 from pdlcheck.harness.properties import record
+from pdlcheck.harness.rank_benchmarks import tell_benchmarks
 from pdlcheck.harness.rank_subtests import id_of, report
 from pdlcheck.worlds.processes.journal import notes
 from pdlcheck.worlds.processes.member import Written
@@ -74,6 +75,7 @@ class RankOutput:
         for which, line in self._agreed(noted["fixture"]):
             self._show_fixture(f"{line}{which}")
         record(self._item, self._by_rank(noted["property"]))
+        tell_benchmarks(self._item, self._by_rank(noted["benchmark"]))
         for which, (phase, title, text) in self._agreed(noted["section"]):
             self._item.add_report_section(f"{phase}{which}", title, text)
         for words in noted["verdict"].values():

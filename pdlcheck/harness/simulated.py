@@ -31,6 +31,7 @@ from pdlcheck.harness.folders import empty_shared
 from pdlcheck.harness.loggers import attach_quickly
 from pdlcheck.harness.own_fixtures import Captured, follow, follow_fixture, follow_late_log, follow_log, in_force
 from pdlcheck.harness.properties import Properties, record
+from pdlcheck.harness.rank_benchmarks import name_benchmark
 from pdlcheck.harness.rank_subtests import keep_reports, report
 from pdlcheck.harness.schedules import runs_under_schedules, search_schedules
 from pdlcheck.harness.stopped import is_stopped
@@ -421,6 +422,7 @@ class _AtHand:
         if isinstance(own, Captured):
             rank.captured.append(own)
         keep_reports(cached[0], rank.reports)
+        name_benchmark(cached[0], self._context.rank)
         if definition.argname not in item.fixturenames:
             if definition.argname == "caplog":
                 follow_late_log(item)

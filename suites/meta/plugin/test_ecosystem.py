@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import pytest
+
 from pdlcheck.harness.devices import divide_among_workers
 
 from ..conftest import HEAD
+from ..needs_mpi import needs_mpi
 
 MEASURED = """
 import torch.distributed as dist
@@ -198,3 +201,39 @@ def test_worse(rank): assert rank == 1
     pytester.makepyfile(HEAD + source)  # with the cache, which `run` leaves out
     pytester.runpytest_inprocess("--world", "gloo", "--sw").assert_outcomes(passed=1, failed=1)
     pytester.runpytest_inprocess("--world", "gloo", "--lf").assert_outcomes(failed=1, deselected=0)
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
+def test_pytest_benchmark_tells_what_each_rank_has_measured(run, pytester, world):
+    result = run(
+        """
+pytestmark = W
+
+def test_steps(benchmark, rank):
+    benchmark.extra_info["rank"] = rank
+    benchmark.pedantic(dist.barrier, rounds=3)
+
+@pytest.mark.benchmark(group="mine")
+def test_alone(benchmark, rank):
+    if rank == 1:
+        benchmark(time.sleep, 0.001)
+
+@pytest.mark.xfail(strict=True)
+def test_fails(benchmark, rank): benchmark(int, "no number")
+
+def test_none(benchmark): pass
+""",
+        "--benchmark-json=found.json",
+        world=world,
+        new_process=True,
+    )
+    assert result.ret == 0
+    found = {one["name"]: one for one in json.loads((pytester.path / "found.json").read_text())["benchmarks"]}
+    steps = [f"test_steps[{world}-2] [rank {rank}]" for rank in range(2)]
+    assert sorted(found) == sorted([f"test_alone[{world}-2] [rank 1]", *steps])
+    assert [(found[name]["stats"]["rounds"], found[name]["extra_info"]) for name in steps] == [
+        (3, {"rank": rank}) for rank in range(2)
+    ]
+    alone = found[f"test_alone[{world}-2] [rank 1]"]
+    assert alone["group"] == "mine" and alone["stats"]["min"] > 0.001
+    result.stdout.fnmatch_lines([f"test_steps*{world}-2* *rank [01]*"])
