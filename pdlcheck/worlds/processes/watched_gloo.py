@@ -16,6 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.handles import keep_handles_of_reducers
+from pdlcheck.worlds.jit_wait import jit_waits_as_the_future
 from pdlcheck.worlds.processes.announce import Announcer
 from pdlcheck.worlds.processes.on_stream import CudaAwareEngine
 from pdlcheck.worlds.processes.watched_groups import being_made, meet_in_new_group, numbered
@@ -31,6 +32,7 @@ def watch_gloo(announcer: Announcer) -> None:
     _self_test()
     meet_in_new_group(announcer)
     keep_handles_of_reducers()
+    jit_waits_as_the_future()
     real_class = c10d.ProcessGroupGloo
 
     class WatchedGloo(WatchedGroup):

@@ -21,6 +21,7 @@ from torch.distributed import c10d_logger
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.handles import keep_handles_of_reducers
+from pdlcheck.worlds.jit_wait import jit_waits_as_the_future
 from pdlcheck.worlds.simulated.backward import Engine
 from pdlcheck.worlds.simulated.eager import ranks_do_not_compile
 from pdlcheck.worlds.simulated.groups import BACKEND, install, name_backends
@@ -151,6 +152,7 @@ def _install() -> None:
         c10d._world.__class__ = _RankLocalWorld
         install()
         keep_handles_of_reducers()
+        jit_waits_as_the_future()
         follow_threads(current_rank)
         one_profile_at_a_time()
         own_meshes()
