@@ -29,6 +29,7 @@ from pdlcheck.worlds.simulated.meshes import own_meshes
 from pdlcheck.worlds.simulated.monitored import monitored_barrier
 from pdlcheck.worlds.simulated.profiled import one_profile_at_a_time
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank, running_rank
+from pdlcheck.worlds.simulated.sleeping import sleeps_give_turns
 from pdlcheck.worlds.simulated.threads import follow_threads, rank_behind
 from pdlcheck.worlds.watch import WatchedGroup, among_all, members_of_default
 
@@ -171,6 +172,7 @@ def rank_local_torch_distributed() -> Iterator[None]:
     """While the block runs, each rank thread has process groups of its own."""
     _install()
     ranks_do_not_compile()
+    sleeps_give_turns()
     _set_thread_isolation_mode(True)
     try:
         yield

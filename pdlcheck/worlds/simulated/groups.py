@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
-from types import ModuleType
 from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
@@ -15,6 +14,7 @@ from pdlcheck.errors import CollectiveMismatch, Unsupported
 from pdlcheck.worlds.simulated import monitored
 from pdlcheck.worlds.simulated.losses import is_consequence, never_joined
 from pdlcheck.worlds.simulated.origin import origin
+from pdlcheck.worlds.simulated.rebinding import rebind
 from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.watch import Operation, is_local, key_among, new_group, require_own, user_line
 
@@ -51,17 +51,7 @@ def install() -> None:
         real = getattr(c10d, name)
         setattr(c10d, name, wrap(real))
         if name in c10d.__all__:
-            _rebind(real, getattr(c10d, name))
-
-
-def _rebind(real: Callable[..., Any], ours: Callable[..., Any]) -> None:
-    """Modules that have imported the function by its name, as ``torch.distributed`` and test files, get ours."""
-    for module in list(sys.modules.values()):
-        if module is c10d or module is sys.modules[__name__] or not isinstance(module, ModuleType):
-            continue
-        for name, value in list(vars(module).items()):
-            if value is real:
-                setattr(module, name, ours)
+            rebind(real, getattr(c10d, name), but=c10d.__name__)
 
 
 def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:

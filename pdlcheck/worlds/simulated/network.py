@@ -6,8 +6,7 @@ What is left open by the rules of ``torch.distributed`` is decided by :class:`pd
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -92,7 +91,6 @@ class Network:
         self.suffering = Suffering(
             [fault for fault in faults if not isinstance(fault, Slow)], len(self.scheduler.ranks)
         )
-        self._limits: list[tuple[float, int, Callable[[], None]]] = []  # of waits: seconds, rank, what tells of its end
         self.traffic = Traffic(len(self.scheduler.ranks))
         self._random = random.Random(self._seed)
 
@@ -114,12 +112,7 @@ class Network:
 
     def _elapse(self) -> bool:
         """Nobody can go on: time limits may elapse, the shortest first."""
-        if not self._limits:
-            return self.suffering.elapse(self._posted)
-        shortest = min(self._limits, key=lambda entry: entry[:2])
-        self._limits.remove(shortest)
-        shortest[2]()
-        return True
+        return self.scheduler.elapsing.elapse() or self.suffering.elapse(self._posted)
 
     def leave(self, rank: int) -> None:
         """The running rank has ended."""
@@ -272,25 +265,15 @@ class Network:
 
         Ranks have no clock of their own, so that a limit elapses as late as it can, and of several the shortest does.
         """
-        with self._limit(limit_s, work.operation.signature.rank, work.elapse):
+        with self.scheduler.elapsing.limit(limit_s, work.operation.signature.rank, work.elapse):
             self.wait(work.may_go_on, work.operation.signature)
 
     def wait_in_store(self, ready: Callable[[], bool], waits_for: str, access: StoreAccess, limit_s: float) -> bool:
         """Block the running rank until ``ready()``; False if that does not come about, as in :meth:`wait_for`."""
         elapsed: list[bool] = []
-        with self._limit(limit_s, running_rank().rank, lambda: elapsed.append(True)):
+        with self.scheduler.elapsing.limit(limit_s, running_rank().rank, lambda: elapsed.append(True)):
             self.scheduler.wait_until(lambda: bool(elapsed) or ready(), waits_for, access)
         return ready()
-
-    @contextmanager
-    def _limit(self, limit_s: float, rank: int, elapse: Callable[[], None]) -> Iterator[None]:
-        entry = limit_s, rank, elapse
-        self._limits.append(entry)
-        try:
-            yield
-        finally:
-            if entry in self._limits:
-                self._limits.remove(entry)
 
     def missing(self, signature: Signature) -> tuple[int, ...]:
         """The ranks that an operation still waits for."""
@@ -330,8 +313,6 @@ class Network:
             waiting={rank.rank: rank.waits_for or "its own code" for rank in waiting},
             ended={rank.rank: self.last.get(rank.rank) for rank in ranks if rank.outcome is not None},
             missing={
-                rank.rank: self.missing(rank.waits_for)
-                for rank in waiting
-                if isinstance(rank.waits_for, Signature)
+                rank.rank: self.missing(rank.waits_for) for rank in waiting if isinstance(rank.waits_for, Signature)
             },
         )

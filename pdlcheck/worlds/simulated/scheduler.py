@@ -6,27 +6,32 @@ of the schedule. Each rank owns one lock; a switch releases the lock of the next
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
+from time import perf_counter
 from typing import Any
 
 from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, stopped_by_nobody, text_of
 from pdlcheck.worlds.simulated.core import never_preempt, on_one_core
 from pdlcheck.worlds.simulated.device_guard import outlives_ranks
+from pdlcheck.worlds.simulated.elapsing import Elapsing
 from pdlcheck.worlds.simulated.isolation import RankState, isolated_controller
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
 from pdlcheck.worlds.simulated.threads import raise_in, rank_behind, started_at
 from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.watch import end_at_user_line, user_line
 
-__all__ = ["RankThread", "Scheduler", "current_rank", "running_rank"]
+__all__ = ["RankGone", "RankThread", "Scheduler", "current_rank", "running_rank"]
 
 _SIGNALS = "signal only works in main thread"  # as Python says it
 _GRACE_S = 0.5  # for ranks to end after an interrupt
 _MAX_POLLS = 20_000  # in a row, by all ranks together, while nothing else happens: a tenth of a second
+_LAST_S = 5.0  # for ranks that sleep, after another has failed
+_PATIENCE_S = 60  # with ranks that sleep between polls: they may look for something outside, too
 
 _FROM_CALLBACK = "Got the following error when running the callback"
 
@@ -42,6 +47,10 @@ class _GivenUp(BaseException):
     """Ends a rank in the midst of its own code. Not an ``Exception``: neither the user nor pytest is to keep it."""
 
 
+class RankGone(BaseException):
+    """Ends the thread of a rank that a fault took; no ``except Exception`` of the user's stops it."""
+
+
 class RankThread:
     """One rank: its thread, its turn, what it waits for, and the torch state that belongs to it alone."""
 
@@ -55,6 +64,7 @@ class RankThread:
         self.waits_for: Any = None  # what a report says about the wait
         self.on_resume: list[Callable[[], None]] = []  # completions that must run in this rank's thread
         self.acted = False  # since its turn began: has done or seen something that concerns other ranks
+        self.asked = False  # since it last slept: has polled
         self.outcome: Outcome | None = None
         self.c10d: dict[str, Any] = {}  # what torch.distributed keeps for this rank
         self.joined: dict[str, Any] = {}  # the same when it had just got its default group
@@ -64,7 +74,7 @@ class RankThread:
         """Give the rank something to run."""
         self.body = body
         self.outcome = self.ready = self.waits_for = None
-        self.acted = False
+        self.acted = self.asked = False
 
 
 class Scheduler:
@@ -75,7 +85,7 @@ class Scheduler:
     Args:
         world_size: number of ranks.
         stuck: makes the error for ranks that all wait, from (waiting ranks, all ranks).
-        elapse: called when no rank can go on; True if it has changed something.
+        elapse: called when no rank can go on, and none that sleeps wakes first; True if it has changed something.
     """
 
     def __init__(
@@ -88,11 +98,14 @@ class Scheduler:
         self.ranks = [RankThread(rank) for rank in range(world_size)]
         self.error: PdlcheckError | None = None  # a verdict about the whole world; every rank raises it
         self.given_up = False  # an interrupt has come in the midst of a run: nothing further can run on these ranks
+        self.elapsing = Elapsing()
         self._stuck = stuck
         self._elapse = elapse
         self._pending: list[Any] = [None] * world_size
         self._threads: list[threading.Thread] = []
         self._running: RankThread | None = None
+        self._polls = 0  # in a row
+        self._slept: float | None = None  # when a rank began to sleep between them
         self._all_done = threading.Event()
 
     def seed(self, seed: int) -> None:
@@ -115,7 +128,8 @@ class Scheduler:
         schedule.begin(len(self.ranks))
         self._pending[:] = [None] * len(self.ranks)
         self._failures = 0
-        self._polls = 0
+        self.elapsing = Elapsing()
+        self.progress()
         self._stopping = False
         self.error = None
         self._refused: Unsupported | None = None
@@ -198,7 +212,7 @@ class Scheduler:
         else:
             self._check(me)
         me.acted = True
-        self._polls = 0  # progress
+        self.progress()
 
     def wait_until(self, ready: Callable[[], bool], waits_for: Any, pending: Any = None) -> None:
         """Block the running rank until ``ready()``; ``waits_for`` is what a report says about it."""
@@ -222,18 +236,34 @@ class Scheduler:
         __tracebackhide__ = True
         me = running_rank()
         me.waits_for = waits_for
+        me.asked = True
         self._polls += 1
         if self._polls > _MAX_POLLS and self._elapse():
             self._polls = 0
-        if self._polls > _MAX_POLLS:
+        if self._polls > _MAX_POLLS and (self._slept is None or perf_counter() - self._slept > _PATIENCE_S):
             self.fail(self._livelock())
+        if self._polls % (2 * len(self.ranks)) == 0:
+            self.elapsing.wake()
         self._yield(me, "poll", pending)
         me.waits_for = None
         me.acted = True
 
+    def sleep(self, seconds: float) -> None:
+        """Let the others go on for so long: until none of them can, or those that can only poll."""
+        __tracebackhide__ = True
+        me = running_rank()
+        if not me.asked:  # what it waits for comes from outside
+            self.progress()
+        elif self._slept is None:
+            self._slept = perf_counter()
+        me.asked = False
+        with self.elapsing.sleep(seconds, me.rank) as awake:
+            self.wait_until(awake, f"time.sleep({seconds:g})")
+
     def progress(self) -> None:
         """Something has happened that a rank may be asking for."""
         self._polls = 0
+        self._slept = None
 
     def fail(self, error: PdlcheckError) -> None:
         """Give a verdict about the whole world: every rank raises it at its next switch point."""
@@ -273,11 +303,11 @@ class Scheduler:
         except PeerFailed as error:
             if self._stopping or self.error is not None:
                 return Stopped(me.rank, f"in {me.waits_for}" if me.waits_for is not None else "")
-            self._failures += 1
+            self._fails(within_s=_LAST_S)
             own = stopped_by_nobody(me.rank, text_of(error)).with_traceback(error.__traceback__)
             return Raised(me.rank, own, order=self._failures, site=site_of(error))
         except BaseException as error:
-            self._failures += 1
+            self._fails(within_s=math.inf if isinstance(error, RankGone) else _LAST_S)
             if self.error is not None and text_of(error).startswith(_FROM_CALLBACK):  # torch has wrapped the verdict
                 error = copy(self.error).with_traceback(error.__traceback__)
             if isinstance(error, PdlcheckError):
@@ -285,6 +315,10 @@ class Scheduler:
             elif isinstance(error, ValueError) and text_of(error).startswith(_SIGNALS):
                 error.add_note("simulated ranks are threads: run this on processes, with --world gloo")
             return Raised(me.rank, error, order=self._failures, site=site_of(error))
+
+    def _fails(self, within_s: float) -> None:
+        self._failures += 1
+        self.elapsing.end_within(within_s)
 
     def _as_rank(self, me: RankThread, body: Callable[[], Any]) -> Any:
         __tracebackhide__ = True
@@ -321,7 +355,7 @@ class Scheduler:
 
     def _choose(self, kind: str, current: int) -> RankThread:
         runnable = _runnable(self.ranks)
-        while not runnable and self.error is None and not self._stopping and self._elapse():
+        while not runnable and self.error is None and not self._stopping and (self.elapsing.wake() or self._elapse()):
             runnable = _runnable(self.ranks)
         if not runnable:
             waiting = [rank for rank in self.ranks if rank.outcome is None]

@@ -13,16 +13,13 @@ from pdlcheck.errors import PdlcheckError, RankDied, RankStalled
 from pdlcheck.faults import Absent, Corrupt, Kill, Stall
 from pdlcheck.worlds.simulated.collectives import Write, read_by, written_by
 from pdlcheck.worlds.simulated.losses import closed_by, never_met, pair_closure, too_late
+from pdlcheck.worlds.simulated.scheduler import RankGone
 from pdlcheck.worlds.simulated.work import SimulatedWork
 from pdlcheck.worlds.watch import Operation, Part, Signature
 
 __all__ = ["RankGone", "Suffering"]
 
 _FEWER = "the rank posts fewer operations"
-
-
-class RankGone(BaseException):
-    """Ends the thread of a rank that a fault took; no ``except Exception`` of the user's stops it."""
 
 
 class Suffering:
