@@ -22,6 +22,7 @@ from torch._C import _distributed_c10d as c10d
 
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.watch.counted import count
+from pdlcheck.worlds.watch.forms import FORMS, numbers
 from pdlcheck.worlds.watch.naming import Name, line_and_names
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature, key_among
@@ -153,10 +154,10 @@ class WatchedGroup(dist.ProcessGroup):
         root: int = -1,
         splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
     ) -> dist.Work:
+        members = self._members
         seq = self._collectives
         self._collectives += 1
         where, names, caller = self._line_and_names(compare[0] if compare else None)
-        members = self._members
         signature = Signature(  # by position, as this is done for each operation
             members[self._group_rank],
             op,
@@ -198,38 +199,37 @@ class WatchedGroup(dist.ProcessGroup):
 
     # -- the c10d calls ----------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:
-        opts = opts or c10d.AllreduceOptions()
+    def allreduce(self, *args: Any, **kwargs: Any) -> dist.Work:
+        tensors, opts = FORMS["allreduce"].of(args, kwargs)
         return self._in_place("all_reduce", tensors, "allreduce", opts, reduce_op=opts.reduceOp)
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
-        opts = opts or c10d.AllreduceCoalescedOptions()
+    def allreduce_coalesced(self, *args: Any, **kwargs: Any) -> dist.Work:
+        tensors, opts = FORMS["allreduce_coalesced"].of(args, kwargs)
         return self._in_place("all_reduce", tensors, "allreduce_coalesced", opts, reduce_op=opts.reduceOp)
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> dist.Work:
-        opts = opts or c10d.BroadcastOptions()
+    def broadcast(self, *args: Any, **kwargs: Any) -> dist.Work:
+        tensors, opts = FORMS["broadcast"].of(args, kwargs)
         return self._in_place("broadcast", tensors, "broadcast", opts, root=opts.rootRank)
 
-    def reduce(self, tensors: Any, opts: Any = None) -> dist.Work:
-        opts = opts or c10d.ReduceOptions()
+    def reduce(self, *args: Any, **kwargs: Any) -> dist.Work:
+        tensors, opts = FORMS["reduce"].of(args, kwargs)
         return self._in_place("reduce", tensors, "reduce", opts, reduce_op=opts.reduceOp, root=opts.rootRank)
 
-    def _in_place(self, op: str, tensors: Any, method: str, opts: Any, **facts: Any) -> dist.Work:
-        tensors = _as_list(tensors)
+    def _in_place(self, op: str, tensors: list[Tensor], method: str, opts: Any, **facts: Any) -> dist.Work:
         parts = [Part([t], [t]) for t in tensors]
         return self._post(op, parts, method, (tensors, opts), compare=tensors, **facts)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        inputs, outputs = _as_list(inputs), _as_lists(outputs)
+    def allgather(self, *args: Any, **kwargs: Any) -> dist.Work:
+        outputs, inputs, opts = FORMS["allgather"].of(args, kwargs)
+        outputs = [list(out) for out in outputs]
         parts = [Part([x], out) for x, out in zip(inputs, outputs, strict=True)]
-        args = (outputs, inputs, opts or c10d.AllgatherOptions())
-        return self._post("all_gather", parts, "allgather", args, compare=inputs)
+        return self._post("all_gather", parts, "allgather", (outputs, inputs, opts), compare=inputs)
 
-    def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> dist.Work:
+    def allgather_coalesced(self, *args: Any, **kwargs: Any) -> dist.Work:
         # one list for each member, holding one tensor for each input
-        parts = [Part([x], [out[i] for out in output_lists]) for i, x in enumerate(inputs)]
-        args = (output_lists, inputs, opts or c10d.AllgatherOptions())
-        return self._post("all_gather", parts, "allgather_coalesced", args, compare=inputs)
+        lists, inputs, opts = FORMS["allgather_coalesced"].of(args, kwargs)
+        parts = [Part([x], [out[i] for out in lists]) for i, x in enumerate(inputs)]
+        return self._post("all_gather", parts, "allgather_coalesced", (lists, inputs, opts), compare=inputs)
 
     def _gather_flat(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], call: Any) -> dist.Work:
         parts = [
@@ -237,12 +237,11 @@ class WatchedGroup(dist.ProcessGroup):
         ]
         return self._post("all_gather", parts, *call, compare=inputs)
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        opts = opts or c10d.GatherOptions()
-        inputs, outputs = _as_list(inputs), _as_lists(outputs)
+    def gather(self, *args: Any, **kwargs: Any) -> dist.Work:
+        outputs, inputs, opts = FORMS["gather"].of(args, kwargs)
+        outputs = [list(out) for out in outputs]
         part = Part(inputs, outputs[0] if outputs else [])
-        args = (outputs, inputs, opts)
-        return self._post("gather", [part], "gather", args, compare=inputs, root=opts.rootRank)
+        return self._post("gather", [part], "gather", (outputs, inputs, opts), compare=inputs, root=opts.rootRank)
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         opts = opts or c10d.GatherOptions()
@@ -253,20 +252,19 @@ class WatchedGroup(dist.ProcessGroup):
 
     gather_into_tensor = gather_single  # the names since torch 2.14
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        opts = opts or c10d.ScatterOptions()
-        outputs, inputs = _as_list(outputs), _as_lists(inputs)
+    def scatter(self, *args: Any, **kwargs: Any) -> dist.Work:
+        outputs, inputs, opts = FORMS["scatter"].of(args, kwargs)
+        inputs = [list(xs) for xs in inputs]
         part = Part(inputs[0] if inputs else [], outputs)
-        args = (outputs, inputs, opts)
-        return self._post("scatter", [part], "scatter", args, compare=outputs, root=opts.rootRank)
+        return self._post("scatter", [part], "scatter", (outputs, inputs, opts), compare=outputs, root=opts.rootRank)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        opts = opts or c10d.ReduceScatterOptions()
-        outputs, inputs = _as_list(outputs), _as_lists(inputs)
+    def reduce_scatter(self, *args: Any, **kwargs: Any) -> dist.Work:
+        outputs, inputs, opts = FORMS["reduce_scatter"].of(args, kwargs)
+        inputs = [list(xs) for xs in inputs]
         parts = [Part(xs, [out]) for xs, out in zip(inputs, outputs, strict=True)]
-        args = (outputs, inputs, opts)
+        call = "reduce_scatter", (outputs, inputs, opts)
         compare = [x for xs in inputs for x in xs]
-        return self._post("reduce_scatter", parts, "reduce_scatter", args, compare=compare, reduce_op=opts.reduceOp)
+        return self._post("reduce_scatter", parts, *call, compare=compare, reduce_op=opts.reduceOp)
 
     def _scatter_flat(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any, call: Any) -> dist.Work:
         parts = [
@@ -275,11 +273,10 @@ class WatchedGroup(dist.ProcessGroup):
         ]
         return self._post("reduce_scatter", parts, *call, compare=inputs, reduce_op=opts.reduceOp)
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        part = Part(inputs, outputs)
+    def alltoall(self, *args: Any, **kwargs: Any) -> dist.Work:
+        outputs, inputs, opts = FORMS["alltoall"].of(args, kwargs)
         splits = (tuple(x.numel() for x in inputs), tuple(out.numel() for out in outputs))
-        args = (outputs, inputs, opts or c10d.AllToAllOptions())
-        return self._post("all_to_all", [part], "alltoall", args, splits=splits)
+        return self._post("all_to_all", [Part(inputs, outputs)], "alltoall", (outputs, inputs, opts), splits=splits)
 
     def _all_to_all_flat(
         self, output: Tensor, input: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], call: Any
@@ -289,74 +286,71 @@ class WatchedGroup(dist.ProcessGroup):
         return self._post("all_to_all", [Part(pieces_in, pieces_out)], *call, splits=splits)
 
     def _split(self, tensor: Tensor, splits: Sequence[int]) -> list[Tensor]:
-        rows = list(splits) if splits else [tensor.shape[0] // self.size()] * self.size()
-        return list(torch.split(tensor, rows))
+        """By rows; without splits it is the elements that are dealt out."""
+        if splits:
+            return list(torch.split(tensor, list(splits)))
+        size = self.size()
+        if tensor.numel() % size:
+            raise RuntimeError(
+                f"all_to_all_single without split sizes deals a tensor out evenly: {tensor.numel()} elements, shape "
+                f"{tuple(tensor.shape)}, do not divide equally across {size} ranks"
+            )
+        rows = tensor if tensor.dim() and tensor.shape[0] % size == 0 else tensor.view(-1)
+        return list(torch.split(rows, [rows.shape[0] // size] * size))
 
-    def barrier(self, opts: Any = None) -> dist.Work:
-        return self._post("barrier", [], "barrier", (opts or c10d.BarrierOptions(),))
+    def barrier(self, *args: Any, **kwargs: Any) -> dist.Work:
+        return self._post("barrier", [], "barrier", tuple(FORMS["barrier"].of(args, kwargs)))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Where torch asks no name of a backend first, as since 2.14, it comes to any."""
         raise ValueError(f"monitored_barrier is only implemented for GLOO, not for {self.name()}; call barrier")
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> dist.Work:
-        tensors = _as_list(tensors)
-        return self._message("send", tensors[0], dst, tag, "send", (tensors, dst, tag))
+    def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int) -> dist.Work:
+        return self._message("send", tensors[0], dstRank, tag, "send", (tensors, dstRank, tag))
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> dist.Work:
-        tensors = _as_list(tensors)
-        return self._message("recv", tensors[0], src, tag, "recv", (tensors, src, tag))
+    def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int) -> dist.Work:
+        return self._message("recv", tensors[0], srcRank, tag, "recv", (tensors, srcRank, tag))
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
-        tensors = _as_list(tensors)
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         return self._message("recv", tensors[0], -1, tag, "recv_anysource", (tensors, tag))
-
-
-def _as_list(tensors: Any) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
-
-
-def _as_lists(lists: Any) -> list[list[Tensor]]:
-    lists = list(lists)
-    return [lists] if lists and isinstance(lists[0], Tensor) else [list(tensors) for tensors in lists]
 
 
 def _define_flat_calls() -> None:
     """Add the calls on one flat tensor under each name that a supported torch gives them."""
 
     def gather_one(name: str) -> Callable[..., dist.Work]:
-        def call(self: WatchedGroup, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-            return self._gather_flat([output], [input], (name, (output, input, opts or c10d.AllgatherOptions())))
+        def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> dist.Work:
+            output, input, opts = FORMS[name].of(args, kwargs)
+            return self._gather_flat([output], [input], (name, (output, input, opts)))
 
         return call
 
     def gather_many(name: str) -> Callable[..., dist.Work]:
-        def call(self: WatchedGroup, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-            return self._gather_flat(outputs, inputs, (name, (outputs, inputs, opts or c10d.AllgatherOptions())))
+        def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> dist.Work:
+            outputs, inputs, opts = FORMS[name].of(args, kwargs)
+            return self._gather_flat(outputs, inputs, (name, (outputs, inputs, opts)))
 
         return call
 
     def scatter_one(name: str) -> Callable[..., dist.Work]:
-        def call(self: WatchedGroup, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-            opts = opts or c10d.ReduceScatterOptions()
+        def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> dist.Work:
+            output, input, opts = FORMS[name].of(args, kwargs)
             return self._scatter_flat([output], [input], opts, (name, (output, input, opts)))
 
         return call
 
     def scatter_many(name: str) -> Callable[..., dist.Work]:
-        def call(self: WatchedGroup, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-            opts = opts or c10d.ReduceScatterOptions()
+        def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> dist.Work:
+            outputs, inputs, opts = FORMS[name].of(args, kwargs)
             return self._scatter_flat(outputs, inputs, opts, (name, (outputs, inputs, opts)))
 
         return call
 
     def all_to_all(name: str) -> Callable[..., dist.Work]:
-        def call(
-            self: WatchedGroup, output: Tensor, input: Tensor, out_splits: Any, in_splits: Any, opts: Any = None
-        ) -> dist.Work:
-            out_splits, in_splits = out_splits or [], in_splits or []
-            args = (output, input, out_splits, in_splits, opts or c10d.AllToAllOptions())
-            return self._all_to_all_flat(output, input, out_splits, in_splits, (name, args))
+        def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> dist.Work:
+            output, input, out_splits, in_splits, opts = FORMS[name].of(args, kwargs)
+            rows = numbers(out_splits), numbers(in_splits)
+            return self._all_to_all_flat(output, input, *rows, (name, (output, input, *rows, opts)))
 
         return call
 

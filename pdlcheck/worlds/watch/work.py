@@ -34,7 +34,10 @@ class WatchedWork(dist.Work):
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
-        return [tensor for part in self.operation.parts for tensor in part.outputs]
+        operation = self.operation
+        if operation.signature.op == "all_to_all" and isinstance(operation.args[0], torch.Tensor):
+            return [operation.args[0]]  # whole, whose pieces are the outputs
+        return [tensor for part in operation.parts for tensor in part.outputs]
 
     def source_rank(self) -> int:
         return self._source
