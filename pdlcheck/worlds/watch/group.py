@@ -22,6 +22,7 @@ from torch._C import _distributed_c10d as c10d
 
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.watch.counted import count
+from pdlcheck.worlds.watch.addresses import checked_tag, global_rank
 from pdlcheck.worlds.watch.forms import FORMS, numbers
 from pdlcheck.worlds.watch.naming import Name, line_and_names
 from pdlcheck.worlds.watch.operation import Operation, Part
@@ -151,10 +152,11 @@ class WatchedGroup(dist.ProcessGroup):
         *,
         compare: Sequence[Tensor] = (),
         reduce_op: Any = None,
-        root: int = -1,
+        root: int | None = None,
         splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
     ) -> dist.Work:
         members = self._members
+        rooted = -1 if root is None else global_rank(op, root, members)
         seq = self._collectives
         self._collectives += 1
         where, names, caller = self._line_and_names(compare[0] if compare else None)
@@ -167,7 +169,7 @@ class WatchedGroup(dist.ProcessGroup):
             tuple([tuple(t.shape) for t in compare]),
             tuple([_dtype_names[t.dtype] if t.layout is _strided else _sparse(t) for t in compare]),
             _reduce_name(reduce_op) if reduce_op is not None else "",
-            members[root] if root >= 0 else -1,
+            rooted,
             -1,  # no peer
             0,  # no tag
             splits,
@@ -180,7 +182,9 @@ class WatchedGroup(dist.ProcessGroup):
         count(operation)
         return self._engine.post(operation)
 
-    def _message(self, op: str, tensor: Tensor, peer: int, tag: int, method: str, args: tuple[Any, ...]) -> dist.Work:
+    def _message(
+        self, op: str, tensor: Tensor, peer: int | None, tag: int, method: str, args: tuple[Any, ...]
+    ) -> dist.Work:
         where, _, caller = self._line_and_names(None)
         signature = Signature(
             rank=self._members[self._group_rank],
@@ -189,8 +193,8 @@ class WatchedGroup(dist.ProcessGroup):
             members=self._members,
             shapes=(tuple(tensor.shape),),
             dtypes=(_dtype_names[tensor.dtype],),
-            peer=self._members[peer] if peer >= 0 else -1,
-            tag=tag,
+            peer=-1 if peer is None else global_rank(op, peer, self._members),
+            tag=checked_tag(op, tag),
             where=where,
             caller=caller,
         )
@@ -312,7 +316,7 @@ class WatchedGroup(dist.ProcessGroup):
         return self._message("recv", tensors[0], srcRank, tag, "recv", (tensors, srcRank, tag))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
-        return self._message("recv", tensors[0], -1, tag, "recv_anysource", (tensors, tag))
+        return self._message("recv", tensors[0], None, tag, "recv_anysource", (tensors, tag))
 
 
 def _define_flat_calls() -> None:
