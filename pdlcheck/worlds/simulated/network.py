@@ -26,7 +26,18 @@ from pdlcheck.worlds.simulated.schedules.access import Post, Question, StoreAcce
 from pdlcheck.worlds.simulated.store import SimulatedStore
 from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
 from pdlcheck.worlds.simulated.work import SimulatedWork, Transfer
-from pdlcheck.worlds.watch import Match, Matcher, Operation, Signature, Traffic, WatchedGroup, deadlock, refuse
+from pdlcheck.worlds.watch import (
+    Match,
+    Matcher,
+    Operation,
+    Signature,
+    Traffic,
+    WatchedGroup,
+    deadlock,
+    refuse,
+    refuse_outputs_with_grad,
+    refuse_strides,
+)
 from pdlcheck.worlds.watch.traffic import nbytes_of
 
 if TYPE_CHECKING:
@@ -136,6 +147,9 @@ class Network:
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
         refuse(operation)
+        refuse_strides(operation)
+        if self.semantics.messages != "in_order":  # as NCCL, which writes where autograd does not look
+            refuse_outputs_with_grad(operation)
         require_own_group(operation, self)
         signature = operation.signature
         post = Post(signature)

@@ -46,17 +46,17 @@ def from_the_left(numel):
     return [given(left, numel) for left in LEFT]
 
 
-def strided_message():
+def message_of_a_row():
     rank, x = dist.get_rank(), mine(3, 4)
-    y = torch.zeros(3, 2)
-    sending = dist.isend(x[:, 1], RIGHT[rank])
-    dist.recv(y[:, 0], LEFT[rank])
+    y = torch.zeros(2, 4)
+    sending = dist.isend(x[1], RIGHT[rank])
+    dist.recv(y[0], LEFT[rank])
     sending.wait()
     return y
 
 
-def strided_message_alone():
-    return [torch.stack([given(left, 3, 4)[:, 1], torch.zeros(3)], dim=1) for left in LEFT]
+def message_of_a_row_alone():
+    return [torch.stack([given(left, 3, 4)[1], torch.zeros(4)]) for left in LEFT]
 
 
 def _on(**values):
@@ -100,7 +100,7 @@ FEATURES = [
             [(str(dtype), torch.tensor([left, 1]).to(dtype).tolist()) for dtype in RING_DTYPES] for left in LEFT
         ],
     ),
-    Feature("message of a column", strided_message, strided_message_alone),
+    Feature("message of a row", message_of_a_row, message_of_a_row_alone),
     Feature("empty message", messages.empty_message, lambda: _on(rank_1=(0, []))),
     Feature("tags", partial(network.tags, (1, 2)), lambda: [None, {1: 1.0, 2: 2.0}], world_size=2),
     Feature(

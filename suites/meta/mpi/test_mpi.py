@@ -66,6 +66,11 @@ def test_a_program_gives_every_rank_what_simulated_ranks_get(under_mpiexec, prog
         assert under_mpiexec[program.__name__] == get_world("sim").run(program, world_size=4)
 
 
+def test_a_program_of_ones_own_may_send_and_receive_columns(under_mpiexec):
+    results = under_mpiexec["strided_messages"]
+    assert [taken for _, taken in results] == [results[rank - 1][0] for rank in range(4)]
+
+
 def test_replicas_of_ddp_are_equal_bit_for_bit(under_mpiexec):
     first, *others = under_mpiexec["train_ddp"]
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
