@@ -58,9 +58,6 @@ def watch_gloo(announcer: Announcer) -> None:
                 announcer.is_torn = True
                 raise
 
-        def _set_sequence_number_for_group(self) -> None:
-            """Counted by the watched group itself."""
-
     c10d.ProcessGroupGloo = WatchedGloo  # type: ignore[misc, assignment]  # the point of this module
 
 

@@ -17,6 +17,7 @@ from pdlcheck.worlds.simulated.origin import origin
 from pdlcheck.worlds.simulated.rebinding import rebind
 from pdlcheck.worlds.simulated.scheduler import current_rank
 from pdlcheck.worlds.watch import Operation, is_local, key_among, new_group, require_own, user_line
+from pdlcheck.worlds.watch import Operation, is_local, new_group, require_known, require_own, user_line
 
 __all__ = ["BACKEND", "install", "name_backends"]
 
@@ -64,6 +65,7 @@ def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:
         me = current_rank()
         if me is None:
             return make(size, place, ranks, backend, store, name, **rest)
+        require_known(backend)
         if me.c10d["default_pg"] is None:
             me.network.suffering.gather(me.rank, rest.get("timeout"))
         else:
@@ -145,6 +147,7 @@ def _adopted(init: Callable[..., Any]) -> Callable[..., Any]:
         me = current_rank()
         if me is None or me.c10d["default_pg"] is None or me.c10d["adopted"]:
             return init(*args, **kwargs)  # type: ignore[no-any-return]
+        require_known(args[0] if args else kwargs.get("backend"))
         me.c10d["adopted"] = True
         require_own(kwargs, me.rank, me.c10d["default_pg"].size())
         return None

@@ -5,7 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["require_own"]
+import torch.distributed as dist
+
+__all__ = ["require_known", "require_own"]
+
+
+def require_known(backend: Any) -> None:
+    """Refuse a backend that torch neither has nor was given, as it does itself; of the others each will do.
+
+    Raises:
+        AssertionError: the type that torch raises.
+    """
+    name = str(backend or dist.Backend.UNDEFINED).lower()
+    if name in dist.Backend.backend_list:
+        return
+    for one in [pair.rpartition(":")[2] for pair in name.split(",")] if ":" in name else [name]:
+        if one not in dist.Backend.backend_list:
+            known = ", ".join(dist.Backend.backend_list[1:])  # the first is none
+            raise AssertionError(f"Unknown backend type {one}; there are {known}, and what register_backend adds")
 
 
 def require_own(asked: Mapping[str, Any], rank: int, world_size: int) -> None:

@@ -86,6 +86,7 @@ class WatchedGroup(dist.ProcessGroup):
         self._key = key_among(name, among)  # which ranks meet by
         self.among = among
         self._collectives = 0  # so far
+        self._collectives = self._messages = 0  # so far
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -119,6 +120,16 @@ class WatchedGroup(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         return self if device.type == "cpu" and not _device_types.__get__(self) else super()._get_backend(device)
 
+    def get_group_store(self) -> distributed_c10d.Store:
+        return distributed_c10d._world.pg_map[self][1]
+
+    def _set_sequence_number_for_group(self) -> None:
+        """It is counted here."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Operations of this rank, messages with them, as gloo counts them."""
+        return self._collectives + self._messages
+
     def __repr__(self) -> str:
         return f"<{self._watched_backend} group {self._watched_name} of ranks {self._members}>"
 
@@ -129,7 +140,7 @@ class WatchedGroup(dist.ProcessGroup):
 
     def count_anew(self) -> None:
         """The next collective is the first of this group; so it must be on all ranks."""
-        self._collectives = 0
+        self._collectives = self._messages = 0
 
     def end(self, engine: Engine) -> None:
         """Nobody answers any more, which ``engine`` is to say."""
@@ -186,6 +197,7 @@ class WatchedGroup(dist.ProcessGroup):
         self, op: str, tensor: Tensor, peer: int | None, tag: int, method: str, args: tuple[Any, ...]
     ) -> dist.Work:
         where, _, caller = self._line_and_names(None)
+        self._messages += 1
         signature = Signature(
             rank=self._members[self._group_rank],
             op=op,
