@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from datetime import timedelta
+
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -54,6 +58,71 @@ def all_gather_coalesced():
     out = [[torch.zeros(1), torch.zeros(2)] for _ in range(4)]
     dist.all_gather_coalesced(out, [_mine(1), _mine(2)])
     return [_told(*of_rank) for of_rank in out]
+
+
+def methods_of_a_group():
+    """As its overloads have them: a tensor, and what the options hold one by one."""
+    group, rank, limit = dist.group.WORLD, dist.get_rank(), timedelta(seconds=30)
+    x, y, z = _mine(), _mine(), _mine()
+    group.allreduce(x).wait()
+    group.allreduce(y, dist.ReduceOp.MAX).wait()
+    group.allreduce([z], op=dist.ReduceOp.MIN, timeout=limit).wait()
+    sent, summed, largest = _mine(), _mine(), _mine()
+    group.broadcast(sent, root=2).wait()
+    group.reduce(summed, 1).wait()
+    group.reduce(largest, 3, dist.ReduceOp.MAX, limit).wait()
+    everyone, gathered = [torch.zeros(2) for _ in range(4)], [torch.zeros(2) for _ in range(4)]
+    group.allgather(everyone, _mine(), limit).wait()
+    group.gather(gathered if rank == 1 else [], _mine(), root=1).wait()
+    part, product, dealt = torch.zeros(2), torch.zeros(2), torch.zeros(4)
+    group.scatter(part, [_mine() + i for i in range(4)] if rank == 3 else [], 3, timeout=limit).wait()
+    group.reduce_scatter(product, [_mine() + i for i in range(4)], dist.ReduceOp.PRODUCT).wait()
+    group.alltoall_base(dealt, _mine(4), [], [], timeout=limit).wait()
+    group.barrier(timeout=limit).wait()
+    ours = [summed] * (rank == 1) + [largest] * (rank == 3)  # elsewhere they hold what the backend left there
+    return _told(x, y, z, sent, *ours, *everyone, *gathered, part, product, dealt)
+
+
+def all_to_all_single_with_splits_of_any_kind():
+    seen = []
+    for splits in ([2] * 4, (2,) * 4, np.array([2] * 4), [torch.tensor(2)] * 4, [np.int32(2)] * 4):
+        out = torch.zeros(8)
+        dist.all_to_all_single(out, _mine(8), splits, splits)
+        seen += _told(out)
+    return seen
+
+
+def futures_of_all_to_all_single():
+    """They hold the whole output."""
+    seen = []
+    for out, splits in ((torch.zeros(8), []), (torch.zeros(4, 2), [1] * 4)):
+        work = dist.all_to_all_single(out, _mine(8).view(out.shape), splits, splits, async_op=True)
+        value = work.get_future().then(lambda future: _told(*future.value())).wait()
+        work.wait()
+        with warnings.catch_warnings(action="ignore"):  # it is deprecated
+            seen += [value, _told(*work.result()), work.result()[0].data_ptr() == out.data_ptr()]
+    return seen
+
+
+def all_to_all_single_of_one_row():
+    """Without splits it is the elements that are dealt out."""
+    out, flat = torch.zeros(1, 8), torch.zeros(8)
+    dist.all_to_all_single(out, _mine(8).view(1, 8))
+    dist.all_to_all_single(flat, _mine(8).view(2, 4))
+    return _told(out, flat)
+
+
+def collectives_into_parameters():
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(4)]
+    total, part, row = (torch.nn.Parameter(torch.ones(n)) for n in (1, 2, 8))
+    with torch.no_grad():
+        dist.all_gather(parameters, _mine())
+        dist.reduce_scatter_tensor(part, _mine(8))
+        dist.all_gather_into_tensor(row, _mine())
+    dist.all_reduce(total)
+    dist.broadcast(parameters[0], 1)
+    dist.all_gather([torch.zeros(2) for _ in range(4)], part)
+    return _told(*parameters, total, part, row)
 
 
 def all_reduce_coalesced():

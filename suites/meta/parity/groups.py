@@ -205,3 +205,27 @@ def store_with_a_wait_that_ends():
         dist.barrier()
         store.wait(["late"], timedelta(seconds=20))
     return store.get("late")
+
+
+def store_of_a_group():
+    group = dist.new_group([0, 2])
+    if dist.get_rank() in (0, 2):
+        group.get_group_store().set(f"of {dist.get_rank()}", "mine")
+        return group.get_group_store().get(f"of {2 - dist.get_rank()}")
+    return None
+
+
+def numbers_of_operations():
+    group, x, rank = dist.new_group([0, 1]), torch.ones(4), dist.get_rank()
+    world = dist.group.WORLD
+    before = world._get_sequence_number_for_group()
+    dist.all_reduce(x)
+    dist.broadcast(x, 2)
+    dist.barrier()
+    if rank < 2:
+        dist.all_reduce(x, group=group)
+    if rank in (1, 2):
+        (dist.send if rank == 1 else dist.recv)(x, 3 - rank)
+    dist.all_to_all_single(torch.zeros(4), x)
+    own = group._get_sequence_number_for_group() if rank < 2 else None
+    return world._get_sequence_number_for_group() - before, own

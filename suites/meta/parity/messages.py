@@ -45,6 +45,18 @@ def both_ways_in_a_batch():
     return from_left.item(), from_right.item()
 
 
+def messages_that_only_look_strided():
+    right, left = _neighbours()
+    seen = []
+    for sent in (torch.arange(8.0).as_strided((1, 3), (5, 1)), torch.ones(0, 3).t(), torch.arange(4.0)[::4]):
+        taken = torch.zeros(16).as_strided(sent.shape, sent.stride())
+        sending = dist.isend(sent + dist.get_rank(), right)
+        dist.recv(taken, left)
+        sending.wait()
+        seen.append((tuple(taken.shape), taken.tolist()))
+    return seen
+
+
 def batch_with_tags():
     right, left = _neighbours()
     out = [torch.zeros(1) for _ in range(2)]

@@ -39,6 +39,91 @@ def root_that_is_not_there():
     return _refused(lambda: dist.broadcast(torch.ones(1), 7)), _refused(lambda: dist.reduce(torch.ones(1), 7))
 
 
+def roots_and_peers_below_zero():
+    x, group = torch.ones(1), dist.group.WORLD
+    return [
+        _refused(lambda: dist.broadcast(x, -1)),
+        _refused(lambda: dist.broadcast(x, group_src=5)),
+        _refused(lambda: dist.reduce(x, -1)),
+        _refused(lambda: dist.gather(x, None, -2)),
+        _refused(lambda: dist.scatter(x, None, -1)),
+        _refused(lambda: dist.send(x, -1)),
+        _refused(lambda: dist.irecv(x, group_src=-1)),
+        _refused(lambda: dist.broadcast_object_list([1], -1)),
+        _refused(lambda: group.broadcast(x, 4)),
+        _refused(lambda: group.recv([x], -1, 0)),
+    ]
+
+
+def tags_that_are_none():
+    x, right = torch.ones(1), (dist.get_rank() + 1) % 4
+    return [
+        _refused(lambda: dist.send(x, right, tag=-1)),
+        _refused(lambda: dist.recv(x, right, tag=-1)),
+        _refused(lambda: dist.recv(x, tag=-1)),
+        _refused(lambda: dist.send(x, right, tag=2**31)),
+    ]
+
+
+def strided_messages():
+    x, right = torch.ones(4, 4), (dist.get_rank() + 1) % 4
+    images = torch.ones(1, 2, 3, 3).contiguous(memory_format=torch.channels_last)
+    return [
+        *[_refused(lambda x=x: dist.isend(x, right)) for x in (x[:, 0], x[:, 1:].t(), images)],
+        *[_refused(lambda x=x: dist.irecv(x, right)) for x in (x[:, 0], x[:, 1:].t(), images)],
+        *[_refused(lambda x=x: dist.all_to_all_single(torch.ones(4), x)) for x in (x[:, 0], torch.ones(1).expand(4))],
+        _refused(lambda: dist.all_to_all_single(torch.ones(4, 4), x.view(2, 8)[:, ::2].t(), [1] * 4, [1] * 4)),
+    ]
+
+
+def outputs_that_require_grad():
+    def parameters(n=2):
+        return [torch.nn.Parameter(torch.zeros(n)) for _ in range(4)]
+
+    group, x = dist.group.WORLD, torch.ones(2)
+    return [
+        _refused(lambda: dist.all_gather(parameters(), x)),
+        _refused(lambda: dist.all_gather([p[:2] for p in parameters(3)], x)),
+        _refused(lambda: dist.all_gather_into_tensor(parameters(8)[0], x)),
+        _refused(lambda: dist.all_gather_into_tensor(2 * parameters(8)[0], x)),
+        _refused(lambda: dist.reduce_scatter(parameters()[0], [x] * 4)),
+        _refused(lambda: dist.reduce_scatter_tensor(parameters()[0], torch.ones(8))),
+        _refused(lambda: group.allreduce_coalesced(parameters()).wait()),
+    ]
+
+
+def split_sizes_that_are_none():
+    x = torch.ones(4)
+    return [
+        _refused(lambda: dist.all_to_all_single(torch.zeros(4), x, torch.ones(4).int(), torch.ones(4).int())),
+        _refused(lambda: dist.all_to_all_single(torch.zeros(4), x, [1.0] * 4, [1.0] * 4)),
+    ]
+
+
+def elements_that_cannot_be_dealt_out():
+    return [_refused(lambda x=x: dist.all_to_all_single(torch.zeros_like(x), x)) for x in map(torch.ones, ((), 1, 6))]
+
+
+def arguments_that_fit_no_form():
+    group, x = dist.group.WORLD, torch.ones(1)
+    return [
+        _refused(lambda: group.allreduce(x, 3)),
+        _refused(lambda: group.allreduce(x, dist.ReduceOp.SUM, op=dist.ReduceOp.SUM)),
+        _refused(lambda: group.allreduce(x, root=1)),
+        _refused(lambda: group.broadcast(x)),
+        _refused(lambda: group.broadcast([x], 1)),
+        _refused(lambda: group.allgather([x] * 4, [x])),
+        _refused(lambda: group.gather([x] * 4, x)),
+        _refused(lambda: group.reduce_scatter([x], [[x] * 4], dist.ReduceOp.MAX)),
+        _refused(lambda: group.alltoall_base(x, x)),
+        _refused(lambda: group.send([x], 1)),
+    ]
+
+
+def backend_that_is_not_there():
+    return [_refused(lambda name=name: dist.new_group(backend=name)) for name in ("no_such", "cpu:no_such")]
+
+
 def root_outside_the_group():
     group = dist.new_group([1, 3])
     if dist.get_rank() not in (1, 3):

@@ -1,0 +1,136 @@
+"""What gloo refuses is refused on every world by the rank that calls it, which says what, and the cure."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pdlcheck.worlds import get_world
+
+from ..needs_mpi import needs_mpi
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch renames functions from release to release
+
+CALLS = {
+    "broadcast got src -1: src is a rank from 0 to 1, group_src a place in the group from 0 to 1": (
+        lambda: dist.broadcast(torch.ones(1), -1)
+    ),
+    "reduce got dst 2: dst is a rank from 0 to 1": lambda: dist.reduce(torch.ones(1), group_dst=2),
+    "send got dst -1": lambda: dist.send(torch.ones(1), -1),
+    "recv got src -1": lambda: dist.recv(torch.ones(1), -1),
+    "recv got tag -1: a tag is a number from 0 to 2147483647": lambda: dist.recv(torch.ones(1), tag=-1),
+    "send: input tensor has to be contiguous, got shape (3,), strides (2,); call .contiguous() first": (
+        lambda: dist.send(torch.ones(3, 2)[:, 0], 1 - dist.get_rank())
+    ),
+    "recv: input tensor has to be contiguous, got shape (3,), strides (2,); receive a contiguous one": (
+        lambda: dist.recv(torch.ones(3, 2)[:, 0], 1 - dist.get_rank())
+    ),
+    "all_to_all_single: Tensors must be contiguous, got an input of shape (2, 2), strides (1, 2); call .contiguous()": (
+        lambda: dist.all_to_all_single(torch.ones(2, 2), torch.ones(2, 2).t())
+    ),
+    "a leaf Variable that requires grad is being used in an in-place operation: all_gather would write to it; call it "
+    "under torch.no_grad(), or give it .detach()": (
+        lambda: dist.all_gather([nn.Parameter(torch.zeros(1)) for _ in range(2)], torch.ones(1))
+    ),
+    "a view of a leaf Variable that requires grad": (
+        lambda: dist.reduce_scatter_tensor(nn.Parameter(torch.zeros(2))[:1], torch.ones(2))
+    ),
+    "all_to_all_single without split sizes deals a tensor out evenly: 3 elements, shape (3,)": (
+        lambda: dist.all_to_all_single(torch.zeros(3), torch.ones(3))
+    ),
+    "split sizes are a list of integers, not a tensor; call .tolist()": (
+        lambda: dist.all_to_all_single(torch.zeros(2), torch.ones(2), torch.tensor([1, 1]), torch.tensor([1, 1]))
+    ),
+    "allreduce(): incompatible function arguments: it takes (tensors, opts) or (tensors, op, timeout) or (tensor, op, "
+    "timeout), got (Tensor, root=int)": lambda: dist.group.WORLD.allreduce(torch.ones(1), root=1),
+}
+
+
+@pytest.fixture(scope="module", params=["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
+def world_of_two(request):
+    world = get_world(request.param)
+    yield world
+    world.close()
+
+
+def _told(calls):
+    told = []
+    for call in calls:
+        try:
+            call()
+        except (RuntimeError, TypeError, ValueError) as error:
+            told.append(str(error))
+    dist.barrier()
+    return told
+
+
+def test_each_rank_is_told_when_it_calls(world_of_two):
+    for told in world_of_two.run(_told, list(CALLS.values()), world_size=2):
+        for words, said in zip(CALLS, told, strict=True):
+            assert said.startswith(words)
+
+
+def test_ranks_of_a_group_are_named(world_of_two):
+    def program():
+        group = dist.new_group([0, 2])
+        return (
+            _told([lambda: dist.broadcast(torch.ones(1), group_src=2, group=group)])
+            if dist.get_rank() != 1
+            else _told([])
+        )
+
+    told = world_of_two.run(program, world_size=3)
+    assert told[0] == ["broadcast got src 2: src is one of the ranks 0, 2, group_src a place in the group from 0 to 1"]
+    assert told == [told[0], [], told[0]]
+
+
+@pytest.mark.parametrize("backend", ["no_such", "cpu:no_such"])
+def test_a_backend_that_torch_does_not_know(world_of_two, backend):
+    def adopting():
+        dist.init_process_group(backend)
+
+    def making():
+        dist.new_group(backend=backend)
+
+    for program in (adopting, making):
+        with pytest.raises(Exception, match=r"Unknown (c10d )?backend type (no_such|NO_SUCH)"):
+            world_of_two.run(program, world_size=2)
+
+
+def test_backends_that_torch_has_or_was_given():
+    def program():
+        dist.Backend.register_backend("given", lambda *args: None, devices=["cpu"])
+        made = [
+            dist.new_group(backend=name) for name in ("nccl", "GLOO", "cpu:gloo,cuda:nccl", "given", "cpu:given", None)
+        ]
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        return len(made)
+
+    try:
+        assert get_world("sim").run(program, world_size=2) == [6, 6]
+    finally:
+        dist.Backend.backend_list.remove("given")
+        del dist.Backend._plugins["GIVEN"]
+
+
+def test_under_nccls_semantics_outputs_may_require_grad():
+    def program():
+        total = nn.Parameter(torch.zeros(1))
+        dist.reduce_scatter_tensor(total, torch.ones(2))
+        return total.item()
+
+    assert get_world("sim", semantics="nccl").run(program, world_size=2) == [2, 2]
+
+
+def test_a_group_below_autograd_is_left_alone():
+    """As C++ calls it."""
+
+    def program():
+        outputs = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+        with torch._C._AutoDispatchBelowAutograd():
+            dist.group.WORLD.allgather([outputs], [torch.ones(1)]).wait()
+        return [output.item() for output in outputs]
+
+    assert get_world("sim").run(program, world_size=2) == [[1, 1], [1, 1]]
