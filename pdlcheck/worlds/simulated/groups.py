@@ -16,8 +16,7 @@ from pdlcheck.worlds.simulated.losses import is_consequence, never_joined
 from pdlcheck.worlds.simulated.origin import origin
 from pdlcheck.worlds.simulated.rebinding import rebind
 from pdlcheck.worlds.simulated.scheduler import current_rank
-from pdlcheck.worlds.watch import Operation, is_local, key_among, new_group, require_own, user_line
-from pdlcheck.worlds.watch import Operation, is_local, new_group, require_known, require_own, user_line
+from pdlcheck.worlds.watch import Operation, is_local, key_among, new_group, require_known, require_own, user_line
 
 __all__ = ["BACKEND", "install", "name_backends"]
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from pdlcheck.uncompiled import uncompiled
-from pdlcheck.worlds.watch.counted import count
 from pdlcheck.worlds.watch.addresses import checked_tag, global_rank
+from pdlcheck.worlds.watch.counted import count
 from pdlcheck.worlds.watch.forms import FORMS, numbers
 from pdlcheck.worlds.watch.naming import Name, line_and_names
 from pdlcheck.worlds.watch.operation import Operation, Part
@@ -85,7 +85,6 @@ class WatchedGroup(dist.ProcessGroup):
         self._watched_name = name
         self._key = key_among(name, among)  # which ranks meet by
         self.among = among
-        self._collectives = 0  # so far
         self._collectives = self._messages = 0  # so far
 
     @property
