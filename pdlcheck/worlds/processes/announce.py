@@ -33,7 +33,7 @@ from pdlcheck.worlds.processes.messages import (
     Unwatch,
 )
 from pdlcheck.worlds.processes.reminders import Reminders
-from pdlcheck.worlds.watch import Operation, Signature, refuse_memory, refuse_outputs_with_grad, refuse_strides
+from pdlcheck.worlds.watch import Operation, Signature, refuse_as_gloo, refuse_memory
 
 __all__ = ["Announcer", "GroupEngine"]
 
@@ -379,6 +379,5 @@ class GroupEngine:
     def post(self, operation: Operation) -> dist.Work:
         """See :class:`pdlcheck.worlds.watch.Engine`."""
         refuse_memory(operation)
-        refuse_strides(operation)
-        refuse_outputs_with_grad(operation)
+        refuse_as_gloo(operation)
         return self._announcer.post(operation, self._real)

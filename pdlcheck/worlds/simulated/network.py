@@ -35,8 +35,7 @@ from pdlcheck.worlds.watch import (
     WatchedGroup,
     deadlock,
     refuse,
-    refuse_outputs_with_grad,
-    refuse_strides,
+    refuse_as_gloo,
 )
 from pdlcheck.worlds.watch.traffic import nbytes_of
 
@@ -147,9 +146,7 @@ class Network:
     def post(self, operation: Operation) -> SimulatedWork:
         """Take an operation of the running rank; it completes when its partners are there."""
         refuse(operation)
-        refuse_strides(operation)
-        if self.semantics.messages != "in_order":  # as NCCL, which writes where autograd does not look
-            refuse_outputs_with_grad(operation)
+        refuse_as_gloo(operation, with_grad=self.semantics.messages != "in_order")  # NCCL writes below autograd
         require_own_group(operation, self)
         signature = operation.signature
         post = Post(signature)

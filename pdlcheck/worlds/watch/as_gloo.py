@@ -5,24 +5,24 @@ A test that passes with them would not on processes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from pdlcheck.worlds.watch.operation import Operation
 
-__all__ = ["refuse_outputs_with_grad", "refuse_strides"]
+__all__ = ["refuse_as_gloo"]
 
-_is_grad_enabled = torch.is_grad_enabled
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_SPLITS = ("all_to_all_single", "alltoall_base")
 _THROUGH_VIEWS = (  # gloo fills one flat output through views of it, which autograd lets nobody write to
     "_allgather_base",
     "all_gather_single",
     "all_gather_single_coalesced",
     "allgather_into_tensor_coalesced",
 )
-_BY_COPIES = {  # gloo copies to the outputs where autograd sees it
+_BY_COPIES = (  # gloo copies to the outputs where autograd sees it
     *_THROUGH_VIEWS,
     "_reduce_scatter_base",
     "allgather",
@@ -34,38 +34,43 @@ _BY_COPIES = {  # gloo copies to the outputs where autograd sees it
     "reduce_scatter_single",
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
-}
+)
 
 
-def refuse_strides(operation: Operation) -> None:
-    """Check that what gloo takes in one piece lies in one piece.
+def refuse_as_gloo(operation: Operation, *, with_grad: bool = True) -> None:
+    """Check the arguments of an operation on one rank.
 
-    Raises:
-        RuntimeError: a message does not.
-        ValueError: the input of ``all_to_all_single`` does not.
-    """
-    if operation.signature.is_p2p:
-        tensor = operation.args[0][0]
-        if not tensor.is_contiguous():
-            op = operation.signature.op
-            cure = "call .contiguous() first" if op == "send" else "receive a contiguous one, and copy it"
-            raise RuntimeError(f"{op}: input tensor has to be contiguous, got {_form(tensor)}; {cure}")
-    elif operation.method in _SPLITS:
-        tensor = operation.args[1]
-        if not tensor.is_contiguous() and not _is_channels_last(tensor):
-            raise ValueError(
-                f"all_to_all_single: Tensors must be contiguous, got an input of {_form(tensor)}; "
-                "call .contiguous() first"
-            )
-
-
-def refuse_outputs_with_grad(operation: Operation) -> None:
-    """Check that autograd has nothing against what gloo writes.
+    Args:
+        operation: the call; whether its outputs share memory was looked at before.
+        with_grad: look at outputs that require grad, too.
 
     Raises:
-        RuntimeError: an output requires grad, and the call is not made under ``torch.no_grad()``.
+        RuntimeError: a message is strided; or an output requires grad, and the call is not under ``torch.no_grad()``.
+        ValueError: the input of ``all_to_all_single`` is strided.
     """
-    if operation.method in _BY_COPIES and _is_grad_enabled():
+    check = _CHECKS.get(operation.method)  # of most calls there is none
+    if check is not None and (with_grad or check is not _refuse_outputs):
+        check(operation)
+
+
+def _refuse_message(operation: Operation) -> None:
+    tensor = operation.args[0][0]
+    if not tensor.is_contiguous():
+        op = operation.signature.op
+        cure = "call .contiguous() first" if op == "send" else "receive a contiguous one, and copy it"
+        raise RuntimeError(f"{op}: input tensor has to be contiguous, got {_form(tensor)}; {cure}")
+
+
+def _refuse_input(operation: Operation) -> None:
+    tensor = operation.args[1]
+    if not tensor.is_contiguous() and not _is_channels_last(tensor):
+        raise ValueError(
+            f"all_to_all_single: Tensors must be contiguous, got an input of {_form(tensor)}; call .contiguous() first"
+        )
+
+
+def _refuse_outputs(operation: Operation) -> None:
+    if torch.is_grad_enabled():
         for part in operation.parts:
             for output in part.outputs:
                 if output.requires_grad:
@@ -95,3 +100,13 @@ def _refuse_grad(output: Tensor, operation: Operation) -> None:
     raise RuntimeError(
         f"{words}: {operation.signature.op} would write to it; call it under torch.no_grad(), or give it .detach()"
     )
+
+
+_CHECKS: dict[str, Callable[[Operation], None]] = {
+    "all_to_all_single": _refuse_input,
+    "alltoall_base": _refuse_input,
+    "recv": _refuse_message,
+    "recv_anysource": _refuse_message,
+    "send": _refuse_message,
+    **dict.fromkeys(_BY_COPIES, _refuse_outputs),
+}
