@@ -31,6 +31,7 @@ from pdlcheck.worlds.simulated.profiled import one_profile_at_a_time
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank, running_rank
 from pdlcheck.worlds.simulated.sleeping import sleeps_give_turns
 from pdlcheck.worlds.simulated.threads import follow_threads, rank_behind
+from pdlcheck.worlds.simulated.torchs_stores import simulate_stores
 from pdlcheck.worlds.watch import WatchedGroup, among_all, members_of_default
 
 __all__ = [
@@ -157,6 +158,7 @@ def _install() -> None:
         follow_threads(current_rank)
         one_profile_at_a_time()
         own_meshes()
+        simulate_stores()
         torch._C.Future.wait = _wait_for_future  # type: ignore[method-assign]
         torch.autograd.Variable._execution_engine = Engine()
         for name in ("numpy", "tolist"):

@@ -21,6 +21,7 @@ from pdlcheck.worlds.simulated.collectives import read_by, written_by
 from pdlcheck.worlds.simulated.lanes import Lanes
 from pdlcheck.worlds.simulated.leaks import leaked
 from pdlcheck.worlds.simulated.origin import origin
+from pdlcheck.worlds.simulated.own_stores import forget_servers
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank, running_rank
 from pdlcheck.worlds.simulated.schedules.access import Post, Question, StoreAccess
 from pdlcheck.worlds.simulated.store import SimulatedStore
@@ -70,6 +71,7 @@ class Network:
     def reset(self) -> None:
         """Forget all, after ranks failed in the middle of something; each makes its default group anew."""
         self.worn = True
+        forget_servers()
         self.store = SimulatedStore(self.scheduler)
         for rank in self.scheduler.ranks:
             for group in self._groups(rank):
@@ -80,6 +82,7 @@ class Network:
     def break_off(self) -> None:
         """Forget all but the groups, which are whole on some ranks only: those may still be torn down."""
         self.worn = True
+        forget_servers()
         self._forget()
 
     def _forget(self) -> None:

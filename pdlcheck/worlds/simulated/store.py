@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -15,9 +16,9 @@ from pdlcheck.worlds.simulated.scheduler import Scheduler, current_rank
 from pdlcheck.worlds.simulated.schedules.access import StoreAccess
 from pdlcheck.worlds.watch import is_limit
 
-__all__ = ["SimulatedStore"]
+__all__ = ["NO_LIMIT", "SimulatedStore", "as_bytes"]
 
-_NONE = timedelta(seconds=300)  # torch's default, longer than any test; what a program sets is shorter, and everybody's
+NO_LIMIT = timedelta(seconds=300)  # torch's default, longer than any test; a program's own is shorter, and everybody's
 
 
 class SimulatedStore(Store):
@@ -28,21 +29,28 @@ class SimulatedStore(Store):
     """
 
     timeout: timedelta  # torch's; its stub leaves it out
+    late: type[RuntimeError] = dist.DistStoreError  # what a wait raises whose limit has come
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, values: dict[str, bytes] | None = None) -> None:
         super().__init__()
-        self._scheduler = scheduler
-        self._values: dict[str, bytes] = {}
-        self.set_timeout(_NONE)
+        self._made_by = scheduler
+        self._values = {} if values is None else values
+        self.set_timeout(NO_LIMIT)
+
+    @property
+    def _scheduler(self) -> Scheduler:
+        """That of the rank that asks: a fixture may keep a store for longer than its ranks last."""
+        me = current_rank()
+        return self._made_by if me is None or me.network is None else me.network.scheduler
 
     def clear(self) -> None:
         """Forget everything; not while ranks run."""
         self._values.clear()
-        self.set_timeout(_NONE)
+        self.set_timeout(NO_LIMIT)
 
     def set(self, key: str, value: str | bytes) -> None:
         self._access(True, key)
-        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self._values[key] = as_bytes(value)
         self._scheduler.progress()
 
     def get(self, key: str) -> bytes:
@@ -59,12 +67,11 @@ class SimulatedStore(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         self._scheduler.poll(f"store.check of {', '.join(map(repr, keys))}", StoreAccess(tuple(keys), False))
-        return all(key in self._values for key in keys)
+        return self._has(keys)
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         self._access(True, key)
-        expected = expected_value.encode() if isinstance(expected_value, str) else bytes(expected_value)
-        desired = desired_value.encode() if isinstance(desired_value, str) else bytes(desired_value)
+        expected, desired = as_bytes(expected_value), as_bytes(desired_value)
         if self._values.get(key, b"") == expected:
             self._values[key] = desired
             self._scheduler.progress()
@@ -85,23 +92,30 @@ class SimulatedStore(Store):
         self._wait(keys, timeout if is_limit(timeout) and not _is_torch(sys._getframe(1)) else None)
 
     def _wait(self, keys: Sequence[str], limit: timedelta | None = None) -> None:
-        missing = ", ".join(repr(key) for key in keys if key not in self._values)
+        missing = ", ".join(repr(key) for key in keys if not self._has([key]))
         waits_for, access = f"store.wait for {missing}", StoreAccess(tuple(keys), False)
         me = current_rank()
-        if limit is None and self.timeout < _NONE and not _is_torch(sys._getframe(2)):
+        if limit is None and self.timeout < NO_LIMIT and not _is_torch(sys._getframe(2)):
             limit = self.timeout
-
-        def ready() -> bool:
-            return all(key in self._values for key in keys)
-
+        ready = partial(self._has, keys)
         if limit is None or me is None:
             self._scheduler.wait_until(ready, waits_for, access)
         elif not me.network.wait_in_store(ready, waits_for, access, limit.total_seconds()):
-            raise dist.DistStoreError(f"wait timeout after {round(1000 * limit.total_seconds())}ms, keys: {missing}")
+            raise self.late(f"wait timeout after {round(1000 * limit.total_seconds())}ms, keys: {missing}")
+
+    def _has(self, keys: Sequence[str]) -> bool:
+        return all(key in self._values for key in keys)
 
     def _access(self, writes: bool, *keys: str) -> None:
         if current_rank() is not None and not _is_torch(sys._getframe(2)):
             self._scheduler.switch(StoreAccess(keys, writes))
+
+
+def as_bytes(value: str | bytes) -> bytes:
+    """What torch makes of a value."""
+    if not isinstance(value, str | bytes | bytearray):
+        raise TypeError(f"a store keeps str and bytes, got {type(value).__name__}")
+    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 def _is_torch(caller: FrameType) -> bool:
