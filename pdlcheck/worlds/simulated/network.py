@@ -135,6 +135,7 @@ class Network:
     def rest(self) -> bool:
         """Hold on to nothing of the last run; False if the ranks are no longer as those of a network just made."""
         if self.worn:
+            forget_servers()
             return False
         self._forget()
         self.scheduler.rest()

@@ -226,5 +226,5 @@ def is_served(port: int) -> bool:
 
 
 def forget_servers() -> None:
-    """After a failure: what its error still holds is in nobody's way."""
+    """After a failure, or with ranks that end: what an error or a group still holds is in nobody's way."""
     _servers.clear()

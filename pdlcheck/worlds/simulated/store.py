@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -33,7 +34,7 @@ class SimulatedStore(Store):
 
     def __init__(self, scheduler: Scheduler, values: dict[str, bytes] | None = None) -> None:
         super().__init__()
-        self._made_by = scheduler
+        self._made_by = weakref.ref(scheduler)  # whose ranks hold what holds this store
         self._values = {} if values is None else values
         self.set_timeout(NO_LIMIT)
 
@@ -41,7 +42,11 @@ class SimulatedStore(Store):
     def _scheduler(self) -> Scheduler:
         """That of the rank that asks: a fixture may keep a store for longer than its ranks last."""
         me = current_rank()
-        return self._made_by if me is None or me.network is None else me.network.scheduler
+        if me is not None and me.network is not None:
+            return me.network.scheduler  # type: ignore[no-any-return]
+        if (made_by := self._made_by()) is None:
+            raise RuntimeError("the simulated ranks of this store have ended")
+        return made_by
 
     def clear(self) -> None:
         """Forget everything; not while ranks run."""

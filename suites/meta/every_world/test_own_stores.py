@@ -362,5 +362,6 @@ def test_stores_leave_nothing_behind(port):
 
     for _ in range(3):
         get_world("sim").run(program, world_size=2)
+        get_world("sim").run(given_to_init_process_group, port, world_size=3)
     gc.collect()
     assert not [one for one in gc.get_objects() if type(one).__name__ == "OwnTCPStore" and one.port == port]
