@@ -19,7 +19,6 @@ from pdlcheck.errors import Inconclusive
 from pdlcheck.faults import DrawnFaults, Fault
 from pdlcheck.worlds.arguments import check_faults, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, results
-from pdlcheck.worlds.processes.own_rank import runs_users_code
 from pdlcheck.worlds.protocol import CLOSED, INSIDE
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated import idle, isolation
@@ -155,8 +154,6 @@ class SimulatedWorld:
         self.measures.check(world_size, self.faults)
         if current_rank() is not None:
             raise RuntimeError(INSIDE.format("simulated rank"))
-        if runs_users_code():
-            raise RuntimeError(INSIDE.format("rank"))
         me = threading.get_ident()
         if me in _open_clusters:
             raise RuntimeError("a simulated cluster is open in this thread already; use that one, or close it first")

@@ -204,7 +204,8 @@ def test_worse(rank): assert rank == 1
 
 
 @pytest.mark.parametrize("world", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
-def test_pytest_benchmark_tells_what_each_rank_has_measured(run, pytester, world):
+def test_pytest_benchmark_tells_what_each_rank_has_measured(run, pytester, monkeypatch, world):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # in whose sessions it measures nothing
     result = run(
         """
 pytestmark = W

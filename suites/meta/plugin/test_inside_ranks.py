@@ -1,4 +1,4 @@
-"""Ranks start no ranks of their own, on any world; a file that they import may have some started."""
+"""Ranks start no processes for ranks, and simulated ones no simulated ones; a file that they import may start some."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ def test_fixture(world, rank): world.run(dist.get_rank, world_size=2)
 def test_own_world(rank): get_world("gloo").run(dist.get_rank, world_size=2)
 
 @pytest.fixture
-def reference(): return get_world("sim").run(dist.get_rank, world_size=2)
+def reference(world): return world.run(dist.get_rank, world_size=2)
 
 @W
 def test_in_a_fixture(reference): pass
 
-def nested(): return get_world("sim").run(dist.get_rank, world_size=2)
+def nested(): return get_world(KIND).run(dist.get_rank, world_size=2)
 
 def test_function(world): world.run(nested, world_size=2)
+
+@W
+def test_simulates(rank, world):
+    if KIND != "sim":
+        assert get_world("sim").run(dist.get_rank, world_size=3) == [0, 1, 2]
 
 @W
 def test_knows(rank): assert KNOWN == [0, 1, 2]
@@ -39,9 +44,9 @@ def test_controller(world):
 
 @pytest.mark.parametrize("world", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
 def test_world_run_is_refused_in_ranks(pytester, world):
-    pytester.makepyfile(test_inner=HEAD + SOURCE)
+    pytester.makepyfile(test_inner=f"{HEAD}\nKIND = {world!r}\n{SOURCE}")
     result = pytester.runpytest_subprocess("--world", world, "-p", "no:randomly", timeout=100)
-    result.assert_outcomes(passed=2, failed=3, errors=1)
+    result.assert_outcomes(passed=3, failed=3, errors=1)
     text = (
         "RuntimeError: world.run was called inside a * the marker world_size runs on every rank; remove the marker, *"
     )
