@@ -84,7 +84,10 @@ def require_gradients(
     seed: int,
     again: bool,
 ) -> None:
-    """As above; ``again`` has ``sync`` called twice, which must then do no more than synchronise."""
+    """As :func:`check_gradients_equal_single_process`; ``again`` has ``sync`` called twice, as there.
+
+    False is for what does its own passes in ``sync``, as wrappers are checked.
+    """
     __tracebackhide__ = True
     shards = [(_cast(x, dtype), _cast(y, dtype)) for x, y in shards]
     sizes = [len(x) for x, _ in shards]
@@ -107,7 +110,7 @@ def require_gradients(
         raise Inconclusive(f"{name_of(sync)}: the gradient on all samples is zero, no fault would show")
     facts = case(world, len(shards), samples=sizes, seed=seed)
     try:
-        _require_equal(name_of(sync), reference, [calls[0] for calls in everyone], facts)
+        _require_equal(f"{name_of(sync)}:", reference, [calls[0] for calls in everyone], facts)
         if all(len(calls) > 1 for calls in everyone):
             who = f"{name_of(sync)}: in its second call, after {AGAIN:g} times the loss,"
             _require_equal(who, reference.times(AGAIN), [calls[1] for calls in everyone], facts)
@@ -122,9 +125,8 @@ def require_gradients(
 
 
 def _require_equal(who: str, reference: Reference, everyone: Sequence[Gradients], facts: str) -> None:
-    """Every rank holds the gradients of the reference."""
+    """Every rank holds the gradients of the reference; ``who`` begins the message."""
     __tracebackhide__ = True
-    who = who if who.endswith(",") else f"{who}:"
     for rank, found in enumerate(everyone):
         if missing := [name for name in reference.union if name not in found]:
             raise failure(f"{who} rank {rank} has no parameter {missing[0]!r} any more", case=facts)

@@ -266,7 +266,8 @@ class SimulatedRanks:
 
     def _warn_of_late_imports(self) -> None:
         """What ranks import while they run, they share until they are opened anew."""
-        late, self._known = [name for name in known_own_globals() if name not in self._known], known_own_globals()
+        now = known_own_globals()
+        late, self._known = [name for name in now if name not in self._known], now
         if late and self.world_size > 1:
             warnings.warn(
                 f"simulated ranks shared {' and '.join(late)} in this run, which keeps the rank of a process: it was "
