@@ -109,11 +109,8 @@ class Reference:
     def _candidates(self, rank: int) -> Iterator[tuple[str, Callable[[str], Tensor]]]:
         world_size, total = len(self.sizes), sum(self.sizes)
 
-        def weighted(*weights: float) -> Callable[[str], Tensor]:
-            return self._mix(weights)
-
         def one(place: int) -> Callable[[str], Tensor]:
-            return weighted(*(float(place == other) for other in range(world_size)))
+            return self._mix([float(place == other) for other in range(world_size)])
 
         def scaled(factor: float) -> Callable[[str], Tensor]:
             return lambda name: self.of(name) * factor
@@ -149,12 +146,12 @@ class Reference:
             )
             yield f"it is the mean {coupled}", means
             yield f"it is the sum {coupled}", sums
-        unweighted = weighted(*[1 / world_size] * world_size)
+        unweighted = self._mix([1 / world_size] * world_size)
         yield "it is the plain mean over ranks: shards are uneven, weight them with their samples", unweighted
         busy = [1 / sum(n > 0 for n in self.sizes) if n else 0.0 for n in self.sizes]
         yield (
             "it is the plain mean over ranks that have samples: weight them with their samples",
-            weighted(*busy),
+            self._mix(busy),
         )
         yield (
             "it is the plain sum over ranks: of means, where one mean is right",
@@ -177,12 +174,12 @@ class Reference:
                 ("sum", [float(r in part) for r in range(world_size)]),
                 ("sum divided by world_size", [float(r in part) / world_size for r in range(world_size)]),
             ):
-                yield f"{only}, as a {what}: it was synchronised in a sub-group", weighted(*weights)
+                yield f"{only}, as a {what}: it was synchronised in a sub-group", self._mix(weights)
         for other in range(world_size):
             left = [n if place != other else 0 for place, n in enumerate(self.sizes)]
             if sum(left):
-                yield f"the shard of rank {other} is missing", weighted(*(n / total for n in left))
-                yield f"the shard of rank {other} is left out", weighted(*(n / sum(left) for n in left))
+                yield f"the shard of rank {other} is missing", self._mix([n / total for n in left])
+                yield f"the shard of rank {other} is left out", self._mix([n / sum(left) for n in left])
 
 
 def _parts_of(rank: int, world_size: int) -> Iterator[tuple[int, ...]]:
