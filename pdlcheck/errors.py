@@ -1,4 +1,4 @@
-"""Every exception that pdlcheck raises on purpose, each with the data that its message was made from."""
+"""Every exception that pdlcheck raises on purpose, with the data that its message was made from, and its warnings."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ __all__ = [
     "RankStalled",
     "RankTimeout",
     "ScheduleNotFollowed",
+    "SharedTensorWarning",
     "Unsupported",
     "WorldTooSmall",
     "WorldUnavailable",
@@ -168,3 +169,7 @@ class WorldTooSmall(WorldUnavailable):
 
     world_size: int
     available: int
+
+
+class SharedTensorWarning(UserWarning):
+    """Simulated ranks share a tensor and write it, of which each process would have its own."""

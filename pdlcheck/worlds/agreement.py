@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from pdlcheck.errors import SharedTensorWarning
 from pdlcheck.worlds.arguments import check_world_size
 from pdlcheck.worlds.protocol import World
 from pdlcheck.worlds.registry import WORLDS, get_world
@@ -84,7 +86,9 @@ def _compare(
 
     def run(world: World) -> list[Any] | Exception:
         try:
-            return world.run(fn, *args, world_size=world_size, **kwargs)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SharedTensorWarning)  # what comes of it is told here
+                return world.run(fn, *args, world_size=world_size, **kwargs)
         except Exception as error:
             return error
 

@@ -1,12 +1,15 @@
 """Backward passes of simulated ranks: when one has ended, and that no two of them meet in a parameter.
 
 torch locks a parameter while its gradient is accumulated, hooks included. A rank whose hook communicates gives up its
-turn there; another rank that came to the same parameter would wait in C++, where nobody could wake it.
+turn there; another rank that came to the same parameter would wait in C++, where nobody could wake it. So would a rank
+that collects, in a hook of a DDP, that DDP itself, which a failed test has left as garbage on a model that lives on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +25,8 @@ __all__ = ["Engine"]
 # the class of nodes that hold a leaf: C++ makes it when it first shows one to Python
 _AccumulateGrad: Any = type(get_gradient_edge(torch.ones(1, requires_grad=True)).node)
 _accumulating: dict[Any, int] = {}  # the node of a parameter -> the rank whose pass is under way
+_passes = 0  # under way on all ranks
+_collects = False  # as the garbage collector was before the first of them
 
 
 class Engine(torch._C._ImperativeEngine):
@@ -32,12 +37,31 @@ class Engine(torch._C._ImperativeEngine):
         if rank is None:
             return super().run_backward(tensors, *args, **kwargs)
         taken = _take(rank.rank, _leaves(tensors)) if kwargs.get("accumulate_grad") else ()
+        for node in taken:
+            rank.network.shared.accumulate(rank.rank, node.variable)
         try:
-            return super().run_backward(tensors, *args, **kwargs)
+            with _without_collector():
+                return super().run_backward(tensors, *args, **kwargs)
         finally:
             for node in taken:
                 del _accumulating[node]
             rank.network.after_backward(rank.rank)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """No garbage is collected until the passes of all ranks have ended."""
+    global _passes, _collects
+    if not _passes:
+        _collects = gc.isenabled()
+        gc.disable()
+    _passes += 1
+    try:
+        yield
+    finally:
+        _passes -= 1
+        if not _passes and _collects:
+            gc.enable()
 
 
 def _take(rank: int, leaves: set[Any]) -> set[Any]:

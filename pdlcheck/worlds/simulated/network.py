@@ -24,6 +24,7 @@ from pdlcheck.worlds.simulated.origin import origin
 from pdlcheck.worlds.simulated.own_stores import forget_servers
 from pdlcheck.worlds.simulated.scheduler import RankThread, Scheduler, current_rank, running_rank
 from pdlcheck.worlds.simulated.schedules.access import Post, Question, StoreAccess
+from pdlcheck.worlds.simulated.shared import Shared
 from pdlcheck.worlds.simulated.store import SimulatedStore
 from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
 from pdlcheck.worlds.simulated.work import SimulatedWork, Transfer
@@ -98,6 +99,7 @@ class Network:
     def begin(self, faults: Sequence[Fault] = ()) -> None:
         """A run starts, which suffers these faults: operations are counted from 0."""
         self.last.clear()
+        self.shared = Shared()
         for rank in self.scheduler.ranks:
             for group in self._groups(rank):
                 group.count_anew()
@@ -194,6 +196,7 @@ class Network:
     def _complete(self, match: Match) -> None:
         works = [self._posted.pop(key) for key in match.keys]  # type: ignore[call-overload]
         self.traffic.count([work.operation for work in works])
+        self.shared.compare(works)
         if self.recorder is not None:
             self.recorder.meet(works)
         transfer = Transfer(works, self._order)

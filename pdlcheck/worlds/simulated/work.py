@@ -16,6 +16,7 @@ from pdlcheck.worlds.simulated.origin import Origin
 from pdlcheck.worlds.simulated.poison import poison
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
 from pdlcheck.worlds.simulated.schedules.access import Post
+from pdlcheck.worlds.simulated.shared import version_of
 from pdlcheck.worlds.watch import Operation, Part, WatchedWork, is_limit, user_call, user_line
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class SimulatedWork(WatchedWork):
         self._call = user_call() if network.scheduler.every_post else None
         self.origin = origin
         self.parts = operation.parts
+        self.version = version_of(operation)
         self.owner: RankThread | None = current_rank()
         self._network = network
 

@@ -258,6 +258,8 @@ class SimulatedRanks:
         try:
             outcomes = self._run(bodies, schedule or self._world.schedule, faults)
             self._warn_of_late_imports()
+            if (shared := self._network.shared.warning()) is not None:
+                warnings.warn(shared, stacklevel=2)
             return outcomes
         except Inconclusive:
             if isinstance(faults, DrawnFaults):

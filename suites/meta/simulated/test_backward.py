@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,7 +27,7 @@ def train(model):
 @pytest.mark.parametrize("seed", range(5))
 def test_a_model_that_ranks_share_is_refused_and_one_of_its_own_trains(seed):
     world, shared = get_world("sim", seed=seed), nn.Linear(2, 1)
-    with pytest.raises(Unsupported, match=r"of shape \(.*\) at .*test_backward.py:21, and so does rank \d: simulated"):
+    with pytest.raises(Unsupported, match=r"of shape \(.*\) at .*test_backward.py:23, and so does rank \d: simulated"):
         world.run(lambda: train(shared), world_size=2)
     assert backward._accumulating == {}
     assert world.run(lambda: train(nn.Linear(2, 1)), world_size=2) == [[[1.5, 1.5]]] * 2
@@ -112,3 +114,40 @@ def test_a_shared_parameter_is_found_behind_an_edge():
 
     with pytest.raises(Unsupported, match=r"of a tensor of shape \(2,\)"):
         get_world("sim").run(program, world_size=2)
+
+
+def test_no_garbage_is_collected_in_hooks():
+    """The Logger of a DDP locks its reducer as it dies: in a hook of that reducer, which has it locked, it never would.
+
+    So it goes where a test has failed between the passes of a DDP, and the next one wraps the same model anew.
+    """
+    seen = []
+
+    def look(gradient):
+        dist.barrier()  # other ranks run meanwhile
+        seen.append(gc.isenabled())
+
+    def fail(gradient):
+        raise ValueError("in a hook")
+
+    def program():
+        x = torch.ones(1, requires_grad=True)
+        x.register_hook(look)
+        checkpoint(lambda y: 2 * y, x, use_reentrant=True).backward()  # a pass in a pass
+        dist.barrier()
+        seen.append(gc.isenabled())
+        dist.barrier()
+        x.register_hook(fail)
+        x.backward()
+
+    world = get_world("sim")
+    with pytest.raises(ValueError, match="in a hook"):
+        world.run(program, world_size=2)
+    assert seen[:4] == [False, False, True, True]
+    assert (gc.isenabled(), backward._passes) == (True, 0)
+    gc.disable()
+    try:
+        world.run(lambda: torch.ones(1, requires_grad=True).backward(), world_size=2)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
