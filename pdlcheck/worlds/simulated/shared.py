@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
+import torch
 from torch import Tensor
 
 from pdlcheck.errors import SharedTensorWarning
@@ -35,6 +36,14 @@ class Shared:
         """Operations have met. Who only reads a tensor may share it, as long as nobody writes between their calls."""
         if self._line:
             return  # one is enough to tell
+        holders: dict[int, SimulatedWork] = {}
+        for work in works:
+            for tensors in work.operation.parts[0] if work.operation.parts else ():
+                if tensors and holders.setdefault(_storage(tensors[0]), work) is not work:
+                    self._compare_access(works)
+                    return
+
+    def _compare_access(self, works: Sequence[SimulatedWork]) -> None:
         first: dict[int, tuple[SimulatedWork, bool]] = {}
         for work in works:
             for tensors, writes in ((written_by(work.operation), True), (read_by(work.operation), False)):
@@ -78,13 +87,18 @@ def _both(one: Signature, other: Signature) -> str:
 
 def version_of(operation: Operation) -> int:
     """How often the first tensor that ``operation`` reads has been written in place, as far as that is counted."""
-    for tensor in read_by(operation)[:1]:
-        return 0 if tensor.is_inference() else tensor._version
-    return 0
+    parts = operation.parts
+    if not parts or not parts[0].inputs:
+        return 0
+    tensor = parts[0].inputs[0]
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _storage(tensor: Tensor) -> int:
-    return storage_of(memories(tensor)[-1]) if memories(tensor) else id(tensor)
+    if tensor.layout is torch.strided:
+        return storage_of(tensor)
+    held = memories(tensor)
+    return storage_of(held[-1]) if held else id(tensor)
 
 
 def _is_of_processes(tensor: Tensor) -> bool:
