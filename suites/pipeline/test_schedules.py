@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -85,34 +87,42 @@ def test_interleaving_shortens_the_pipeline_by_the_stages_on_a_rank(subject, p, 
 
 
 def damaged(draw, schedule):
-    """A schedule with one thing wrong, and the word that says so."""
+    """A schedule with one cell wrong, and the texts that name it."""
     rows = [list(row) for row in schedule.rows]
     cells = [(rank, step) for rank, row in enumerate(rows) for step, cell in enumerate(row) if cell]
     rank, step = draw(st.sampled_from(cells))
-    kind = draw(st.sampled_from(["lost", "twice", "early"]))
+    kind = draw(st.sampled_from(["lost", "twice", "early", "moved", "renumbered"]))
+    cell = other = rows[rank][step]
     if kind == "lost":
         rows[rank][step] = None
     elif kind == "twice":
-        rows[rank].append(rows[rank][step])
+        rows[rank].append(cell)
+    elif kind == "moved":
+        rows[rank][step] = None
+        rows.append([cell])
+    elif kind == "renumbered":
+        other = replace(cell, microbatch=draw(st.integers(0, 20).filter(lambda one: one != cell.microbatch)))
+        rows[rank][step] = other
     else:  # before what it needs: a backward pass goes to the front
         backward = [(r, s) for r, s in cells if rows[r][s].kind == "B"]
         rank, step = draw(st.sampled_from(backward))
-        cell = rows[rank].pop(step)
+        cell = other = rows[rank].pop(step)
         rows[rank].insert(0, cell)
-    return Schedule("damaged", tuple(map(tuple, rows)))
+    return Schedule("damaged", tuple(map(tuple, rows))), {str(cell), str(other)}
 
 
 @pytest.mark.verifies("require_valid_schedule")
 @some
 @given(data=st.data(), schedule=schedules())
 def test_a_damaged_schedule_is_refused_by_the_validator_and_by_the_check(subject, data, schedule):
-    wrong = damaged(data.draw, schedule)
-    if {str(cell) for _, _, cell in wrong} == set() or wrong.n_microbatches < schedule.n_microbatches:
-        return  # all of its last micro-batch was lost: a smaller schedule
-    with pytest.raises(ValueError, match="damaged: "):
+    """Both name the cell."""
+    wrong, cells = damaged(data.draw, schedule)
+    with pytest.raises(ValueError, match="damaged: ") as refused:
         subject(wrong)
-    with pytest.raises(AssertionError, match="damaged: "):
+    with pytest.raises(AssertionError, match="damaged: ") as rejected:
         check_schedule(wrong.rows, name="damaged")
+    for error in (refused, rejected):
+        assert cells & set(re.findall(r"\d+[FB]\d+", str(error.value).splitlines()[0]))
 
 
 @pytest.mark.verifies("require_valid_schedule")
@@ -140,8 +150,12 @@ def test_the_validator_and_the_check_agree_on_any_order(subject, data, p, m):
 @pytest.mark.parametrize(
     ("rows", "message", "marked"),
     [
-        ([["0F0", None, None], [None, "1F0", "1B0"]], "0B0 is missing", ">F0<"),
-        ([["0F0", "0F0", None, "0B0"], [None, "1F0", "1B0"]], "0F0 is there twice", ">F0<  >F0<"),
+        ([["0F0", None, None], [None, "1F0", "1B0"]], "0B0 is missing, 0F0 is there on rank 0 in step 0", ">F0<"),
+        (
+            [["0F0", "0F0", None, "0B0"], [None, "1F0", "1B0"]],
+            "0F0 is there twice, on rank 0 in step 0 and on rank 0 in step 1",
+            ">F0<  >F0<",
+        ),
         (
             [["0F0", None, None, "0B0"], ["1F0", None, "1B0"]],
             "1F0 on rank 1 in step 0 needs 0F0, which is made in",
@@ -149,7 +163,7 @@ def test_the_validator_and_the_check_agree_on_any_order(subject, data, p, m):
         ),
         ([["0F0", None, "0B0"], [None, "1F0", "1B0"]], "0B0 on rank 0 in step 2 needs 1B0, which is made in", ">B0<"),
         ([["0B0", "0F0"]], "0B0 on rank 0 in step 0 needs 0F0, which is made in step 1 on rank 0", ">B0<"),
-        ([["0F0", None], [None, "0B0"]], "0B0 is on rank 1, stage 0 is on rank 0", ">0B0<"),
+        ([["0F0", None], [None, "0B0"]], "0B0 is on rank 1 in step 1, 0F0 on rank 0 in step 0: one stage", ">0B0<"),
     ],
     ids=["missing", "twice", "too early", "backward too early", "backward first", "moved"],
 )
@@ -163,7 +177,9 @@ def test_the_wrong_cell_is_marked_in_the_grid(subject, rows, message, marked):
 @pytest.mark.verifies("require_valid_schedule")
 def test_the_memory_that_a_schedule_takes_can_be_limited(subject):
     subject(one_f_one_b(3, 8), max_live=[3, 2, 1])
-    with pytest.raises(ValueError, match=r"gpipe: 0F2 is activation number 3 that rank 0 holds, the limit is 2"):
+    with pytest.raises(
+        ValueError, match=r"gpipe: 0F2 in step 2 is activation number 3 that rank 0 holds, the limit is 2"
+    ):
         subject(gpipe(2, 4), max_live=2)
 
 

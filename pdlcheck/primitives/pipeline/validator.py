@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from pdlcheck.primitives.pipeline.cells import Cell, Schedule, grid_text
 
@@ -36,11 +37,7 @@ def require_valid_schedule(schedule: Schedule, *, max_live: int | Sequence[int] 
           rank 1   .    F0  >B0<
     """
     places = _once(schedule)
-    for stage, rank in enumerate(schedule.stage_ranks):
-        away = [(cell, at) for cell, at in places.items() if cell.stage == stage and at[0] != rank]
-        if away:
-            cell, at = away[0]
-            raise _error(schedule, f"{cell} is on rank {at[0]}, stage {stage} is on rank {rank}", [at])
+    _require_together(schedule, places)
     for cell, (rank, step) in places.items():
         for need in cell.needs(schedule.n_stages):
             other, made = places[need]
@@ -61,18 +58,34 @@ def _once(schedule: Schedule) -> dict[Cell, Place]:
     places: dict[Cell, Place] = {}
     for step, rank, cell in schedule:
         if cell in places:
-            raise _error(schedule, f"{cell} is there twice", [places[cell], (rank, step)])
+            where = " and ".join(f"on rank {one} in step {at}" for one, at in (places[cell], (rank, step)))
+            raise _error(schedule, f"{cell} is there twice, {where}", [places[cell], (rank, step)])
         places[cell] = rank, step
     if not places:
         raise ValueError(f"{schedule.name}: the schedule is empty")
+    for cell, (rank, step) in places.items():  # first, as a mistyped number misses a micro-batch that nobody wanted
+        other = Cell(cell.stage, "B" if cell.kind == "F" else "F", cell.microbatch)
+        if other not in places:
+            text = f"{other} is missing, {cell} is there on rank {rank} in step {step}"
+            raise _error(schedule, text, [(rank, step)])
     for stage in range(schedule.n_stages):
-        for kind in "FB":
-            for microbatch in range(schedule.n_microbatches):
-                cell = Cell(stage, kind, microbatch)
-                if cell not in places:
-                    other = places.get(Cell(stage, "B" if kind == "F" else "F", microbatch))
-                    raise _error(schedule, f"{cell} is missing", [other] if other else [])
+        for microbatch in range(schedule.n_microbatches):
+            if Cell(stage, "F", microbatch) not in places:
+                raise _error(schedule, f"{Cell(stage, 'F', microbatch)} is missing", [])
     return places
+
+
+def _require_together(schedule: Schedule, places: Mapping[Cell, Place]) -> None:
+    """A stage is where most of its cells are."""
+    homes: dict[int, Counter[int]] = {}
+    for cell, (rank, _) in places.items():
+        homes.setdefault(cell.stage, Counter())[rank] += 1
+    for cell, (rank, step) in places.items():
+        home = homes[cell.stage].most_common(1)[0][0]
+        if rank != home:
+            other = next(one for one in places if one.stage == cell.stage and places[one][0] == home)
+            text = f"{cell} is on rank {rank} in step {step}, {other} on rank {home} in step {places[other][1]}"
+            raise _error(schedule, f"{text}: one stage on two ranks", [(rank, step), places[other]])
 
 
 def _require_live(schedule: Schedule, rank: int, limit: int) -> None:
@@ -81,7 +94,7 @@ def _require_live(schedule: Schedule, rank: int, limit: int) -> None:
         if cell is not None:
             live += 1 if cell.kind == "F" else -1
             if live > limit:
-                text = f"{cell} is activation number {live} that rank {rank} holds, the limit is {limit}"
+                text = f"{cell} in step {step} is activation number {live} that rank {rank} holds, the limit is {limit}"
                 raise _error(schedule, text, [(rank, step)])
 
 
