@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.optim import Optimizer
 
-from pdlcheck.checks.message import case, name_of, takes_world
+from pdlcheck.checks.message import case, name_of, takes_world, wrong_on_ranks
+from pdlcheck.checks.pipedream_rules import Simulation, rules_of
+from pdlcheck.checks.pipedream_updates import first_wrong_update, watched
 from pdlcheck.checks.pipeline_steps import (
     Batch,
     Loss,
-    Named,
     Start,
     Taken,
     in_float64,
@@ -61,8 +61,10 @@ def check_pipedream(
         vertical_sync: as above.
 
     Raises:
-        AssertionError: names rank, tensor, index, and which other rule gives what was found.
-        Inconclusive: another rule gives the same weights, so that nothing would be seen.
+        AssertionError: names rank, tensor, index, the first update that is wrong (of optimizers of torch), and which
+            other rule, in all stages or in one, gives what was found.
+        Inconclusive: another rule gives the same weights, so that nothing would be seen, or one process does not get
+            the same twice.
 
     Source: D. Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP (2019).
     """
@@ -71,78 +73,45 @@ def check_pipedream(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = made_by(make).double()
-    everyone: list[list[Taken]] = world.run(train, start, model, [(inputs, targets)], None, world_size=world_size)
+    everyone: list[list[Taken]] = world.run(
+        train, partial(watched, start), model, [(inputs, targets)], None, world_size=world_size
+    )
     stages = [sorted(ranks[0].weights) for ranks in everyone]
     parts = list(zip(inputs.tensor_split(n_microbatches), targets.tensor_split(n_microbatches), strict=True))
     who, facts = name_of(start), case(world, world_size, n_microbatches=n_microbatches, vertical_sync=vertical_sync)
     require_all_held(who, [ranks[0] for ranks in everyone], model, facts)
-
-    def simulated(version: Callable[[int, int], int], scale: float = 1.0) -> Named:
-        return _simulate(model, stages, loss, parts, optimizer, version, scale)
-
-    n = world_size
-
-    def stashed(i: int, s: int) -> int:
-        return max(0, i - (n - s) + 1)
-
-    def vertical(i: int, s: int) -> int:
-        return max(0, i - n + 1)
-
-    rules: dict[str, Callable[[], Named]] = {
-        "weights are stashed, without vertical sync": lambda: simulated(stashed),
-        "all stages use the version of stage 0: vertical sync": lambda: simulated(vertical),
-        "every micro-batch waits for the one before: there is no pipeline": lambda: simulated(lambda i, s: i),
-        "weights are those of the start for all micro-batches": lambda: simulated(lambda i, s: 0),
-        "versions are one update too old": lambda: simulated(lambda i, s: max(0, stashed(i, s) - 1)),
-        f"gradients are divided by n_microbatches = {n_microbatches}": lambda: simulated(stashed, 1 / n_microbatches),
-    }
-    expected = rules.pop(list(rules)[1 if vertical_sync else 0])()
-    others = {text: rule() for text, rule in rules.items()}
-    for text, other in others.items():
+    right, others = rules_of(world_size, n_microbatches, vertical_sync=vertical_sync)
+    simulation = Simulation(model, stages, loss, parts, optimizer)
+    history = simulation.run([right] * world_size)
+    expected = history[-1]
+    for rule in others:
+        other = simulation.run([rule] * world_size)[-1]
         if all(is_near(other[name], goal) for name, goal in expected.items()):
-            raise Inconclusive(f"{who}: no fault would show, {text!r} gives the same weights; take more micro-batches")
-    all_found = {name: found for (one,) in everyone for name, found in one.weights.items()}
-    for rank, (one,) in enumerate(everyone):
-        for name, found in one.weights.items():
-            cause = next(
-                (text for text, other in others.items() if all(is_near(all_found[n], other[n]) for n in other)), None
+            raise Inconclusive(
+                f"{who}: no fault would show, {rule.text!r} gives the same weights; take more micro-batches"
             )
-            require_near(
-                f"{who}: rank {rank} ends",
-                f"parameter {name!r}",
-                found,
-                expected[name],
-                likely_cause=cause
-                or "forward and backward pass of a micro-batch used different weights, or updates are missing",
-                case=facts,
-            )
-
-
-def _simulate(
-    model: nn.Module,
-    stages: Sequence[Sequence[str]],
-    loss: Loss,
-    parts: Sequence[Batch],
-    optimizer: Callable[[list[Tensor]], Optimizer],
-    version: Callable[[int, int], int],
-    scale: float,
-) -> Named:
-    """The weights after all micro-batches, each with the version of the weights that ``version(i, stage)`` names."""
-    latest = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    model = copy.deepcopy(model)  # functional_call leaves other tensors in a layer that stands in it twice
-    steps = [optimizer([latest[name] for name in names]) for names in stages]
-    history = [{name: p.detach().clone() for name, p in latest.items()}]
-    for i, (inputs, targets) in enumerate(parts):
-        used = {
-            name: history[version(i, stage)][name].clone().requires_grad_()
-            for stage, names in enumerate(stages)
-            for name in names
-        }
-        value = loss(functional_call(model, used, (inputs,)), targets) * scale
-        value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        for name, weight in used.items():
-            latest[name].grad = weight.grad
-        for one in steps:
-            one.step()
-        history.append({name: p.detach().clone() for name, p in latest.items()})
-    return history[-1]
+    found = [one.weights for (one,) in everyone]
+    wrong = [[name for name, own in held.items() if not is_near(own, expected[name])] for held in found]
+    if not any(wrong):
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(seed + 1)
+        again = simulation.run([right] * world_size)[-1]
+    if not all(is_near(again[name].nan_to_num(), goal.nan_to_num()) for name, goal in expected.items()):
+        text = "one process gets other weights each time: the model draws random numbers, as dropout does"
+        raise Inconclusive(f"{who}: {text}; have make call eval()")
+    rank, names = next((rank, names) for rank, names in enumerate(wrong) if names)
+    details = first_wrong_update([one.outputs for (one,) in everyone], history[1:])
+    for text, gives in simulation.others(right, others):
+        if all(is_near(own, gives[name]) for held in found for name, own in held.items()):
+            details["likely_cause"] = text
+            break
+    require_near(
+        f"{who}: rank {rank} ends",
+        f"parameter {names[0]!r}",
+        found[rank][names[0]],
+        expected[names[0]],
+        wrong_weights=wrong_on_ranks(wrong, [len(held) for held in found]),
+        **details,
+        case=facts,
+    )

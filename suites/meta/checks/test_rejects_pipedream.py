@@ -22,7 +22,7 @@ class DreamByHand(ByHand):
 
     def __init__(self, model, **spoilt):
         super().__init__(model, **spoilt)
-        self.optimizer = SGD(self.module.parameters())
+        self.optimizer, self.updates = SGD(self.module.parameters()), 0
 
     def passes(self, x, i, used):
         weights = self.stashed(used)
@@ -32,8 +32,11 @@ class DreamByHand(ByHand):
         return {name: p.detach().clone().requires_grad_() for name, p in used.items()}
 
     def update(self, weights):
+        self.updates += 1
+        if self.rank and self.updates == self.spoilt.get("skipped"):
+            return
         for name, parameter in self.module.named_parameters():
-            parameter.grad = weights[name].grad
+            parameter.grad = weights[name].grad * (1 if self.rank else self.spoilt.get("multiplied", 1))
         self.optimizer.step()
 
     def first(self, x):
@@ -78,10 +81,25 @@ class DreamByHand(ByHand):
         return torch.zeros(()), None
 
 
-def dream(*, vertical_sync=False, world=None, count=7, **spoilt):
+class OptimizerForEach(DreamByHand):
+    """Of its parameters."""
+
+    def __init__(self, model, **spoilt):
+        super().__init__(model, **spoilt)
+        self.optimizer, self.each = self, [SGD([parameter]) for parameter in self.module.parameters()]
+
+    def step(self, *batch):
+        if batch:
+            return super().step(*batch)
+        for one in self.each:
+            one.step()
+        return None
+
+
+def dream(*, vertical_sync=False, world=None, count=7, kind=DreamByHand, make=net, **spoilt):
     check_pipedream(
-        starter(DreamByHand, count=count, **spoilt),
-        net,
+        starter(kind, count=count, **spoilt),
+        make,
         MSE,
         batches(14)[0],
         world or get_world("sim"),
@@ -103,14 +121,27 @@ def test_check_pipedream_accepts(world):
         (
             {"not_stashed": True},
             r"pipeline: rank 0 ends with \S+ at \(0, 0\) of parameter '0.\w+', right is \S+\n"
-            r"  likely cause  forward and backward pass of a micro-batch used different weights",
+            r"  wrong weights  2 of 2 on rank 0: '0.weight', '0.bias'; 2 of 2 on rank 1: '2.weight', '2.bias'\n"
+            r"  updates        the first that is wrong is that of micro-batch 1 on rank 0; it is right on 1\n"
+            r"  likely cause   .* a later one may have used other weights backwards than forwards",
         ),
-        ({"vertical": True}, r"all stages use the version of stage 0: vertical sync"),
+        ({"vertical": True}, r"likely cause   versions are those of stage 0: vertical sync"),
         ({"vertical_sync": True}, r"weights are stashed, without vertical sync"),
         ({"divided": 7}, r"gradients are divided by n_microbatches = 7"),
-        ({"frozen": True}, r"rank 0 ends with \S+ at .* of parameter '0"),
+        (
+            {"frozen": True},
+            r"rank 0 ends [\s\S]* in stage 1 alone weights are those of the start for all micro-batches",
+        ),
+        (
+            {"multiplied": 2},
+            r"micro-batch 0 on rank 0; it is right on 1\n  likely cause   all weights were those of the start",
+        ),
+        (
+            {"skipped": 7},
+            r"none on rank 0\n  updates        rank 1 steps its optimizer 6 times for 7 micro-batches\n  case",
+        ),
     ],
-    ids=["not stashed", "vertical", "not vertical", "divided", "frozen"],
+    ids=["not stashed", "vertical", "not vertical", "divided", "frozen", "multiplied", "skipped"],
 )
 def test_check_pipedream_rejects(keywords, message):
     with pytest.raises(AssertionError, match=message):
@@ -120,3 +151,49 @@ def test_check_pipedream_rejects(keywords, message):
 def test_check_pipedream_does_not_decide_where_all_rules_agree():
     with pytest.raises(Inconclusive, match="no fault would show"):
         dream(count=1)
+
+
+def test_a_stage_may_have_several_optimizers():
+    dream(kind=OptimizerForEach)
+    with pytest.raises(AssertionError, match=r"the first that is wrong is that of micro-batch 1 on rank 0"):
+        dream(kind=OptimizerForEach, not_stashed=True)
+
+
+class NotOfTorch:
+    """Steps of its own, which nobody else sees."""
+
+    def __init__(self, params):
+        self.params = list(params)
+
+    def step(self):
+        with torch.no_grad():
+            for parameter in self.params:
+                parameter -= 0.1 * parameter.grad
+
+
+class OwnOptimizer(DreamByHand):
+    def __init__(self, model, **spoilt):
+        super().__init__(model, **spoilt)
+        self.optimizer = NotOfTorch(self.module.parameters())
+
+
+def test_an_optimizer_that_is_not_torchs_is_compared_at_its_end():
+    dream(kind=OwnOptimizer)
+    with pytest.raises(AssertionError, match=r"rank 0 ends with \S+ at .*\n  wrong weights  .*\n  case"):
+        dream(kind=OwnOptimizer, not_stashed=True)
+
+
+def test_check_pipedream_does_not_decide_on_random_numbers():
+    class Noisy(torch.nn.Tanh):
+        def forward(self, x):
+            return super().forward(x) + torch.randn_like(x)
+
+    def noisy():
+        model = net()
+        model[1] = Noisy()
+        return model
+
+    with pytest.raises(
+        Inconclusive, match="pipeline: one process gets other weights each time: the model draws random"
+    ):
+        dream(make=noisy)
