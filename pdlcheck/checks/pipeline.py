@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from pdlcheck.checks.message import best_fit, case, failure, first_index, name_of, show, takes_world, wrong_on_ranks
+from pdlcheck.checks.pipeline_places import has_right_ones, order_of_parts, where_it_goes_wrong, wrong_parts
 from pdlcheck.checks.pipeline_steps import (
     Batch,
     Loss,
@@ -73,9 +74,11 @@ def check_pipeline(
         seed: of the model.
 
     Raises:
-        AssertionError: names step, rank, tensor, index and the likely cause: a lost scale, a micro-batch left out or
-            taken twice, outputs in another order, tied copies that were not added, gradients of the step before.
-        Inconclusive: the gradient of one process is zero.
+        AssertionError: names step, rank, tensor, index, the place between layers of a sequential model and the likely
+            cause: a lost scale, a micro-batch left out or taken twice, outputs in another order, tied copies that were
+            not added, gradients of the step before.
+        Inconclusive: the gradient of one process is zero; or something differs, and the model draws random numbers or
+            mixes samples.
     """
     __tracebackhide__ = True
     if not batches:
@@ -99,9 +102,14 @@ def check_pipeline(
         taken = [ranks[number] for ranks in everyone]
         when = f"{who}: in step {number}"
         require_all_held(when, taken, own, facts)
-        if results:
-            _require_results(when, taken, truth, facts)
-        _require_gradients(when, taken, truth, facts)
+        try:
+            if results:
+                _require_results(when, taken, truth, facts)
+            _require_gradients(when, taken, truth, facts)
+        except AssertionError:
+            if truth.unfit:
+                raise Inconclusive(f"{when} one process {truth.unfit}; have make call eval()") from None
+            raise
         _require_equal_copies(when, taken, own, facts)
         own.zero_grad()
         for name, parameter in own.named_parameters():
@@ -143,7 +151,8 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
                     "the outputs",
                     value,
                     goal,
-                    likely_cause=_order(value, goal, truth.count),
+                    wrong_outputs=wrong_parts(value, goal, truth.count),
+                    likely_cause=order_of_parts(value, goal, truth.count),
                     case=facts,
                 )
         assert one.loss is not None  # it is one of those given
@@ -154,7 +163,7 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
             raise failure(
                 f"{when} rank {rank} returns the loss {show(one.loss)}, one process has {show(truth.loss)}",
                 best_fit=fit if truth.loss else None,
-                likely_cause=truth.cause_of_loss(factor),
+                likely_cause=truth.cause_of_loss(one.loss),
                 case=facts,
             )
 
@@ -177,14 +186,14 @@ def _require_gradients(when: str, taken: Sequence[Taken], truth: Truth, facts: s
         return
     rank, names = next((rank, names) for rank, names in enumerate(wrong) if names)
     own, name = everyone[rank], names[0]
-    holders = [held for held in everyone if set(names) <= set(held)]
     at = first_index(~((own[name] - truth.gradients[name]).abs() <= tolerance(truth.gradients[name])))
     raise failure(
         f"{when} rank {rank} holds {show(own[name][at])} at {at} of the gradient of {name!r}, "
         f"one process on the whole batch holds {show(truth.gradients[name][at])}",
         wrong_gradients=wrong_on_ranks(wrong, [len(own) for own in everyone]),
         best_fit=best_fit([own[name] for name in names], [truth.gradients[name] for name in names]),
-        likely_cause=truth.cause(own, names, holders),
+        goes_wrong=where_it_goes_wrong(truth.model, everyone, wrong, truth.gradients),
+        likely_cause=truth.cause(everyone, wrong, is_partial=has_right_ones(everyone, wrong, truth.gradients)),
         case=facts,
     )
 
@@ -206,16 +215,3 @@ def _require_equal_copies(when: str, taken: Sequence[Taken], model: nn.Module, f
                     likely_cause="copies were not synchronised, or added in another order",
                     case=facts,
                 )
-
-
-def _order(found: Tensor, goal: Tensor, count: int) -> str | None:
-    """Whether the outputs of micro-batches are there, in another order."""
-    parts = list(goal.tensor_split(count)) if goal.dim() else []
-    order, left = [], found
-    while len(left):
-        fits = [i for i, part in enumerate(parts) if i not in order and len(part) and is_near(left[: len(part)], part)]
-        if not fits:
-            return None
-        order.append(fits[0])
-        left = left[len(parts[fits[0]]) :]
-    return f"micro-batches are in the order {order}"

@@ -73,10 +73,13 @@ class ByHand:
         if self.spoilt.get("by_slot"):
             inputs = self.swapped("activations", inputs)
         for loss in losses:
+            if self.spoilt.get("zeroed"):
+                self.module.zero_grad()
             loss.backward()
         for received in inputs:
-            grad = received.grad if not self.spoilt.get("no_grad_back") else torch.zeros_like(received)
-            dist.send(grad, 0)
+            dist.send(received.grad * self.spoilt.get("sent_back", 1), 0)
+        for parameter in self.module.parameters():
+            parameter.grad *= self.spoilt.get("kept", 1)
         self.tie()
         order = self.spoilt.get("order", range(self.count()))
         loss = torch.stack(losses).sum() * self.spoilt.get("loss_scale", 1)

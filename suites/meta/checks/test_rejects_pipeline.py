@@ -66,7 +66,11 @@ def test_check_pipeline_accepts(world, make, data):
             EVEN,
             r"best fit         5 times the gradient of one process, cosine 1.000000",
         ),
-        ({"scale": lambda own, total: 1 / M}, UNEVEN, r"returns the loss \S+, one process has \S+\n  best fit"),
+        (
+            {"scale": lambda own, total: 1 / M},
+            UNEVEN,
+            r"returns the loss \S+, one process has \S+\n  best fit .*\n  likely cause  it is the plain mean over",
+        ),
         (
             {"scale": lambda own, total: 1.0},
             EVEN,
@@ -82,7 +86,7 @@ def test_check_pipeline_accepts(world, make, data):
             EVEN,
             r"rank 1 returns with \S+ at \(0, 0\) of the outputs[\s\S]*in the order \[2, 0, 1\]",
         ),
-        ({"no_grad_back": True}, EVEN, r"rank 0 holds 0 at [\s\S]*it is zero: no gradient came back"),
+        ({"sent_back": 0}, EVEN, r"rank 0 holds 0 at [\s\S]*it is zero: no gradient came back"),
         ({"same_slice": True}, EVEN, r"in the order \[0, 0, 0\]|of the outputs"),
         ({"stale": True}, batches(6, 6), r"in step 1 rank 1 returns with \S+ at \(0, 0\) of the outputs, right is"),
     ],
@@ -116,6 +120,86 @@ def test_gradients_alone_tell_what_went_wrong(spoilt, data, message):
         check(starter(**spoilt), data=data, results=False)
 
 
+BACK = r"goes wrong       on the way back, after layer '2': its gradients and those of later layers are right\n"
+ALONE = r"goes wrong       in layer '2' alone: the gradient of '0.\w+', which comes back through there, is right\n"
+ELSEWHERE = "on its rank or on the way to it, as other gradients are right"
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        (
+            {"sent_back": 3},
+            rf"{BACK}.* 3 times too large: added so often, or multiplied by n_microbatches, {ELSEWHERE}",
+        ),
+        ({"sent_back": 1 / 3}, rf"{BACK}.* 3 times too small: divided by n_microbatches {ELSEWHERE}"),
+        ({"sent_back": -1}, rf"{BACK}  case"),
+        ({"sent_back": 0}, rf"{BACK}  likely cause     it is zero: no gradient came back"),
+        ({"kept": 3}, rf"{ALONE}.* 3 times too large: added so often, or multiplied by n_microbatches, {ELSEWHERE}"),
+        (
+            {"zeroed": True},
+            rf"{ALONE}.*micro-batch 0 counts 0 times, micro-batch 1 counts 0 times, where each counts on",
+        ),
+        (
+            {"sent_back": 0, "kept": 5},
+            r"'2.bias'\n  likely cause     on rank 0 it is zero: .*; what is wrong on other ranks is something else",
+        ),
+    ],
+    ids=["large", "small", "negative", "zero", "kept", "zeroed", "two faults"],
+)
+def test_what_is_wrong_in_one_place_alone_is_not_said_of_the_loss(spoilt, message):
+    with pytest.raises(AssertionError, match=message):
+        check(starter(**spoilt))
+
+
+@pytest.mark.parametrize(("counts", "message"), [((1, 0, 2), "1 counts 0 times, micro-batch 2 counts 2 times, wh")])
+def test_micro_batches_of_a_loss_that_is_no_mean_over_samples_are_counted(counts, message):
+    """It divides by the targets that are positive."""
+
+    def loss(outputs, targets, total=None):
+        counted = (targets > 0).double()
+        return ((outputs - targets) ** 2 * counted).sum() / (counted.sum() if total is None else total)
+
+    def start(counts):
+        def pipeline(model):
+            def step(x, y):
+                for count, own, goal in zip(counts, x.tensor_split(M), y.tensor_split(M), strict=True):
+                    (count * loss(model(own), goal, (y > 0).sum())).backward()
+
+            return model, step
+
+        return pipeline
+
+    def checked(counts):
+        check_pipeline(start(counts), net, loss, EVEN, get_world("sim"), world_size=1, n_microbatches=M, results=False)
+
+    checked((1, 1, 1))
+    with pytest.raises(AssertionError, match=message):
+        checked(counts)
+
+
+def with_layer(layer):
+    return lambda: nn.Sequential(nn.Linear(2, 3), layer(), nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("results", [True, False])
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.Dropout, "in step 0 one process gets other outputs each time: the model draws random numbers, as dropout"),
+        (
+            lambda: nn.BatchNorm1d(3),
+            "in step 0 one process gets other outputs from micro-batches: the model mixes sampl",
+        ),
+    ],
+    ids=["dropout", "batch norm"],
+)
+def test_check_pipeline_does_not_decide_on_a_model_that_differs_from_itself(layer, message, results):
+    with pytest.raises(Inconclusive, match=message):
+        check(starter(), make=with_layer(layer), results=results)
+    check(starter(), make=lambda: with_layer(layer)().eval(), results=results)
+
+
 SWAPPED = {
     "activations": ({"swapped": "activations"}, "activations of micro-batches 0 and 1 changed places between layers"),
     "by slot": ({"swapped": "activations", "by_slot": True}, "activations of micro-batches 0 and 1 changed places bet"),
@@ -131,12 +215,19 @@ def test_micro_batches_that_change_places_between_stages_are_named(kind):
 
 
 def test_swapped_activations_show_in_the_outputs_too():
-    with pytest.raises(AssertionError, match=r"likely cause  micro-batches are in the order \[1, 0, 2\]"):
+    with pytest.raises(
+        AssertionError,
+        match=r"wrong outputs  2 of 3 micro-batches: 0, 1\n  likely cause   micro-batches are in the order \[1, 0, 2\]",
+    ):
         check(starter(swapped="activations"))
 
 
 def test_tied_copies_that_are_not_added_are_seen():
-    with pytest.raises(AssertionError, match="it is the copy's own part: gradients of the tied copies were not added"):
+    with pytest.raises(
+        AssertionError,
+        match=r"in layers '0', '2' alone: the gradient of '0.bias', which comes back through there, is right\n"
+        "  likely cause     it is the copy's own part: gradients of the tied copies were not added",
+    ):
         check(starter(not_summed=True), make=tied)
 
 
@@ -214,9 +305,7 @@ def told_by_rank_0(*, change=lambda loss, outputs: (loss, outputs)):
 
 def check_named(**keywords):
     data = [({"x": x}, y) for x, y in UNEVEN]
-    check_pipeline(
-        told_by_rank_0(**keywords), Named, of_logits, data, get_world("sim"), world_size=2, n_microbatches=M
-    )
+    check_pipeline(told_by_rank_0(**keywords), Named, of_logits, data, get_world("sim"), world_size=2, n_microbatches=M)
 
 
 def test_batches_and_outputs_may_be_dicts_and_losses_numbers():
