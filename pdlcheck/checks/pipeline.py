@@ -35,6 +35,12 @@ from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_pipeline"]
 
+NO_GRADIENT = "one process has no gradient there; zeros are one, for an optimizer that decays weights or has momentum"
+RIGHT_GRADIENT = (
+    "its gradient is right: step changes weights itself, where the check steps the optimizer; or one parameter's step "
+    "depends on others, which the rank does not hold"
+)
+
 
 @takes_world
 def check_pipeline(
@@ -118,7 +124,14 @@ def check_pipeline(
         weights = named_weights(own)
         for rank, one in enumerate(taken):
             for name, found in one.weights.items():
-                require_near(f"{when}: rank {rank} ends", f"parameter {name!r}", found, weights[name], case=facts)
+                require_near(
+                    f"{when}: rank {rank} ends",
+                    f"parameter {name!r}",
+                    found,
+                    weights[name],
+                    likely_cause=NO_GRADIENT if name in truth.have_none else RIGHT_GRADIENT,
+                    case=facts,
+                )
         before = truth.gradients
 
 

@@ -106,6 +106,8 @@ class Truth:
             (f"not divided by n_microbatches = {m}", right * m),
             (f"divided by n_microbatches = {m} once too often", right / m),
         ]
+        for i, (value, _) in enumerate(self._each if self._can_be_cut else ()):
+            candidates.append((f"it is that of micro-batch {i} of {m} alone", float(value)))
         for text, weights in self._weightings():
             pairs = zip(weights, self._each, strict=True)
             candidates.append((text, sum(weight * float(value) for weight, (value, _) in pairs)))

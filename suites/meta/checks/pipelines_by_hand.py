@@ -83,6 +83,8 @@ class ByHand:
         self.tie()
         order = self.spoilt.get("order", range(self.count()))
         loss = torch.stack(losses).sum() * self.spoilt.get("loss_scale", 1)
+        if self.spoilt.get("last_loss"):
+            loss = MSE(outs[-1], targets)
         return loss.detach(), torch.cat([outs[i] for i in order]).detach()
 
     def swapped(self, what, tensors):

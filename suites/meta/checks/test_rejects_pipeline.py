@@ -77,6 +77,11 @@ def test_check_pipeline_accepts(world, make, data):
             r"best fit      3 times the loss[\s\S]*cause  not divided by n_micro",
         ),
         (
+            {"last_loss": True},
+            UNEVEN,
+            r"returns the loss .*\n  best fit .*\n  likely cause  it is that of micro-batch 2 of 3 alo",
+        ),
+        (
             {"last_dropped": True},
             EVEN,
             r"returns outputs of shape \(4, 2\), those of one process have \(6, 2\)\n.*missing",
@@ -92,6 +97,7 @@ def test_check_pipeline_accepts(world, make, data):
     ],
     ids=[
         *("not divided", "divided twice", "divided by samples", "multiplied", "five times", "plain mean", "loss"),
+        "last loss",
         *("last dropped", "order", "no gradient", "same slice", "stale"),
     ],
 )

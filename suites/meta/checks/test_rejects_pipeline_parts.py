@@ -71,8 +71,32 @@ def test_a_frozen_weight_that_the_optimizer_decays_is_named(world):
         stage = Stage(model, fills=True)
         return stage, stage.step
 
-    with pytest.raises(AssertionError, match=r"in step 0: rank 0 ends with \S+ at \(0, 0\) of parameter '0.weight'"):
+    with pytest.raises(
+        AssertionError,
+        match=r"in step 0: rank 0 ends with \S+ at \(0, 0\) of parameter '0.weight', right is \S+\n"
+        "  likely cause  one process has no gradient there; zeros are one",
+    ):
         check(start, frozen, world, optimizer=lambda params: torch.optim.AdamW(params, lr=0.1))
+
+
+def test_a_step_that_steps_an_optimizer_of_its_own_is_named(world):
+    def start(model):
+        stage = Stage(model)
+        optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+
+        def step(*batch):
+            result = stage.step(*batch)
+            optimizer.step()
+            return result
+
+        return stage, step
+
+    with pytest.raises(
+        AssertionError,
+        match=r"in step 0: rank 0 ends with .* of parameter '0.weight'.*\n"
+        "  likely cause  its gradient is right: step changes weights itself",
+    ):
+        check(start, lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), world)
 
 
 def loss_alone(factor):
