@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pdlcheck.checks.clip_nonfinite import Clipped, Given, require_one_verdict
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
-from pdlcheck.errors import Inconclusive
+from pdlcheck.errors import Deadlock, Inconclusive, PeerFailed
 
 __all__ = ["check_clip_grad_norm"]
 
@@ -34,6 +35,10 @@ def check_clip_grad_norm(
     element counts by its absolute value, as in torch's. Then ``clip`` is called with a ``max_norm`` on the other side
     of the norm: half of the smallest of a rank, or twice that of all, by which nothing may be scaled.
 
+    Last it is called with inf, and with NaN, in a gradient of one rank, then of each. All ranks must do the same:
+    raise, as with ``error_if_nonfinite=True``, remove what is not finite, or scale all by one factor, whatever it is.
+    The norms that they return must be the same, and not finite where a gradient still is not.
+
     Args:
         clip: called as ``clip(parameters, max_norm)`` on every rank, with parameters that carry their gradients; may
             return the norm.
@@ -47,7 +52,7 @@ def check_clip_grad_norm(
     Raises:
         AssertionError: names rank, gradient, index and the likely cause: clipped by the norm of the rank alone,
             replicated gradients counted on every rank, squares that overflow. A cause is named if it explains every
-            gradient of the rank.
+            gradient of the rank. Or that ranks do not do the same where a gradient is not finite.
         Inconclusive: all gradients are zero or None, or one is not finite.
 
     Example:
@@ -73,6 +78,12 @@ def check_clip_grad_norm(
         facts = case(world, len(gradients), max_norm=shown, norm_type=norm_type)
         _require_clipped(name_of(clip), ranks, norms, limit, facts)
         _require_norm(name_of(clip), ranks, norms, facts)
+
+    def run(spoilt: Given) -> list[Clipped]:
+        return list(world.run(_clip, clip, spoilt, max_norm, True, world_size=len(spoilt)))
+
+    facts = case(world, len(gradients), max_norm=max_norm, norm_type=norm_type)
+    require_one_verdict(name_of(clip), run, gradients, norms.counted, facts)
 
 
 def _require_clipped(who: str, ranks: Sequence[Clipped], norms: _Norms, max_norm: float, facts: str) -> None:
@@ -121,14 +132,6 @@ def _require_norm(who: str, ranks: Sequence[Clipped], norms: _Norms, facts: str)
                 likely_cause="ranks add in different orders: what they decide by it may differ",
                 case=facts,
             )
-
-
-@dataclass(frozen=True)
-class Clipped:
-    """What a rank holds after clipping, and the norm that it was told."""
-
-    gradients: list[Tensor | None]
-    norm: float | None
 
 
 @dataclass(frozen=True)
@@ -251,13 +254,20 @@ def _rounding(dtype: torch.dtype) -> float:
 
 
 def _clip(
-    clip: Callable[[list[Tensor], float], Any], gradients: Sequence[Sequence[Tensor | None]], max_norm: float
+    clip: Callable[[list[Tensor], float], Any], gradients: Given, max_norm: float, may_raise: bool = False
 ) -> Clipped:
     parameters: list[Tensor] = []
     for grad in gradients[dist.get_rank()]:
         parameter = nn.Parameter(torch.zeros(2) if grad is None else torch.zeros_like(grad))
         parameter.grad = None if grad is None else grad.clone()
         parameters.append(parameter)
-    norm = clip(parameters, max_norm)
+    try:
+        norm = clip(parameters, max_norm)
+    except (Deadlock, PeerFailed):
+        raise
+    except Exception as error:
+        if not may_raise:
+            raise
+        return Clipped([], None, f"{type(error).__name__}: {error}")
     held = [None if p.grad is None else p.grad.detach().cpu() for p in parameters]
     return Clipped(held, None if norm is None else float(norm))
