@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from pdlcheck.checks.lost import seed_streams
 from pdlcheck.checks.message import case, failure, name_of, takes_world
+from pdlcheck.checks.sampler_repeats import Repeats, drawn, require_repeats, what_to_pass
 from pdlcheck.checks.shard_rules import ENOUGH_SAMPLES
 from pdlcheck.checks.shards import check_epochs_differ, check_shards
 from pdlcheck.errors import Inconclusive
@@ -40,8 +41,13 @@ def check_sampler(
     tail: Tail = "pad",
     shuffle: bool = True,
     epochs: int = 3,
+    repeats: int | None = 1,
+    endless: bool = False,
 ) -> None:
     """In every epoch the ranks' samples must be disjoint, cover the data, and be as many as ``len`` says.
+
+    Where samples come again by intention, ranks must have each ``repeats`` times together; an epoch may then end before
+    all have come, if others come in other epochs.
 
     Args:
         make_sampler: called as ``make_sampler(dataset, num_replicas=world_size, rank=rank)`` on every rank, as
@@ -52,9 +58,14 @@ def check_sampler(
         shuffle: whether the order must be another one in every epoch, drawn from seed and epoch alone; seen with 12
             samples a rank or more. What ``tail="drop"`` leaves out must then be others in time.
         epochs: how many are looked at.
+        repeats: how often the ranks together have each sample, as with repeated augmentation; None where they draw with
+            replacement, as by weights: then only, no rank may draw what another does, or did in an epoch before.
+        endless: whether the stream never ends. Its first samples, as many as an epoch has, are looked at as an epoch,
+            and those that follow must have another order; ``len`` and ``set_epoch`` do not count.
 
     Raises:
         AssertionError: names samples, ranks and the epoch.
+        Inconclusive: ranks draw fewer than 12 samples with replacement, the same ones perhaps by chance.
 
     Example:
         >>> from torch.utils.data import DistributedSampler
@@ -62,19 +73,32 @@ def check_sampler(
         >>> check_sampler(DistributedSampler, get_world("sim"), num_samples=7, world_size=3)
     """
     __tracebackhide__ = True
+    if repeats is not None and repeats < 1:
+        raise ValueError(f"check_sampler takes repeats as 1 or more, or None for any number, got {repeats}")
+    promise = Repeats(num_samples, repeats, endless, tail == "uneven", shuffle)
+    by_intention = endless or repeats != 1
 
     def shards(num_samples: int, *, rank: int, world_size: int, epoch: int) -> list[int]:
         sampler = make_sampler(range(num_samples), num_replicas=world_size, rank=rank)
         _set_epoch(sampler, epoch, shuffle=shuffle)
-        return list(sampler)
+        return drawn(sampler, promise)
 
     shards.__name__ = name_of(make_sampler)
-    for epoch in range(epochs):
-        check_shards(shards, world, num_samples=num_samples, world_size=world_size, epoch=epoch, tail=tail)
-    if shuffle and num_samples >= ENOUGH_SAMPLES * world_size:
+    if by_intention:
+        require_repeats(make_sampler, world, promise, world_size=world_size, epochs=epochs)
+    if endless:
+        return
+    for epoch in range(epochs if not by_intention else 0):
+        try:
+            check_shards(shards, world, num_samples=num_samples, world_size=world_size, epoch=epoch, tail=tail)
+        except AssertionError as error:
+            if told := what_to_pass(make_sampler, world, promise, world_size=world_size):
+                error.add_note(told)
+            raise
+    if shuffle and repeats is not None and num_samples >= ENOUGH_SAMPLES * world_size:
         check_epochs_differ(shards, world, num_samples=num_samples, world_size=world_size, epochs=epochs)
     facts = case(world, world_size, num_samples=num_samples, tail=tail)
-    ranks = world.run(_passes, make_sampler, num_samples, epochs, shuffle, world_size=world_size)
+    ranks = world.run(_passes, make_sampler, promise, epochs, world_size=world_size)
     for rank, passes in enumerate(ranks):
         for number, (told, found) in enumerate(passes):
             if told != len(found):
@@ -84,15 +108,15 @@ def check_sampler(
                     likely_cause="loaders, progress bars and schedules of the learning rate rely on len()",
                     case=facts,
                 )
-            if number % 2 and found != passes[number - 1][1]:
+            if repeats is not None and number % 2 and found != passes[number - 1][1]:
                 raise failure(
                     f"{name_of(make_sampler)}: asked again in epoch {number // 2}, rank {rank} gives "
                     f"{_some(found)}, it gave {_some(passes[number - 1][1])}",
                     likely_cause="the order is drawn from a stream that goes on; draw it from seed and epoch",
                     case=facts,
                 )
-    if shuffle and tail == "drop" and num_samples >= world_size:
-        _require_all_in_time(make_sampler, world, num_samples, ranks, facts)
+    if shuffle and repeats is not None and (tail == "drop" or by_intention) and num_samples >= world_size:
+        _require_all_in_time(make_sampler, world, promise, ranks, facts)
 
 
 @takes_world
@@ -159,37 +183,42 @@ def check_sampler_resumes(
 
 
 def _set_epoch(sampler: Any, epoch: int, *, shuffle: bool) -> None:
-    """As a loop over epochs does; a sampler that keeps one order may have nothing to call."""
+    """As a loop over epochs does; a sampler that keeps one order, or draws with replacement, may have none to call."""
     if shuffle or hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)
 
 
-def _passes(make_sampler: MakeSampler, num_samples: int, epochs: int, shuffle: bool) -> list[tuple[int, list[int]]]:
+def _passes(make_sampler: MakeSampler, promise: Repeats, epochs: int) -> list[tuple[int, list[int]]]:
     """What ``len`` says and what is given, twice for each epoch, by one sampler."""
     seed_streams(dist.get_rank())
-    sampler = make_sampler(range(num_samples), num_replicas=dist.get_world_size(), rank=dist.get_rank())
+    sampler = make_sampler(range(promise.num_samples), num_replicas=dist.get_world_size(), rank=dist.get_rank())
     found = []
     for epoch in range(epochs):
         for _ in range(2):
-            _set_epoch(sampler, epoch, shuffle=shuffle)
-            found.append((len(sampler), [int(sample) for sample in sampler]))
+            _set_epoch(sampler, epoch, shuffle=promise.shuffle and promise.times is not None)
+            found.append((len(sampler), drawn(sampler, promise)))
     return found
 
 
 def _require_all_in_time(
-    make_sampler: MakeSampler, world: Any, num_samples: int, ranks: Sequence[list[tuple[int, list[int]]]], facts: str
+    make_sampler: MakeSampler,
+    world: Any,
+    promise: Repeats,
+    ranks: Sequence[list[tuple[int, list[int]]]],
+    facts: str,
 ) -> None:
     """Of a shuffled order, what is dropped in one epoch comes in another."""
     __tracebackhide__ = True
+    epochs = ENOUGH_EPOCHS * (promise.times or 1)
 
     def never() -> list[int]:
-        return sorted(set(range(num_samples)).difference(*(given for passes in ranks for _, given in passes)))
+        return sorted(set(range(promise.num_samples)).difference(*(had for passes in ranks for _, had in passes)))
 
     if never():
-        ranks = world.run(_passes, make_sampler, num_samples, ENOUGH_EPOCHS, True, world_size=len(ranks))
+        ranks = world.run(_passes, make_sampler, promise, epochs, world_size=len(ranks))
     if lost := never():
         raise failure(
-            f"{name_of(make_sampler)}: {_some(lost)} come in none of {ENOUGH_EPOCHS} epochs",
+            f"{name_of(make_sampler)}: {_some(lost)} come in none of {epochs} epochs",
             likely_cause="the tail is dropped before the order is drawn: draw it from all samples, then drop",
             case=facts,
         )
