@@ -14,7 +14,7 @@ from torch import Tensor
 from pdlcheck.checks.message import name_of
 from pdlcheck.errors import Inconclusive
 
-__all__ = ["TAILS", "Alone", "Samples", "Values", "is_number", "near", "values_of"]
+__all__ = ["LEAVE_OUT", "TAILS", "Alone", "Samples", "Values", "is_number", "near", "values_of"]
 
 Samples = tuple[Tensor, ...]
 Values = dict[str, Any]  # by their place in what was reported
@@ -25,6 +25,7 @@ RELATIVE = 1e-5
 
 # What a sampler may do where samples do not fill all ranks, and whether samples are repeated or dropped by that.
 TAILS = {"the first again": True, "the last again": True, "the last dropped": False}
+LEAVE_OUT = "leave out what is gathered beyond the data set, as accelerate's gather_for_metrics() does"
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Alone:
             first, last = (f"the {end} sample counts" for end in ("first", "last"))
             repeated = first if missing == 1 else f"the first {missing} samples count"
             to = f"as a sampler pads to {size + missing}"
-            yield f"{repeated} twice, {to}", self.tail(world_size, "the first again").get(place)
+            yield f"{repeated} twice, {to}: {LEAVE_OUT}", self.tail(world_size, "the first again").get(place)
             often = "twice" if missing == 1 else f"{missing + 1} times"
             yield f"{last} {often}, {to}", self.tail(world_size, "the last again").get(place)
             dropped = last if extra == 1 else f"the last {extra} samples count"

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pdlcheck.checks.message import case, failure, name_of, show, takes_world
+from pdlcheck.checks.metric_causes import less_usual
 from pdlcheck.checks.metric_values import TAILS, Alone, Values, is_number, near, values_of
 from pdlcheck.errors import Inconclusive
 
@@ -46,7 +47,8 @@ def check_metric(
 
     Raises:
         AssertionError: names rank, number and the likely cause: the mean of the ranks' values, the value of one rank's
-            share, samples that a sampler repeats or drops, a sum for a mean.
+            share, samples that a sampler or a loader repeats or drops, batches that count the same, a sum for a mean or
+            divided by another number of samples.
         Inconclusive: one process reports nothing or NaN, or the same for every share of the samples.
 
     Example:
@@ -140,15 +142,28 @@ def _compare(alone: Alone, world_size: int) -> None:
                 f"{who}: rank {rank} reports {_shown(held)}{place}, "
                 f"one process on all {len(alone)} samples reports {_shown(value)}",
                 ranks=", ".join(f"rank {other}: {_shown(values.get(place))}" for other, values in told),
-                likely_cause=_why(alone, world_size, place, held),
+                likely_cause=_why(alone, world_size, place, found),
                 case=facts,
             )
 
 
-def _why(alone: Alone, world_size: int, place: str, held: Any) -> str | None:
-    """Every usual mistake that gives the very number, each once; none where so many do that they say nothing."""
-    texts = dict.fromkeys(text for text, wrong in alone.mistakes(world_size, place) if near(held, wrong, 0.0))
+def _why(alone: Alone, world_size: int, place: str, found: Values) -> str | None:
+    """Every usual mistake that gives all the wrong numbers, each once, or a less usual one; else what gives this one.
+
+    None where so many give it that they say nothing.
+    """
+    wrong = [where for where, value in found.items() if not alone.accepts(world_size, where, value)]
+    usual = _usual(alone, world_size, place, found[place])
+    texts = [text for text in usual if all(text in _usual(alone, world_size, where, found[where]) for where in wrong)]
+    for group in less_usual(alone, world_size):
+        if not texts:
+            texts = [text for text, values in group if all(near(found[at], values.get(at), 0.0) for at in wrong)]
+    texts = list(dict.fromkeys(texts or usual))
     return "; or ".join(texts) if 0 < len(texts) < _MANY else None
+
+
+def _usual(alone: Alone, world_size: int, place: str, held: Any) -> list[str]:
+    return [text for text, wrong in alone.mistakes(world_size, place) if near(held, wrong, 0.0)]
 
 
 def _shown(value: Any) -> str:

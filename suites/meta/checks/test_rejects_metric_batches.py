@@ -1,0 +1,132 @@
+"""The check of metrics names the cause where batches are dealt to ranks, or averaged, or counts are others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler
+
+from pdlcheck.checks import check_metric
+
+ERRORS = [((torch.arange(21.0) * 7 + 1) % 13).square()]
+
+
+def dealt(values, size=4):
+    """The batches of this rank as accelerate deals them: in turn, the last ones filled up with the first samples."""
+    order, world_size = torch.arange(len(values)), dist.get_world_size()
+    if world_size > 1:
+        order = torch.cat([order, order[: -len(order) % (size * world_size)]])
+    return [values[rows] for rows in order.split(size)[dist.get_rank() :: world_size]]
+
+
+def gathered(values):
+    parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, values)
+    return torch.cat(parts)
+
+
+def own(values):
+    return values[dist.get_rank() :: dist.get_world_size()]
+
+
+def summed(number):
+    total = torch.as_tensor(number, dtype=torch.float64).clone()
+    dist.all_reduce(total)
+    return float(total)
+
+
+def gathers_for_metrics(errors):
+    return float(torch.cat([gathered(batch) for batch in dealt(errors)])[: len(errors)].mean())
+
+
+def gathers(errors):
+    return float(torch.cat([gathered(batch) for batch in dealt(errors)]).mean())
+
+
+def gathers_two_numbers(errors):
+    everything = torch.cat([gathered(batch) for batch in dealt(errors)])
+    return {"small": float((everything < 30).double().mean()), "mean": float(everything.mean())}
+
+
+def own_batches(errors):
+    return float(torch.cat(dealt(errors)).mean())
+
+
+def means_of_batches(errors):
+    means = torch.stack([batch.mean() for batch in own(errors).split(4)])
+    return summed(means.mean()) / dist.get_world_size()
+
+
+def own_means_of_batches(errors):
+    return float(torch.stack([batch.mean() for batch in own(errors).split(4)]).mean())
+
+
+def divided_by_its_own(errors):
+    return summed(own(errors).sum()) / len(own(errors))
+
+
+def own_sum(errors):
+    return float(own(errors).sum()) / len(errors)
+
+
+def not_divided(errors):
+    return summed(own(errors).sum())
+
+
+def divided_twice(errors):
+    return summed(own(errors).sum()) / len(errors) ** 2
+
+
+def padded_sum(errors, drop_last=False):
+    return summed(errors[list(DistributedSampler(errors, shuffle=False, drop_last=drop_last))].sum()) / len(errors)
+
+
+def dropped_sum(errors):
+    return padded_sum(errors, drop_last=True)
+
+
+def mean(errors):
+    return float(errors.mean())
+
+
+CURE = r"as accelerate's gather_for_metrics\(\) does"
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (gathers, rf"the first 3 samples count twice, as a loader fills up the last batches: .*{CURE}\n"),
+        (gathers_two_numbers, rf"the first 3 samples count twice, as a loader fills up the last batches: .*{CURE}\n"),
+        (own_batches, r"the value of the samples of rank 0 alone, dealt in batches of 4: it was not reduced\n"),
+        (means_of_batches, r"the mean of the values of batches of 4, each counted once: weigh them by their samples\n"),
+        (own_means_of_batches, r"the mean of the values of rank 0's batches of 4 alone: it was not reduced\n"),
+        (divided_by_its_own, r"a sum over all ranks, divided by the samples of rank 0 alone\n"),
+        (own_sum, r"the sum of rank 0 alone, divided by the samples of all ranks\n"),
+        (not_divided, r"a sum over the samples: it was not divided by their number\n"),
+        (divided_twice, r"it was divided by the number of samples once too often\n"),
+        (padded_sum, r"samples that a sampler repeats are in the sum, not in its number: the sum is divided by 21\n"),
+        (dropped_sum, r"samples that a sampler drops are in the number, not in the sum: the sum is divided by 21\n"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_cause_is_named(world, broken, message):
+    with pytest.raises(AssertionError, match=rf"^{broken.__name__}: rank 0 reports .*\n.*\n  likely cause  {message}"):
+        check_metric(broken, ERRORS, world, reference=None if broken is gathers_two_numbers else mean)
+
+
+def test_what_fills_up_batches_may_be_left_out(world):
+    check_metric(gathers_for_metrics, ERRORS, world)
+    check_metric(gathers_for_metrics, ERRORS, world, reference=mean)
+
+
+def test_a_cause_that_gives_all_wrong_numbers_goes_before_one_that_gives_some(world):
+    """Of the errors that are small, the first and the last one are, so that either might count twice."""
+
+    def both(errors):
+        rows = list(DistributedSampler(errors, shuffle=False))
+        count = summed(len(rows))
+        return {"small": summed((errors[rows] < 30).sum()) / count, "mean": summed(errors[rows].sum()) / count}
+
+    with pytest.raises(AssertionError, match=r"at \['small'\].*\n.*\n.*the first sample counts twice, as [^;]*\n"):
+        check_metric(both, ERRORS, world)
