@@ -6,6 +6,7 @@ In float64, on the model that every rank is given, so that only the synchronisat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.gradients_truth import Gradients, Loss, Reference, Shard, backward, gradients, or_zero
 from pdlcheck.checks.message import best_fit, case, failure, first_index, name_of, show, takes_world, wrong_on_ranks
+from pdlcheck.checks.no_gradients import tells_who_has_none
 from pdlcheck.checks.state import made_wide, whole
 from pdlcheck.checks.tolerances import require_dtype
 from pdlcheck.errors import Inconclusive
@@ -171,7 +173,8 @@ def _synchronised(
             model.zero_grad()
         if len(inputs):
             backward(model, loss, (inputs, targets), factor)
-        sync(model, len(inputs))
+        with tells_who_has_none(model) if again else nullcontext():
+            sync(model, len(inputs))
         parameters = dict(model.named_parameters())
         results.append({name: None if p.grad is None else whole(p.grad) for name, p in parameters.items()})
         if parameters.keys() != before.keys() or not all(

@@ -24,6 +24,13 @@ _ONLY_GRADIENTS = (
     "models, which gradients=False accepts"
 )
 
+_WHOLE = (
+    "give as model what each rank holds whole, such as a plain copy that start and step fill within "
+    "summon_full_params(); what fully_shard divides is compared whole"
+)
+_FLAT = f"these are shards, not replicas: each rank holds a part of a flat tensor, as under FSDP1; {_WHOLE}"
+_SHAPES = f"shapes differ: ranks made other models, or these are shards, not replicas; then {_WHOLE}"
+
 Start = Callable[[], tuple[nn.Module, Callable[[int], object]]]
 
 
@@ -195,6 +202,10 @@ def _cause(where: int, names: list[str], gradients: bool, values: list[State]) -
         if where == 0:
             return "only buffers differ: they were not broadcast, or were changed on some rank after the broadcast"
         return None
+    if any("_flat_param" in name for name in names):
+        return _FLAT
+    if _shapes_differ(names, values):
+        return _SHAPES
     if where == 0:
         return "initial weights were not broadcast, or were changed on some rank after the broadcast"
     if "gradient" in kinds:
@@ -220,6 +231,11 @@ def _cause(where: int, names: list[str], gradients: bool, values: list[State]) -
     if all(values[0].get(name.replace("parameter", "gradient of", 1)) is None for name in names):
         return "no gradient reaches them: what else changes them, such as an average of weights, differs between ranks"
     return "gradients agree: optimizer states or learning rates differ, or weights were changed on some rank"
+
+
+def _shapes_differ(names: list[str], values: list[State]) -> bool:
+    held = [[state.get(name) for state in values] for name in names if name.startswith("parameter")]
+    return any(len({tensor.shape for tensor in tensors if tensor is not None}) > 1 for tensors in held)
 
 
 def _factors(values: list[State]) -> list[float]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pdlcheck.checks import sharded_layer_causes as likely
 from pdlcheck.checks.held import bits
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world, wrong_on_ranks
+from pdlcheck.checks.no_gradients import none_on
 from pdlcheck.checks.sharded_layer_passes import (
     Cut,
     Pass,
@@ -256,7 +257,19 @@ def _require_parameters(
             causes = likely.of_parameter(value, goal, numbers, total[numbers], held[numbers], len(everyone))
             where = wrong_on_ranks(wrong, [len(cut.numbers) for cut in everyone])
             what = f" of the gradient of {name!r}"
-            _require(f"{when} rank {rank} holds", what, value, goal, causes, terms, wrong_gradients=where)
+            more = {"wrong_gradients": where}
+            if none := none_on([_none_of(cut, number, numbers) for cut in everyone]):
+                more["none_reached"] = f"{none}, in the backward pass"
+            _require(f"{when} rank {rank} holds", what, value, goal, causes, terms, **more)
+
+
+def _none_of(cut: Cut, number: int, numbers: Tensor) -> list[str]:
+    """The parameters of a rank that hold some of these elements, and that no gradient had reached."""
+    return [
+        name
+        for name in cut.passes[number].without_gradient
+        if torch.isin(cut.numbers[name], numbers[numbers > 0]).any()
+    ]
 
 
 def _require_inputs(when: str, number: int, everyone: Sequence[Cut], terms: _Terms) -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pdlcheck.checks.no_gradients import tells_who_has_none, without_gradient
 from pdlcheck.checks.state import plain_name, whole
 
 __all__ = ["Cut", "Pass", "Select", "Tensors", "on_a_rank", "tensors_of", "values_of", "whole_pass"]
@@ -30,6 +31,7 @@ class Pass:
         inputs_grad: None for what is not floating point, or got none.
         parameters_grad: by name.
         buffers: by name, afterwards.
+        without_gradient: parameters that none had reached, before ``sync``.
     """
 
     inputs: Tensors
@@ -38,6 +40,7 @@ class Pass:
     inputs_grad: list[Tensor | None]
     parameters_grad: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
+    without_gradient: list[str]
 
 
 @dataclass
@@ -72,12 +75,14 @@ def _pass(
     parameters.zero_grad()
     given = tuple(x.detach().clone().requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs)
     outputs = tensors_of(module(*given), "the layer")
-    gradients = gradient_of(outputs)
+    gradients, none = gradient_of(outputs), list[str]()
     if _fit_everywhere(outputs, gradients):
         pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if y.requires_grad]
         torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
+        none = without_gradient(parameters)
         if sync is not None:
-            sync(parameters)
+            with tells_who_has_none(parameters):
+                sync(parameters)
     grads = {name: None if p.grad is None else whole(p.grad) for name, p in parameters.named_parameters()}
     return Pass(
         tuple(x.detach() for x in given),
@@ -86,6 +91,7 @@ def _pass(
         [None if x.grad is None else whole(x.grad) for x in given],
         grads,
         {plain_name(name): whole(buffer) for name, buffer in parameters.named_buffers()},
+        none,
     )
 
 

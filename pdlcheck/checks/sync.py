@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pdlcheck.checks.held import group_of
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.state import State, digest, made_by, require_bits, scramble, state_of, tied_names
+from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_average_parameters", "check_broadcast_parameters"]
 
@@ -45,6 +46,8 @@ def check_broadcast_parameters(
     __tracebackhide__ = True
     models = _on_models(broadcast, make, world, world_size, ranks, seed, src=src if ranks is None else ranks[src])
     expected = models[src].before
+    if not expected:
+        raise Inconclusive(f"{name_of(broadcast)}: the model has no parameter or buffer, there is nothing to send")
     facts = case(world, len(models), src=src, group=None if ranks is None else list(ranks), seed=seed)
     for rank, model in enumerate(models):
         if model.tied_before != model.tied_after:
@@ -87,13 +90,21 @@ def check_average_parameters(
         make: makes the model, which is then filled with other values on every rank.
         world, world_size, ranks, seed: as in :func:`check_broadcast_parameters`.
         buffers: buffers must be averaged too; False does not look at them.
+
+    Raises:
+        AssertionError: names rank, tensor and index, and the likely cause.
+        Inconclusive: the model has nothing to average: neither parameters nor, where they are looked at, buffers.
     """
     __tracebackhide__ = True
     models = _on_models(average, make, world, world_size, ranks, seed)
     facts = case(world, len(models), group=None if ranks is None else list(ranks), seed=seed)
-    for name in models[0].after:
-        if name.startswith("buffer") and not buffers:
-            continue
+    names = [name for name in models[0].after if buffers or not name.startswith("buffer")]
+    if not names:
+        raise Inconclusive(
+            f"{name_of(average)}: the model has no parameter{' or buffer' if buffers else ', buffers=False'}, there is "
+            "nothing to average"
+        )
+    for name in names:
         given = torch.stack([_tensor(model.before, name).double() for model in models])
         mean = given.mean(0)
         for rank, model in enumerate(models):
@@ -110,6 +121,7 @@ def check_average_parameters(
                     contributions=", ".join(f"rank {r}: {show(row[at])}" for r, row in enumerate(given)),
                     allowed="an exact mean of integers" if exact else f"{show(bound[at])} off",
                     likely_cause=_average_cause(found.double()[at], torch.stack([row[at] for row in given]), rank),
+                    cure="buffers=False accepts what ranks keep by intention" if name.startswith("buffer") else None,
                     case=facts,
                 )
             require_bits(

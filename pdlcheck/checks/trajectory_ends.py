@@ -27,7 +27,10 @@ Train = Callable[[nn.Module, int], object]
 
 _RENAMED = "it has another name, or another tensor took its place, in the model that train was given"
 _PART = "this rank holds a part of it; parts that are DTensors are compared whole"
-_FLAT = "this rank holds a part of it in a flat tensor, as FSDP1 does; what fully_shard divides is compared whole"
+_FLAT = (
+    "this rank holds a part of it in a flat tensor, as FSDP1 does: have train wrap a copy, and load what "
+    "summon_full_params() gives into the model that it was given; what fully_shard divides is compared whole"
+)
 
 
 class Goal(NamedTuple):

@@ -460,3 +460,29 @@ def test_check_average_parameters_rejects_the_wrong_world_size(world):
     check_average_parameters(divided_by_the_world, MAKE, world)
     with pytest.raises(AssertionError, match="the mean over ranks is"):
         check_average_parameters(divided_by_the_world, MAKE, world, ranks=GROUP)
+
+
+class Statistics(nn.Module):
+    """Buffers alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+
+
+def parameters_alone(module):
+    for parameter in module.parameters():
+        mean_of(parameter.data)
+
+
+def test_a_model_of_buffers_alone_is_averaged_or_inconclusive(world):
+    check_average_parameters(lambda module: mean_of(module.mean), Statistics, world)
+    with pytest.raises(
+        AssertionError, match=r"of buffer 'mean'[\s\S]*not averaged\n  cure +buffers=False accepts what"
+    ):
+        check_average_parameters(parameters_alone, Statistics, world)
+    with pytest.raises(Inconclusive, match="has no parameter, buffers=False, there is nothing to average"):
+        check_average_parameters(parameters_alone, Statistics, world, buffers=False)
+    for check in (check_average_parameters, check_broadcast_parameters):
+        with pytest.raises(Inconclusive, match="the model has no parameter or buffer, there is nothing to"):
+            check(lambda module, **_: None, nn.ReLU, world)
