@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -79,33 +79,33 @@ def require_own_files(
 
 
 class Renames:
-    """Records what is renamed in this process, while any of its ranks asks for that."""
+    """Records what is renamed in this process, by whatever name the function is called, while any rank asks for that.
+
+    Python tells an audit hook; none can be removed, so there is one, which does nothing at other times.
+    """
 
     def __init__(self) -> None:
-        self._lock, self._users = threading.Lock(), 0
+        self._lock, self._users, self._hooked = threading.Lock(), 0, False
         self._renamed: list[tuple[str, str]] = []
-        self._real: dict[str, Callable[..., None]] = {}
 
     def __enter__(self) -> list[tuple[str, str]]:
         with self._lock:
             self._users += 1
             if self._users == 1:
                 self._renamed = []
-                self._real = {name: getattr(os, name) for name in ("rename", "replace")}
-                for name, real in self._real.items():
-                    setattr(os, name, functools.partial(self._record, real))
+            if not self._hooked:
+                sys.addaudithook(self._record)
+                self._hooked = True
             return self._renamed
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._users -= 1
-            if not self._users:
-                for name, real in self._real.items():
-                    setattr(os, name, real)
 
-    def _record(self, real: Callable[..., None], src: Any, dst: Any, **keywords: Any) -> None:
-        real(src, dst, **keywords)
-        self._renamed.append((os.path.abspath(os.fsdecode(src)), os.path.abspath(os.fsdecode(dst))))
+    def _record(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._users and event == "os.rename":  # os.replace, too
+            src, dst = (os.path.abspath(os.fsdecode(path)) for path in arguments[:2])
+            self._renamed.append((src, dst))
 
 
 _RENAMES = Renames()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+from os import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -143,7 +146,20 @@ def test_the_correct_twins_pass(world, save):
     check_resume(training(save), world)
 
 
-def test_renaming_is_as_before_after_a_check(world):
-    before = os.rename, os.replace
-    check_resume(training(by_all_through_a_name_of_their_own), world)
-    assert (os.rename, os.replace) == before
+@pytest.mark.parametrize("rename", [replace, os.rename, shutil.move, Path.replace], ids=lambda one: one.__qualname__)
+def test_a_name_is_known_by_whatever_function_a_file_gets_it(world, rename):
+    """Also one that was imported before the check."""
+
+    def through(name):
+        def save(path, state):
+            path.mkdir(exist_ok=True)
+            if state is not None:
+                torch.save(state, path / name())
+                rename(path / name(), path / "last.pt")
+            return path / "last.pt"
+
+        return save
+
+    check_resume(training(through(lambda: f"part-{dist.get_rank()}")), world)
+    with pytest.raises(AssertionError, match=r"ranks 0, 1 all write the file saved/part, which becomes saved/last\.pt"):
+        check_resume(training(through(lambda: "part"), write_in_turn=True), world)
