@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pdlcheck.checks.lost import (
+    IN_CONTAINERS,
     NUMBERS,
     STREAMS,
     Gradients,
@@ -79,11 +80,12 @@ def check_resume(
     Raises:
         AssertionError: names the first step, rank, tensor and index that differ, and what was lost: each thing with a
             state that the functions reach (optimizer, scheduler, sampler, ...), by helpers, containers or objects of
-            yours, the numbers of such an object, as its epoch, each random stream and the gradients are put back from
-            the straight run by experiment, and the likely cause is what makes the training go on exactly. Where the
-            weights do, but not such a state, such as that of an average of weights, names that. A tensor, or a plain
-            dict or list of tensors, is one too, if the steps after saving change it; with other entries than without a
-            stop it is a log, unless it had the same ones all the time without.
+            yours, the numbers of such an object, as its epoch, of functions and in containers, each random stream and
+            the gradients are put back from the straight run by experiment, and the likely cause is what makes the
+            training go on exactly. Where the weights do, but not such a state, such as that of an average of weights,
+            names that. A tensor, or a plain dict, list or deque of tensors, is one too, if the steps after saving
+            change it; with other entries than without a stop it is a log, unless it had the same ones all the time
+            without.
             Or: two ranks write one file, which shows where each can save into a folder of its own. They may rename the
             same content to one name.
         Inconclusive: the straight run is not deterministic, or no parameter changes after saving.
@@ -311,13 +313,15 @@ def _cause(
         suspects.append(_STEPS)
         if not heals(suspects):
             differ = "; ".join(text for part, text in evidence.items() if text and part not in _OWN)
-            return "none of the weights, " + ", ".join(straight[0].left) + " alone", differ or None
+            tried = [part for part, text in evidence.items() if text or not part.startswith(NUMBERS)]
+            return f"none of the weights, {', '.join(tried)} alone", differ or None
     for suspect in list(suspects):
         fewer = [other for other in suspects if other != suspect]
         if fewer and heals(fewer):
             suspects = fewer
-    ran = _STEPS in suspects  # which changes whatever load does not restore: all that differs may be lost
-    lost = [part for part, text in evidence.items() if text and (part in suspects or (ran and part not in _OWN))]
+    ran = _STEPS in suspects  # which changes whatever load does not restore: all that differs may be lost, but for logs
+    others = {part for part in evidence if ran and part not in _OWN and not part.startswith(IN_CONTAINERS)}
+    lost = [part for part, text in evidence.items() if text and (part in suspects or part in others)]
     shown = [text for part in lost if (text := evidence[part]) and part not in _OWN]
     return _told(lost, ran), "; ".join(shown) or None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import inspect
 import pickle
 import random
 from collections.abc import Callable, Sequence
@@ -17,9 +16,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from pdlcheck.checks.held import bits
-from pdlcheck.checks.reach import Reached, has_state, is_of_the_program, reached
+from pdlcheck.checks.lost_numbers import IN_CONTAINERS, NUMBERS, numbers_reached
+from pdlcheck.checks.reach import Reached, has_state, reached
 
 __all__ = [
+    "IN_CONTAINERS",
     "NUMBERS",
     "STREAMS",
     "Gradients",
@@ -32,11 +33,11 @@ __all__ = [
     "states_of",
 ]
 
-NUMBERS = "the numbers of "
 _SUMS = 1e-5  # a float32 sum is off by less; an average that has forgotten its past, by far more
 # What torch's schedulers count in order to warn: no learning rate depends on it, and one made anew with last_epoch= has
 # other numbers.
 _COUNTS_OF_SCHEDULERS = ("_step_count", "_get_lr_called_within_step", "_is_initial", "verbose")
+_CONTAINERS = (dict, list, collections.deque)
 _SMALL, _TIMES = 2**20, 4  # bytes, and times the model: a tensor with more of both is data
 STREAMS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "the random numbers of torch": (torch.get_rng_state, torch.set_rng_state),
@@ -59,21 +60,8 @@ class Gradients:
             parameter.grad = state.get(name)
 
 
-class Numbers:
-    """The numbers and texts among the attributes of an object of the program, such as a trainer's epoch."""
-
-    def __init__(self, holder: object) -> None:
-        self._holder = holder
-
-    def state_dict(self) -> dict[str, bool | int | float | str]:
-        return {name: value for name, value in vars(self._holder).items() if type(value) in (bool, int, float, str)}
-
-    def load_state_dict(self, state: dict[str, bool | int | float | str]) -> None:
-        vars(self._holder).update(state)
-
-
 class Entries(dict[Any, Any]):
-    """What a plain dict or list of tensors and numbers holds: by key, or by place where keys are objects."""
+    """What a plain dict, list or deque of tensors and numbers holds: by key, or by place where keys are objects."""
 
 
 def seed_streams(seed: int) -> None:
@@ -100,7 +88,7 @@ def parts_of(model: nn.Module, functions: tuple[Callable[..., object], ...]) -> 
     found: list[Reached] = []
     for one in everything:
         held = one.held
-        if id(held) in known or not (isinstance(held, dict | list | Tensor) or has_state(held)):
+        if id(held) in known or not (isinstance(held, (*_CONTAINERS, Tensor)) or has_state(held)):
             continue
         known.add(id(held))
         if isinstance(held, nn.Module) and any(id(tensor) in own for tensor in held.parameters()):
@@ -117,18 +105,8 @@ def parts_of(model: nn.Module, functions: tuple[Callable[..., object], ...]) -> 
 
 
 def numbers_of(functions: tuple[Callable[..., object], ...]) -> dict[str, Any]:
-    """The :class:`Numbers` of objects whose methods ``functions`` are, or that these hold; by the names of classes.
-
-    A run that goes on may count its own steps: they tell why it goes elsewhere, and are no state by themselves.
-    """
-    bound = [getattr(function, "__self__", None) for function in functions if inspect.ismethod(function)]
-    holders = {id(one): one for one in [*bound, *(one.held for one in reached(functions))] if is_of_the_program(one)}
-    found = []
-    for holder in holders.values():
-        if not isinstance(holder, dict | list) and Numbers(holder).state_dict():
-            name = f"{NUMBERS}{type(holder).__name__}"
-            found.append(Reached(name, name, Numbers(holder)))
-    return _named_apart(found)
+    """See :func:`pdlcheck.checks.lost_numbers.numbers_reached`; by name."""
+    return _named_apart(list(numbers_reached(functions)))
 
 
 def _named_apart(found: Sequence[Reached]) -> dict[str, Any]:
@@ -266,8 +244,8 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 def _entries(held: Any) -> Entries | None:
-    """What a plain dict or list holds, if that is tensors, and numbers perhaps."""
-    if has_state(held) or not isinstance(held, dict | list):
+    """What a plain dict, list or deque holds, if that is tensors, and numbers perhaps."""
+    if has_state(held) or not isinstance(held, _CONTAINERS):
         return None
     pairs = list(held.items() if isinstance(held, dict) else enumerate(held))
     kinds = {Tensor if isinstance(value, Tensor) else type(value) for _, value in pairs}
@@ -277,6 +255,10 @@ def _entries(held: Any) -> Entries | None:
 
 
 def _put_entries(held: Any, entries: Entries) -> None:
+    if isinstance(held, collections.deque):
+        held.clear()
+        held.extend(copy.deepcopy(list(entries.values())))
+        return
     for place, (label, value) in enumerate(copy.deepcopy(entries).items()):
         if isinstance(held, list):
             held[place : place + 1] = [value]
@@ -292,7 +274,7 @@ def _put_values(held: Tensor, values: Tensor) -> None:
 def _state(held: Any) -> Any:
     if isinstance(held, Tensor):
         return held.detach()
-    if isinstance(held, dict | list) and not has_state(held):
+    if isinstance(held, _CONTAINERS) and not has_state(held):
         return _entries(held)
     if isinstance(held, LRScheduler):
         return _without_counts(held.state_dict())

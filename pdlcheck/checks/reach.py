@@ -6,6 +6,7 @@ import collections
 import dis
 import functools
 import inspect
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -35,9 +36,9 @@ class Reached:
 def reached(functions: tuple[Callable[..., object], ...]) -> list[Reached]:
     """All that ``functions`` reach, each thing once for each holder, the nearest first.
 
-    Opened are functions and methods of the program, whatever decorates them, dicts, lists and tuples, and objects of
-    the program that have no state by themselves, with the globals that their methods name; of libraries only what a
-    function holds itself, and of torch, numpy and the standard library nothing.
+    Opened are functions and methods of the program, whatever decorates them, dicts, lists, tuples and deques, and
+    objects of the program that have no state by themselves, with the globals that their methods name; of libraries only
+    what a function holds itself, and of torch, numpy and the standard library nothing.
     """
     found: list[Reached] = []
     opened: dict[int, Any] = {}  # kept alive, so that no other thing has its id
@@ -73,8 +74,9 @@ def _inside(one: Reached, *, nearest: bool) -> Iterator[Reached]:
         for place, (key, value) in enumerate(list(held.items())[:WIDTH]):
             label = f"{long_name}[{key!r}]" if isinstance(key, str | int) else f"{long_name}[{place}]"
             yield Reached(key if isinstance(key, str) else f"{name}[{place}]", label, value)
-    elif isinstance(held, list | tuple):
-        yield from (Reached(f"{name}[{i}]", f"{long_name}[{i}]", value) for i, value in enumerate(held[:WIDTH]))
+    elif isinstance(held, list | tuple | collections.deque):
+        first = list(itertools.islice(held, WIDTH))
+        yield from (Reached(f"{name}[{i}]", f"{long_name}[{i}]", value) for i, value in enumerate(first))
     elif inspect.isroutine(held) or isinstance(held, functools.partial):
         yield from (Reached(inner.name, f"{long_name}.{inner.name}", inner.held) for inner in _held_by(held))
     elif is_of_the_program(held) and (nearest or not _is_of_a_library(type(held).__module__)):

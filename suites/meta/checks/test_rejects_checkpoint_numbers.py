@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
+import statistics
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -111,3 +115,112 @@ def test_where_nothing_heals_it_what_differs_is_shown_all_the_same(world):
     words = r"none of the weights, .* alone\n  evidence      .*\['epoch'\] is 1 instead of 2"
     with pytest.raises(AssertionError, match=words):
         check_resume(starts(AnotherOptimizer), world, saved_after=2, steps=4)
+
+
+def steps_that_go_by(kind, restored):
+    """Each step divides its learning rate by what it knows of the steps before."""
+
+    def start():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        count, counts, log = 0, [0], []
+        last, inputs = collections.deque(maxlen=2), collections.deque(maxlen=2)
+        schedule = Schedule(optimizer)
+
+        def factor(loss):
+            nonlocal count
+            if kind == "nonlocal":
+                count += 1
+                return count
+            if kind == "list":
+                counts[0] += 1
+                return counts[0]
+            if kind == "scheduler":
+                schedule.taken += 1
+                return schedule.taken
+            last.append(float(loss))
+            return 1 + statistics.mean(last)
+
+        def step(i):
+            inputs.append(torch.full((2, 3), i + 1.0))
+            optimizer.zero_grad()
+            loss = model(torch.cat(list(inputs)) if kind == "tensors" else inputs[-1]).square().mean()
+            loss.backward()
+            log.append(loss.item())
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 if kind == "tensors" else factor(loss.detach()))
+            optimizer.step()
+
+        def save(path):
+            own = (model.state_dict(), count, counts, list(last), list(inputs), schedule.taken)
+            torch.save(own, f"{path}-{dist.get_rank()}")
+
+        def load(path):
+            nonlocal count
+            state, one, some, numbers, tensors, taken = torch.load(f"{path}-{dist.get_rank()}", weights_only=True)
+            model.load_state_dict(state)
+            if restored:
+                count, counts[:], schedule.taken = one, some, taken
+                last.extend(numbers)
+                inputs.extend(tensors)
+
+        return model, step, save, load
+
+    return start
+
+
+class Schedule:
+    """Its state is a number."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.taken = optimizer, 0
+
+    def state_dict(self):
+        return self.taken
+
+    def load_state_dict(self, state):
+        self.taken = state
+
+
+HELD = {
+    "nonlocal": (r"the numbers of \w+; put back", r"\['count'\] is 0 instead of 3"),
+    "list": (r"the numbers in counts; put back", r"the numbers in counts\[0\] is 0 instead of 3"),
+    "deque": (r"the numbers in last; put back", r"the numbers in last\[0\] is missing"),
+    "tensors": (r"inputs; put back", r"inputs\[0\] is missing"),
+    "scheduler": (r"schedule; put back", r"schedule is 0 instead of 3"),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_numbers_that_functions_and_containers_hold_are_named(world, kind):
+    check_resume(steps_that_go_by(kind, True), world)
+    lost, evidence = HELD[kind]
+    with pytest.raises(AssertionError, match=rf"likely cause  lost: {lost}[^\n]*\n  evidence      [^\n]*{evidence}"):
+        check_resume(steps_that_go_by(kind, False), world)
+
+
+def test_a_log_of_numbers_is_not_what_an_iterator_has_lost(world):
+    def start():
+        torch.manual_seed(0)
+        model, batches, losses = nn.Linear(3, 1), itertools.count(1), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(i):
+            optimizer.zero_grad()
+            loss = model(torch.full((2, 3), float(next(batches)))).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+            optimizer.step()
+
+        def save(path):
+            torch.save(model.state_dict(), f"{path}-{dist.get_rank()}")
+
+        def load(path):
+            model.load_state_dict(torch.load(f"{path}-{dist.get_rank()}", weights_only=True))
+
+        return model, step, save, load
+
+    with pytest.raises(
+        AssertionError, match=r"likely cause  lost: what the steps before leave behind, such as the pos"
+    ):
+        check_resume(start, world)
