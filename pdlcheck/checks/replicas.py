@@ -21,9 +21,8 @@ __all__ = ["check_replicas_in_sync", "check_same_start"]
 
 _ONLY_GRADIENTS = (
     "; parameters are alike: right for a step that reduces gradients into memory of its own, as ZeRO does, or averages "
-    "models, which gradients=False accepts"
+    "models, which gradients=False accepts, or that accumulates them for a later one, which sync_every= accepts"
 )
-
 _WHOLE = (
     "give as model what each rank holds whole, such as a plain copy that start and step fill within "
     "summon_full_params(); what fully_shard divides is compared whole"
@@ -54,7 +53,8 @@ def check_replicas_in_sync(
         world: where the ranks run.
         world_size: number of replicas, 2 or more.
         steps: steps to take, 0 compares the start only.
-        sync_every: compare after every k-th step: local SGD lets replicas differ in between.
+        sync_every: compare after every k-th step: local SGD lets replicas differ in between, and so does accumulation of
+            gradients over k steps.
         buffers: compare buffers too; False where each rank keeps statistics of its own data by intention.
         gradients: compare gradients too; False where they stay local by intention, as in local SGD, and under ZeRO,
             where what is reduced is not in ``.grad``.

@@ -21,6 +21,7 @@ __all__ = [
     "made_for",
     "precision_of",
     "wants_another_dtype",
+    "why_another_way",
 ]
 
 
@@ -60,6 +61,7 @@ _APART = (
     "have other settings"
 )
 _BUFFER = "ranks hold another buffer each: it was not broadcast, or each rank computes its own"
+_OWN_SAMPLES = "; what normalises by a batch, as batch norm does in training, sees a rank's own samples alone"
 _ROUNDING = 1e-5  # of the way: a wrong gradient is off by more
 
 
@@ -124,7 +126,7 @@ def likely_cause(
             "of the two it may be a wrong factor, which both hide: look with SGD and without clipping first"
         )
     if apart is not None:
-        return apart.cause
+        return apart.cause + (_OWN_SAMPLES if apart.cause == _BUFFER and not of_buffers else "")
     (times, cosine), as_many = _compared(way, went), f"as world_size is {world_size}"
     if world_size > 1 and cosine > 1 - 1e-6:
         if abs(times - world_size) < 1e-4 * world_size:
@@ -139,6 +141,16 @@ def likely_cause(
     if cosine > 1 - 1e-6 and not of_buffers:
         return _of_a_number(times)
     return None
+
+
+def why_another_way(way: Tensor, went: Tensor, what: str) -> str | None:
+    """Where ranks agree and no factor tells more; ``what`` is trained as it should be."""
+    if not way.any() or not went.any() or not 0 < _compared(way, went)[1] < 1 - 1e-6:
+        return None
+    return (
+        f"ranks agree on another way than that of {what}: samples weigh otherwise, as where means over uneven shares, "
+        "micro-batches or numbers of tokens are averaged, or they are other samples, or another loss"
+    )
 
 
 def _of_a_number(times: float) -> str | None:

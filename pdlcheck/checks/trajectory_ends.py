@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from pdlcheck.checks.trajectory_causes import (
     how_ranks_differ,
     likely_cause,
     wants_another_dtype,
+    why_another_way,
 )
 from pdlcheck.checks.trajectory_rounding import Rounding, or_zeros
 from pdlcheck.errors import Inconclusive
@@ -131,19 +132,22 @@ def require_near(
         assert first is not None  # only gradients can be None
         way, went = (torch.cat([_flat(tensor) for tensor in tensors]) for tensors in (ways, gone))
         apart = how_ranks_differ(ranks, precision, goal.expected, first=names)
+        learned = {name for name in names if name.startswith("parameter")}
+        moved = {name for name in ends if name.startswith("parameter") and _moved(ends, begins, name)}
+        agreed = len(ranks) > 1 and apart is None
+        elsewhere = why_another_way(way, went, goal.what) if agreed and learned and learned >= moved else None
         raise failure(
             f"{who} holds {show(first[at])} at {at} of {names[0]}, {what} {show(right[at])}",
             wrong_tensors=f"{len(names)} of {len(ends)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
             way=how_far(way, went),
             ranks=apart,
             likely_cause=cause
-            or likely_cause(
-                way, went, precision, len(ranks), apart, of_buffers=all(name.startswith("buffer") for name in names)
-            )
-            or otherwise,
+            or likely_cause(way, went, precision, len(ranks), apart, of_buffers=not learned)
+            or otherwise
+            or elsewhere,
             case=case,
         )
-    if unclear and set(unclear) >= {name for name, end in ends.items() if not torch.equal(end, begins[name])}:
+    if unclear and set(unclear) >= {name for name in ends if _moved(ends, begins, name)}:
         raise Inconclusive(
             f"{who}: {what} weights that rounding in {precision.dtype} alone leads as far, {unclear[0]} among them, "
             "there is nothing to compare; take fewer steps, a lower learning rate or another dtype"
@@ -176,6 +180,10 @@ def _begin(start: nn.Module, ended: State, at_rest: Callable[[], list[State]], n
             f"{name} makes {made[0]}, which the model that make() gives does not have; how far it went is known where "
             f"{name}(model, 0) takes no step, and that raised {type(error).__name__}: {error}"
         ) from error
+
+
+def _moved(ends: Mapping[str, Tensor], begins: Mapping[str, Tensor], name: str) -> bool:
+    return not torch.equal(ends[name], begins[name])
 
 
 def _is_a_number(tensor: Tensor) -> bool:

@@ -103,6 +103,41 @@ def test_a_wrong_gradient_shows_in_every_dtype_with_its_cause(world, synchronise
     assert (f"dtype={dtype}" in str(raised.value)) == (dtype != torch.float64)
 
 
+def weighted(parameter):
+    """By the samples of this rank."""
+    parameter.grad *= len(range(dist.get_rank(), 8, dist.get_world_size())) / 8
+    dist.all_reduce(parameter.grad)
+
+
+def one_is_another(parameter):
+    mean(parameter)
+    if parameter.dim() == 1:
+        parameter.grad[:1] *= 3
+
+
+def test_a_mean_over_uneven_shares_is_told_from_other_faults(world):
+    """All weights go another way, on all ranks the same."""
+    told = "ranks agree on another way than that of plainly: samples weigh otherwise, as where means over uneven shares"
+    check_same_trajectory(training(weighted), plainly, net, world, world_size=3)
+    with pytest.raises(AssertionError, match=rf"\n  likely cause +{told}"):
+        check_same_trajectory(training(mean), plainly, net, world, world_size=3)
+    for other, world_size in ((one_is_another, 2), (never, 3)):
+        with pytest.raises(AssertionError, match="train: after 1 step") as raised:
+            check_same_trajectory(training(other), plainly, net, world, world_size=world_size)
+        assert told not in str(raised.value)
+
+
+def test_batch_norm_that_sees_the_samples_of_a_rank_is_told(world):
+    def make():
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+
+    told = (
+        "ranks hold another buffer each: .*; what normalises by a batch, as batch norm does in training, sees a rank's"
+    )
+    with pytest.raises(AssertionError, match=rf"\n  likely cause +{told}"):
+        check_same_trajectory(training(mean), plainly, make, world)
+
+
 def five_times(parameter):
     mean_in(torch.float64, parameter)
     parameter.grad *= 5
