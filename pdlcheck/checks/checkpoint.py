@@ -182,7 +182,7 @@ def _straight(start: Start, plan: Plan, saves: bool) -> Trace:
     if saves:
         save(Path(plan.file))
     left = states_of(_parts(model, step, save, load))
-    return Trace(_go_on(model, step, plan), left, states_of(_parts(model, step, save, load)))
+    return Trace(_go_on(model, step, plan), left, states_of(_parts(model, step, save, load), buffers=plan.buffers))
 
 
 def _save_under(start: Start, plan: Plan, folder: Path) -> None:
@@ -204,7 +204,7 @@ def _resumed(start: Start, plan: Plan, straight: list[dict[str, Any]] | None, na
     if straight is not None:
         put_back(parts, straight[dist.get_rank()], [name for name in names if name != _STEPS])
     left = states_of(parts)
-    return Trace(_go_on(model, step, plan), left, states_of(_parts(model, step, save, load)))
+    return Trace(_go_on(model, step, plan), left, states_of(_parts(model, step, save, load), buffers=plan.buffers))
 
 
 def _parts(model: nn.Module, *functions: Callable[..., object]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _require_one_norm(case: _Case, ranks: Sequence[Clipped]) -> None:
     if told and left is not None and math.isfinite(norm := told[0][1]) and norm >= 0:  # below 0, it tells an overflow
         raise case.failure(
             f"rank {told[0][0]} returns {show(norm)}, gradients of rank {left} are not finite",
-            "it was lost where norms were combined, as by max(), which drops NaN: who asks the norm takes the step",
+            "it was lost where norms were combined, as max() and ReduceOp.MAX may drop NaN: who asks the norm steps",
         )
 
 

@@ -123,12 +123,16 @@ def _named_apart(found: Sequence[Reached]) -> dict[str, Any]:
     return named
 
 
-def states_of(parts: dict[str, Any]) -> dict[str, Any]:
-    """Copies of the states of the streams and the parts; what has none, or cannot be copied, is left out."""
+def states_of(parts: dict[str, Any], *, buffers: bool = True) -> dict[str, Any]:
+    """Copies of the states of the streams and the parts; what has none, or cannot be copied, is left out.
+
+    ``buffers``: False leaves out those of modules, such as an average of weights that averages statistics, too.
+    """
     states: dict[str, Any] = {name: copy.deepcopy(get()) for name, (get, _) in STREAMS.items()}
     for name, held in parts.items():
         try:
-            state = pickle.loads(pickle.dumps(_state(held)))  # it travels to the controller
+            own = _state(held) if buffers or not isinstance(held, nn.Module) else _without_buffers(held)
+            state = pickle.loads(pickle.dumps(own))  # it travels to the controller
         except Exception:
             continue
         if state is not None:
@@ -279,6 +283,11 @@ def _state(held: Any) -> Any:
     if isinstance(held, LRScheduler):
         return _without_counts(held.state_dict())
     return held.get_state() if isinstance(held, torch.Generator) else held.state_dict()
+
+
+def _without_buffers(module: nn.Module) -> dict[str, Any]:
+    names = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    return {name: value for name, value in module.state_dict().items() if name not in names}
 
 
 def _without_counts(state: Any) -> Any:

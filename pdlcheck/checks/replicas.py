@@ -53,8 +53,8 @@ def check_replicas_in_sync(
         world: where the ranks run.
         world_size: number of replicas, 2 or more.
         steps: steps to take, 0 compares the start only.
-        sync_every: compare after every k-th step: local SGD lets replicas differ in between, and so does accumulation of
-            gradients over k steps.
+        sync_every: compare after every k-th step: local SGD lets replicas differ in between, and so do gradients that
+            accumulate over k steps.
         buffers: compare buffers too; False where each rank keeps statistics of its own data by intention.
         gradients: compare gradients too; False where they stay local by intention, as in local SGD, and under ZeRO,
             where what is reduced is not in ``.grad``.

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 from torch.optim.lr_scheduler import LambdaLR, StepLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pdlcheck.checks import check_resume
 
@@ -359,3 +360,44 @@ def test_what_a_scheduler_counts_in_order_to_warn_is_no_state(world):
     check_resume(made_anew(), world)
     with pytest.raises(AssertionError, match=r"but scheduler\['last_epoch'\] is 5 instead of 6\n"):
         check_resume(made_anew(missing=1), world)
+
+
+def averages_of_statistics(keep):
+    """Ranks see batches of their own: their statistics differ, and so do the averages of those; rank 0 saves."""
+
+    def start():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(i):
+            optimizer.zero_grad()
+            model(torch.linspace(-1, 2, 12).view(4, 3) * (i + 1 + dist.get_rank())).square().mean().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+            average.update_parameters(model)
+
+        def save(path):
+            if dist.get_rank() == 0:
+                torch.save({"model": model.state_dict(), "average": average.state_dict()}, path)
+            dist.barrier()
+
+        def load(path):
+            state = torch.load(path, weights_only=True)
+            model.load_state_dict(state["model"])
+            if keep:
+                average.load_state_dict(state["average"])
+
+        return model, step, save, load
+
+    return start
+
+
+def test_averages_of_statistics_count_where_statistics_do(world):
+    check_resume(averages_of_statistics(True), world, buffers=False)
+    with pytest.raises(AssertionError, match=r"but average\['module.0.weight'\] holds other values"):
+        check_resume(averages_of_statistics(False), world, buffers=False)
+    with pytest.raises(AssertionError, match=r"of buffer '1.running_mean'"):
+        check_resume(averages_of_statistics(True), world)
