@@ -284,6 +284,8 @@ def _require_inputs(when: str, number: int, everyone: Sequence[Cut], terms: _Ter
                 *likely.scaled(value, goal, len(everyone)),
                 *likely.of_parts(value, goal, parts),
                 *likely.multiple(value, goal),
+                *likely.rounded(value, goal),
+                *likely.of_the_way_back(value, goal),
             ]
             _require(f"{when} rank {rank} holds", where, value, goal, causes, terms)
 

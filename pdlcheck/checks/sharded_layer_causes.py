@@ -16,6 +16,7 @@ __all__ = [
     "of_output",
     "of_parameter",
     "of_parts",
+    "of_the_way_back",
     "off",
     "rounded",
     "scaled",
@@ -73,6 +74,17 @@ def of_parts(value: Tensor, goal: Tensor, everyone: Sequence[Tensor]) -> Iterato
             if joined != cut and not goal.shape[cut] % size:
                 other = torch.cat(goal.chunk(size, cut), joined).reshape(goal.shape)
                 yield f"parts of dimension {cut} are joined along dimension {joined}", value, other
+
+
+def of_the_way_back(value: Tensor, goal: Tensor) -> Iterator[Cause]:
+    """What is left where outputs and the gradients of parameters are right, and the gradient of an input is not."""
+    if value.shape == goal.shape:
+        yield (
+            "outputs and gradients of parameters are right: the way back to the input is cut or wrong, as by a "
+            "collective in the forward pass that has no backward pass",
+            value,
+            value,
+        )
 
 
 def of_output(

@@ -143,14 +143,27 @@ def likely_cause(
     return None
 
 
-def why_another_way(way: Tensor, went: Tensor, what: str) -> str | None:
-    """Where ranks agree and no factor tells more; ``what`` is trained as it should be."""
-    if not way.any() or not went.any() or not 0 < _compared(way, went)[1] < 1 - 1e-6:
+def why_another_way(way: Tensor, went: Tensor, what: str, wrong: Sequence[str], learned: Sequence[str]) -> str | None:
+    """Where ranks agree and no factor tells more.
+
+    Args:
+        way, went: of the wrong tensors.
+        what: who trains as it should be.
+        wrong, learned: the parameters that are wrong, and with them all that move, in the order of the model.
+    """
+    if not wrong or not way.any() or not went.any() or abs(_compared(way, went)[1]) > 1 - 1e-6:
         return None
-    return (
-        f"ranks agree on another way than that of {what}: samples weigh otherwise, as where means over uneven shares, "
-        "micro-batches or numbers of tokens are averaged, or they are other samples, or another loss"
-    )
+    if set(wrong) >= set(learned):
+        return (
+            f"ranks agree on another way than that of {what}: samples weigh otherwise, as where means over uneven "
+            "shares, micro-batches or numbers of tokens are averaged, or they are other samples, or another loss"
+        )
+    if list(learned[: len(wrong)]) == list(wrong):
+        return (
+            f"ranks agree, and {learned[len(wrong)]} and what comes after it are right: the way back from there to "
+            f"{wrong[-1]} is cut or wrong, as by a collective in the forward pass that has no backward pass"
+        )
+    return None
 
 
 def _of_a_number(times: float) -> str | None:

@@ -132,10 +132,10 @@ def require_near(
         assert first is not None  # only gradients can be None
         way, went = (torch.cat([_flat(tensor) for tensor in tensors]) for tensors in (ways, gone))
         apart = how_ranks_differ(ranks, precision, goal.expected, first=names)
-        learned = {name for name in names if name.startswith("parameter")}
-        moved = {name for name in ends if name.startswith("parameter") and _moved(ends, begins, name)}
+        learned = [name for name in names if name.startswith("parameter")]
+        parameters = [name for name in ends if name.startswith("parameter")]
+        moved = [name for name in parameters if name in learned or _moved(ends, begins, name)]
         agreed = len(ranks) > 1 and apart is None
-        elsewhere = why_another_way(way, went, goal.what) if agreed and learned and learned >= moved else None
         raise failure(
             f"{who} holds {show(first[at])} at {at} of {names[0]}, {what} {show(right[at])}",
             wrong_tensors=f"{len(names)} of {len(ends)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
@@ -144,7 +144,7 @@ def require_near(
             likely_cause=cause
             or likely_cause(way, went, precision, len(ranks), apart, of_buffers=not learned)
             or otherwise
-            or elsewhere,
+            or (why_another_way(way, went, goal.what, learned, moved) if agreed else None),
             case=case,
         )
     if unclear and set(unclear) >= {name for name in ends if _moved(ends, begins, name)}:

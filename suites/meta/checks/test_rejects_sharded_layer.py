@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -326,3 +327,51 @@ def test_a_factor_is_told_where_it_is_no_matter_of_ranks(world, factor, told):
     with pytest.raises(AssertionError, match=told) as raised:
         check_sharded_layer(Scaled, with_bias, [X], world, world_size=2)
     assert (", or a factor of 2 is missing" in str(raised.value)) == (factor == 0.5)
+
+
+class CentredOverRanks(nn.Module):
+    """The mean over all samples is taken off, scaled; ranks hold some samples each."""
+
+    def __init__(self, total):
+        super().__init__()
+        self.scale, self.total = nn.Parameter(torch.ones(6)), total
+
+    def forward(self, x):
+        return (x - self.total(x.sum((0, 1))) / 12) * self.scale
+
+
+def with_a_way_back(x):
+    return Copy.apply(Add.apply(x))
+
+
+def without_a_way_back(x):
+    x = x.detach().clone()
+    dist.all_reduce(x)
+    return x
+
+
+@pytest.mark.parametrize("total", [with_a_way_back, without_a_way_back], ids=lambda one: one.__name__)
+def test_a_collective_without_a_backward_pass_is_told_by_the_gradient_of_the_input(world, total):
+    def shard(whole):
+        whole.total = total
+        return whole
+
+    def check():
+        check_sharded_layer(
+            shard,
+            lambda: CentredOverRanks(lambda x: x),
+            [X],
+            world,
+            world_size=2,
+            inputs_of=partial(part, dim=0),
+            output_of=partial(part, dim=0),
+            sync=lambda module: dist.all_reduce(module.scale.grad),
+        )
+
+    if total is with_a_way_back:
+        check()
+        return
+    with pytest.raises(
+        AssertionError, match=r"gradient of its input[\s\S]*way back to the input is cut or wrong, as by a"
+    ):
+        check()

@@ -11,6 +11,8 @@ from torch import nn
 
 from pdlcheck.checks import check_same_trajectory, check_world_size_does_not_matter
 
+from .layers_by_hand import Add, Copy
+
 DATA = torch.randn(32, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
@@ -135,6 +137,46 @@ def test_batch_norm_that_sees_the_samples_of_a_rank_is_told(world):
         "ranks hold another buffer each: .*; what normalises by a batch, as batch norm does in training, sees a rank's"
     )
     with pytest.raises(AssertionError, match=rf"\n  likely cause +{told}"):
+        check_same_trajectory(training(mean), plainly, make, world)
+
+
+class CentredOverRanks(nn.Module):
+    """Takes the mean over all ranks' samples off; ``total`` adds over ranks."""
+
+    def __init__(self, total):
+        super().__init__()
+        self.total = total
+
+    def forward(self, x):
+        if not dist.is_initialized() or x.shape[0] == 8:
+            return x - x.mean(0)
+        return x - self.total(x.sum(0)) / 8
+
+
+def with_a_way_back(x):
+    return Copy.apply(Add.apply(x))
+
+
+def without_a_way_back(x):
+    x = x.detach().clone()
+    dist.all_reduce(x)
+    return x
+
+
+@pytest.mark.parametrize("total", [with_a_way_back, without_a_way_back], ids=lambda one: one.__name__)
+def test_a_collective_without_a_backward_pass_is_told_by_what_comes_before_it(world, total):
+    def make():
+        return nn.Sequential(
+            nn.Linear(3, 4), nn.Tanh(), CentredOverRanks(total), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)
+        )
+
+    if total is with_a_way_back:
+        check_same_trajectory(training(mean), plainly, make, world)
+        return
+    told = (
+        "ranks agree, and parameter '3.weight' and what comes after it are right: the way back from there to parameter"
+    )
+    with pytest.raises(AssertionError, match=rf"\n  likely cause +{told} '0.bias' is cut or wrong, as by a collective"):
         check_same_trajectory(training(mean), plainly, make, world)
 
 
