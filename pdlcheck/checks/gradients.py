@@ -173,7 +173,7 @@ def _synchronised(
             model.zero_grad()
         if len(inputs):
             backward(model, loss, (inputs, targets), factor)
-        with tells_who_has_none(model) if again else nullcontext():
+        with tells_who_has_none(model, asks=False) if again else nullcontext():
             sync(model, len(inputs))
         parameters = dict(model.named_parameters())
         results.append({name: None if p.grad is None else whole(p.grad) for name, p in parameters.items()})

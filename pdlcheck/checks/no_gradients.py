@@ -19,10 +19,18 @@ def without_gradient(module: nn.Module) -> list[str]:
 
 
 @contextmanager
-def tells_who_has_none(module: nn.Module) -> Iterator[None]:
-    """Around a call that synchronises, on every rank: an error in it says which gradients are None on which rank."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, without_gradient(module))
+def tells_who_has_none(module: nn.Module, *, asks: bool) -> Iterator[None]:
+    """Around a call that synchronises, on every rank: an error in it says which gradients are None on which rank.
+
+    ``asks``: the others are asked, too, so that a rank which waits for them knows; False where one of them may still be
+    in its backward pass, as one without samples that takes part in those of others.
+    """
+    everyone: list[Any] = [[]] * dist.get_world_size()
+    own = without_gradient(module)
+    if asks:
+        dist.all_gather_object(everyone, own)
+    else:
+        everyone[dist.get_rank()] = own
     try:
         yield
     except Exception as error:

@@ -81,7 +81,7 @@ def _pass(
         torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
         none = without_gradient(parameters)
         if sync is not None:
-            with tells_who_has_none(parameters):
+            with tells_who_has_none(parameters, asks=True):
                 sync(parameters)
     grads = {name: None if p.grad is None else whole(p.grad) for name, p in parameters.named_parameters()}
     return Pass(
