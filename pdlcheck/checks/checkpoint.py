@@ -18,7 +18,9 @@ from pdlcheck.checks.lost import (
     STREAMS,
     Gradients,
     first_difference,
+    first_pass_draws_elsewhere,
     is_no_state,
+    loaders_that_draw,
     numbers_of,
     parts_of,
     put_back,
@@ -44,6 +46,11 @@ _GRADIENTS = "the gradients of the model"
 _OWN = {*STREAMS, _GRADIENTS}  # what no function holds
 _REPLICAS = (
     "; where ranks are meant to hold the same, they differed before saving: check_replicas_in_sync says since when"
+)
+_PASS = "the seed that a DataLoader draws from the random numbers of torch when a pass begins"
+_ONE_MORE_PASS = (
+    f"{_PASS}: one more begins after loading; restore them once the iterator is there, or give the loader a generator "
+    "of its own"
 )
 _STEPS = "what the steps before leave behind, such as the position in an iterator over the data"
 
@@ -166,12 +173,14 @@ class Plan:
 class Trace:
     """What a rank held after saving or loading and after each further step.
 
-    All else that has a state is in ``left`` after saving or loading, and in ``end`` after the last step.
+    All else that has a state is in ``left`` after saving or loading, and in ``end`` after the last step. ``loaders``:
+    how many draw seeds from the random numbers of torch.
     """
 
     states: list[State]
     left: dict[str, Any]
     end: dict[str, Any]
+    loaders: int = 0
 
 
 def _straight(start: Start, plan: Plan, saves: bool) -> Trace:
@@ -202,19 +211,24 @@ def _resumed(start: Start, plan: Plan, straight: list[dict[str, Any]] | None, na
     load(Path(plan.file))
     parts = _parts(model, step, save, load)
     if straight is not None:
-        put_back(parts, straight[dist.get_rank()], [name for name in names if name != _STEPS])
-    left = states_of(parts)
-    return Trace(_go_on(model, step, plan), left, states_of(_parts(model, step, save, load), buffers=plan.buffers))
+        put_back(parts, straight[dist.get_rank()], [name for name in names if name not in (_STEPS, _PASS)])
+    left, loaders = states_of(parts), loaders_that_draw((step, save, load))
+    with first_pass_draws_elsewhere(loaders if _PASS in names else []) as first_step_is_over:
+        states = _go_on(model, step, plan, first_step_is_over)
+    return Trace(states, left, states_of(_parts(model, step, save, load), buffers=plan.buffers), len(loaders))
 
 
 def _parts(model: nn.Module, *functions: Callable[..., object]) -> dict[str, Any]:
     return {_GRADIENTS: Gradients(model), **numbers_of(functions), **parts_of(model, functions)}
 
 
-def _go_on(model: nn.Module, step: Callable[[int], object], plan: Plan) -> list[State]:
+def _go_on(
+    model: nn.Module, step: Callable[[int], object], plan: Plan, after_a_step: Callable[[], object] = lambda: None
+) -> list[State]:
     states = [state_of(model, buffers=plan.buffers)]
     for i in range(plan.saved_after, plan.steps):
         step(i)
+        after_a_step()
         states.append(state_of(model, buffers=plan.buffers))
     return states
 
@@ -309,12 +323,15 @@ def _cause(
         left = [trace.left for trace in straight]
         return _first(world.run(_resumed, start, plan, left, names, world_size=len(straight)), straight) is None
 
-    if not (suspects and heals(suspects)):
-        suspects.append(_STEPS)
-        if not heals(suspects):
-            differ = "; ".join(text for part, text in evidence.items() if text and part not in _OWN)
-            tried = [part for part, text in evidence.items() if text or not part.startswith(NUMBERS)]
-            return f"none of the weights, {', '.join(tried)} alone", differ or None
+    begun = [_PASS] if resumed[0].loaders else []
+    held = [part for part in suspects if not part.startswith(NUMBERS)]  # a run that goes on may count for itself
+    tries = [suspects, begun, held, *([[*suspects, *begun], [*held, *begun]] if begun else []), [*suspects, _STEPS]]
+    tries = [names for number, names in enumerate(tries) if names and names not in tries[:number]]
+    suspects = next((names for names in tries if heals(names)), [])
+    if not suspects:
+        differ = "; ".join(text for part, text in evidence.items() if text and part not in _OWN)
+        tried = [part for part, text in evidence.items() if text or not part.startswith(NUMBERS)]
+        return f"none of the weights, {', '.join(tried)} alone", differ or None
     for suspect in list(suspects):
         fewer = [other for other in suspects if other != suspect]
         if fewer and heals(fewer):
@@ -323,11 +340,15 @@ def _cause(
     others = {part for part in evidence if ran and part not in _OWN and not part.startswith(IN_CONTAINERS)}
     lost = [part for part, text in evidence.items() if text and (part in suspects or part in others)]
     shown = [text for part in lost if (text := evidence[part]) and part not in _OWN]
-    return _told(lost, ran), "; ".join(shown) or None
+    return _told(lost, ran, _PASS in suspects), "; ".join(shown) or None
 
 
-def _told(lost: list[str], ran: bool) -> str:
+def _told(lost: list[str], ran: bool, one_more_pass: bool) -> str:
     names = " and ".join(lost)
+    if one_more_pass and not lost:
+        return f"{_ONE_MORE_PASS}; with that seed drawn elsewhere, the training goes on exactly"
+    if one_more_pass:
+        return f"lost: {names}; and {_ONE_MORE_PASS}; with both put right, the training goes on exactly"
     if not ran:
         return f"lost: {names}; put back from the run without a stop, the training goes on exactly"
     if not lost:

@@ -6,7 +6,8 @@ import collections
 import copy
 import pickle
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ __all__ = [
     "STREAMS",
     "Gradients",
     "first_difference",
+    "first_pass_draws_elsewhere",
     "is_no_state",
+    "loaders_that_draw",
     "numbers_of",
     "parts_of",
     "put_back",
@@ -102,6 +105,28 @@ def parts_of(model: nn.Module, functions: tuple[Callable[..., object], ...]) -> 
         if counts:
             found.append(one)
     return _named_apart(found)
+
+
+def loaders_that_draw(functions: tuple[Callable[..., object], ...]) -> list[DataLoader[Any]]:
+    """Those that ``functions`` reach, and that draw a seed from the random numbers of torch whenever a pass begins."""
+    found = {id(one.held): one.held for one in reached(functions) if isinstance(one.held, DataLoader)}
+    return [loader for loader in found.values() if loader.generator is None]
+
+
+@contextmanager
+def first_pass_draws_elsewhere(loaders: Sequence[DataLoader[Any]]) -> Iterator[Callable[[], None]]:
+    """Has them draw from generators of their own, until what is returned is called."""
+
+    def as_before() -> None:
+        for loader in loaders:
+            loader.generator = None
+
+    for loader in loaders:
+        loader.generator = torch.Generator()
+    try:
+        yield as_before
+    finally:
+        as_before()
 
 
 def numbers_of(functions: tuple[Callable[..., object], ...]) -> dict[str, Any]:

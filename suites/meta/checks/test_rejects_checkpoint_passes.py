@@ -1,0 +1,117 @@
+"""check_resume on trainings that are stopped within a pass over the data: one more begins after loading."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from pdlcheck.checks import check_resume
+
+DATA = TensorDataset(torch.randn(20, 3, generator=torch.Generator().manual_seed(0)))
+
+
+class Trainer:
+    """Goes on with the batch that comes next; its loader draws a seed when a pass begins, its dropout at each step."""
+
+    generator = None
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.loader = DataLoader(DATA, batch_size=4, generator=self.generator and self.generator())
+        self.taken, self.batches = 0, None
+        torch.manual_seed(1 + dist.get_rank())
+
+    def all_batches(self, skip):
+        while True:
+            for place, (x,) in enumerate(self.loader):
+                if place >= skip:
+                    yield x
+            skip = 0
+
+    def step(self, _):
+        if self.batches is None:
+            self.batches = self.all_batches(self.taken % len(self.loader))
+        x = next(self.batches)
+        self.optimizer.zero_grad()
+        self.model(x).square().mean().backward()
+        self.optimizer.step()
+        self.taken += 1
+
+    def save(self, path):
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "taken": self.taken}
+        torch.save(state | {"numbers": torch.get_rng_state()}, f"{path}-{dist.get_rank()}")
+
+    def load(self, path):
+        state = torch.load(f"{path}-{dist.get_rank()}", weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.load_optimizer(state["optimizer"])
+        self.taken = state["taken"]
+        self.restore(state["numbers"])
+
+    def load_optimizer(self, state):
+        self.optimizer.load_state_dict(state)
+
+    def restore(self, numbers):
+        torch.set_rng_state(numbers)
+
+
+class GeneratorOfItsOwn(Trainer):
+    generator = torch.Generator
+
+
+class RestoresOnceTheIteratorIsThere(Trainer):
+    def restore(self, numbers):
+        first = self.all_batches(self.taken % len(self.loader))
+        batch = next(first)
+
+        def again():
+            yield batch
+            yield from first
+
+        self.batches = again()
+        torch.set_rng_state(numbers)
+
+
+class NoMomentum(Trainer):
+    def load_optimizer(self, state):
+        pass
+
+
+class RestoresNothing(GeneratorOfItsOwn):
+    def restore(self, numbers):
+        pass
+
+
+def starts(trainer):
+    def start():
+        one = trainer()
+        return one.model, one.step, one.save, one.load
+
+    return start
+
+
+CASE = {"saved_after": 3, "steps": 9}
+SEED = "the seed that a DataLoader draws from the random numbers of torch when a pass begins: one more begins after"
+
+
+@pytest.mark.parametrize("trainer", [GeneratorOfItsOwn, RestoresOnceTheIteratorIsThere])
+def test_a_pass_that_begins_once_more_may_draw_elsewhere_or_earlier(world, trainer):
+    check_resume(starts(trainer), world, **CASE)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "cause"),
+    [
+        (Trainer, rf"{SEED} loading; restore them .*; with that seed drawn elsewhere, the training goes on exactly\n"),
+        (NoMomentum, rf"lost: optimizer; and {SEED} loading; .*; with both put right, the training goes on exactly\n"),
+        (RestoresNothing, r"lost: the random numbers of torch; put back from the run without a stop, the training "),
+    ],
+)
+def test_the_seed_of_one_more_pass_is_told(world, trainer, cause):
+    with pytest.raises(AssertionError, match=rf"\n  likely cause  {cause}"):
+        check_resume(starts(trainer), world, **CASE)
