@@ -63,6 +63,7 @@ _APART = (
 _BUFFER = "ranks hold another buffer each: it was not broadcast, or each rank computes its own"
 _OWN_SAMPLES = "; what normalises by a batch, as batch norm does in training, sees a rank's own samples alone"
 _ROUNDING = 1e-5  # of the way: a wrong gradient is off by more
+_NARROW = 2e-2  # of the way: what float16 and bfloat16 round in a step or two
 
 
 def precision_of(check: str, dtype: torch.dtype) -> Precision:
@@ -143,20 +144,31 @@ def likely_cause(
     return None
 
 
-def why_another_way(way: Tensor, went: Tensor, what: str, wrong: Sequence[str], learned: Sequence[str]) -> str | None:
+def why_another_way(
+    way: Tensor, went: Tensor, what: str, wrong: Sequence[str], learned: Sequence[str], world_size: int
+) -> str | None:
     """Where ranks agree and no factor tells more.
 
     Args:
         way, went: of the wrong tensors.
         what: who trains as it should be.
         wrong, learned: the parameters that are wrong, and with them all that move, in the order of the model.
+        world_size: ranks, of which each may have a factor.
     """
     if not wrong or not way.any() or not went.any() or abs(_compared(way, went)[1]) > 1 - 1e-6:
         return None
+    if factors := _factors(way, went, world_size):
+        told = " or ".join(f"{factor:.6g}" for factor in factors)
+        return (
+            f"ranks agree, and each element went {told} times as far: parts were scaled by numbers of their own, as "
+            "shards by the norm of a shard alone, or parameters by other learning rates"
+        )
     if set(wrong) >= set(learned):
+        narrow = ", or something computes or sends in a narrower dtype, which dtype= accepts"
         return (
             f"ranks agree on another way than that of {what}: samples weigh otherwise, as where means over uneven "
             "shares, micro-batches or numbers of tokens are averaged, or they are other samples, or another loss"
+            f"{narrow if (went - way).norm() <= _NARROW * way.norm() else ''}"
         )
     if list(learned[: len(wrong)]) == list(wrong):
         return (
@@ -164,6 +176,14 @@ def why_another_way(way: Tensor, went: Tensor, what: str, wrong: Sequence[str], 
             f"{wrong[-1]} is cut or wrong, as by a collective in the forward pass that has no backward pass"
         )
     return None
+
+
+def _factors(way: Tensor, went: Tensor, most: int) -> list[float]:
+    """Two factors or more, ``most`` at most, of which each element of ``way`` has one; empty if that is not so."""
+    told = way.abs() > 1e-6 * way.abs().max()
+    ratios = (went[told] / way[told]).sort().values
+    firsts = torch.cat([ratios[:1], ratios[1:][ratios.diff() > 1e-5 * ratios[1:].abs()]])
+    return firsts.tolist() if 1 < len(firsts) <= most and len(ratios) >= 4 * most else []
 
 
 def _of_a_number(times: float) -> str | None:

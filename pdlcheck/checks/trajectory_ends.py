@@ -144,7 +144,7 @@ def require_near(
             likely_cause=cause
             or likely_cause(way, went, precision, len(ranks), apart, of_buffers=not learned)
             or otherwise
-            or (why_another_way(way, went, goal.what, learned, moved) if agreed else None),
+            or (why_another_way(way, went, goal.what, learned, moved, len(ranks)) if agreed else None),
             case=case,
         )
     if unclear and set(unclear) >= {name for name in ends if _moved(ends, begins, name)}:

@@ -75,8 +75,9 @@ REDUCED = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "
 @pytest.mark.parametrize("dtype", REDUCED, ids=REDUCED.values())
 def test_a_training_that_reduces_in_a_narrow_dtype_passes_where_that_is_said(world, dtype):
     narrow = training(functools.partial(mean_in, dtype))
+    told = {torch.float32: "rounding in float32", torch.bfloat16: "computes or sends in a narrower dtype, which dtype="}
     check_same_trajectory(narrow, plainly, net, world, dtype=dtype)
-    with pytest.raises(AssertionError, match="train: after 1 step"):
+    with pytest.raises(AssertionError, match=rf"train: after 1 step[\s\S]*{told.get(dtype, '')}"):
         check_same_trajectory(narrow, plainly, net, world)
 
 
@@ -127,6 +128,16 @@ def test_a_mean_over_uneven_shares_is_told_from_other_faults(world):
         with pytest.raises(AssertionError, match="train: after 1 step") as raised:
             check_same_trajectory(training(other), plainly, net, world, world_size=world_size)
         assert told not in str(raised.value)
+
+
+def test_shards_that_are_scaled_by_numbers_of_their_own_are_told(world):
+    def by_halves(parameter):
+        mean(parameter)
+        parameter.grad.view(-1)[len(parameter.view(-1)) // 2 :] *= 0.75
+
+    told = "ranks agree, and each element went 0.75 or 1 times as far: parts were scaled by numbers of their own, as sh"
+    with pytest.raises(AssertionError, match=rf"\n  likely cause +{told}"):
+        check_same_trajectory(training(by_halves), plainly, net, world)
 
 
 def test_batch_norm_that_sees_the_samples_of_a_rank_is_told(world):
