@@ -3,13 +3,14 @@
 pytest parses the sources of all frames, those of torch and its own among them, and then shows one line. With the
 other frames gone it shows the same line, seconds earlier. And libraries lose a Ctrl-C that comes while they are
 imported (code in C that asks whether numpy is there drops whatever the import raised): it is raised again before
-tests run.
+tests run. Where the ranks were is what their worlds note at the exception.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Generator
 from types import FrameType
 from typing import Any
 
@@ -35,13 +36,23 @@ def pytest_sessionstart() -> None:
         signal.signal(signal.SIGINT, _press)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop() -> None:
-    """Raise the Ctrl-C that an import has lost; from here on it is Python's to handle."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Raise the Ctrl-C that an import has lost; from here on it is Python's to handle. Show what worlds note at one."""
     if signal.getsignal(signal.SIGINT) is _press:
         signal.signal(signal.SIGINT, _DEFAULT)
         if _pressed.is_set():
             raise KeyboardInterrupt
+    try:
+        return (yield)
+    except KeyboardInterrupt as interrupt:
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and (notes := getattr(interrupt, "__notes__", None)):
+            reporter.ensure_newline()
+            for note in notes:
+                reporter.write_line(note)
+            notes.clear()  # pytest would put them into the line that names the exception
+        raise
 
 
 @pytest.hookimpl(tryfirst=True)

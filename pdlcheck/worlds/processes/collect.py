@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from pdlcheck.worlds.processes.messages import (
     WhereAreYou,
 )
 from pdlcheck.worlds.processes.referee import Referee
-from pdlcheck.worlds.processes.story import rank_died, rank_timeout, take_stack
+from pdlcheck.worlds.processes.story import rank_died, rank_interrupt, rank_timeout, take_stack
 
 __all__ = ["Collector"]
 
@@ -289,8 +289,27 @@ class Collector:
             for member in self._pending.values():
                 member.send(Refuse(self._call, reason))
 
+    def interrupted(self) -> str:
+        """Where each rank is as somebody presses Ctrl-C, in words; takes less than a second. Nothing may follow."""
+        late = dict(self._pending)
+        states, _, _ = self._look_at(late, signals=False)
+        return rank_interrupt(states, late)
+
     def _time_out(self) -> None:
         late = dict(self._pending)
+        states, stacks, said = self._look_at(late)
+        error = rank_timeout(self._timeout_s, states, {rank: stacks.get(rank, "") for rank in late})
+        rank = min(late)
+        self._stopping = True
+        self._end(rank, Raised(rank, error, output=said))  # also where it ended a moment later
+
+    def _look_at(
+        self, late: Mapping[int, Member], *, signals: bool = True
+    ) -> tuple[dict[int, str], dict[int, str], str]:
+        """In words where every rank is, the stacks of those that are ``late``, and what was written meanwhile.
+
+        A rank that does not answer has a stack only if it may be sent a signal, which wakes it up.
+        """
         places: dict[int, Stack] = {}
         for member in late.values():
             member.send(WhereAreYou(self._call))
@@ -300,10 +319,11 @@ class Collector:
         said = ""
         silent = {rank: member for rank, member in late.items() if rank in self._pending and rank not in stacks}
         if silent:  # stopped, or in C code that does not let Python run: faulthandler needs no Python
-            for member in silent.values():
-                member.signal(signal.SIGUSR1)
-            # the signal may end a system call: who answers only now may be about to return
-            self._listen_for_stacks(places, _STACKS_S / 2, lambda: bool(self._pending.keys() & silent.keys()))
+            if signals:
+                for member in silent.values():
+                    member.signal(signal.SIGUSR1)
+                # the signal may end a system call: who answers only now may be about to return
+                self._listen_for_stacks(places, _STACKS_S / 2, lambda: bool(self._pending.keys() & silent.keys()))
             for rank, member in silent.items():
                 out, err = member.output()
                 rest, stacks[rank] = take_stack(err)
@@ -315,10 +335,7 @@ class Collector:
             if rank in late and rank not in self._pending:
                 states[rank] += ", too late"
             states[rank] += self._last_words(rank)
-        error = rank_timeout(self._timeout_s, states, {rank: stacks.get(rank, "") for rank in late})
-        rank = min(late)
-        self._stopping = True
-        self._end(rank, Raised(rank, error, output=said))  # also where it ended a moment later
+        return states, stacks, said
 
     def _listen_for_stacks(self, places: dict[int, Stack], seconds: float, goes_on: Callable[[], bool]) -> None:
         until = time.monotonic() + seconds

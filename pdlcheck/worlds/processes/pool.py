@@ -150,11 +150,15 @@ class Pool:
 
     def _collect(self, timeout_s: float, debugged: int | None = None) -> list[Outcome]:
         referee = Referee(self._setup.world_size) if self._setup.watch else None
+        collector = Collector(self._members, self._calls, self._wait, referee, self._board, timeout_s, debugged)
         try:
-            collector = Collector(self._members, self._calls, self._wait, referee, self._board, timeout_s, debugged)
             outcomes = self._with_output(collector.outcomes())
-        except BaseException:  # Ctrl-C above all
-            self.kill()
+        except BaseException as error:
+            try:
+                if isinstance(error, KeyboardInterrupt):
+                    error.add_note(collector.interrupted())
+            finally:  # a second Ctrl-C comes here at once
+                self.kill()
             raise
         self.heard = collector.heard()
         self.is_worn = collector.groups() > _MAX_GROUPS

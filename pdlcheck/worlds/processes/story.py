@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pdlcheck.errors import RankDied, RankTimeout
 from pdlcheck.worlds.processes.member import Died
 from pdlcheck.worlds.processes.position import is_machinery
 
-__all__ = ["rank_died", "rank_timeout", "take_stack"]
+__all__ = ["rank_died", "rank_interrupt", "rank_timeout", "take_stack"]
 
 _LINES = 40
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -37,13 +37,25 @@ def rank_timeout(timeout_s: float, states: Mapping[int, str], stacks: Mapping[in
         states: rank -> where it is or how it ended, for every rank.
         stacks: rank -> its Python stack, for those that did not finish; None for one that tells nothing.
     """
-    late = ", ".join(map(str, sorted(stacks)))
-    word = "rank" if len(stacks) == 1 else "ranks"
-    ranks = [f"rank {rank}: {states[rank]}" for rank in sorted(states)]
+    ranks = _by_rank(states)
     shown = [_stack_of(rank, stack.rstrip()) for rank, stack in sorted(stacks.items()) if stack is not None]
-    head = f"no result within {timeout_s:g} s from {word} {late} of {len(states)}"
+    head = f"no result within {timeout_s:g} s from {_named(stacks)} of {len(states)}"
     message = "\n  ".join([head, *ranks]) + "\n" + "\n".join(shown)
     return RankTimeout(message, timeout_s=timeout_s, ranks=ranks, stacks=shown)
+
+
+def rank_interrupt(states: Mapping[int, str], late: Iterable[int]) -> str:
+    """In words, where ranks are when Ctrl-C ends them; ``states`` as above, ``late`` are those that have not ended."""
+    return "\n  ".join([f"interrupted before {_named(late)} of {len(states)} had ended", *_by_rank(states)])
+
+
+def _by_rank(states: Mapping[int, str]) -> list[str]:
+    return [f"rank {rank}: {states[rank]}" for rank in sorted(states)]
+
+
+def _named(ranks: Iterable[int]) -> str:
+    numbers = sorted(ranks)
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
 
 
 def take_stack(stderr: str) -> tuple[str, str]:

@@ -168,6 +168,10 @@ class Scheduler:
         self._stopping = self.given_up = True
         if (running := self._running) is None:
             return
+        if isinstance(interrupt, KeyboardInterrupt):
+            from pdlcheck.worlds.simulated.late import interrupted
+
+            interrupt.add_note(interrupted(self.ranks, self._threads, running))
         raise_in(self._threads[running.rank], _GivenUp)
         if not self._all_done.wait(_GRACE_S) and (running := self._running) is not None:
             interrupt.add_note(f"rank {running.rank} does not stop and is left behind; what follows has fresh ranks")
