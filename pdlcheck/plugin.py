@@ -16,13 +16,13 @@ or one with a single controller::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness import cases, differing, interrupt, launched, repeated, unittest_cases
+from pdlcheck.harness import cases, debugged_rank, differing, interrupt, launched, repeated, unittest_cases
 from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
 from pdlcheck.worlds.registry import when_made
@@ -165,6 +165,21 @@ def pytest_collection(session: pytest.Session) -> None:
     cases.warm_up(session.config)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not cases.runs_in_a_rank(session.config):
+        debugged_rank.require_the_rank(session.config, session.items)
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
+    return debugged_rank.tests_without(config, items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if line := debugged_rank.calls_without(config):
+        terminalreporter.write_line(line)
+
+
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     try:
@@ -303,7 +318,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
             return
         from pdlcheck.harness.time_limits import limited
 
-        with limited(item, world):
+        with limited(item, world), debugged_rank.noting_world_sizes(item, world):
             yield
 
 

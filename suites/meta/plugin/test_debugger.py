@@ -107,3 +107,45 @@ def test_what_a_debugger_needs_is_said(run):
         result = run(source, *options)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert words in result.stderr.str()
+
+
+WITHOUT = """
+@pytest.mark.world_size(2, 3)
+def test_body(rank):
+    dist.barrier()
+"""
+CALLS = """
+def one():
+    return dist.get_rank()
+
+def test_call(world):
+    world.run(one, world_size=2)
+
+def test_larger_call(world):
+    world.run(one, world_size=3)
+"""
+
+
+def test_a_rank_that_no_test_has_is_a_usage_error(run):
+    result = run(WITHOUT, "--rank-pdb=7")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert (
+        "--rank-pdb 7: no test has a rank 7; the largest world_size is 3, that of test_inner.py::test_body[gloo-3]: "
+        "take one of 0 to 2, or mark the test world_size(8)" in result.stderr.str()
+    )
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_the_tests_that_lack_the_rank_are_named_and_run(run, world):
+    result = run(WITHOUT + CALLS, "--rank-pdb=2", world=world)
+    result.assert_outcomes(passed=4)
+    told = [line for line in result.outlines if line.startswith("--rank-pdb")]
+    lacks = "1 of 2 tests on ranks have no rank 2, and no debugger: test_inner.py::"
+    assert told == [f"--rank-pdb 2: {lacks}test_body[{world}-2]", f"--rank-pdb 2: {lacks}test_call[{world}]"]
+
+
+@pytest.mark.parametrize("options", [["--rank-pdb=1"], ["--rank-pdb=7", "--collect-only"], []], ids=" ".join)
+def test_nothing_is_said_where_all_tests_have_the_rank_or_nothing_runs(run, options):
+    result = run(WITHOUT + CALLS, *options, world="sim")
+    assert result.ret == 0
+    assert "have no rank" not in result.stdout.str()
