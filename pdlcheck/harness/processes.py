@@ -75,7 +75,7 @@ class ProcessItem:
             self.setup()
         self._begun = True
         if not self._at_once:
-            self._phase("call", rank_session.call, self._item.nodeid, drawn)
+            self._phase("call", rank_session.call, self._item.nodeid, **drawn)
             return
         self._begun = not all(self._phase("call", rank_session.run, *self._where, self._following()))
         if not self._begun:
@@ -127,14 +127,16 @@ class ProcessItem:
             note_differing(item.config, verdict(ranks.outcomes(rank_session.parameters, str(item.path))))
         collected.add(what)
 
-    def _phase(self, when: Literal["setup", "call", "teardown"], fn: Callable[..., Any], *args: Any) -> list[Any]:
+    def _phase(
+        self, when: Literal["setup", "call", "teardown"], fn: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> list[Any]:
         __tracebackhide__ = True
         assert self._ranks is not None
         limit = seconds_left(self._item)
         if limit is not None and self._item.config.getoption("--rank-pdb") is None:  # a person takes time
             self._ranks.timeout_s = limit
         try:
-            outcomes = self._ranks.end(self._early) or self._ranks.outcomes(fn, *args)
+            outcomes = self._ranks.end(self._early) or self._ranks.outcomes(fn, *args, **kwargs)
         finally:
             self._output.tell(when)
         return verdict(outcomes)

@@ -204,7 +204,7 @@ def run(path: str, nodeid: str, shared: str, following: tuple[str, str] | Litera
     assert _session is not None
     with _session.one_look_at_loggers():
         setup(path, nodeid, shared)
-        call(nodeid, {})
+        call(nodeid)
         item = _session.items[nodeid]
         nextitem = None if following is None else _Next(item, following)
         if not only_own_teardown(item, nextitem):  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def run(path: str, nodeid: str, shared: str, following: tuple[str, str] | Litera
         return True
 
 
-def call(nodeid: str, drawn: dict[str, Any]) -> None:
+def call(nodeid: str, /, **drawn: Any) -> None:
     """Run the item's body in this rank; ``drawn`` are the arguments of one example of a property."""
     assert _session is not None
     item = _session.items[nodeid]

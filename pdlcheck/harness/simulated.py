@@ -11,7 +11,6 @@ import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
@@ -39,6 +38,7 @@ from pdlcheck.harness.time_limits import deadline, read_marker
 from pdlcheck.harness.verdicts import verdict
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
+from pdlcheck.worlds.simulated.own_arguments import own_copy
 from pdlcheck.worlds.simulated.scheduler import running_rank
 from pdlcheck.worlds.simulated.schedules import DrawnSchedule, First, Replay, Schedule, SwitchPoint
 
@@ -327,7 +327,7 @@ class SimulatedItem:
             body = body.hypothesis.inner_test.__wrapped__
             body = body if instance is None else partial(body, instance)
             with hear(rank.said.append):
-                body(**rank.arguments, **deepcopy(drawn))
+                body(**rank.arguments, **own_copy(body, (), drawn, of="the test")[1])
         else:
             rank.returned = (self._called or body)(**rank.arguments)
 

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from pdlcheck.clock import Timeline
     from pdlcheck.worlds.watch import Traffic
 
-__all__ = ["CLOSED", "INSIDE", "Ranks", "World"]
+__all__ = ["CLOSED", "INSIDE", "NOT_SENT", "Ranks", "World"]
 
 CLOSED = "these ranks were open for a block, `with world.open(...) as ranks:`, which has ended; open new ones"
 INSIDE = (
     "world.run was called inside a {}; call it from the controller: a test with the marker world_size runs on every "
     "rank; remove the marker, checks and world.run take world_size themselves"
 )
+NOT_SENT = "a world cannot be sent to its ranks; inside the function use torch.distributed"
 
 
 class Ranks(Protocol):

@@ -19,6 +19,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from pdlcheck.worlds.outcome import check_has_run
+from pdlcheck.worlds.unsendable import unsendable_call, users, within
 
 __all__ = ["Modules", "dump_call", "dump_error", "dump_result", "import_module_of", "is_our_own", "load_call"]
 
@@ -36,24 +37,19 @@ def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     Raises:
         TypeError: the function or an argument cannot travel; says which.
     """
+    __tracebackhide__ = True
     try:
         if is_our_own(fn) and not kwargs and _is_plain(args):
             return pickle.dumps((fn, args, kwargs), pickle.HIGHEST_PROTOCOL), ()
         modules: dict[tuple[str, str], None] = {}
         data = _dumps((fn, args, kwargs), modules)
         return data, tuple(modules)
-    except Exception as error:  # pickling runs code of any class: find out whose
-        name = getattr(fn, "__qualname__", repr(fn))
-        parts: list[tuple[str, Any]] = [(f"the function {name}", fn)]
-        parts += [(f"argument {i} of {name}", arg) for i, arg in enumerate(args)]
-        parts += [(f"argument {key!r} of {name}", arg) for key, arg in kwargs.items()]
-        for words, part in parts:
-            if (cause := _trouble(part)) is not None:
-                raise TypeError(
-                    f"{words} cannot be sent to the ranks: {_head(cause)}; "
-                    "create it inside the function, or pass what it is made of"
-                ) from cause
-        raise TypeError(f"the call of {name} cannot be sent to the ranks: {_head(error)}") from error
+    except Exception as caught:  # pickling runs code of any class: find out whose
+        error = caught
+    if own := unsendable_call(fn, args, kwargs, _trouble, of="the test" if is_our_own(fn) else ""):
+        raise own
+    name = getattr(fn, "__qualname__", repr(fn))
+    raise TypeError(f"the call of {name} cannot be sent to the ranks: {_head(error)}") from error
 
 
 def load_call(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -77,8 +73,8 @@ def dump_result(value: Any, rank: int) -> bytes:
     except Exception as error:  # pickling runs code of any class
         raise TypeError(
             f"rank {rank} returned a {type(value).__name__} that cannot be sent to the controller: "
-            f"{_head(error)}; return tensors, numbers, strings, or containers of these"
-        ) from error
+            f"{within(value, '', error, _trouble)}; return tensors, numbers, strings, or containers of these"
+        ) from users(error)
 
 
 def dump_error(error: BaseException) -> bytes | None:

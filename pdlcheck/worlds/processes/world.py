@@ -17,7 +17,7 @@ from pdlcheck.worlds.devices import CUDA_CURE, check_devices, choose_device, why
 from pdlcheck.worlds.processes import forkserver
 from pdlcheck.worlds.processes.local import LocalPlacement
 from pdlcheck.worlds.processes.own_rank import runs_users_code
-from pdlcheck.worlds.protocol import INSIDE
+from pdlcheck.worlds.protocol import INSIDE, NOT_SENT
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.processes.placement import Placement
@@ -182,7 +182,7 @@ class ProcessWorld:
             forkserver.release(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a world cannot be sent to its ranks; inside the function use torch.distributed")
+        raise TypeError(NOT_SENT)
 
     def _kept_pool(self, world_size: int, begun: object) -> Pool:
         pool = self._pools.get(world_size)

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from pdlcheck.errors import Inconclusive
 from pdlcheck.faults import DrawnFaults, Fault
 from pdlcheck.worlds.arguments import check_faults, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, results
-from pdlcheck.worlds.protocol import CLOSED, INSIDE
+from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated import idle, isolation
 from pdlcheck.worlds.simulated.c10d import (
@@ -32,6 +31,7 @@ from pdlcheck.worlds.simulated.c10d import (
 from pdlcheck.worlds.simulated.losses import is_consequence
 from pdlcheck.worlds.simulated.measures import Measures
 from pdlcheck.worlds.simulated.network import Network
+from pdlcheck.worlds.simulated.own_arguments import own_copy
 from pdlcheck.worlds.simulated.own_modules import OwnModules, check_own_globals, known_own_globals
 from pdlcheck.worlds.simulated.scheduler import current_rank, running_rank
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
@@ -109,6 +109,9 @@ class SimulatedWorld:
         own = f", own_globals={list(self.own_globals)}" if self.own_globals else ""
         options = f"{semantics}{faults}{topology}{own}"
         return f"{type(self).__name__}(seed={self.seed}, schedule={str(self.schedule)!r}{options})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(NOT_SENT)
 
     @property
     def traffic(self) -> Traffic:
@@ -218,7 +221,7 @@ class SimulatedRanks:
         def body() -> Any:
             __tracebackhide__ = True
             if args or kwargs:
-                own_args, own_kwargs = deepcopy((args, kwargs))  # no rank sees what another does to its arguments
+                own_args, own_kwargs = own_copy(fn, args, kwargs)
                 value = fn(*own_args, **own_kwargs)
             else:
                 value = fn()

@@ -213,3 +213,23 @@ def test_property(rank, drawing):
     result = run(PROPERTY + source, world=world)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"*InvalidArgument: argument 'drawing' comes from st.{strategy}(), *{cure}"])
+
+
+@WORLDS
+def test_a_drawn_argument_that_cannot_be_sent_is_named(run, world):
+    result = run(
+        PROPERTY
+        + """
+import threading
+
+@W
+@FEW
+@given(n=st.integers(), lock=st.builds(threading.Lock))
+def test_lock(n, rank, lock):
+    assert not lock.locked()
+""",
+        world=world,
+    )
+    result.assert_outcomes(failed=1)
+    words = "TypeError: argument 'lock' of the test cannot be sent to the ranks: lock is a lock: TypeError: *"
+    result.stdout.fnmatch_lines([f"E * {words}"])

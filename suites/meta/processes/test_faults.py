@@ -198,6 +198,9 @@ def test_a_skip_on_the_ranks_is_a_skip_in_the_controller(processes):
 def test_a_result_that_cannot_travel_is_named(processes):
     with pytest.raises(TypeError, match="rank 0 returned a generator that cannot be sent to the controller"):
         processes.run(lambda: (i for i in range(2)), world_size=1)
+    told = r"rank 0 returned a dict that cannot be sent to the controller: its \['k'\]\[1\] is a lock: TypeError: "
+    with pytest.raises(TypeError, match=told):
+        processes.run(lambda: {"k": [1, threading.Lock()]}, world_size=1)
 
 
 def test_an_argument_that_cannot_travel_is_named_before_anything_runs(processes):
@@ -205,6 +208,9 @@ def test_an_argument_that_cannot_travel_is_named_before_anything_runs(processes)
         processes.run(print, 1, threading.Lock(), world_size=2)
     with pytest.raises(TypeError, match="argument 'end' of print cannot be sent to the ranks"):
         processes.run(print, end=threading.Lock(), world_size=2)
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"the function .*<lambda> cannot be sent to the ranks: its lock is a lock: "):
+        processes.run(lambda: lock.locked(), world_size=2)
     with pytest.raises(TypeError, match="a world cannot be sent to its ranks"):
         processes.run(lambda: processes.run(print, world_size=2), world_size=2)
 

@@ -1,0 +1,102 @@
+"""What to say of an argument or a result that cannot travel between processes: which it is, and what in it cannot."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from types import FunctionType
+from typing import Any
+
+__all__ = ["unsendable_call", "users", "within"]
+
+Trouble = Callable[[Any], Exception | None]  # what happens when a value is to travel; None if it can
+
+_LEVELS = 8
+_PARTS = 1000  # of one container that are tried
+_HELD = "'s "  # before the name of what a function holds
+_MACHINERY = ("cloudpickle", "copy", "copyreg", "pdlcheck", "pickle")
+_CURE = "create it inside the function, or pass what it is made of"
+
+
+def unsendable_call(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], trouble: Trouble, *, of: str = ""
+) -> TypeError | None:
+    """Make the error for a call of which a part cannot be sent to the ranks; None where each of them can by itself.
+
+    ``of``: what the function is called; default: its name.
+    """
+    of = of or getattr(fn, "__qualname__", repr(fn))
+    parts = [(f"the function {of}", "", fn)]
+    parts += [(f"argument {name} of {of}", name.strip("'"), value) for name, value in _named(fn, args, kwargs)]
+    for words, name, value in parts:
+        if (cause := trouble(value)) is not None:
+            error = TypeError(f"{words} cannot be sent to the ranks: {within(value, name, cause, trouble)}; {_CURE}")
+            error.__cause__ = users(cause)
+            return error
+    return None
+
+
+def within(value: Any, name: str, cause: Exception, trouble: Trouble) -> str:
+    """In words: what kind of object ``name`` is, "" for one without; which part of it cannot travel, and why."""
+    path, part, cause = _innermost(value, cause, trouble, _LEVELS)
+    why = f"{type(cause).__name__}: {_first_line(cause)}"
+    if not name:
+        return f"its {path.removeprefix(_HELD)} is a {_kind(part)}: {why}" if path else why
+    return f"{name} is a {_kind(value)}{f', {name}{path} a {_kind(part)}' if path else ''}: {why}"
+
+
+def users(error: Exception) -> Exception | None:
+    """The error, where it comes from code of a class of the user's: what the libraries do until then tells nothing."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    name = str(frames[-1].f_globals.get("__name__")) if frames else ""
+    return None if name.partition(".")[0] in _MACHINERY else error
+
+
+def _innermost(value: Any, cause: Exception, trouble: Trouble, levels: int) -> tuple[str, Any, Exception]:
+    for step, part in islice(_parts(value), _PARTS) if levels else ():
+        if (why := trouble(part)) is not None:
+            path, innermost, why = _innermost(part, why, trouble, levels - 1)
+            return step + path, innermost, why
+    return "", value, cause
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Those that a person can name. What a class with a way of its own to travel holds is its own business."""
+    kind: Any = type(value)
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{place}]", part) for place, part in enumerate(value))
+    elif isinstance(value, FunctionType):
+        try:
+            held = inspect.getclosurevars(value)
+        except ValueError:  # a variable that has no value yet
+            return
+        yield from ((f"{_HELD}{name}", part) for name, part in {**held.globals, **held.nonlocals}.items())
+    elif kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
+        yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+
+
+def _named(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The arguments, by the names that the function has for them, or else by number."""
+    try:
+        known = [
+            parameter.name
+            for parameter in inspect.signature(fn).parameters.values()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):  # of C, or none that can be called
+        known = []
+    for place, value in enumerate(args):
+        yield (repr(known[place]) if place < len(known) else str(place)), value
+    yield from ((repr(name), value) for name, value in kwargs.items())
+
+
+def _kind(value: Any) -> str:
+    return type(value).__qualname__
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]
