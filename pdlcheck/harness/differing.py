@@ -27,6 +27,18 @@ __all__ = ["Differing", "compares_worlds"]
 
 _AT_MOST = 10  # tests that are run again
 SECTION = "worlds differ"
+_NO_GLOBALS = ", and not because simulated ranks share globals of your modules{}, as far as those can be told apart."
+_NO_PACKAGES = (
+    "Those of installed packages were not looked at: where one keeps its rank or its groups in a module, "
+    "pdlcheck_own_globals = its.module, in an ini file, gives each rank its own."
+)
+_SENT = (
+    ": functions, what they enclose, and results are sent to and from processes, simulated ranks have them as they are."
+)
+_ONE_FOR_ALL = (
+    "On processes let rank 0 make what all ranks are to have and broadcast it, or let each make the same from a seed; "
+    "shared_tmp_path is the same folder on every rank."
+)
 
 
 def compares_worlds(config: pytest.Config) -> bool:
@@ -107,11 +119,7 @@ class Differing:
                 reports = runtestprotocol(item, log=False, nextitem=None)
         finally:
             self._around_call = nullcontext
-        for report in reports:
-            if report.failed:
-                crash = getattr(report.longrepr, "reprcrash", None)
-                return (str(getattr(crash, "message", report.longrepr)).splitlines() or [""])[0]
-        return None
+        return next((_first_line(report) for report in reports if report.failed), None)
 
     def _run_with(self, item: pytest.Item, names: Sequence[str]) -> str | None:
         """The same with modules of its own for each rank, which holds for what fixtures of ranks do, too."""
@@ -128,24 +136,55 @@ class Differing:
         from pdlcheck.worlds.simulated.holders import user_modules
 
         failed = on_real.failure is not None
+        how = f"passes on sim, fails on {world}" if failed else f"fails on sim, passes on {world}"
+        if on_real.failure is not None and " cannot be sent to the " in _first_line(on_real.failure):
+            on_real.failure.sections.append((SECTION, how + _SENT))
+            return
         again, with_own = partial(self._run_again, on_sim.item), partial(self._run_with, on_sim.item)
-        modules = [name for name in user_modules() if name != "__main__"]
+        modules = [name for name in user_modules() if name not in ("__main__", "__mp_main__")]
 
         def as_on_processes(message: str | None) -> bool:
             return (message is not None) == failed
 
         finding = Finding("unknown", like=self._refused or f"{_AT_MOST} tests before it ran again, and no more do")
+        fixtures: list[str] = []
         try:
             if once_more and self.start is not None:
                 with _undisturbed(self.config):
                     finding = find_cause(again, as_on_processes, self.start)
                     with suppress(Exception):  # as below; what was found so far holds
                         finding = find_modules(finding, with_own, as_on_processes, self.start, modules)
+                    if finding.cause == "other" and cases.case_of(on_sim.item) is not None:
+                        fixtures = self._try_fixtures(on_sim.item, on_real)
         except Exception as error:  # the user's objects may refuse what is done with them; the report stands without it
             finding = Finding("unknown", like=f"{type(error).__name__}: {error}")
         report = on_real.failure or on_sim.failure
         assert report is not None
-        report.sections.append((SECTION, "\n".join(_words(finding, world, failed))))
+        words = [f"{how}{fixtures[0]}", *fixtures[1:]] if fixtures else _words(finding, how, failed)
+        report.sections.append((SECTION, "\n".join(words)))
+
+    def _try_fixtures(self, item: pytest.Item, on_real: _Verdict) -> list[str]:
+        """What to say if fixtures are the cause, or may be."""
+        from pdlcheck.harness.shared_fixtures import blame, of_users, told, used_before
+
+        wide, failure = of_users(item), on_real.failure
+        expected = None if failure is None else _first_line(failure)
+        blamed, like = blame(wide, partial(self._run_again, item, nullcontext), expected)
+        if blamed:
+            each = "one of its own" if len(blamed) == 1 else "some of its own"
+            return [
+                ": simulated ranks share fixtures of wider than function scope, each process sets up its own.",
+                f"With {each} for each rank it {f'fails on sim too: {like}' if failure else 'passes on sim too'}",
+                *(f"  {line}" for line in told(blamed)),
+                _ONE_FOR_ALL if failure else "A fixture of function scope is each rank's own in every world.",
+            ]
+        if before := used_before(item, wide):
+            return [
+                ": simulated ranks share fixtures of wider than function scope that tests before it have used, too.",
+                "Whether that is the reason was not found out, as a test runs again without those before it.",
+                *(f"  {line}" for line in told(before)),
+            ]
+        return [_NO_GLOBALS.format(" or fixtures of wider scope"), _NO_PACKAGES] if wide else []
 
 
 def _differ(one: _Verdict, other: _Verdict) -> bool:
@@ -174,10 +213,15 @@ def _undisturbed(config: pytest.Config) -> Iterator[None]:
         config.option.timeline = timeline
 
 
-def _words(finding: Finding, world: str, failed: bool) -> list[str]:
+def _first_line(report: pytest.TestReport) -> str:
+    """Of what a failure says."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return (str(getattr(crash, "message", report.longrepr)).splitlines() or [""])[0]
+
+
+def _words(finding: Finding, how: str, failed: bool) -> list[str]:
     from pdlcheck.worlds.simulated.cause import told
 
-    how = f"passes on sim, fails on {world}" if failed else f"fails on sim, passes on {world}"
     match finding.cause:
         case "globals":
             end = f"fails on sim too: {finding.like}" if failed else "passes on sim too"
@@ -197,8 +241,7 @@ def _words(finding: Finding, world: str, failed: bool) -> list[str]:
             return [f"{how}; whether that comes from module globals was not found out: {finding.like}"]
     imported = "What an import draws from numpy or random, unseeded, is one on sim; each process draws its own."
     return [
-        f"{how}, and not because simulated ranks share globals of your modules, as far as those can be told apart.",
-        "Those of installed packages were not looked at: where one keeps its rank or its groups in a module, "
-        "pdlcheck_own_globals = its.module, in an ini file, gives each rank its own.",
+        how + _NO_GLOBALS.format(""),
+        _NO_PACKAGES,
         *([imported] if failed else []),
     ]
