@@ -256,7 +256,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
 def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]:
     __tracebackhide__ = True
-    with cases.too_few_ranks_skip(), cases.plain_skips():
+    with cases.too_few_ranks_skip(item), cases.plain_skips():
         yield
 
 
@@ -308,11 +308,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     __tracebackhide__ = True
     if cases.runs_in_a_rank(item.config):
-        with cases.too_few_ranks_skip():
+        with cases.too_few_ranks_skip(item):
             yield
         return
     world = getattr(item, "funcargs", {}).get("world")
-    with cases.too_few_ranks_skip(), cases.plain_skips(), cases.with_faults(item):
+    with cases.too_few_ranks_skip(item), cases.plain_skips(), cases.with_faults(item):
         if cases.case_of(item) is not None or cases.world_of(item) is None or world is None:
             yield
             return

@@ -175,14 +175,17 @@ def plain_skips() -> Iterator[None]:
 
 
 @contextmanager
-def too_few_ranks_skip() -> Iterator[None]:
-    """A test that needs more ranks than a launch has is skipped, and says so."""
+def too_few_ranks_skip(item: pytest.Item) -> Iterator[None]:
+    """A test that needs more ranks than a launch has is skipped, and says so; of a property, the first such example."""
     __tracebackhide__ = True
     try:
         yield
     except Exception as error:
         if isinstance(error, WorldTooSmall):
-            raise pytest.skip.Exception(str(error), _use_item_location=True) from None
+            from pdlcheck.harness.examples import is_property
+
+            words = f"an example {error}; others may need more" if is_property(item) else str(error)
+            raise pytest.skip.Exception(words, _use_item_location=True) from None
         raise
 
 

@@ -70,10 +70,12 @@ class LaunchedPlacement:
 
     def check(self, world_size: int) -> None:
         if world_size > self.launch.world_size:
+            cure = f"launch {world_size} processes"
             raise WorldTooSmall(
-                f"needs {world_size} ranks, {self.launch.launcher} launched {self.launch.world_size}",
+                f"needs {world_size} ranks, {self.launch.launcher} launched {self.launch.world_size}: "
+                f"{cure}, or ask for world_size={self.launch.world_size}",
                 world="launched",
-                cure=f"launch {world_size} processes",
+                cure=cure,
                 world_size=world_size,
                 available=self.launch.world_size,
             )

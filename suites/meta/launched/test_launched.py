@@ -26,6 +26,7 @@ import os, signal
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, strategies as st
 
 
 @pytest.mark.world_size(2, 3, 5)
@@ -71,6 +72,11 @@ def test_every_rank_has_its_own_process(world):
 
 def test_too_many_ranks_for_a_run(world):
     world.run(dist.get_rank, world_size=4)
+
+
+@given(world_size=st.integers(6, 6))
+def test_too_many_ranks_for_an_example(world, world_size):
+    world.run(dist.get_rank, world_size=world_size)
 """
 VERDICTS = {
     "test_sum[gloo-2]": "PASSED",
@@ -112,9 +118,10 @@ def verdicts(text: str) -> dict[str, str]:
 def assert_one_true_report(code: int, text: str, launcher: str) -> None:
     assert verdicts(text) == VERDICTS, text
     assert code == 1
-    assert text.count("2 failed, 5 passed, 2 skipped") == 1, text
-    assert f"needs 5 ranks, {launcher} launched 3" in text
-    assert f"needs 4 ranks, {launcher} launched 3" in text
+    assert text.count("2 failed, 5 passed, 3 skipped") == 1, text
+    for needed, words in [(4, "needs 4"), (5, "needs 5"), (6, "an example needs 6")]:
+        assert f": {words} ranks, {launcher} launched 3: launch {needed} processes, or ask for world_size=3" in text
+    assert "or ask for world_size=3; others may need more" in text
     assert "rank 2 of 3 raised this" in text
     stopped = "ranks 0-1 were stopped in barrier, default group (ranks 0-2), collective 1, at test_launched_ranks.py:"
     assert stopped in text
