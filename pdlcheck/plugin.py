@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness import cases, debugged_rank, differing, interrupt, launched, repeated, unittest_cases
+from pdlcheck.harness import cases, debugged_rank, differing, interrupt, launched, misused, repeated, unittest_cases
 from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
 from pdlcheck.worlds.registry import when_made
@@ -242,6 +242,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if cases.runs_in_a_rank(item.config):
         return
     cases.require_ranks(item)
+    misused.require_sense(item)
     if cases.world_of(item) is not None:
         from pdlcheck.harness.time_limits import not_counted
 
@@ -258,6 +259,8 @@ def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]
     __tracebackhide__ = True
     with cases.too_few_ranks_skip(item), cases.plain_skips():
         yield
+        if cases.runs_in_a_rank(item.config):
+            misused.require_own_values(item)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,8 +13,8 @@ from pdlcheck.errors import PdlcheckError, WorldTooSmall, WorldUnavailable
 from pdlcheck.faults import Slow
 from pdlcheck.harness import launched
 from pdlcheck.worlds import WORLDS
-from pdlcheck.worlds.arguments import check_faults, check_isolation
-from pdlcheck.worlds.semantics import make_semantics
+from pdlcheck.worlds.arguments import ISOLATIONS, check_faults
+from pdlcheck.worlds.semantics import Semantics, make_semantics
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,7 @@ __all__ = [
     "case_of",
     "check_options",
     "close_worlds",
+    "given_to",
     "is_our_world",
     "isolate",
     "leave_rank_context",
@@ -39,6 +40,7 @@ __all__ = [
     "rank_context",
     "require_ranks",
     "runs_in_a_rank",
+    "semantics_of",
     "set_rank_context",
     "sets_up_for_all",
     "too_few_ranks_skip",
@@ -199,26 +201,39 @@ def isolate(item: pytest.Item) -> None:
     if name is None or runs_in_a_rank(item.config):
         return
     _check_faults(item, name)
-    marker = item.get_closest_marker("isolation")
-    try:
-        mode = check_isolation(marker.args[0] if marker and marker.args else item.config.getoption("--isolation"))
-    except ValueError as error:
-        pytest.fail(f"{item.nodeid}: {error}", pytrace=False)
+    mode = _isolation_of(item)
     world = open_world(item.config, name)
     if not world.shares_process:  # simulated ranks are new for each test in any case
         world.isolation = mode
     else:
-        _set_semantics(item, world)
+        world.semantics = semantics_of(item)  # type: ignore[attr-defined]  # a simulated world's
         world.measures.forget()  # type: ignore[attr-defined]  # a simulated world's: what it measured is another test's
 
 
-def _set_semantics(item: pytest.Item, world: Any) -> None:
+def _isolation_of(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("isolation")
+    if marker is None:
+        return str(item.config.getoption("--isolation"))
+    if len(marker.args) == 1 and not marker.kwargs and marker.args[0] in ISOLATIONS:
+        return str(marker.args[0])
+    words = f"isolation takes one of {', '.join(ISOLATIONS)}, such as isolation('fresh'); got {given_to(marker)}"
+    pytest.fail(f"{item.nodeid}: {words}", pytrace=False)
+
+
+def given_to(marker: pytest.Mark) -> str:
+    """In words: the arguments of a marker."""
+    arguments = [*map(repr, marker.args), *(f"{name}={value!r}" for name, value in marker.kwargs.items())]
+    return ", ".join(arguments) or "none"
+
+
+def semantics_of(item: pytest.Item) -> Semantics:
+    """Of the marker, or else of the option; fails the item whose marker is wrong."""
     marker, profile = item.get_closest_marker("semantics"), item.config.getoption("--semantics")
     try:
         arguments = (marker.args or (profile,), marker.kwargs) if marker else ((profile,), {})
-        world.semantics = make_semantics(*arguments[0], **arguments[1])
+        return make_semantics(*arguments[0], **arguments[1])
     except (TypeError, ValueError) as error:
-        pytest.fail(f"{item.nodeid}: {error}", pytrace=False)
+        raise pytest.fail.Exception(f"{item.nodeid}: {error}", pytrace=False) from None
 
 
 def _check_faults(item: pytest.Item, world_name: str) -> None:
@@ -235,7 +250,7 @@ def _check_faults(item: pytest.Item, world_name: str) -> None:
                 f'get_world("sim", topology=Topology(intra=Link(...)), faults=[{slow}]) and look at its timeline'
             )
     except ValueError as error:
-        pytest.fail(f"{item.nodeid}: {error}", pytrace=False)
+        raise pytest.fail.Exception(f"{item.nodeid}: {error}", pytrace=False) from None
     if world_name != "sim":
         reason = f"faults are injected on the world sim alone, not on {world_name}"
         raise pytest.skip.Exception(reason, _use_item_location=True)
@@ -364,6 +379,7 @@ def sets_up_for_all() -> bool:
 
 def rank_context(fixture: str) -> RankContext:
     """What the rank fixtures return now; only the items whose body runs on ranks have one."""
+    __tracebackhide__ = True
     if _context is None:
         raise pytest.UsageError(
             f"fixture {fixture!r} belongs to a rank: mark the test with @pytest.mark.world_size(2), "

@@ -87,10 +87,12 @@ def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:
     sizes = list(marker.args)
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):  # DeepSpeed's way of writing several
         sizes = list(sizes[0])
-    for size in sizes or [None]:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            pytest.fail(
-                f"{nodeid}: world_size takes numbers of ranks of at least 1, such as world_size(2, 4); got {size!r}",
-                pytrace=False,
-            )
+    wrong = [repr(size) for size in sizes if isinstance(size, bool) or not isinstance(size, int) or size < 1]
+    wrong += [f"{name}={value!r}" for name, value in marker.kwargs.items()]
+    if wrong or not sizes:
+        pytest.fail(
+            f"{nodeid}: world_size takes numbers of ranks of at least 1, such as world_size(2, 4); "
+            f"got {', '.join(wrong) or 'none'}",
+            pytrace=False,
+        )
     return sizes

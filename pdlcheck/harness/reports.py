@@ -26,7 +26,7 @@ RANK_XFAIL = "_pdlcheck_xfail"  # attribute of an exception: the reason for whic
 _NO_GROUP = "Default process group has not been initialized"  # torch's words
 _ON_RANKS = (
     "the test ran in one process, which has no group; to run its body on ranks mark it, or its class, "
-    "@pytest.mark.world_size(2)"
+    "@pytest.mark.world_size({})"
 )
 
 
@@ -36,6 +36,14 @@ def take_expected(error: BaseException, report: pytest.TestReport) -> None:
     if reason is not None:
         report.outcome = "skipped"
         report.wasxfail = reason
+
+
+def _size_meant(item: pytest.Item) -> int:
+    """Of a test of another harness: the attribute ``world_size`` of its class, or ``min_size`` of a marker ``mpi``."""
+    marker = item.get_closest_marker("mpi")
+    of_class = getattr(getattr(item, "cls", None), "world_size", None)
+    meant = of_class if of_class is not None or marker is None else marker.kwargs.get("min_size")
+    return meant if isinstance(meant, int) and meant > 0 else 2
 
 
 def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
@@ -51,7 +59,7 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
         report.longrepr = _RankReport(item, call.excinfo, rendered)
     world = cases.world_of(item)
     if world is None and _NO_GROUP in text_of(error):
-        report.sections.append(("no ranks", _ON_RANKS))
+        report.sections.append(("no ranks", _ON_RANKS.format(_size_meant(item))))
     if world is not None:
         command = ["pytest", item.nodeid, "--world", world, f"--pdl-seed={item.config.getoption('--pdl-seed')}"]
         if device := item.config.getoption("--rank-device"):

@@ -28,7 +28,7 @@ def search_schedules(item: pytest.Item, run: Callable[[Any], BaseException | Non
     __tracebackhide__ = True
     from pdlcheck.worlds.simulated.schedules.search import search, search_all
 
-    count, at_most = _wanted(item)
+    count, at_most = wanted_schedules(item)
     failure = search_all(run, at_most) if count is None else search(run, count)
     if failure is None:
         return
@@ -51,7 +51,7 @@ def call_under_schedules(item: pytest.Function) -> None:
     from pdlcheck.worlds.simulated.schedules import Recorder
     from pdlcheck.worlds.simulated.schedules.search import variety
 
-    count, _ = _wanted(item)
+    count, _ = wanted_schedules(item)
     if count is None:
         pytest.fail('schedules("all") needs the ranks of one run: mark the test world_size', pytrace=False)
     world = cases.open_world(item.config, "sim")
@@ -74,7 +74,7 @@ def call_under_schedules(item: pytest.Function) -> None:
         world.schedule = before
 
 
-def _wanted(item: pytest.Item) -> tuple[int | None, int]:
+def wanted_schedules(item: pytest.Item) -> tuple[int | None, int]:
     """How many schedules (None: all) and how many at most."""
     marker = item.get_closest_marker("schedules")
     assert marker is not None
@@ -84,7 +84,7 @@ def _wanted(item: pytest.Item) -> tuple[int | None, int]:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         pytest.fail(
             f'{item.nodeid}: schedules takes a number of schedules, such as schedules(50), or "all" with at_most=N; '
-            f"got {marker.args} {marker.kwargs or ''}".rstrip(),
+            f"got {cases.given_to(marker)}",
             pytrace=False,
         )
     return count, _MANY

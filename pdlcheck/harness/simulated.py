@@ -28,6 +28,7 @@ from pdlcheck.harness.cases import CASE, Case, RankContext, leave_rank_context, 
 from pdlcheck.harness.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.folders import empty_shared
 from pdlcheck.harness.loggers import attach_quickly
+from pdlcheck.harness.misused import require_own_values
 from pdlcheck.harness.own_fixtures import Captured, follow, follow_fixture, follow_late_log, follow_log, in_force
 from pdlcheck.harness.properties import Properties, record
 from pdlcheck.harness.rank_benchmarks import name_benchmark
@@ -170,7 +171,7 @@ class SimulatedItem:
     def call(self, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
         if self._is_async:
-            pytest.fail(_ASYNC, pytrace=False)
+            _refuse_async()
         self._called = None if self._item.obj is self._plain else self._item.obj
         schedule = next((value for value in drawn.values() if isinstance(value, DrawnSchedule | Replay)), None)
         if schedule is None and runs_under_schedules(self._item):
@@ -353,6 +354,7 @@ class SimulatedItem:
             mine.properties = follow(Properties(item))
         try:
             item._request._fillfixtures()
+            require_own_values(item)
         finally:
             if mine.is_at_hand:
                 mine.request = item._request
@@ -472,6 +474,11 @@ def _set_up(item: pytest.Function, rank: _RankFixtures) -> list[Any]:
     begun = rank.begun.in_order()
     used = [*(one for one in known if one not in begun), *begun]
     return [one for one in used if one.scope == "function" and (one.cached_result is not None or one._finalizers)]
+
+
+def _refuse_async() -> None:
+    """In a frame of its own, which is not hidden: pytest remarks on it where all of them are."""
+    pytest.fail(_ASYNC, pytrace=False)
 
 
 def _stand_still() -> None:

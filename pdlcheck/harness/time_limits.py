@@ -49,8 +49,13 @@ def read_marker(item: pytest.Item) -> None:
     marker = item.get_closest_marker("timeout")
     if marker is None or _until in item.stash or item.config.pluginmanager.hasplugin("timeout"):
         return
-    seconds = (*marker.args, marker.kwargs.get("timeout"))[0]
-    if isinstance(seconds, int | float) and seconds > 0:
+    given = (*marker.args, marker.kwargs.get("timeout"))[0]
+    try:
+        seconds = float(given or 0)
+    except (TypeError, ValueError):
+        words = f"timeout takes seconds, such as timeout(30); got {cases.given_to(marker)}"
+        raise pytest.fail.Exception(f"{item.nodeid}: {words}", pytrace=False) from None
+    if seconds > 0:
         take_over(item, seconds)
 
 

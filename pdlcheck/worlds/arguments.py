@@ -6,9 +6,18 @@ from typing import Any
 
 from pdlcheck.faults import DrawnFaults, Fault
 
-__all__ = ["ISOLATIONS", "check_faults", "check_isolation", "check_world_size"]
+__all__ = ["ISOLATIONS", "check_faults", "check_function", "check_isolation", "check_world_size"]
 
 ISOLATIONS = ("pool", "reinit", "fresh")
+
+
+def check_function(fn: Any) -> None:
+    """Raise unless ``fn`` can be called."""
+    if not callable(fn):
+        raise TypeError(
+            f"world.run takes a function, which every rank calls, got {fn!r:.80}; "
+            "pass it without calling it: world.run(fn, *args, world_size=2)"
+        )
 
 
 def check_world_size(world_size: Any) -> None:

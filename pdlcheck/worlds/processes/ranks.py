@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pdlcheck.worlds.arguments import check_function
 from pdlcheck.worlds.outcome import Outcome, results
 from pdlcheck.worlds.processes.heard import present_ears, tell
 from pdlcheck.worlds.processes.member import Written
@@ -78,6 +79,7 @@ class ProcessRanks:
     def outcomes(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Outcome]:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
         __tracebackhide__ = True
+        check_function(fn)
         payload, modules = dump_call(fn, args, kwargs)
         if self._is_closed:
             raise RuntimeError(CLOSED)

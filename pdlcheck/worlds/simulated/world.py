@@ -16,7 +16,7 @@ from pdlcheck.clock.links import Topology
 from pdlcheck.clock.timeline import Timeline
 from pdlcheck.errors import Inconclusive
 from pdlcheck.faults import DrawnFaults, Fault
-from pdlcheck.worlds.arguments import check_faults, check_world_size
+from pdlcheck.worlds.arguments import check_faults, check_function, check_world_size
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, results
 from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
 from pdlcheck.worlds.semantics import Semantics, make_semantics
@@ -217,6 +217,7 @@ class SimulatedRanks:
     def outcomes(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Outcome]:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
         __tracebackhide__ = True
+        check_function(fn)
 
         def body() -> Any:
             __tracebackhide__ = True

@@ -115,7 +115,9 @@ def test_the_marker_and_the_option(pytester):
     result = pytester.runpytest_inprocess("--world", "gloo", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=6, errors=2)
     result.stdout.fnmatch_lines(["*RuntimeError: a fixture of the module is torn down"])
-    result.stdout.fnmatch_lines(["*test_wrong*isolation must be one of pool, reinit, fresh; got 'none'*"])
+    result.stdout.fnmatch_lines(
+        ["*test_wrong*isolation takes one of pool, reinit, fresh, such as isolation('fresh'); got 'none'*"]
+    )
     result = pytester.runpytest_inprocess("--world", "gloo", "--isolation", "fresh", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=5, failed=1, errors=2)
     result.stdout.fnmatch_lines(["FAILED *test_as_the_option_says[[]gloo-2-2]*"])

@@ -193,5 +193,5 @@ def test_an_unknown_schedule_is_a_usage_error(run, option):
 @pytest.mark.parametrize("arguments", ["", "0", "True", "'some'", "5, 6"])
 def test_the_marker_refuses_what_it_cannot_mean(run, arguments):
     result = run(RACE.replace("schedules(50)", f"schedules({arguments})"))
-    result.assert_outcomes(failed=1)
+    result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*schedules takes a number of schedules, such as schedules(50)*"])
