@@ -11,6 +11,7 @@ from pdlcheck.harness import cases
 __all__ = ["require_own_values", "require_sense"]
 
 _OF_RANKS = ("isolation", "schedules", "semantics")
+_TORCHS = "torch.testing._internal.common_distributed"
 _OURS = ("device", "group", "rank")
 
 
@@ -23,6 +24,7 @@ def require_sense(item: pytest.Item) -> None:
             _refuse_size(item, size, case.world_size)
         if "rank" in parameters and case.world_size > 1:
             _refuse_rank(item, parameters["rank"], "every rank")
+        _refuse_harnesses(item)
     elif _is_number(size) and any(_is_our_own(item, name) for name in _OURS):
         _fail(
             item,
@@ -54,6 +56,17 @@ def require_own_values(item: pytest.Item) -> None:
         _refuse_size(item, size, context.world_size)
     if _is_number(rank) and rank != context.rank:
         _refuse_rank(item, rank, f"rank {context.rank}")
+
+
+def _refuse_harnesses(item: pytest.Item) -> None:
+    for base in getattr(getattr(item, "cls", None), "__mro__", ()):
+        if base.__module__ == _TORCHS and base.__name__.startswith("Multi"):
+            _fail(
+                item,
+                f"{base.__name__} of torch starts ranks of its own, and says with self.rank which of them runs: leave "
+                "world_size away, or derive from torch.testing._internal.common_utils.TestCase and take the fixture "
+                "'rank' for self.rank",
+            )
 
 
 def _refuse_size(item: pytest.Item, size: int, ranks: int) -> NoReturn:

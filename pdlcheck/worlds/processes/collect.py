@@ -221,7 +221,9 @@ class Collector:
                 error = pickle.loads(report.error)
             except Exception:  # its class cannot be imported here: the text below tells all
                 error = None
-        if error is None:
+        if error is not None:  # what was noted at it does not come along where its class says how it is pickled
+            vars(error).update({name: word for name, word in report.words.items() if name not in vars(error)})
+        else:
             text = f"rank {rank} raised {report.kind}: {report.text}"
             error = RankFailed(text, rank=rank, traceback=report.traceback)
             vars(error).update(report.words)

@@ -225,6 +225,40 @@ def test_mpi(): dist.barrier()
     )
 
 
+@WORLDS
+def test_a_test_case_that_starts_ranks_itself_is_not_marked(run, world):
+    result = run(
+        """
+from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
+from torch.testing._internal.common_utils import TestCase
+
+@W
+class TestProcesses(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_sum(self): pass
+
+@W
+class TestContinuous(MultiProcContinuousTest):
+    def test_sum(self): pass
+
+@W
+class TestRight(TestCase):
+    def test_sum(self): dist.barrier()
+""",
+        world=world,
+        new_process=True,
+    )
+    result.assert_outcomes(passed=1, errors=2)
+    cure = "leave world_size away, or derive from torch.testing._internal.common_utils.TestCase and take the fixture *"
+    for name in ("MultiProcessTestCase", "MultiProcContinuousTest"):
+        result.stdout.fnmatch_lines([f"*: {name} of torch starts ranks of its own, *: {cure}"])
+
+
 def test_an_async_test_on_simulated_ranks_is_refused_in_one_line(run):
     result = run("@W\nasync def test_async(rank): pass", world="sim")
     result.assert_outcomes(failed=1)

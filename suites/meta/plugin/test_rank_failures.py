@@ -168,3 +168,25 @@ class TestReduce:
     result = run(f"\n@W{source}" if marked else source)
     result.assert_outcomes(passed=int(marked), failed=int(not marked))
     assert ("mark it, or its class, @pytest.mark.world_size(2)" in result.stdout.str()) == (not marked)
+
+
+def test_an_exception_that_says_how_it_is_pickled_has_the_report_of_its_rank(run):
+    result = run(
+        """
+class Odd(Exception):
+    def __init__(self, what, number):
+        super().__init__(f"{what} {number}")
+        self.what, self.number = what, number
+
+    def __reduce__(self):
+        return Odd, (self.what, self.number)
+
+@W
+def test_odd(rank):
+    if rank == 1:
+        raise Odd("thing", 7)
+"""
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(['>           raise Odd("thing", 7)', "E * test_inner.Odd: thing 7"])
+    assert "traceback on rank" not in result.stdout.str()
