@@ -242,7 +242,7 @@ def _check_faults(item: pytest.Item, world_name: str) -> None:
         return
     try:
         if marker.kwargs or not marker.args:
-            raise ValueError(f"faults takes faults by position, such as Kill(1, 3); got {marker.kwargs or 'none'}")
+            raise ValueError(f"faults takes faults by position, such as Kill(1, 3); got {given_to(marker)}")
         check_faults(marker.args, None if case is None else case.world_size)
         for slow in (fault for fault in marker.args if isinstance(fault, Slow)):
             raise ValueError(

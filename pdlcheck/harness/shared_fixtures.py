@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -27,12 +28,12 @@ _AT_MOST = 12  # fixtures that are tried one at a time
 
 def of_users(item: pytest.Item) -> list[Any]:
     """The definitions of the user's fixtures of wider scope that an item names, itself or by others."""
-    known: dict[str, Sequence[Any]] = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009  # of a Function
+    function: Any = item
+    known: dict[str, Sequence[Any]] = function._fixtureinfo.name2fixturedefs
     modules = user_modules()
     return [
         one
-        for definitions in known.values()
-        for one in definitions
+        for one in chain.from_iterable(known.values())
         if one.scope != "function" and (one.func.__module__ in modules or _XUNIT.match(one.argname))
     ]
 
