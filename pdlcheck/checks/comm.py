@@ -1,4 +1,4 @@
-"""What collectives must leave on every rank: exactly, because the inputs are integers stored as floats.
+"""What collectives must leave on every rank: exactly where nothing rounds, as inputs are integers stored as floats.
 
 Every check takes the function, one input for each rank and a world. With ``ranks`` it runs in a group of
 these global ranks, in this order, in a world with one rank more: the function is then called with
@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from pdlcheck.checks.gathered import require_concatenated, require_list, require_stacked
 from pdlcheck.checks.held import Calls, bits, listed
 from pdlcheck.checks.message import failure, first_index, name_of, show, takes_world
-from pdlcheck.checks.rings import exact_sum, short_rings
+from pdlcheck.checks.reductions import SUM, Reduction, reduction_of, reductions_for
+from pdlcheck.checks.rings import short_rings
 
 __all__ = [
     "check_all_gather",
@@ -33,21 +36,29 @@ def check_all_reduce(
     inputs: Sequence[Tensor],
     world: Any,
     *,
+    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ranks: Sequence[int] | None = None,
     in_place: bool = True,
 ) -> None:
-    """Every rank must hold the sum over all ranks.
+    """Every rank must hold the sum over all ranks, or what another reduce-op makes of their tensors.
+
+    A mean or a product of floats may be off by ``world_size * eps * mean(|x|)``, or ``|product|``, the bound for
+    ``world_size`` terms in any order; all else is exact.
 
     Args:
         all_reduce: called as ``all_reduce(tensor)``, or ``all_reduce(tensor, group=group)``, on every rank.
-        inputs: the tensor of each rank; their sum must be exact in any order, as it is for small integers. A view such
-            as ``x[:, :2]`` is given as it is, with its strides: it shows what works on contiguous tensors only.
+        inputs: the tensor of each rank; their sum must be exact in any order, as it is for small integers, and no
+            product of some of them too large or too small for their dtype. A view such as ``x[:, :2]`` is given as it
+            is, with its strides: it shows what works on contiguous tensors only.
         world: where the ranks run.
+        op: SUM, AVG, MAX, MIN or PRODUCT: what ``all_reduce`` computes, which it is not told: bind it, as in
+            ``functools.partial(dist.all_reduce, op=op)``.
         ranks: see the top of this module.
-        in_place: True where the sum replaces the argument; False where it is returned and the argument stays.
+        in_place: True where the result replaces the argument; False where it is returned and the argument stays.
 
     Raises:
         AssertionError: a rank holds something else; names rank, index, contributions and the likely cause.
+        ValueError: ``op`` is another one, or is not for these inputs: AVG of integers, MAX of complex numbers or NaN.
 
     Example:
         >>> from pdlcheck.worlds import get_world
@@ -55,14 +66,17 @@ def check_all_reduce(
     """
     __tracebackhide__ = True
     calls = Calls(all_reduce, inputs, world, ranks)
-    total = exact_sum(inputs)
+    reduction = reduction_of("check_all_reduce", op, inputs)
+    expected, rounding = reduction.of(inputs), None if reduction is SUM else reduction.rounding(inputs)
+    what = f"the {reduction.noun} over ranks is"
     for rank, found in enumerate(calls.overwritten() if in_place else calls.returned()):
 
         def causes(rank: int = rank, found: Tensor = found) -> Iterator[tuple[str, Tensor]]:
-            yield from short_rings(inputs, rank, found)
-            yield from _causes_of_a_wrong_sum(inputs, rank, total)
+            both = [short_rings(reduction, inputs, rank, found), _causes_of_a_wrong_result(reduction, inputs, rank)]
+            for some in both if reduction.scale else both[::-1]:  # a maximum says less of who is in it
+                yield from some
 
-        calls.require(rank, found, total, "the sum over ranks is", causes, contributions=inputs)
+        calls.require(rank, found, expected, what, causes, contributions=inputs, rounding=rounding)
 
 
 @takes_world
@@ -71,30 +85,39 @@ def check_all_reduce_agrees(
     inputs: Sequence[Tensor],
     world: Any,
     *,
+    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ranks: Sequence[int] | None = None,
 ) -> None:
-    """Of any floats, every rank must hold the same sum in the last bit, and that sum must be right.
+    """Of any floats, every rank must hold the same sum in the last bit, and that sum must be right; or the same mean.
 
     Replicas that add up in different orders drift apart. The sum may differ from the exact one by
     ``world_size * eps * sum(|x|)``, the bound for ``world_size`` terms added in any order.
 
     Args:
-        all_reduce, inputs, world, ranks: as in :func:`check_all_reduce`; the sum replaces the argument.
+        all_reduce, inputs, world, op, ranks: as in :func:`check_all_reduce`; the result replaces the argument.
+
+    Raises:
+        ValueError: ``op`` is neither SUM nor AVG, or the inputs are no floats.
     """
     __tracebackhide__ = True
     calls = Calls(all_reduce, inputs, world, ranks)
-    exact = torch.stack([x.double() for x in inputs]).sum(0)
-    bound = len(inputs) * torch.finfo(inputs[0].dtype).eps * torch.stack([x.double().abs() for x in inputs]).sum(0)
+    reduction = reduction_of("check_all_reduce_agrees", op, inputs)
+    rounding = reduction.rounding(inputs)
+    if rounding is None or op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        raise ValueError(
+            f"check_all_reduce_agrees compares how sums and means of floats are rounded, got ReduceOp.{reduction.name} "
+            f"of {inputs[0].dtype}; call check_all_reduce"
+        )
     held = calls.overwritten()
     for rank, found in enumerate(held):
-        wrong = ~((found.double() - exact).abs() <= bound)
+        wrong = rounding.excludes(found)
         if wrong.any():
             at = first_index(wrong)
             raise failure(
                 f"{name_of(all_reduce)}: rank {rank} holds {show(found[at])} at {at}, "
-                f"the sum over ranks is {show(exact[at])}",
+                f"the {reduction.noun} over ranks is {show(rounding.exact[at])}",
                 contributions=listed(inputs, at),
-                allowed=f"{show(bound[at])} = world_size * eps * sum(|x|)",
+                allowed=rounding.told(at),
                 case=calls.facts,
             )
         differs = bits(found) != bits(held[0])
@@ -102,7 +125,7 @@ def check_all_reduce_agrees(
             at = first_index(differs)
             raise failure(
                 f"{name_of(all_reduce)}: rank {rank} holds {show(found[at])} at {at}, "
-                f"rank 0 holds {show(held[0][at])}: two round-offs of one sum",
+                f"rank 0 holds {show(held[0][at])}: two round-offs of one {reduction.noun}",
                 likely_cause="ranks add in different orders; let one rank add and send its sum to the others",
                 case=calls.facts,
             )
@@ -114,27 +137,31 @@ def check_reduce_scatter(
     inputs: Sequence[Tensor],
     world: Any,
     *,
+    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ranks: Sequence[int] | None = None,
 ) -> None:
     """Rank r must get part r of ``sum.tensor_split(world_size)``, and its argument must stay as it was.
 
     Args:
         reduce_scatter: called as ``reduce_scatter(tensor)``, returns this rank's part.
-        inputs, world, ranks: as in :func:`check_all_reduce`; inputs have a dimension to split.
+        inputs, world, op, ranks: as in :func:`check_all_reduce`; inputs have a dimension to split.
     """
     __tracebackhide__ = True
     calls = Calls(reduce_scatter, inputs, world, ranks)
-    parts = exact_sum(inputs).tensor_split(len(inputs))
+    reduction = reduction_of("check_reduce_scatter", op, inputs)
+    parts = reduction.of(inputs).tensor_split(len(inputs))
     for rank, found in enumerate(calls.returned()):
         own = [x.tensor_split(len(inputs))[rank] for x in inputs]
 
         def causes(rank: int = rank, own: list[Tensor] = own) -> Iterator[tuple[str, Tensor]]:
             for other, part in enumerate(parts):
                 if other != rank:
-                    yield f"it is part {other} of the sum: the wrong part", part
-            yield from _causes_of_a_wrong_sum(own, rank, parts[rank])
+                    yield f"it is part {other} of the {reduction.noun}: the wrong part", part
+            yield from _causes_of_a_wrong_result(reduction, own, rank)
 
-        calls.require(rank, found, parts[rank], f"part {rank} of the sum holds", causes, contributions=own)
+        what = f"part {rank} of the {reduction.noun} holds"
+        rounding = None if reduction is SUM else reduction.rounding(own)
+        calls.require(rank, found, parts[rank], what, causes, contributions=own, rounding=rounding)
 
 
 @takes_world
@@ -143,26 +170,26 @@ def check_all_gather(
     inputs: Sequence[Tensor],
     world: Any,
     *,
+    dim: int | None = None,
     ranks: Sequence[int] | None = None,
 ) -> None:
-    """Every rank must get all inputs in rank order: stacked along a new first dimension, or as a list.
+    """Every rank must get all inputs in rank order: stacked along a new first dimension, as a list, or concatenated.
 
     Args:
         all_gather: called as ``all_gather(tensor)``, returns what it gathered.
-        inputs, world, ranks: as in :func:`check_all_reduce`.
+        inputs, world, ranks: as in :func:`check_all_reduce`, but shapes may differ between ranks where a list is
+            returned; :func:`pdlcheck.checks.strategies.uneven_rank_tensors` draws them.
+        dim: the dimension along which one tensor holds all inputs, whose sizes may differ there; ``None`` is a new one.
     """
     __tracebackhide__ = True
-    calls = Calls(all_gather, inputs, world, ranks)
-    expected = torch.stack(list(inputs))
-    for rank, found in enumerate(calls.returned()):
-
-        def causes(rank: int = rank) -> Iterator[tuple[str, Tensor]]:
-            yield "these rows hold this rank's own input", inputs[rank].expand_as(expected)
-            for shift in range(1, len(inputs)):
-                yield f"the rows are shifted by {shift}", expected.roll(shift, 0)
-            yield "these rows are zero: nothing arrived", torch.zeros_like(expected)
-
-        calls.require(rank, found, expected, "the first index is a rank, and that rank gave", causes)
+    calls = Calls(all_gather, inputs, world, ranks, uneven=True)
+    for rank, found in enumerate(calls.gathered()):
+        if isinstance(found, list):
+            require_list(calls, rank, found)
+        elif dim is not None:
+            require_concatenated(calls, rank, found, dim)
+        else:
+            require_stacked(calls, rank, found)
 
 
 @takes_world
@@ -192,7 +219,7 @@ def check_broadcast(
             for other, given in enumerate(inputs):
                 if other != src:
                     yield f"it is the input of rank {other}: the wrong rank sent", given
-            yield "it is the sum over ranks", exact_sum(inputs)
+            yield "it is the sum over ranks", SUM.of(inputs)
 
         calls.require(rank, found, inputs[src], f"rank {src} sent", causes)
 
@@ -227,25 +254,38 @@ def check_ring_pass(
         calls.require(rank, found, inputs[0] + added, f"rank 0's input plus {added} is", causes)
 
 
-def _causes_of_a_wrong_sum(inputs: Sequence[Tensor], rank: int, total: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What goes wrong in sums over ranks, and what ``rank`` would hold then; the likelier first."""
-    world_size = len(inputs)
-    own = inputs[rank]
-    yield "it is this rank's own input: it was never reduced", own
-    yield "it is the sum divided by world_size: a mean", total / world_size
-    yield "it is world_size times the sum: it was reduced twice", total * world_size
-    yield "it is world_size times this rank's own input", own * world_size
+def _causes_of_a_wrong_result(
+    reduction: Reduction, inputs: Sequence[Tensor], rank: int
+) -> Iterator[tuple[str, Tensor]]:
+    """What goes wrong in reductions over ranks, and what ``rank`` would hold then; the likelier first."""
+    world_size, noun = len(inputs), reduction.noun
+    yield "it is this rank's own input: it was never reduced", inputs[rank]
+    yield from _wrong_factors(reduction, inputs, rank)
     for other, given in enumerate(inputs):
-        yield f"the input of rank {other} is missing", total - given
-        yield f"the input of rank {other} is counted twice", total + given
+        if world_size > 1:
+            others = [*inputs[:other], *inputs[other + 1 :]]
+            yield f"the input of rank {other} is missing", reduction.of(others, world_size)
+        yield f"the input of rank {other} is counted twice", reduction.of([*inputs, given], world_size)
     for other, given in enumerate(inputs):
-        yield f"it is the input of rank {other}: copied, not added", given
-    if not own.is_complex():
-        yield "it is the maximum over ranks", torch.stack(list(inputs)).amax(0)
-        yield "it is the minimum over ranks", torch.stack(list(inputs)).amin(0)
-    yield "it is the product over ranks", torch.stack(list(inputs)).prod(0)
-    yield "it is zero", torch.zeros_like(total)
+        yield f"it is the input of rank {other}: copied, not {'added' if reduction is SUM else 'reduced'}", given
+    for another in reductions_for(inputs[0].dtype):
+        if another is not reduction:
+            yield f"it is the {another.noun} over ranks", another.of(inputs)
+    yield "it is zero", torch.zeros_like(inputs[rank])
     for length in range(2, world_size):
         for start in range(world_size):
             arc = [(start + step) % world_size for step in range(length)]
-            yield f"it is the sum over ranks {arc} only", exact_sum([inputs[place] for place in arc])
+            yield f"it is the {noun} over ranks {arc} only", reduction.of([inputs[place] for place in arc])
+
+
+def _wrong_factors(reduction: Reduction, inputs: Sequence[Tensor], rank: int) -> Iterator[tuple[str, Tensor]]:
+    """Of sums and means."""
+    world_size, own, total = len(inputs), inputs[rank], SUM.of(inputs)
+    if reduction.name == "SUM":
+        yield "it is the sum divided by world_size: a mean", total / world_size
+        yield "it is world_size times the sum: it was reduced twice", total * world_size
+        yield "it is world_size times this rank's own input", own * world_size
+    elif reduction.name == "AVG":
+        yield "it is the sum: it was not divided by world_size", total
+        yield "it was divided by world_size twice", total / world_size / world_size
+        yield "it is this rank's own input divided by world_size: nothing was added", own / world_size

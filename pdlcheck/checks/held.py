@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdlcheck.checks.message import case, failure, first_index, likely_cause, name_of, show
+from pdlcheck.checks.message import case, differs, failure, first_index, likely_cause, name_of, show
+from pdlcheck.checks.reductions import Rounding
 
 __all__ = ["Calls", "Causes", "bits", "group_of", "listed", "possible_order"]
 
@@ -38,12 +39,14 @@ class Calls:
         inputs: the tensor of each rank; each is given with its strides.
         world: where the ranks run.
         ranks: global ranks of a group, in its order; ``None`` is the default group.
+        uneven: the shapes of inputs may differ.
     """
 
     subject: Callable[..., Any]
     inputs: Sequence[Tensor]
     world: Any
     ranks: Sequence[int] | None
+    uneven: bool = False
 
     def __post_init__(self) -> None:
         who = f"the check of {name_of(self.subject)}"
@@ -56,10 +59,11 @@ class Calls:
             if not isinstance(one, Tensor):
                 has = f"rank {rank} has a {type(one).__name__}"
                 raise TypeError(f"{who} needs a tensor for each rank, {has}; call torch.tensor on it")
-        kinds = [f"{tuple(one.shape)} {one.dtype}" for one in self.inputs]
+        kinds = [str(one.dtype) if self.uneven else f"{tuple(one.shape)} {one.dtype}" for one in self.inputs]
+        alike = "one dtype" if self.uneven else "one shape and dtype"
         for rank, kind in enumerate(kinds):
             if kind != kinds[0]:
-                raise ValueError(f"{who} needs inputs of one shape and dtype, rank {rank} has {kind}, 0 has {kinds[0]}")
+                raise ValueError(f"{who} needs inputs of {alike}, rank {rank} has {kind}, 0 has {kinds[0]}")
 
     @property
     def facts(self) -> str:
@@ -67,15 +71,16 @@ class Calls:
         first = self.inputs[0]
         strides = None if all(one.is_contiguous() for one in self.inputs) else [one.stride() for one in self.inputs]
         group = None if self.ranks is None else list(self.ranks)
-        shape = tuple(first.shape)
-        return case(self.world, len(self.inputs), shape=shape, dtype=first.dtype, strides=strides, group=group)
+        shapes = [tuple(one.shape) for one in self.inputs]
+        shape = {"shapes": shapes} if len(set(shapes)) > 1 else {"shape": shapes[0]}
+        return case(self.world, len(self.inputs), **shape, dtype=first.dtype, strides=strides, group=group)
 
     def overwritten(self, **keywords: Any) -> list[Tensor]:
         """The argument of every rank after the call; a tensor that is returned must hold the same."""
         __tracebackhide__ = True
         everyone = self._run(keywords)
         for rank, held in enumerate(everyone):
-            if isinstance(held.got, Tensor) and not torch.equal(held.got, held.given):
+            if isinstance(held.got, Tensor) and not _equal(held.got, held.given):
                 raise failure(
                     f"{name_of(self.subject)}: rank {rank} returned something else than its argument holds",
                     likely_cause="it works on a copy; write the result into the argument",
@@ -84,29 +89,40 @@ class Calls:
         return [held.given for held in everyone]
 
     def returned(self, **keywords: Any) -> list[Tensor]:
-        """What every rank got back; its argument must be as it was."""
+        """The tensor that every rank got back; its argument must be as it was."""
+        __tracebackhide__ = True
+        return [self._tensor(rank, got) for rank, got in enumerate(self._got(keywords))]
+
+    def gathered(self, **keywords: Any) -> list[Tensor | list[Tensor]]:
+        """The tensor, or the list of tensors, that every rank got back; its argument must be as it was."""
+        __tracebackhide__ = True
+        return [
+            list(got) if _is_list_of_tensors(got) else self._tensor(rank, got)
+            for rank, got in enumerate(self._got(keywords))
+        ]
+
+    def _got(self, keywords: dict[str, Any]) -> list[Any]:
         __tracebackhide__ = True
         everyone = self._run(keywords)
-        results = []
         for rank, (held, given) in enumerate(zip(everyone, self.inputs, strict=True)):
-            if not torch.equal(held.given, given):
-                at = first_index(held.given != given)
+            if not _equal(held.given, given):
+                at = first_index(differs(held.given, given))
                 raise failure(
                     f"{name_of(self.subject)}: rank {rank} holds {show(held.given[at])} at {at} "
                     f"of its argument, {show(given[at])} was there before the call",
                     likely_cause="it adds into its argument; clone the argument first",
                     case=self.facts,
                 )
-            got = held.got
-            if isinstance(got, list | tuple) and got and all(isinstance(part, Tensor) for part in got):
-                got = torch.stack(list(got))
-            if not isinstance(got, Tensor):
-                raise failure(
-                    f"{name_of(self.subject)}: rank {rank} returned {type(got).__name__}, expected a tensor",
-                    case=self.facts,
-                )
-            results.append(got)
-        return results
+        return [held.got for held in everyone]
+
+    def _tensor(self, rank: int, got: Any) -> Tensor:
+        __tracebackhide__ = True
+        if not isinstance(got, Tensor):
+            raise failure(
+                f"{name_of(self.subject)}: rank {rank} returned {type(got).__name__}, expected a tensor",
+                case=self.facts,
+            )
+        return got
 
     def require(
         self,
@@ -116,23 +132,35 @@ class Calls:
         what: str,
         causes: Causes,
         contributions: Sequence[Tensor] | None = None,
+        *,
+        rounding: Rounding | None = None,
+        of: str = "",
+        forms: Sequence[tuple[str, torch.Size]] = (),
     ) -> None:
-        """``found`` on ``rank`` must be ``expected``, element by element; ``what`` says what that is."""
+        """``found`` on ``rank`` must be ``expected``, element by element; ``what`` says what that is.
+
+        Args:
+            rounding: how far it may be off.
+            of: which of several tensors it is, as in "of rank 1's tensor".
+            forms: what explains a wrong shape, and that shape.
+        """
         __tracebackhide__ = True
         who = f"{name_of(self.subject)}: rank {rank}"
         if (found.shape, found.dtype) != (expected.shape, expected.dtype):
             raise failure(
-                f"{who} holds shape {tuple(found.shape)} and {found.dtype}, "
+                f"{who} holds shape {tuple(found.shape)} and {found.dtype}{of}, "
                 f"expected shape {tuple(expected.shape)} and {expected.dtype}",
+                likely_cause=next((text for text, shape in forms if shape == found.shape), None),
                 case=self.facts,
             )
-        wrong = found != expected
+        wrong = differs(found, expected) if rounding is None else rounding.excludes(found)
         if not wrong.any():
             return
         at = first_index(wrong)
         raise failure(
-            f"{who} holds {show(found[at])} at {at}, {what} {show(expected[at])}",
+            f"{who} holds {show(found[at])} at {at}{of}, {what} {show(expected[at])}",
             contributions=None if contributions is None else listed(contributions, at),
+            allowed=None if rounding is None else rounding.told(at),
             wrong_elements=f"{int(wrong.sum())} of {found.numel()} on rank {rank}",
             likely_cause=likely_cause(found, wrong, causes()),
             case=self.facts,
@@ -147,6 +175,14 @@ class Calls:
             _call, self.subject, self.inputs, self.ranks, keywords, world_size=max(self.ranks) + 2
         )
         return [everyone[rank] for rank in self.ranks]
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and not differs(one, other).any()
+
+
+def _is_list_of_tensors(got: Any) -> bool:
+    return isinstance(got, list | tuple) and bool(got) and all(isinstance(part, Tensor) for part in got)
 
 
 def listed(values: Sequence[Tensor], at: tuple[int, ...]) -> str:

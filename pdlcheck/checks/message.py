@@ -14,6 +14,7 @@ from torch import Tensor
 __all__ = [
     "best_fit",
     "case",
+    "differs",
     "failure",
     "first_index",
     "likely_cause",
@@ -137,6 +138,11 @@ def show(value: object) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return "-0.0" if value == 0 and math.copysign(1, value) < 0 else str(int(value))
     return f"{value:.{digits}g}" if isinstance(value, float) and digits < 17 else repr(value)
+
+
+def differs(found: Tensor, expected: Tensor) -> Tensor:
+    """Where two tensors of one shape differ; NaN equals itself."""
+    return (found != expected) & ~(found.isnan() & expected.isnan())
 
 
 def first_index(wrong: Tensor) -> tuple[int, ...]:

@@ -7,17 +7,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["exact_sum", "short_rings"]
+from pdlcheck.checks.reductions import Reduction
+
+__all__ = ["short_rings"]
 
 
-def exact_sum(inputs: Sequence[Tensor]) -> Tensor:
-    """Exact for integers of moderate size, whatever the dtype; written back in that dtype."""
-    first = inputs[0]
-    wide = torch.complex128 if first.is_complex() else torch.float64 if first.is_floating_point() else torch.int64
-    return torch.stack([x.to(wide) for x in inputs]).sum(0).to(first.dtype)
-
-
-def short_rings(inputs: Sequence[Tensor], rank: int, found: Tensor) -> Iterator[tuple[str, Tensor]]:
+def short_rings(
+    reduction: Reduction, inputs: Sequence[Tensor], rank: int, found: Tensor
+) -> Iterator[tuple[str, Tensor]]:
     """Texts that explain all that ``rank`` holds, and that: of rings of both ways, which begin with any part.
 
     Not of rings with empty parts, which tell too little.
@@ -27,8 +24,8 @@ def short_rings(inputs: Sequence[Tensor], rank: int, found: Tensor) -> Iterator[
     splits = [[x.tensor_split(count) for x in flat], [x.chunk(count) for x in flat]]
     splits = [parts for parts in splits if len(parts[0]) == count and all(len(part) for part in parts[0])]
     phases: tuple[tuple[str, int, int], ...] = (
-        ("the ring's gather phase is one step short: a part of the sum did not arrive", whole, whole - 1),
-        ("the ring's reduce phase is one step short: each part lacks what the last step adds", whole - 1, whole),
+        ("the ring's gather phase is one step short: a part of the {noun} did not arrive", whole, whole - 1),
+        ("the ring's reduce phase is one step short: each part lacks what the last step brings", whole - 1, whole),
         ("both phases of the ring are one step short", whole - 1, whole - 1),
     )
     for text, n_reduce, n_gather in phases:
@@ -39,11 +36,11 @@ def short_rings(inputs: Sequence[Tensor], rank: int, found: Tensor) -> Iterator[
             own = held[way * rank % count]
             for first in range(count):
                 for parts in splits:
-                    # of part number p the terms of these ranks are in the sum
-                    terms = {(way * place + first) % count: own[place] for place in range(count)}
-                    sums = [exact_sum([parts[way * r % count][p] for r in sorted(terms[p])]) for p in range(count)]
-                    if torch.equal(torch.cat(sums), found.reshape(-1)):
-                        yield text, found
+                    # of part number p the terms of these ranks are in the result
+                    ranks = {(way * place + first) % count: sorted(own[place]) for place in range(count)}
+                    terms = [[parts[way * r % count][p] for r in ranks[p]] for p in range(count)]
+                    if torch.equal(torch.cat([reduction.of(some, count) for some in terms]), found.reshape(-1)):
+                        yield text.format(noun=reduction.noun), found
 
 
 def _held(count: int, n_reduce: int, n_gather: int) -> list[list[set[int]]]:

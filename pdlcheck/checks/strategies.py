@@ -26,6 +26,7 @@ __all__ = [
     "rank_tensors",
     "sample_shards",
     "shard_sizes",
+    "uneven_rank_tensors",
 ]
 
 # Integers up to 2048 are exact in float16; the sums of rank_tensors stay below.
@@ -58,9 +59,29 @@ def rank_tensors(
     """
     world_size = draw(world_sizes)
     shape = draw(npst.array_shapes(min_dims=min_dims, max_dims=max_dims, min_side=0, max_side=max_side))
-    tens = draw(npst.arrays(np.int64, (world_size, *shape), elements=st.integers(-20, 20)))
-    dtype = draw(st.sampled_from(dtypes))
-    return [torch.from_numpy(np.asarray(tens[rank] * 10 + rank + 1)).to(dtype) for rank in range(world_size)]
+    return _told_apart(draw, [shape] * world_size, draw(st.sampled_from(dtypes)))
+
+
+@st.composite
+def uneven_rank_tensors(
+    draw: Drawn,
+    *,
+    dim: int = 0,
+    world_sizes: st.SearchStrategy[int] = UP_TO_FIVE,
+    dtypes: Sequence[torch.dtype] = EXACT_DTYPES,
+    max_dims: int = 3,
+    max_side: int = 5,
+) -> list[Tensor]:
+    """As :func:`rank_tensors`, but of sizes that differ along ``dim``, where some ranks have nothing."""
+    shape = draw(npst.array_shapes(min_dims=dim + 1, max_dims=max(max_dims, dim + 1), min_side=0, max_side=max_side))
+    sizes = draw(world_sizes.flatmap(lambda n: st.lists(st.integers(0, max_side), min_size=n, max_size=n)))
+    return _told_apart(draw, [(*shape[:dim], n, *shape[dim + 1 :]) for n in sizes], draw(st.sampled_from(dtypes)))
+
+
+def _told_apart(draw: Drawn, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[Tensor]:
+    """Values whose last digit is the rank's."""
+    tens = [draw(npst.arrays(np.int64, shape, elements=st.integers(-20, 20))) for shape in shapes]
+    return [torch.from_numpy(np.asarray(ten * 10 + rank + 1)).to(dtype) for rank, ten in enumerate(tens)]
 
 
 @st.composite

@@ -22,6 +22,21 @@ from pdlcheck.checks.strategies import rank_tensors
 from pdlcheck.errors import Deadlock
 from pdlcheck.worlds import get_world
 
+from .collectives_by_hand import (
+    along_the_last_dimension,
+    averaged,
+    copied,
+    everyone,
+    in_its_own_order,
+    maximum,
+    never_reduced,
+    overwrite,
+    ring,
+    scattered,
+    shifted_by_one,
+    summed,
+)
+
 INPUTS = [torch.tensor([10.0, 20, 30, 40]) + rank + 1 for rank in range(3)]
 GROUP = possible_order([3, 1])
 
@@ -31,31 +46,7 @@ def rows(*cases, names=("broken", "message")):
     return pytest.mark.parametrize(names, [pytest.param(*case, id=case[0].__name__) for case in cases])
 
 
-def everyone(tensor, group=None):
-    """The tensor of every rank."""
-    tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(tensors, tensor, group=group)
-    return tensors
-
-
-def overwrite(tensor, value):
-    tensor.copy_(value)
-    return tensor
-
-
 # all_reduce
-
-
-def summed(tensor, group=None):
-    return overwrite(tensor, sum(everyone(tensor, group)))
-
-
-def never_reduced(tensor, group=None):
-    return overwrite(tensor, everyone(tensor, group)[dist.get_rank(group)])
-
-
-def averaged(tensor, group=None):
-    return overwrite(tensor, sum(everyone(tensor, group)) / dist.get_world_size(group))
 
 
 def reduced_twice(tensor, group=None):
@@ -74,10 +65,6 @@ def without_rank_1(tensor, group=None):
 def rank_1_twice(tensor, group=None):
     tensors = everyone(tensor, group)
     return overwrite(tensor, sum(tensors) + tensors[1])
-
-
-def maximum(tensor, group=None):
-    return overwrite(tensor, torch.stack(everyone(tensor, group)).amax(0))
 
 
 def copied_from_rank_2(tensor, group=None):
@@ -121,30 +108,6 @@ def of_the_default_group(tensor, group=None):
     """Forgets the group: every rank of the world would have to come."""
     tensors = everyone(tensor, group)
     return overwrite(tensor, sum(tensors) if group is None else tensors[0])
-
-
-def ring(reduce_short=0, gather_short=0, way=1, first=0, split=torch.tensor_split):
-    """An all-reduce around a ring, of which each phase may be short by some steps."""
-
-    def all_reduce(tensor, group=None):
-        rank, count = dist.get_rank(group), dist.get_world_size(group)
-        chunks = [*split(tensor.view(-1), count)]
-
-        def exchange(outgoing, add):
-            out, into = ((way * (rank * way - place) + first) % count for place in (outgoing, outgoing + 1))
-            arrived = torch.empty_like(chunks[into])
-            sends = dist.P2POp(dist.isend, chunks[out], group=group, group_peer=(rank + way) % count)
-            receives = dist.P2POp(dist.irecv, arrived, group=group, group_peer=(rank - way) % count)
-            for work in dist.batch_isend_irecv([sends, receives]):
-                work.wait()
-            chunks[into].copy_(chunks[into] + arrived if add else arrived)
-
-        for step in range(count - 1 - reduce_short):
-            exchange(step, True)
-        for step in range(count - 1 - gather_short):
-            exchange(step - 1, False)
-
-    return all_reduce
 
 
 SHORT = {
@@ -226,12 +189,6 @@ def test_check_all_reduce_tells_functions_in_place_from_those_that_return(world)
         check_all_reduce(lambda tensor: None, INPUTS, world, in_place=False)
 
 
-def in_its_own_order(tensor, group=None):
-    """Every rank starts to add with its own tensor: round-off differs."""
-    tensors, rank = everyone(tensor, group), dist.get_rank(group)
-    return overwrite(tensor, sum(tensors[rank:] + tensors[:rank], start=torch.zeros_like(tensor)))
-
-
 def test_check_all_reduce_agrees_rejects_sums_that_differ_in_the_last_bit(world):
     inputs = [torch.tensor([x]) for x in (1e8, 3.0, 3.0, -1e8)]
     check_all_reduce_agrees(summed, inputs, world)
@@ -245,10 +202,6 @@ def test_check_all_reduce_agrees_rejects_a_wrong_sum(world):
 
 
 # reduce_scatter
-
-
-def scattered(tensor, group=None):
-    return sum(everyone(tensor, group)).tensor_split(dist.get_world_size(group))[dist.get_rank(group)]
 
 
 def the_next_part(tensor, group=None):
@@ -293,17 +246,8 @@ def test_check_reduce_scatter_names_the_wrong_part(world):
 # all_gather
 
 
-def shifted_by_one(tensor, group=None):
-    tensors = everyone(tensor, group)
-    return tensors[-1:] + tensors[:-1]
-
-
 def its_own_only(tensor, group=None):
     return [tensor] * dist.get_world_size(group)
-
-
-def along_the_last_dimension(tensor, group=None):
-    return torch.cat(everyone(tensor, group), dim=-1)
 
 
 def without_the_last(tensor, group=None):
@@ -328,11 +272,6 @@ def test_check_all_gather_rejects(world, broken, message):
 
 
 # broadcast
-
-
-def copied(tensor, src=0, group=None):
-    place = src if group is None else dist.get_group_rank(group, src)
-    return overwrite(tensor, everyone(tensor, group)[place])
 
 
 def always_from_rank_0(tensor, src=0, group=None):
@@ -430,3 +369,16 @@ def test_a_ring_that_sends_before_it_receives_is_a_deadlock(world):
 def test_drawn_tensors_tell_ranks_apart(tensors):
     for one, other in itertools.combinations(tensors, 2):
         assert (one != other).all()
+
+
+NANS = [torch.tensor([float("nan"), rank, float("inf")]) for rank in range(3)]
+
+
+def test_numbers_that_are_none_are_moved_as_they_are(world):
+    """NaN differs from itself, for torch."""
+    check_all_gather(everyone, NANS, world)
+    check_broadcast(copied, NANS, world, src=1)
+    check_all_reduce(summed, NANS, world)
+    check_reduce_scatter(scattered, NANS, world)
+    with pytest.raises(AssertionError, match=r"rank 0 holds 0 at \(0, 0\), .* gave nan"):
+        check_all_gather(lambda tensor: [x.nan_to_num() for x in everyone(tensor)], NANS, world)

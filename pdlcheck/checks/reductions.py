@@ -1,0 +1,138 @@
+"""What a reduce-op makes of one tensor from each rank, and how far rounding may take a rank from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pdlcheck.checks.message import show
+
+__all__ = ["SUM", "Reduction", "Rounding", "reduction_of", "reductions_for"]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A value in the widest dtype of its kind, and how far a rank's may be off.
+
+    Args:
+        exact: the value.
+        slack: so much.
+        formula: of that.
+    """
+
+    exact: Tensor
+    slack: Tensor
+    formula: str
+
+    def excludes(self, found: Tensor) -> Tensor:
+        """Where ``found`` is off by more. What is too large for its dtype may be infinite or its largest number."""
+        limit = torch.finfo(found.dtype).max
+        here, there = (torch.view_as_real(_wide(x)) if x.is_complex() else _wide(x) for x in (found, self.exact))
+        slack = self.slack.unsqueeze(-1) if found.is_complex() else self.slack
+        off = ~((here.clamp(-limit, limit) - there.clamp(-limit, limit)).abs() <= slack)
+        return off.any(-1) if found.is_complex() else off
+
+    def told(self, at: tuple[int, ...]) -> str:
+        """How far it may be off in one place, in words."""
+        return f"{show(self.slack[at])} = {self.formula}"
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One reduce-op.
+
+    Args:
+        op: torch's.
+        noun: what it makes of tensors.
+        of_stack: reduces the first dimension.
+        kinds: what it takes, of "integer", "floating" and "complex".
+        scale: what ``world_size * eps`` is multiplied with for the largest error, in words; empty if nothing rounds.
+    """
+
+    op: dist.ReduceOp.RedOpType
+    noun: str
+    of_stack: Callable[[Tensor], Tensor]
+    kinds: tuple[str, ...]
+    scale: str = ""
+
+    @property
+    def name(self) -> str:
+        """Torch's name of it: ``SUM``."""
+        return str(self.op.name)
+
+    def of(self, inputs: Sequence[Tensor], world_size: int | None = None) -> Tensor:
+        """The value for some inputs, in their dtype.
+
+        Args:
+            inputs: some or all ranks' tensors.
+            world_size: what a mean is divided by, if not by their number.
+        """
+        return self._of_wide(inputs, world_size).to(inputs[0].dtype)
+
+    def rounding(self, inputs: Sequence[Tensor]) -> Rounding | None:
+        """How far a rank may be off; None where nothing rounds: not among integers, nor in a maximum."""
+        dtype = inputs[0].dtype
+        if not self.scale or _kind(dtype) == "integer":
+            return None
+        scale = self.of_stack(torch.stack([_wide(x).abs() for x in inputs]))
+        slack = len(inputs) * torch.finfo(dtype).eps * scale
+        return Rounding(self._of_wide(inputs, None), slack, f"world_size * eps * {self.scale}")
+
+    def _of_wide(self, inputs: Sequence[Tensor], world_size: int | None) -> Tensor:
+        value = self.of_stack(torch.stack([_wide(x) for x in inputs]))
+        if world_size is None or self.op != dist.ReduceOp.AVG:
+            return value
+        return value * len(inputs) / world_size
+
+
+_WIDEST = {"complex": torch.complex128, "floating": torch.float64, "integer": torch.int64}
+_ANY = ("integer", "floating", "complex")
+_REAL = ("integer", "floating")
+
+SUM = Reduction(dist.ReduceOp.SUM, "sum", lambda stack: stack.sum(0), _ANY, "sum(|x|)")
+_ORDERED = (dist.ReduceOp.MAX, dist.ReduceOp.MIN)
+_ALL = (
+    SUM,
+    Reduction(dist.ReduceOp.AVG, "mean", lambda stack: stack.mean(0), ("floating", "complex"), "mean(|x|)"),
+    Reduction(dist.ReduceOp.MAX, "maximum", lambda stack: stack.amax(0), _REAL),
+    Reduction(dist.ReduceOp.MIN, "minimum", lambda stack: stack.amin(0), _REAL),
+    Reduction(dist.ReduceOp.PRODUCT, "product", lambda stack: stack.prod(0), _REAL, "|product|"),
+)
+
+
+def reduction_of(check: str, op: object, inputs: Sequence[Tensor]) -> Reduction:
+    """The reduction that a check is told by ``op``.
+
+    Raises:
+        ValueError: it is none that the check knows, or none for these inputs, as torch's own backends have it.
+    """
+    dtype = inputs[0].dtype
+    found = [one for one in _ALL if op == one.op]
+    if not found:
+        known = ", ".join(one.name for one in _ALL)
+        raise ValueError(f"{check} knows the reduce-ops {known} of torch.distributed.ReduceOp, got op={op!r}")
+    if _kind(dtype) not in found[0].kinds:
+        raise ValueError(
+            f"{check}: ReduceOp.{found[0].name} takes {' and '.join(found[0].kinds)} tensors, got {dtype}; "
+            "give inputs of another dtype, or draw them with rank_tensors(dtypes=[torch.float32])"
+        )
+    if found[0].op in _ORDERED and any(one.isnan().any() for one in inputs):
+        raise ValueError(f"{check}: backends differ in the {found[0].noun} of NaN and numbers; give inputs without NaN")
+    return found[0]
+
+
+def reductions_for(dtype: torch.dtype) -> list[Reduction]:
+    """Those that torch has for a dtype."""
+    return [one for one in _ALL if _kind(dtype) in one.kinds]
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return "complex" if dtype.is_complex else "floating" if dtype.is_floating_point else "integer"
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(_WIDEST[_kind(tensor.dtype)])
