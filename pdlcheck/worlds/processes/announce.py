@@ -33,7 +33,7 @@ from pdlcheck.worlds.processes.messages import (
     Unwatch,
 )
 from pdlcheck.worlds.processes.reminders import Reminders
-from pdlcheck.worlds.watch import Operation, Signature, refuse_as_gloo, refuse_memory
+from pdlcheck.worlds.watch import Operation, Signature, refuse, refuse_as_gloo
 
 __all__ = ["Announcer", "GroupEngine"]
 
@@ -378,6 +378,6 @@ class GroupEngine:
 
     def post(self, operation: Operation) -> dist.Work:
         """See :class:`pdlcheck.worlds.watch.Engine`."""
-        refuse_memory(operation)
+        refuse(operation)
         refuse_as_gloo(operation)
         return self._announcer.post(operation, self._real)

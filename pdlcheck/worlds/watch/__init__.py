@@ -10,7 +10,7 @@ from pdlcheck.worlds.watch.group import Engine, WatchedGroup
 from pdlcheck.worlds.watch.matcher import Match, Matcher
 from pdlcheck.worlds.watch.new_group import is_local, new_group
 from pdlcheck.worlds.watch.operation import Operation, Part
-from pdlcheck.worlds.watch.refused import refuse, refuse_memory
+from pdlcheck.worlds.watch.refused import refuse
 from pdlcheck.worlds.watch.signature import Signature, key_among
 from pdlcheck.worlds.watch.traffic import Count, Traffic
 from pdlcheck.worlds.watch.work import WatchedWork, is_limit
@@ -37,7 +37,6 @@ __all__ = [
     "new_group",
     "refuse",
     "refuse_as_gloo",
-    "refuse_memory",
     "require_known",
     "require_own",
     "short",

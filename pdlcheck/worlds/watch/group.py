@@ -248,9 +248,21 @@ class WatchedGroup(dist.ProcessGroup):
 
     def _gather_flat(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], call: Any) -> dist.Work:
         parts = [
-            Part([x], list(out.view(self.size(), *x.shape).unbind(0))) for x, out in zip(inputs, outputs, strict=True)
+            Part([x], self._rows(out, x, "all_gather_into_tensor")) for x, out in zip(inputs, outputs, strict=True)
         ]
         return self._post("all_gather", parts, *call, compare=inputs)
+
+    def _rows(self, output: Tensor, input: Tensor, call: str) -> list[Tensor]:
+        """What each rank's input goes to, of an output that holds all."""
+        if output.numel() != self.size() * input.numel():
+            raise self._does_not_fit(call, output, input, "an output")
+        return list(output.view(self.size(), *input.shape).unbind(0))
+
+    def _does_not_fit(self, call: str, output: Tensor, input: Tensor, larger: str) -> RuntimeError:
+        return RuntimeError(
+            f"{call} on {self.size()} ranks needs {larger} of {self.size()} times as many elements, got an input of "
+            f"{tuple(input.shape)} and an output of {tuple(output.shape)}"
+        )
 
     def gather(self, *args: Any, **kwargs: Any) -> dist.Work:
         outputs, inputs, opts = FORMS["gather"].of(args, kwargs)
@@ -261,7 +273,7 @@ class WatchedGroup(dist.ProcessGroup):
     def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         opts = opts or c10d.GatherOptions()
         own = opts.rootRank == self._group_rank  # elsewhere the output is empty, and not looked at
-        part = Part([input], list(output.view(self.size(), *input.shape).unbind(0)) if own else [])
+        part = Part([input], self._rows(output, input, "gather_single") if own else [])
         args = (output, input, opts)
         return self._post("gather", [part], "gather_single", args, compare=[input], root=opts.rootRank)
 
@@ -282,8 +294,11 @@ class WatchedGroup(dist.ProcessGroup):
         return self._post("reduce_scatter", parts, *call, compare=compare, reduce_op=opts.reduceOp)
 
     def _scatter_flat(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any, call: Any) -> dist.Work:
+        for x, out in zip(inputs, outputs, strict=True):
+            if x.numel() != self.size() * out.numel():
+                raise self._does_not_fit("reduce_scatter_tensor", out, x, "an input")
         parts = [
-            Part([piece.view(out.shape) for piece in x.reshape(self.size(), -1).unbind(0)], [out])
+            Part([piece.view(out.shape) for piece in x.reshape(self.size(), *out.shape).unbind(0)], [out])
             for x, out in zip(inputs, outputs, strict=True)
         ]
         return self._post("reduce_scatter", parts, *call, compare=inputs, reduce_op=opts.reduceOp)

@@ -6,13 +6,15 @@ has written.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature
 
-__all__ = ["refuse", "refuse_memory"]
+__all__ = ["refuse"]
 
 _strided = torch.strided
 _BITWISE = ("BAND", "BOR", "BXOR")
@@ -34,7 +36,7 @@ def refuse(operation: Operation) -> None:
     Raises:
         RuntimeError: the type that torch's own backends raise; a layout that they do not move is a NotImplementedError.
     """
-    refuse_memory(operation)
+    _refuse_memory(operation)
     signature = operation.signature
     if signature.is_p2p:
         return
@@ -44,7 +46,7 @@ def refuse(operation: Operation) -> None:
             _refuse_lists(part, signature)
 
 
-def refuse_memory(operation: Operation) -> None:
+def _refuse_memory(operation: Operation) -> None:
     """Check the memory that the tensors of an operation take.
 
     Overlap is that of the gradient of ``sum()``: gloo takes its memory for as long as its shape says, and writes
@@ -93,9 +95,16 @@ def _refuse_lists(part: Part, signature: Signature) -> None:
         if len(tensors) != size:
             raise RuntimeError(f"{op} needs {size} {name}, one for each rank of the group, got {len(tensors)}")
     inputs = part.inputs[own : own + 1] if op == "reduce_scatter" else part.inputs  # the others' may be of any length
-    shapes = {tuple(tensor.shape) for tensor in (*inputs, *part.outputs)}
-    if len(shapes) > 1 and op != "all_to_all":
-        raise RuntimeError(f"{op} needs tensors of one shape, got {', '.join(sorted(map(str, shapes)))}")
+    if len({tensor.shape for tensor in (*inputs, *part.outputs)}) > 1 and op != "all_to_all":
+        gives, takes = _shapes("input", inputs), _shapes("output", part.outputs)
+        cure = "" if op == "reduce_scatter" else "; pad tensors whose sizes differ between ranks, and cut them after it"
+        raise RuntimeError(f"{op} needs tensors of one shape, got {gives} and {takes}{cure}")
+
+
+def _shapes(name: str, tensors: Sequence[Tensor]) -> str:
+    """``an input of (2,)``, ``outputs of (2,), (3,)``."""
+    who = f"{name}s" if len(tensors) > 1 else f"an {name}"
+    return f"{who} of {', '.join(sorted({str(tuple(x.shape)) for x in tensors}))}"
 
 
 def _refuse_dtypes(part: Part, op: str, reduce_op: str) -> None:

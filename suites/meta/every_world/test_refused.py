@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pdlcheck.errors import CollectiveMismatch
 from pdlcheck.worlds import get_world
 
 from ..needs_mpi import needs_mpi
@@ -40,6 +41,20 @@ CALLS = {
     "all_to_all_single without split sizes deals a tensor out evenly: 3 elements, shape (3,)": (
         lambda: dist.all_to_all_single(torch.zeros(3), torch.ones(3))
     ),
+    "all_gather needs tensors of one shape, got an input of (2,) and outputs of (2,), (3,); pad tensors whose sizes "
+    "differ between ranks, and cut them after it": (
+        lambda: dist.all_gather([torch.zeros(2), torch.zeros(3)], torch.ones(2))
+    ),
+    "reduce_scatter needs tensors of one shape, got an input of (3,) and an output of (2,)": (
+        lambda: dist.reduce_scatter(torch.zeros(2), [torch.ones(3), torch.ones(3)])
+    ),
+    "all_gather_into_tensor on 2 ranks needs an output of 2 times as many elements, got an input of (2,) and an output "
+    "of (3,)": lambda: dist.all_gather_into_tensor(torch.zeros(3), torch.ones(2)),
+    "reduce_scatter_tensor on 2 ranks needs an input of 2 times as many elements, got an input of (3,) and an output "
+    "of (2,)": lambda: dist.reduce_scatter_tensor(torch.zeros(2), torch.ones(3)),
+    "ReduceOp.AVG needs a floating-point tensor, got torch.int64; use SUM": (
+        lambda: dist.all_reduce(torch.ones(2).long(), dist.ReduceOp.AVG)
+    ),
     "split sizes are a list of integers, not a tensor; call .tolist()": (
         lambda: dist.all_to_all_single(torch.zeros(2), torch.ones(2), torch.tensor([1, 1]), torch.tensor([1, 1]))
     ),
@@ -70,6 +85,25 @@ def test_each_rank_is_told_when_it_calls(world_of_two):
     for told in world_of_two.run(_told, list(CALLS.values()), world_size=2):
         for words, said in zip(CALLS, told, strict=True):
             assert said.startswith(words)
+
+
+def _gathered(sizes):
+    own = torch.ones(2 + dist.get_rank())
+    dist.all_gather([torch.zeros(size) for size in sizes or [len(own)] * 2], own)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        pytest.param((2, 3), r"an input of \((2|3),\) and outputs of \(2,\), \(3,\); pad", id="room_for_each_size"),
+        pytest.param((2, 2), r"an input of \(3,\) and outputs of \(2,\); pad", id="room_for_one_size"),
+    ],
+)
+def test_a_rank_is_told_of_sizes_that_differ_before_ranks_are_compared(world_of_two, sizes, message):
+    with pytest.raises(RuntimeError, match=f"all_gather needs tensors of one shape, got {message}"):
+        world_of_two.run(_gathered, sizes, world_size=2)
+    with pytest.raises(CollectiveMismatch, match="differ in the shape"):  # room for the size of its own
+        world_of_two.run(_gathered, None, world_size=2)
 
 
 def test_ranks_of_a_group_are_named(world_of_two):

@@ -91,7 +91,7 @@ def test_what_has_no_meaning_is_refused_with_the_cure_and_the_group_goes_on(unde
         assert "use SUM" in said["AVG of integers"]
         assert "needs a tensor of integers, got torch.float32; use another reduce-op" in said["BOR of floats"]
         assert "needs tensors of one dtype, got torch.float32, torch.int32" in said["two dtypes"]
-        assert "needs tensors of one shape, got (2,), (3,)" in said["two shapes"]
+        assert "needs tensors of one shape, got an input of (2,) and outputs of (3,)" in said["two shapes"]
         assert "call .to_dense() first" in said["a sparse tensor"]
         assert total == 4.0
 

@@ -236,6 +236,11 @@ def outputs_of_another_shape():
     )
 
 
+def outputs_for_sizes_that_differ_between_ranks():
+    room = [torch.zeros(1 + r) for r in range(4)]
+    return _refused(lambda: dist.all_gather(room, torch.ones(1 + dist.get_rank())))
+
+
 def split_of_a_group_without_a_device():
     return _refused(lambda: dist.split_group(split_ranks=[[0, 1], [2, 3]]))
 
