@@ -42,7 +42,9 @@ class Semantics:
             ``returns``, as on nccl.
         waits: who has waited for a collective has waited for its ``own`` operation alone, as on gloo, or for the
             ``earlier`` collectives on its group, too, as on nccl: a stream carries out one after the other.
-        poison: outputs of a pending operation hold NaN, or the smallest integer, until it is waited for.
+        poison: outputs of a pending operation hold NaN, or the smallest integer, until it is waited for; so does for
+            good the tensor of a ``reduce`` on ranks that are not its ``dst``, in which gloo leaves partial sums, but
+            NCCL, whose messages are ``in_order``, what was there.
         hazards: a rank that touches a buffer of a pending operation raises ``BufferHazard``.
         leaks: a run that ends with work that nobody waited for, or a message nobody received, raises ``LeakedWork``.
 

@@ -169,6 +169,15 @@ def _sum(values: Sequence[Tensor]) -> Tensor:
     return total.coalesce() if total.is_sparse else total
 
 
+def _larger(one: Tensor, other: Tensor) -> Tensor:
+    """As C++ compares, and gloo: a NaN stays where it comes first, and is lost where it comes later."""
+    return torch.where(one < other, other, one)
+
+
+def _smaller(one: Tensor, other: Tensor) -> Tensor:
+    return torch.where(other < one, other, one)
+
+
 def _fold(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Sequence[Tensor]], Tensor]:
     return lambda values: reduce(combine, [value.detach() for value in values]).clone()
 
@@ -178,8 +187,8 @@ _REDUCTIONS: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
     "BAND": _fold(torch.bitwise_and),
     "BOR": _fold(torch.bitwise_or),
     "BXOR": _fold(torch.bitwise_xor),
-    "MAX": _fold(torch.maximum),
-    "MIN": _fold(torch.minimum),
+    "MAX": _fold(_larger),
+    "MIN": _fold(_smaller),
     "PREMUL_SUM": _sum,  # of inputs that are multiplied already
     "PRODUCT": _fold(torch.mul),
     "SUM": _sum,

@@ -105,8 +105,23 @@ class SimulatedWork(WatchedWork):
                 with _networks_own():
                     write(self.results, as_user=writes_as_user(self.operation))
                 self.results = ()
+            if self._leaves_partial_sums():
+                with _networks_own():
+                    for tensor in read_by(self.operation):
+                        poison(tensor)
         if self._future is not None:
             self._settle_future()
+
+    def _leaves_partial_sums(self) -> bool:
+        """A reduce on ranks that are not its destination: of what gloo leaves there nobody can make use."""
+        signature, semantics = self.operation.signature, self._network.semantics
+        return (
+            signature.op == "reduce"
+            and signature.root != signature.rank
+            and self.transfer is not None
+            and semantics.poison
+            and semantics.messages != "in_order"  # NCCL leaves what was there
+        )
 
     def lose(self, error: RuntimeError) -> None:
         """The operation will never be complete; ``error`` says why."""

@@ -106,6 +106,23 @@ def sum_of_halves_by_reduce_scatter():
     return seen
 
 
+def reduce_in_place_on_every_rank():
+    """What it leaves on ranks that are not its destination."""
+    x = torch.arange(8.0) + dist.get_rank()
+    dist.reduce(x, 2)
+    return x.tolist()
+
+
+def maxima_and_minima_of_nan():
+    """Rank 1's; the others' are numbers."""
+    seen = []
+    for op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+        x = torch.full((8,), float("nan") if dist.get_rank() == 1 else dist.get_rank() + 1.0)
+        dist.all_reduce(x, op)
+        seen.append(x.tolist())
+    return seen
+
+
 # -- what one world refuses ------------------------------------------------------------------------
 
 
