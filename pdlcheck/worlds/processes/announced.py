@@ -15,7 +15,7 @@ import torch
 from pdlcheck.errors import PeerFailed
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.processes.meeting import Meeting
-from pdlcheck.worlds.watch import Operation, Signature, WatchedWork, is_limit, uncounted
+from pdlcheck.worlds.watch import Operation, Signature, WatchedWork, is_limit, refuse_future, uncounted
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.processes.announce import Announcer
@@ -136,6 +136,8 @@ class AnnouncedWork(WatchedWork):
         return self._error
 
     def get_future(self) -> torch.futures.Future[Any]:
+        if self._is_of_gloo():
+            refuse_future(self.operation.signature)
         future = super().get_future()
         if torch._C._current_graph_task_id() == -1:
             self._go_on()
@@ -183,7 +185,7 @@ class AnnouncedWork(WatchedWork):
     def _give_up(self, limit: float) -> None:
         """As gloo: a collective can be waited for again, after a message nothing of the group reaches this rank."""
         signature = self.operation.signature
-        if signature.is_p2p and signature.peer >= 0 and self._group.name() == "gloo":
+        if signature.is_p2p and signature.peer >= 0 and self._is_of_gloo():
             if self._announcer.abandon(self):
                 self._announcer.is_torn = True
                 with suppress(RuntimeError):
@@ -192,6 +194,9 @@ class AnnouncedWork(WatchedWork):
                 raise RuntimeError(f"Timed out waiting {1000 * limit:g}ms for {signature.op} operation to complete")
             return
         raise RuntimeError(f"Operation timed out! {limit:g} s have passed in {signature}")
+
+    def _is_of_gloo(self) -> bool:
+        return self._group is not None and self._group.name() == "gloo"
 
     def _decided_within(self, seconds: float) -> bool:
         if self._decided.acquire(timeout=seconds):
@@ -202,10 +207,7 @@ class AnnouncedWork(WatchedWork):
         if self._error is not None:
             self._resolve(self._error)
             return
-        try:
-            self._real.get_future().add_done_callback(lambda _: self._resolve())
-        except RuntimeError:  # gloo's sends and receives have no future: resolved by wait
-            return
+        self._real.get_future().add_done_callback(lambda _: self._resolve())
 
     def _resolve(self, error: Exception | None = None) -> None:
         future = self._future

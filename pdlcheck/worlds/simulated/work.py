@@ -17,7 +17,7 @@ from pdlcheck.worlds.simulated.poison import poison
 from pdlcheck.worlds.simulated.scheduler import RankThread, current_rank
 from pdlcheck.worlds.simulated.schedules.access import Post
 from pdlcheck.worlds.simulated.shared import version_of
-from pdlcheck.worlds.watch import Operation, Part, WatchedWork, is_limit, user_call, user_line
+from pdlcheck.worlds.watch import Operation, Part, WatchedWork, is_limit, refuse_future, user_call, user_line
 
 if TYPE_CHECKING:
     from pdlcheck.clock.trace import Act
@@ -197,6 +197,8 @@ class SimulatedWork(WatchedWork):
         return self.finished or self._lost is not None
 
     def get_future(self) -> torch.futures.Future[Any]:
+        if self._network.semantics.messages != "in_order":
+            refuse_future(self.operation.signature)
         if self._network.recorder is not None and not self._gave_future:
             self._network.recorder.future(self)
         self._gave_future = True

@@ -1,7 +1,7 @@
 """What every world can observe: what each rank posts, from which line, and whether the ranks fit together."""
 
 from pdlcheck.worlds.watch.adopted import require_known, require_own
-from pdlcheck.worlds.watch.as_gloo import refuse_as_gloo
+from pdlcheck.worlds.watch.as_gloo import refuse_as_gloo, refuse_future
 from pdlcheck.worlds.watch.callsite import calls_tests, end_at_user_line, short, user_call, user_line
 from pdlcheck.worlds.watch.counted import uncounted
 from pdlcheck.worlds.watch.deadlock import deadlock
@@ -37,6 +37,7 @@ __all__ = [
     "new_group",
     "refuse",
     "refuse_as_gloo",
+    "refuse_future",
     "require_known",
     "require_own",
     "short",

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pdlcheck.worlds.watch.operation import Operation
+from pdlcheck.worlds.watch.signature import Signature
 
-__all__ = ["refuse_as_gloo"]
+__all__ = ["refuse_as_gloo", "refuse_future"]
 
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -51,6 +52,16 @@ def refuse_as_gloo(operation: Operation, *, with_grad: bool = True) -> None:
     check = _CHECKS.get(operation.method)  # of most calls there is none
     if check is not None and (with_grad or check is not _refuse_outputs):
         check(operation)
+
+
+def refuse_future(signature: Signature) -> None:
+    """Check that the future of an operation may be asked for.
+
+    Raises:
+        RuntimeError: it is a message or a ``reduce_scatter``, whose work has none.
+    """
+    if signature.is_p2p or signature.op == "reduce_scatter":
+        raise RuntimeError(f"Work::getFuture not implemented: gloo has no future of a {signature.op}; call wait()")
 
 
 def _refuse_message(operation: Operation) -> None:

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck.errors import Deadlock
+from pdlcheck.worlds import get_world
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.wait. is deprecated:DeprecationWarning")
 
@@ -58,6 +59,43 @@ ALL = [
 @pytest.mark.parametrize("program", ALL, ids=lambda program: program.__name__)
 def test_a_future_is_waited_for(world, program):
     assert world.run(program, world_size=3) == [3.0] * 3
+
+
+def of_messages():
+    peer, seen = 1 - dist.get_rank(), torch.zeros(1)
+    pair = [dist.P2POp(dist.isend, torch.ones(1), peer), dist.P2POp(dist.irecv, seen, peer)]
+    works = dist.batch_isend_irecv(pair)
+    try:
+        for work in works:
+            work.get_future().wait()
+        return seen.item()
+    finally:
+        for work in works:
+            work.wait()
+
+
+def of_a_reduce_scatter():
+    part = torch.zeros(1)
+    work = dist.reduce_scatter(part, [torch.ones(1), torch.ones(1)], async_op=True)
+    try:
+        return work.get_future().then(lambda done: done.value()[0].item() - 1).wait()
+    finally:
+        work.wait()
+
+
+@pytest.mark.parametrize(("program", "op"), [(of_messages, "send"), (of_a_reduce_scatter, "reduce_scatter")])
+def test_what_has_none_on_gloo_is_to_be_waited_for(world, program, op):
+    with pytest.raises(RuntimeError, match=rf"getFuture not implemented: gloo has no future of a {op}; call wait\(\)"):
+        world.run(program, world_size=2)
+    assert get_world("sim", semantics="nccl").run(program, world_size=2) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("program", [of_messages, of_a_reduce_scatter])
+def test_a_group_of_gloo_that_nobody_watches_has_no_such_future_either(program):
+    world = get_world("gloo", watch=False)
+    with world.open(2) as ranks, pytest.raises(RuntimeError, match="getFuture not implemented"):
+        ranks.run(program)
+    world.close()
 
 
 def alone():
