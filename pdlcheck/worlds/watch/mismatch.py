@@ -23,31 +23,35 @@ _AT_ONCE = slice(Signature._fields.index("op"), Signature._fields.index("peer"))
 
 
 def mismatch(there: Signature, arriving: Signature, all_there: Iterable[Signature]) -> CollectiveMismatch | None:
-    """Compare two members of one collective; ``all_there`` are the ones that the report lists."""
+    """Compare two members of one collective; ``all_there`` are the ones that the report lists.
+
+    The lower rank is named first, whichever came first: the words do not depend on the schedule.
+    """
     if there[_AT_ONCE] == arriving[_AT_ONCE] and arriving.op != "all_to_all":
         return None
-    if there.op != arriving.op and there.is_new_group and arriving.is_new_group:
+    one, other = sorted((there, arriving))  # by rank
+    if one.op != other.op and one.is_new_group and other.is_new_group:
         return _error(
-            f"ranks {there.rank} and {arriving.rank} make different groups: {there.op} and {arriving.op}; all ranks, "
+            f"ranks {one.rank} and {other.rank} make different groups: {one.op} and {other.op}; all ranks, "
             "also those that are not in a group, must make the same groups in the same order",
             "the ranks of the group",
             [*all_there, arriving],
         )
     for name, words in _MUST_AGREE:
-        found, expected = getattr(arriving, name), getattr(there, name)
-        if name == "shapes" and _lie_alike(found, expected):
+        mine, others = getattr(one, name), getattr(other, name)
+        if name == "shapes" and _lie_alike(mine, others):
             continue
-        if found != expected:
-            if name == "dtypes" and len(found) != len(expected):  # coalesced calls, lists of parts
-                found, expected, words = len(found), len(expected), "the number of tensors"
+        if mine != others:
+            if name == "dtypes" and len(mine) != len(others):  # coalesced calls, lists of parts
+                mine, others, words = len(mine), len(others), "the number of tensors"
             return _error(
-                f"ranks {there.rank} and {arriving.rank} met in collective {arriving.seq} of the {arriving.group_text} "
-                f"and differ in {words}: {_text(expected)} and {_text(found)}",
+                f"ranks {one.rank} and {other.rank} met in collective {one.seq} of the {one.group_text} "
+                f"and differ in {words}: {_text(mine)} and {_text(others)}",
                 words,
                 [*all_there, arriving],
             )
-    if arriving.op == "all_to_all":
-        return _split_mismatch(there, arriving)
+    if one.op == "all_to_all":
+        return _split_mismatch(one, other)
     return None
 
 
