@@ -106,6 +106,11 @@ class Announcer:
                 self._withdraw(work)
 
     @property
+    def verdict(self) -> Exception | None:
+        """Why nothing of this call goes any more, if that is so."""
+        return self._refusal if self._refused_call == self.call else None
+
+    @property
     def has_open(self) -> bool:
         """Whether there are operations that are not under way, and may still come to be."""
         return bool(self._open)

@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -45,6 +46,7 @@ from pdlcheck.worlds.processes.taking_turns import take_turns
 from pdlcheck.worlds.processes.watched_gloo import watch_gloo
 from pdlcheck.worlds.processes.watched_groups import begin_call
 from pdlcheck.worlds.site import site_of
+from pdlcheck.worlds.watch import FROM_CALLBACK
 
 __all__ = ["adopt", "begin", "fresh_state", "main", "take_place"]
 
@@ -185,7 +187,7 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
         offer(default_group)
         with hearing(call.ears) as heard:
             with contextlib.nullcontext() if is_our_own(fn) else users_code():
-                value = fn(*args, **kwargs)
+                value = _called(fn, args, kwargs, announcer)
             told = heard()
         announcer.end(failed=False)
         result = dump_result(value, start.rank)
@@ -206,6 +208,15 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
     sys.stdout.flush()
     sys.stderr.flush()
     channel.end(call.call, report)
+
+
+def _called(fn: Any, args: Any, kwargs: Any, announcer: Announcer) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    except RuntimeError as error:
+        if announcer.verdict is None or not text_of(error).startswith(FROM_CALLBACK):
+            raise
+        raise copy(announcer.verdict).with_traceback(error.__traceback__) from None  # torch has wrapped the verdict
 
 
 def adopt(changes: Changes, own: Mapping[str, str]) -> None:

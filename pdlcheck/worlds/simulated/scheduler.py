@@ -23,7 +23,7 @@ from pdlcheck.worlds.simulated.isolation import RankState, isolated_controller
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
 from pdlcheck.worlds.simulated.threads import raise_in, rank_behind, started_at
 from pdlcheck.worlds.site import site_of
-from pdlcheck.worlds.watch import end_at_user_line, user_line
+from pdlcheck.worlds.watch import FROM_CALLBACK, end_at_user_line, user_line
 
 __all__ = ["RankGone", "RankThread", "Scheduler", "current_rank", "running_rank"]
 
@@ -32,8 +32,6 @@ _GRACE_S = 0.5  # for ranks to end after an interrupt
 _MAX_POLLS = 20_000  # in a row, by all ranks together, while nothing else happens: a tenth of a second
 _LAST_S = 5.0  # for ranks that sleep, after another has failed
 _PATIENCE_S = 60  # with ranks that sleep between polls: they may look for something outside, too
-
-_FROM_CALLBACK = "Got the following error when running the callback"
 
 _local = threading.local()
 
@@ -312,7 +310,7 @@ class Scheduler:
             return Raised(me.rank, own, order=self._failures, site=site_of(error))
         except BaseException as error:
             self._fails(within_s=math.inf if isinstance(error, RankGone) else _LAST_S)
-            if self.error is not None and text_of(error).startswith(_FROM_CALLBACK):  # torch has wrapped the verdict
+            if self.error is not None and text_of(error).startswith(FROM_CALLBACK):  # torch has wrapped the verdict
                 error = copy(self.error).with_traceback(error.__traceback__)
             if isinstance(error, PdlcheckError):
                 end_at_user_line(error)

@@ -13,9 +13,10 @@ from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.refused import refuse
 from pdlcheck.worlds.watch.signature import Signature, key_among
 from pdlcheck.worlds.watch.traffic import Count, Traffic
-from pdlcheck.worlds.watch.work import WatchedWork, is_limit
+from pdlcheck.worlds.watch.work import FROM_CALLBACK, WatchedWork, is_limit
 
 __all__ = [
+    "FROM_CALLBACK",
     "Count",
     "Engine",
     "Match",

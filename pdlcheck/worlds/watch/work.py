@@ -12,7 +12,9 @@ import torch.distributed as dist
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.watch.operation import Operation
 
-__all__ = ["WatchedFuture", "WatchedWork", "is_limit"]
+__all__ = ["FROM_CALLBACK", "WatchedFuture", "WatchedWork", "is_limit"]
+
+FROM_CALLBACK = "Got the following error when running the callback"  # as torch's futures begin what they wrap
 
 
 def is_limit(timeout: Any) -> bool:
@@ -92,9 +94,8 @@ class WatchedFuture(torch.futures.Future[Any]):
         def follow(future: torch.futures.Future[Any]) -> None:
             try:
                 following.set_result(callback(future))
-            except Exception as error:  # in the words of torch's own futures
-                told = f"Got the following error when running the callback: {type(error).__name__}: {error}"
-                following.set_exception(RuntimeError(told))
+            except Exception as error:
+                following.set_exception(RuntimeError(f"{FROM_CALLBACK}: {type(error).__name__}: {error}"))
 
         self.add_done_callback(follow)
         return following

@@ -161,6 +161,21 @@ def test_a_verdict_in_a_callback_has_the_traceback_of_the_program():
     assert "with_a_message_between" in functions
 
 
+def told_before_it_is_waited_for():
+    """The callback hands on what its future holds, and both are done when the rank waits."""
+    future = reduced(torch.ones(2 + dist.get_rank())).then(lambda done: done.value()[0] + 1)
+    while not future.done():
+        pass
+    return future.wait()
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
+def test_a_verdict_that_a_callback_hands_on_is_still_the_verdict(world):
+    with closing(get_world(world)) as opened, opened.open(2) as ranks:
+        for outcome in ranks.outcomes(told_before_it_is_waited_for):
+            assert type(outcome.error) is CollectiveMismatch
+
+
 def test_an_error_of_the_users_own_in_a_callback_stays_his():
     def program():
         def looks_up(_):
