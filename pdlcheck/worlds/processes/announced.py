@@ -73,7 +73,7 @@ class AnnouncedWork(WatchedWork):
                 with torch.no_grad(), uncounted():  # C++ calls a group below autograd, which would see views of outputs
                     self._real = getattr(self._group, method)(*args)
         except Exception as error:  # what the real group refuses, the waiting rank raises
-            self._error = error
+            self._error = self._noted(error)
         self._decide()
 
     def refuse(self, error: Exception) -> None:
@@ -120,7 +120,7 @@ class AnnouncedWork(WatchedWork):
             done = self._real.wait(timeout) if is_limit(timeout) else self._real.wait()
         except Exception as error:
             self._announcer.is_torn = True
-            self._resolve(error)
+            self._resolve(self._noted(error))
             raise
         self._resolve()
         return bool(done)
@@ -194,6 +194,11 @@ class AnnouncedWork(WatchedWork):
                 raise RuntimeError(f"Timed out waiting {1000 * limit:g}ms for {signature.op} operation to complete")
             return
         raise RuntimeError(f"Operation timed out! {limit:g} s have passed in {signature}")
+
+    def _noted(self, error: Exception) -> Exception:
+        """With the operation, which the words of a backend do not name, and which the rank may have posted long ago."""
+        error.add_note(f"{self._group.name()} said so of {self.operation.signature}")
+        return error
 
     def _is_of_gloo(self) -> bool:
         return self._group is not None and self._group.name() == "gloo"

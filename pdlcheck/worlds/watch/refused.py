@@ -20,7 +20,8 @@ _strided = torch.strided
 _BITWISE = ("BAND", "BOR", "BXOR")
 _NOT_OF_COMPLEX = ("MAX", "MIN", "PRODUCT")
 _OF_SOME_DTYPES = ("AVG", *_BITWISE, *_NOT_OF_COMPLEX)
-_NOT_ADDED = {torch.uint16, torch.uint32, torch.uint64}  # torch has no arithmetic for them, and gloo none
+_FLOAT8 = {getattr(torch, name) for name in dir(torch) if name.startswith("float8_")}
+_NOT_ADDED = {torch.uint16, torch.uint32, torch.uint64} | _FLOAT8  # torch has no arithmetic for them, and gloo none
 _LISTS = {  # what a collective takes as a list
     "all_gather": ("outputs",),
     "all_to_all": ("inputs", "outputs"),
@@ -121,4 +122,5 @@ def _refuse_dtypes(part: Part, op: str, reduce_op: str) -> None:
         if reduce_op in _NOT_OF_COMPLEX and dtype.is_complex:
             raise RuntimeError(f"ReduceOp.{reduce_op} does not take complex tensors, got {dtype}; use SUM")
     if reduce_op and dtypes & _NOT_ADDED:
-        raise RuntimeError(f"ReduceOp.{reduce_op} does not take {min(map(str, dtypes))}; use torch.int64")
+        cure = "torch.float32" if dtypes & _FLOAT8 else "torch.int64"
+        raise RuntimeError(f"ReduceOp.{reduce_op} does not take {min(map(str, dtypes))}; use {cure}")

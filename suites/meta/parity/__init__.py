@@ -38,6 +38,10 @@ def _programs(*modules):
 # program -> what gloo raises
 ONLY_SIM = {
     collectives.all_gather_into_a_stack: (RuntimeError, "invalid tensor size at index 0"),
+    collectives.all_gather_of_scalars_into_one: (RuntimeError, "invalid tensor size at index 0"),
+    collectives.all_to_all_of_lists_of_different_lengths: (RuntimeError, "gloo said so of all_to_all, default group"),
+    collectives.broadcast_of_what_gloo_has_no_type_for: (RuntimeError, "gloo said so of broadcast root 1 of uint16"),
+    collectives.gather_of_complex_numbers: (RuntimeError, "gloo said so of gather root 1 of complex64 (2,), default"),
     reductions.multiplied_sums: (RuntimeError, "Cannot use ReduceOp.PREMUL_SUM with Gloo"),
     reductions.short_integers: (RuntimeError, "Invalid scalar type"),
 }

@@ -316,6 +316,31 @@ def all_gather_into_a_stack():
     return _told(out)
 
 
+def all_gather_of_scalars_into_one():
+    out = torch.zeros(4)
+    dist.all_gather_into_tensor(out, torch.tensor(float(dist.get_rank())))
+    return _told(out)
+
+
+def broadcast_of_what_gloo_has_no_type_for():
+    x = _mine(2, torch.int16).to(torch.uint16)
+    dist.broadcast(x, 1)
+    return _told(x)
+
+
+def gather_of_complex_numbers():
+    out = [torch.zeros(2, dtype=torch.complex64) for _ in range(4)] if dist.get_rank() == 1 else None
+    dist.gather(_mine(2, torch.complex64), out, 1)
+    return _told(*(out or []))
+
+
+def all_to_all_of_lists_of_different_lengths():
+    rank = dist.get_rank()
+    out = [torch.zeros(rank + 1) for _ in range(4)]
+    dist.all_to_all(out, [_mine(r + 1) for r in range(4)])
+    return _told(*out)
+
+
 def all_reduce_of_a_column():
     whole = _mine(8).view(2, 4)
     dist.all_reduce(whole[:, 0])

@@ -31,6 +31,11 @@ def unsigned_integers_of_several_bytes():
     return [_refused(lambda dtype=dtype: dist.all_reduce(torch.ones(2, dtype=dtype))) for dtype in dtypes]
 
 
+def sums_of_floats_of_eight_bits():
+    x = torch.ones(4).to(torch.float8_e4m3fn)
+    return _refused(lambda: dist.all_reduce(x)), _refused(lambda: dist.reduce_scatter(x[:1], list(x.split(1))))
+
+
 def message_to_a_rank_that_is_not_there():
     return _refused(lambda: dist.send(torch.ones(1), 9))
 
