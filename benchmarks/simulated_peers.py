@@ -3,8 +3,8 @@
 Usage: python benchmarks/simulated_peers.py [--rounds N] [--json]
 
 Milliseconds an example, the world set up and taken down in each (gloo: its processes are kept; simulated: its threads
-are, see pdlcheck/worlds/simulated/idle.py). "alone" is the program once for each rank, in groups of one: what torch
-itself does; "own_globals" has a module of sixty groups, of which each rank has its own.
+are, see pdlcheck/worlds/simulated/turns/idle.py). "alone" is the program once for each rank, in groups of one: what
+torch itself does; "own_globals" has a module of sixty groups, of which each rank has its own.
 
 Every side is a process of its own; in each round all of them take their turn, so that a busy moment hits
 each. A figure is the median over rounds of the median of a round, its spread over rounds beside it. The exit code is 1

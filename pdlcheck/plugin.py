@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness import cases, debugged_rank, differing, interrupt, launched, misused, repeated, unittest_cases
+from pdlcheck.harness.collection import cases, debugged_rank, misused, repeated, unittest_cases
+from pdlcheck.harness.running import differing, interrupt, launched
 from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
 from pdlcheck.worlds.registry import when_made
@@ -148,15 +149,15 @@ def pytest_configure(config: pytest.Config) -> None:
     cases.check_options(config)
     when_made(cases.look_after)
     if not config.getoption("fulltrace", True):  # absent in ranks
-        config.pluginmanager.register(interrupt, "pdlcheck.harness.interrupt")
+        config.pluginmanager.register(interrupt, "pdlcheck.harness.running.interrupt")
     if hasattr(config, "workerinput"):
-        from pdlcheck.harness.devices import divide_among_workers
+        from pdlcheck.harness.collection.devices import divide_among_workers
 
         divide_among_workers(config)
     if differing.compares_worlds(config):
-        config.pluginmanager.register(differing.Differing(config), "pdlcheck.harness.differing")
+        config.pluginmanager.register(differing.Differing(config), "pdlcheck.harness.running.differing")
     if config.getoption("--rank-pdb") is not None and not cases.runs_in_a_rank(config):
-        from pdlcheck.harness.terminal import debug_simulated
+        from pdlcheck.harness.reporting.terminal import debug_simulated
 
         debug_simulated(config, config.getoption("--rank-pdb"))
 
@@ -186,12 +187,12 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         result = yield
     except (session.Failed, session.Interrupted, pytest.exit.Exception) as end:  # and not Ctrl-C, which ends ranks too
         if cases.open_worlds(session.config):
-            from pdlcheck.harness.ranked import finish_ranks, status_of
+            from pdlcheck.harness.running.ranked import finish_ranks, status_of
 
             finish_ranks(session.config, status_of(end))
         raise
     if session.config.pluginmanager.hasplugin("_cov") and cases.open_worlds(session.config):
-        from pdlcheck.harness.rank_coverage import hand_over
+        from pdlcheck.harness.rank.coverage import hand_over
 
         cases.close_worlds(session.config)  # ranks write their last data when they end
         cases.bring_coverage(session.config)
@@ -202,7 +203,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 def pytest_unconfigure(config: pytest.Config) -> None:
     cases.close_worlds(config)
     if config.getoption("--rank-pdb") is not None and not cases.runs_in_a_rank(config):
-        from pdlcheck.harness.terminal import take_back
+        from pdlcheck.harness.reporting.terminal import take_back
 
         take_back(config)
 
@@ -224,11 +225,11 @@ def pytest_generate_tests_by_parameters(metafunc: pytest.Metafunc) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     on_ranks = cases.case_of(item) is not None
     if on_ranks or item.get_closest_marker("verifies"):
-        from pdlcheck.harness.examples import accept_rank_fixtures
+        from pdlcheck.harness.running.examples import accept_rank_fixtures
 
         accept_rank_fixtures(item, on_ranks=on_ranks)
     elif cases.world_of(item) is not None:
-        from pdlcheck.harness.examples import accept_instances
+        from pdlcheck.harness.running.examples import accept_instances
 
         accept_instances(item)
 
@@ -236,7 +237,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
-        from pdlcheck.harness.gpu import require_cuda
+        from pdlcheck.harness.collection.gpu import require_cuda
 
         require_cuda()
     if cases.runs_in_a_rank(item.config):
@@ -244,12 +245,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     cases.require_ranks(item)
     misused.require_sense(item)
     if cases.world_of(item) is not None:
-        from pdlcheck.harness.time_limits import not_counted
+        from pdlcheck.harness.running.time_limits import not_counted
 
         with not_counted(item):  # torch is imported here at the latest
             cases.isolate(item)
             if cases.case_of(item) is not None:
-                from pdlcheck.harness.ranked import prepare
+                from pdlcheck.harness.running.ranked import prepare
 
                 prepare(item)
 
@@ -270,13 +271,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if cases.case_of(pyfuncitem) is None:
         if pyfuncitem.get_closest_marker("schedules") is None:
             return None
-        from pdlcheck.harness.schedules import call_under_schedules, runs_under_schedules
+        from pdlcheck.harness.collection.schedules import call_under_schedules, runs_under_schedules
 
         if not runs_under_schedules(pyfuncitem):
             return None
         call_under_schedules(pyfuncitem)
         return True
-    from pdlcheck.harness.ranked import call
+    from pdlcheck.harness.running.ranked import call
 
     call(pyfuncitem)
     return True
@@ -284,7 +285,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def _remember_next(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     if cases.case_of(item) is not None:
-        from pdlcheck.harness.following import remember_next
+        from pdlcheck.harness.running.following import remember_next
 
         remember_next(item, nextitem)
 
@@ -302,7 +303,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         yield
     finally:  # also where the last teardown fails: ranks of other world sizes may keep fixtures
         if nextitem is None and cases.open_worlds(item.config):
-            from pdlcheck.harness.ranked import finish_ranks
+            from pdlcheck.harness.running.ranked import finish_ranks
 
             finish_ranks(item.config, int(item.session.testsfailed > 0))
 
@@ -319,7 +320,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         if cases.case_of(item) is not None or cases.world_of(item) is None or world is None:
             yield
             return
-        from pdlcheck.harness.time_limits import limited
+        from pdlcheck.harness.running.time_limits import limited
 
         with limited(item, world), debugged_rank.noting_world_sizes(item, world):
             yield
@@ -328,7 +329,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """Of pytest-timeout: its limit for a test on rank processes is kept by their world."""
-    from pdlcheck.harness.time_limits import GRACE_S, take_over
+    from pdlcheck.harness.running.time_limits import GRACE_S, take_over
 
     if not take_over(item, settings.timeout):
         return None
@@ -343,11 +344,11 @@ def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], rep
     rank, debugs = node.config.getoption("--rank-pdb"), node.config.getoption("usepdb", False)
     case = cases.case_of(node) if (rank is not None) != debugs else None
     if case is not None and rank is None and case.world != "sim":
-        from pdlcheck.harness.terminal import tell_where_the_ranks_are
+        from pdlcheck.harness.reporting.terminal import tell_where_the_ranks_are
 
         tell_where_the_ranks_are(node, call)
     if case is not None and rank is not None and case.world == "sim":
-        from pdlcheck.harness.terminal import post_mortem_on_sim
+        from pdlcheck.harness.reporting.terminal import post_mortem_on_sim
 
         post_mortem_on_sim(node, call, report, rank)
 
@@ -360,15 +361,15 @@ def pytest_runtest_makereport(
     if cases.runs_in_a_rank(item.config):
         return report
     if call.excinfo is not None and cases.case_of(item) is not None:
-        from pdlcheck.harness.reports import take_expected
+        from pdlcheck.harness.reporting.reports import take_expected
 
         take_expected(call.excinfo.value, report)
     if report.failed:
-        from pdlcheck.harness.reports import tell
+        from pdlcheck.harness.reporting.reports import tell
 
         tell(item, call, report)
     if item.config.getoption("--timeline") is not None:
-        from pdlcheck.harness.pictures import draw
+        from pdlcheck.harness.reporting.pictures import draw
 
         draw(item, report)
     return report
@@ -413,7 +414,7 @@ def life_of_a_test_case(request: pytest.FixtureRequest) -> Generator[None]:
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     """A temporary folder that is the same on every rank of this test; ``tmp_path`` is each rank's own."""
-    from pdlcheck.harness.folders import clear_shared, shared_of
+    from pdlcheck.harness.running.folders import clear_shared, shared_of
 
     if cases.case_of(request.node) is None:
         request.addfinalizer(lambda: clear_shared(request.node))
@@ -423,6 +424,6 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def subject(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """The primitive named by the marker ``verifies``, or the function that ``--subject`` puts in its place."""
-    from pdlcheck.harness.subjects import find
+    from pdlcheck.harness.collection.subjects import find
 
     return find(request)

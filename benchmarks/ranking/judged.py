@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdlcheck.checks.pagerank_oracle import Oracle, likely_cause
+from pdlcheck.checks.pagerank.oracle import Oracle, likely_cause
 from ranking.drawn import Case
 from ranking.ours import rounds
 from ranking.peer import Peer, Setting, features

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pdlcheck.checks.pagerank_oracle import MAX_DENSE_NODES, Oracle
+from pdlcheck.checks.pagerank.oracle import MAX_DENSE_NODES, Oracle
 from pdlcheck.primitives.pagerank import (
     Graph,
     debian_dependencies,

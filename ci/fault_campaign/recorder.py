@@ -19,9 +19,10 @@ import pytest
 
 from fault_campaign.faults import PATIENT_S
 from fault_campaign.leftovers import descendants, open_files, state_of
-from pdlcheck.harness import cases
+from pdlcheck.harness.collection import cases
 from pdlcheck.worlds import registry
-from pdlcheck.worlds.processes import ProcessWorld, forkserver
+from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds.processes.controller import forkserver
 
 _STRAY_S = 1.0
 

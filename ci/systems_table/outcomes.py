@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdlcheck.harness.cases import world_of
+from pdlcheck.harness.collection.cases import world_of
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

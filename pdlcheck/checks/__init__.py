@@ -3,9 +3,9 @@
 A check needs no test framework, and builds what it compares with itself.
 """
 
-from pdlcheck.checks.checkpoint import check_resume
-from pdlcheck.checks.clip import check_clip_grad_norm
-from pdlcheck.checks.comm import (
+from pdlcheck.checks.checkpoint.resume import check_resume
+from pdlcheck.checks.checkpoint.torn import check_torn_files
+from pdlcheck.checks.comm.collectives import (
     check_all_gather,
     check_all_reduce,
     check_all_reduce_agrees,
@@ -13,35 +13,35 @@ from pdlcheck.checks.comm import (
     check_reduce_scatter,
     check_ring_pass,
 )
-from pdlcheck.checks.compression import check_comm_hook
-from pdlcheck.checks.data_parallel import check_data_parallel
-from pdlcheck.checks.digests import check_digest, check_gathered_digests
-from pdlcheck.checks.epoch_loop import check_epoch_loop
-from pdlcheck.checks.gradients import check_gradients_equal_single_process
-from pdlcheck.checks.local_sgd import check_local_sgd
-from pdlcheck.checks.metrics import check_metric
-from pdlcheck.checks.pagerank import (
+from pdlcheck.checks.data.digests import check_digest, check_gathered_digests
+from pdlcheck.checks.data.epoch_loop import check_epoch_loop
+from pdlcheck.checks.data.sampler import check_sampler, check_sampler_resumes
+from pdlcheck.checks.data.shards import check_epochs_differ, check_shards
+from pdlcheck.checks.data_parallel.comm_hook import check_comm_hook
+from pdlcheck.checks.data_parallel.replicated import check_replicated_module
+from pdlcheck.checks.data_parallel.wrapper import check_data_parallel
+from pdlcheck.checks.gradients.same import check_same_gradients
+from pdlcheck.checks.gradients.single_process import check_gradients_equal_single_process
+from pdlcheck.checks.metrics.metric import check_metric
+from pdlcheck.checks.pagerank.over_ranks import check_halo_bytes, check_pagerank_over_ranks, check_pagerank_rounds
+from pdlcheck.checks.pagerank.scores import (
     check_error_bound,
     check_pagerank,
     check_pagerank_agreement,
     check_pagerank_relabelling,
     check_transition_matrix,
 )
-from pdlcheck.checks.pagerank_ranks import check_halo_bytes, check_pagerank_over_ranks, check_pagerank_rounds
-from pdlcheck.checks.pipedream import check_pipedream
-from pdlcheck.checks.pipeline import check_pipeline
-from pdlcheck.checks.precision import check_grad_scaler, check_low_precision_sum
-from pdlcheck.checks.random_streams import check_random_streams
-from pdlcheck.checks.replicas import check_replicas_in_sync, check_same_start
-from pdlcheck.checks.replicated import check_replicated_module
-from pdlcheck.checks.same_gradients import check_same_gradients
-from pdlcheck.checks.sampler import check_sampler, check_sampler_resumes
-from pdlcheck.checks.schedules import check_schedule
-from pdlcheck.checks.sharded_layer import check_sharded_layer
-from pdlcheck.checks.shards import check_epochs_differ, check_shards
-from pdlcheck.checks.sync import check_average_parameters, check_broadcast_parameters
-from pdlcheck.checks.torn import check_torn_files
-from pdlcheck.checks.trajectories import check_same_trajectory, check_world_size_does_not_matter
+from pdlcheck.checks.pipeline.pipedream import check_pipedream
+from pdlcheck.checks.pipeline.schedule import check_schedule
+from pdlcheck.checks.pipeline.whole_batch import check_pipeline
+from pdlcheck.checks.precision.clip import check_clip_grad_norm
+from pdlcheck.checks.precision.scaler import check_grad_scaler, check_low_precision_sum
+from pdlcheck.checks.randomness.streams import check_random_streams
+from pdlcheck.checks.replicas.in_sync import check_replicas_in_sync, check_same_start
+from pdlcheck.checks.replicas.local_sgd import check_local_sgd
+from pdlcheck.checks.replicas.sync import check_average_parameters, check_broadcast_parameters
+from pdlcheck.checks.sharded_layer.layer import check_sharded_layer
+from pdlcheck.checks.trajectories.trajectory import check_same_trajectory, check_world_size_does_not_matter
 
 __all__ = [
     "check_all_gather",

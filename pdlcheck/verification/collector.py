@@ -11,8 +11,8 @@ from typing import Any, Literal
 import pytest
 from hypothesis import statistics
 
-from pdlcheck.harness.cases import case_of
-from pdlcheck.harness.examples import is_property
+from pdlcheck.harness.collection.cases import case_of
+from pdlcheck.harness.running.examples import is_property
 from pdlcheck.report.progress import Display
 from pdlcheck.report.records import Key, PropertyRecord
 

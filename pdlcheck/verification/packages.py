@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pdlcheck.checks.pagerank import check_pagerank, check_pagerank_agreement
+from pdlcheck.checks.pagerank.scores import check_pagerank, check_pagerank_agreement
 from pdlcheck.primitives.pagerank import (
     Graph,
     debian_dependencies,

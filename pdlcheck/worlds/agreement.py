@@ -81,8 +81,13 @@ def _compare(
     fn: Callable[..., Any], args: Any, kwargs: Any, simulated: World, real: World, world_size: int
 ) -> list[Any]:
     __tracebackhide__ = True
-    from pdlcheck.worlds.simulated.cause import Separate, find_cause, find_modules, told  # they import torch
-    from pdlcheck.worlds.simulated.own_globals import UserState
+    from pdlcheck.worlds.simulated.own_globals.cause import (  # they import torch
+        Separate,
+        find_cause,
+        find_modules,
+        told,
+    )
+    from pdlcheck.worlds.simulated.own_globals.run import UserState
 
     def run(world: World) -> list[Any] | Exception:
         try:

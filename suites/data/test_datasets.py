@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pdlcheck.checks.pagerank import check_pagerank
+from pdlcheck.checks.pagerank.scores import check_pagerank
 from pdlcheck.primitives.pagerank import Graph, include_graph, rmat, torch_headers, uniform, wordnet_pointers
 from pdlcheck.primitives.pagerank.datasets import pack
 

@@ -8,8 +8,8 @@ import pytest
 import torch._dynamo  # noqa: F401 - optimizers import it; what inner runs import they forget, and torch cannot twice
 
 # the inner runs forget the modules that they import: what keeps state must be there before
-import pdlcheck.harness.processes
-import pdlcheck.harness.simulated  # noqa: F401
+import pdlcheck.harness.running.processes
+import pdlcheck.harness.running.simulated  # noqa: F401
 
 HEAD = """
 import logging, os, random, sys, time, warnings

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdlcheck.checks.graphs import CORNERS, graphs
-from pdlcheck.checks.pagerank import check_error_bound, check_pagerank
+from pdlcheck.checks.pagerank.scores import check_error_bound, check_pagerank
 from pdlcheck.primitives.pagerank import Graph, document_graph, pagerank
 from pdlcheck.primitives.pagerank.arguments import distribution
 from pdlcheck.primitives.pagerank.device.csr import CsrMatrix, CsrSweep

@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from pdlcheck.checks.pagerank import check_pagerank
+from pdlcheck.checks.pagerank.scores import check_pagerank
 from pdlcheck.primitives.pagerank import Graph, as_graph, document_graph, pagerank_reference
 
 from .cases import NEEDS_DGL

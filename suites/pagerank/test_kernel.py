@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import pdlcheck
-from pdlcheck.checks.pagerank import check_error_bound, check_pagerank
+from pdlcheck.checks.pagerank.scores import check_error_bound, check_pagerank
 from pdlcheck.primitives.pagerank import Graph, graph, layout, pagerank, threads
 from pdlcheck.primitives.pagerank.datasets import rmat
 

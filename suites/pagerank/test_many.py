@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdlcheck.checks.graphs import graphs
-from pdlcheck.checks.pagerank import check_error_bound
+from pdlcheck.checks.pagerank.scores import check_error_bound
 from pdlcheck.primitives.pagerank import Graph, pagerank
 
 pytestmark = pytest.mark.verifies("pagerank_many")

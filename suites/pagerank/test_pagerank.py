@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdlcheck.checks.graphs import graphs
-from pdlcheck.checks.pagerank import check_error_bound, check_pagerank, check_pagerank_agreement
+from pdlcheck.checks.pagerank.scores import check_error_bound, check_pagerank, check_pagerank_agreement
 from pdlcheck.primitives.pagerank import Graph, debian_dependencies, document_graph, pagerank_many, threads
 
 from .cases import DAMPING, VERSIONS, cases, left_over

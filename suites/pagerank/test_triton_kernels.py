@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdlcheck.checks.graphs import CORNERS, graphs
-from pdlcheck.checks.pagerank import check_error_bound
+from pdlcheck.checks.pagerank.scores import check_error_bound
 from pdlcheck.primitives.pagerank import Graph, pagerank_reference
 from pdlcheck.primitives.pagerank.arguments import distribution
 from pdlcheck.primitives.pagerank.device.edges import edges_on

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from pdlcheck.checks.pagerank import check_error_bound, check_pagerank
+from pdlcheck.checks.pagerank.scores import check_error_bound, check_pagerank
 from pdlcheck.primitives.pagerank import Graph, layout, pagerank, pagerank_many
 from pdlcheck.primitives.pagerank.datasets import debian_dependencies
 from pdlcheck.primitives.pagerank.memory import solver_nbytes

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from pdlcheck.checks.graphs import CORNERS, graph_and_relabelling, graphs
-from pdlcheck.checks.pagerank import (
+from pdlcheck.checks.pagerank.scores import (
     check_pagerank,
     check_pagerank_agreement,
     check_pagerank_relabelling,

@@ -40,8 +40,8 @@ from pdlcheck.worlds.launched.messages import (
     Stopped,
     Written,
 )
-from pdlcheck.worlds.processes import forkserver
-from pdlcheck.worlds.processes.local import LocalProcess
+from pdlcheck.worlds.processes.controller import forkserver
+from pdlcheck.worlds.processes.controller.local import LocalProcess
 
 __all__ = ["excuse", "serve", "software", "variables"]
 

@@ -31,10 +31,10 @@ from pdlcheck.worlds.launched.messages import (
     Stopped,
     Written,
 )
-from pdlcheck.worlds.processes import forkserver
-from pdlcheck.worlds.processes.exits import FORKER
-from pdlcheck.worlds.processes.local import LocalPlacement
-from pdlcheck.worlds.processes.placement import RankProcess
+from pdlcheck.worlds.processes.controller import forkserver
+from pdlcheck.worlds.processes.controller.exits import FORKER
+from pdlcheck.worlds.processes.controller.local import LocalPlacement
+from pdlcheck.worlds.processes.controller.placement import RankProcess
 
 __all__ = ["AgentProcess", "LaunchedPlacement"]
 

@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from pdlcheck.worlds.mpi.job import Job
-from pdlcheck.worlds.processes.forkserver import ForkServer
-from pdlcheck.worlds.processes.local import LocalPlacement, LocalProcess
+from pdlcheck.worlds.processes.controller.forkserver import ForkServer
+from pdlcheck.worlds.processes.controller.local import LocalPlacement, LocalProcess
 
 __all__ = ["MpiPlacement"]
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pdlcheck.errors import Unsupported, WorldUnavailable
 from pdlcheck.worlds.arguments import check_isolation, check_world_size
 from pdlcheck.worlds.devices import CUDA_CURE, check_devices, choose_device, why_no_cuda
-from pdlcheck.worlds.processes import forkserver
-from pdlcheck.worlds.processes.local import LocalPlacement
-from pdlcheck.worlds.processes.own_rank import runs_users_code
+from pdlcheck.worlds.processes.controller import forkserver
+from pdlcheck.worlds.processes.controller.local import LocalPlacement
+from pdlcheck.worlds.processes.rank.own_rank import runs_users_code
 from pdlcheck.worlds.protocol import INSIDE, NOT_SENT
 
 if TYPE_CHECKING:
-    from pdlcheck.worlds.processes.placement import Placement
-    from pdlcheck.worlds.processes.pool import Pool
+    from pdlcheck.worlds.processes.controller.placement import Placement
+    from pdlcheck.worlds.processes.controller.pool import Pool
+    from pdlcheck.worlds.processes.controller.setup import Setup
+    from pdlcheck.worlds.processes.controller.templates import Beginning, KeptTemplates, Templates
     from pdlcheck.worlds.processes.ranks import ProcessRanks
-    from pdlcheck.worlds.processes.setup import Setup
-    from pdlcheck.worlds.processes.templates import Beginning, KeptTemplates, Templates
 
 __all__ = ["ProcessWorld"]
 
@@ -198,7 +198,7 @@ class ProcessWorld:
 
     def _new_pool(self, world_size: int) -> Pool:
         self.check()
-        from pdlcheck.worlds.processes.pool import Pool  # it imports torch: see check
+        from pdlcheck.worlds.processes.controller.pool import Pool  # it imports torch: see check
         from pdlcheck.worlds.processes.ranks import ProcessRanks
 
         placement = self._placement or self._here()
@@ -221,8 +221,8 @@ class ProcessWorld:
         if self.name != "gloo" or self.device != "cpu" or self._placement is not None or self._debugged is not None:
             return None
         self.check()
-        from pdlcheck.worlds.processes.pool import Pool  # it imports torch: see check
-        from pdlcheck.worlds.processes.templates import KeptTemplates, Templates
+        from pdlcheck.worlds.processes.controller.pool import Pool  # it imports torch: see check
+        from pdlcheck.worlds.processes.controller.templates import KeptTemplates, Templates
 
         setup, placement = self._setup(world_size), LocalPlacement(forkserver.retain(self))
         calls = [(beginning.fn, beginning.args)]
@@ -243,7 +243,7 @@ class ProcessWorld:
             return None
 
     def _setup(self, world_size: int) -> Setup:
-        from pdlcheck.worlds.processes.setup import Setup
+        from pdlcheck.worlds.processes.controller.setup import Setup
 
         watch = self._watch and self.name in _WATCHED
         return Setup(world_size, self.name, self._threads, watch, self.device)
@@ -296,7 +296,7 @@ class ProcessWorld:
 
 def _is_simulated_rank() -> bool:
     """Whether the caller is one; who has not imported their world is none."""
-    scheduler = sys.modules.get("pdlcheck.worlds.simulated.scheduler")
+    scheduler = sys.modules.get("pdlcheck.worlds.simulated.turns.scheduler")
     return scheduler is not None and scheduler.current_rank() is not None
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from pdlcheck.clock.trace import Act, Trace
-from pdlcheck.worlds.simulated.work import SimulatedWork
+from pdlcheck.worlds.simulated.network.work import SimulatedWork
 from pdlcheck.worlds.watch import Signature, user_line
 from pdlcheck.worlds.watch.traffic import nbytes_of, payload_of
 

@@ -20,22 +20,23 @@ from pdlcheck.worlds.arguments import check_faults, check_function, check_world_
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, results
 from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
 from pdlcheck.worlds.semantics import Semantics, make_semantics
-from pdlcheck.worlds.simulated import idle, isolation
-from pdlcheck.worlds.simulated.c10d import (
+from pdlcheck.worlds.simulated.c10d.view import (
     has_group,
     has_left_group,
     join_group,
     leave_alone,
     rank_local_torch_distributed,
 )
-from pdlcheck.worlds.simulated.losses import is_consequence
 from pdlcheck.worlds.simulated.measures import Measures
-from pdlcheck.worlds.simulated.network import Network
-from pdlcheck.worlds.simulated.own_arguments import own_copy
-from pdlcheck.worlds.simulated.own_modules import OwnModules, check_own_globals, known_own_globals
-from pdlcheck.worlds.simulated.scheduler import current_rank, running_rank
+from pdlcheck.worlds.simulated.network.losses import is_consequence
+from pdlcheck.worlds.simulated.network.network import Network
+from pdlcheck.worlds.simulated.network.suffering import RankGone, Suffering
+from pdlcheck.worlds.simulated.own import isolation
+from pdlcheck.worlds.simulated.own.arguments import own_copy
+from pdlcheck.worlds.simulated.own_globals.modules import OwnModules, check_own_globals, known_own_globals
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
-from pdlcheck.worlds.simulated.suffering import RankGone, Suffering
+from pdlcheck.worlds.simulated.turns import idle
+from pdlcheck.worlds.simulated.turns.scheduler import current_rank, running_rank
 from pdlcheck.worlds.watch import Traffic
 
 __all__ = ["SimulatedWorld"]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 
 from pdlcheck.checks.graphs import CORNERS, Edges, graphs
-from pdlcheck.checks.pagerank import check_pagerank
-from pdlcheck.checks.pagerank_oracle import Oracle
+from pdlcheck.checks.pagerank.oracle import Oracle
+from pdlcheck.checks.pagerank.scores import check_pagerank
 
 from .pagerank_by_hand import (
     DANGLING,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from pdlcheck.checks.graphs import CORNERS, graph_and_relabelling, graphs
-from pdlcheck.checks.pagerank import (
+from pdlcheck.checks.pagerank.scores import (
     check_error_bound,
     check_pagerank,
     check_pagerank_agreement,

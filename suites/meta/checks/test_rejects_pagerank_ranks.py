@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from pdlcheck.checks import check_halo_bytes, check_pagerank_over_ranks, check_pagerank_rounds
 from pdlcheck.checks.graphs import edges, scattered
-from pdlcheck.checks.pagerank_oracle import Oracle
+from pdlcheck.checks.pagerank.oracle import Oracle
 from pdlcheck.errors import BufferHazard, Deadlock, Inconclusive, Unsupported
 from pdlcheck.worlds import get_world
 

@@ -13,8 +13,8 @@ from pdlcheck.errors import CollectiveMismatch, Deadlock, PdlcheckError
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.outcome import Stopped
 from pdlcheck.worlds.semantics import PROFILES
-from pdlcheck.worlds.simulated.scheduler import Scheduler
 from pdlcheck.worlds.simulated.schedules.protocol import usual
+from pdlcheck.worlds.simulated.turns.scheduler import Scheduler
 from pdlcheck.worlds.watch.naming import line_and_names
 
 from ..needs_mpi import needs_mpi

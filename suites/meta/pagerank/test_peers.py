@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pdlcheck.checks.graphs import Edges
-from pdlcheck.checks.pagerank_oracle import Oracle
+from pdlcheck.checks.pagerank.oracle import Oracle
 
 from ..clone import ROOT
 

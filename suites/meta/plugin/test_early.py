@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from pdlcheck.errors import RankDied
 from pdlcheck.worlds.processes import ProcessWorld
-from pdlcheck.worlds.processes.pool import Pool
+from pdlcheck.worlds.processes.controller.pool import Pool
 
 from ..conftest import HEAD
 
@@ -102,7 +102,7 @@ def test_no_item_begins_after_a_plugin_has_seen_enough(run, begun):
 
 
 NOTES = """
-from pdlcheck.worlds.processes.pool import Pool
+from pdlcheck.worlds.processes.controller.pool import Pool
 
 honest = Pool.begin
 

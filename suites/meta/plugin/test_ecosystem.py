@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdlcheck.harness.devices import divide_among_workers
+from pdlcheck.harness.collection.devices import divide_among_workers
 
 from ..conftest import HEAD
 from ..needs_mpi import needs_mpi

@@ -6,8 +6,8 @@ import pytest
 
 # the inner runs forget the modules that they import: what keeps state must be there before
 import pdlcheck.faults
-import pdlcheck.harness.processes
-import pdlcheck.harness.simulated  # noqa: F401
+import pdlcheck.harness.running.processes
+import pdlcheck.harness.running.simulated  # noqa: F401
 
 HEAD = """
 import pytest, torch, torch.distributed as dist

@@ -12,7 +12,7 @@ sent = []
 outcomes = ProcessRanks.outcomes
 
 def counted(self, fn, *args, **kwargs):
-    if getattr(fn, "__module__", "") == "pdlcheck.harness.rank_session":
+    if getattr(fn, "__module__", "") == "pdlcheck.harness.rank.session":
         sent.append(fn.__name__)
     return outcomes(self, fn, *args, **kwargs)
 
@@ -51,7 +51,7 @@ def test_a_fixture_of_the_users_has_phases_of_its_own(run):
 def test_a_hook_of_a_conftest_file_has_phases_of_its_own(run):
     hook = """
 def pytest_runtest_setup(item):
-    from pdlcheck.harness.cases import runs_in_a_rank
+    from pdlcheck.harness.collection.cases import runs_in_a_rank
     if runs_in_a_rank(item.config):
         raise ValueError("not ready")
 """

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 # the inner runs forget the modules that they import: what keeps state must be there before
-import pdlcheck.harness.gpu
-import pdlcheck.harness.processes
-import pdlcheck.harness.simulated
-import pdlcheck.harness.subjects
+import pdlcheck.harness.collection.gpu
+import pdlcheck.harness.collection.subjects
+import pdlcheck.harness.running.processes
+import pdlcheck.harness.running.simulated
 import pdlcheck.primitives.pagerank  # noqa: F401
 
 WORLDS = ["sim", "gloo"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import pdlcheck.harness.noted  # noqa: F401  # the inner runs forget the modules that they import
+import pdlcheck.harness.reporting.noted  # noqa: F401  # the inner runs forget the modules that they import
 
 WORLDS = pytest.mark.parametrize("world", ["sim", "gloo"])
 PROPERTY = """

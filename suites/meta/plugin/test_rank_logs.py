@@ -8,8 +8,8 @@ import pytest
 from _pytest.logging import catching_logs
 
 # what keeps state must be there before pytester notes which modules are
-import pdlcheck.harness.processes
-import pdlcheck.harness.simulated
+import pdlcheck.harness.running.processes
+import pdlcheck.harness.running.simulated
 
 HEARS_ALL = hasattr(catching_logs, "attached_loggers")  # pytest 8 attaches its handlers to the root alone
 
@@ -137,7 +137,7 @@ def test_the_live_log_and_the_log_file_have_what_ranks_log(pytester):
 CONTROLLER = """
 import logging
 
-from pdlcheck.harness.cases import runs_in_a_rank
+from pdlcheck.harness.collection.cases import runs_in_a_rank
 
 apart = logging.getLogger("apart")
 apart.propagate = False
@@ -217,7 +217,7 @@ def test_on_simulated_ranks_logs_are_those_of_pytests_own_handlers(pytester, mon
 
     pytester.makepyfile(SOURCE)
     quick = reports()
-    monkeypatch.setattr(pdlcheck.harness.simulated, "attach_quickly", lambda config: None)
+    monkeypatch.setattr(pdlcheck.harness.running.simulated, "attach_quickly", lambda config: None)
     assert quick == reports()
     logs = "".join(text for *_, sections in quick for name, text in sections if name == "Captured log call")
     assert "error of 0" in logs and "error of 1" in logs

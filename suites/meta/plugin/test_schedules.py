@@ -8,8 +8,8 @@ import shlex
 import pytest
 
 # the inner runs forget the modules that they import: what keeps state must be there before
-import pdlcheck.harness.processes
-import pdlcheck.harness.simulated
+import pdlcheck.harness.running.processes
+import pdlcheck.harness.running.simulated
 import pdlcheck.strategies  # noqa: F401
 
 HEAD = """

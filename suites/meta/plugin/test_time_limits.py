@@ -206,8 +206,8 @@ def test_the_limit_of_the_first_test_on_simulated_ranks_does_not_count_the_impor
 
 
 WITHOUT = """
-import pdlcheck.harness.cases
-pdlcheck.harness.cases._LIMIT_S = 1.0
+import pdlcheck.harness.collection.cases
+pdlcheck.harness.collection.cases._LIMIT_S = 1.0
 
 @W
 def test_computes(rank):
@@ -263,8 +263,8 @@ def test_a_debugger_in_a_simulated_rank_has_no_limit(pytester):
         test_inner=HEAD
         + """
 import pdb
-import pdlcheck.harness.cases
-pdlcheck.harness.cases._LIMIT_S = 1.0
+import pdlcheck.harness.collection.cases
+pdlcheck.harness.collection.cases._LIMIT_S = 1.0
 
 class Slow:
     def readline(self):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 # the inner runs forget the modules that they import: what keeps state must be there before
-import pdlcheck.harness.processes
-import pdlcheck.harness.simulated
-import pdlcheck.worlds.simulated.cause  # noqa: F401
-from pdlcheck.harness.differing import compares_worlds
+import pdlcheck.harness.running.processes
+import pdlcheck.harness.running.simulated
+import pdlcheck.worlds.simulated.own_globals.cause  # noqa: F401
+from pdlcheck.harness.running.differing import compares_worlds
 
 from ..simulated import shared_globals
 
@@ -262,7 +262,7 @@ def test_counts(rank):
 
 
 def test_only_so_many_tests_run_again(run, monkeypatch):
-    monkeypatch.setattr("pdlcheck.harness.differing._AT_MOST", 1)
+    monkeypatch.setattr("pdlcheck.harness.running.differing._AT_MOST", 1)
     _, sections = run(
         """
 @pytest.mark.world_size(2)
@@ -328,7 +328,7 @@ def test_worlds_are_compared_where_one_process_sees_both(pytester, options, comp
     ("options", "worlds"), [([], "sim"), (["--co"], "sim,gloo")], ids=["one world", "only collected"]
 )
 def test_nothing_is_looked_at_where_nothing_can_be_compared(run, monkeypatch, options, worlds):
-    from pdlcheck.worlds.simulated import own_globals
+    from pdlcheck.worlds.simulated.own_globals import run as own_globals
 
     monkeypatch.setattr(own_globals, "UserState", None)
     test = "@pytest.mark.world_size(2)\ndef test(rank):\n    assert rank < 2\n"

@@ -18,12 +18,12 @@ import torch.distributed as dist
 from pdlcheck.errors import CollectiveMismatch, Deadlock
 from pdlcheck.worlds.outcome import Returned
 from pdlcheck.worlds.processes import ProcessWorld
-from pdlcheck.worlds.processes.announce import Announcer
-from pdlcheck.worlds.processes.board import ABSENT, ASKS, GOES, POSTED, Board, digest_of, place_of, shared_file
-from pdlcheck.worlds.processes.collect import Collector
-from pdlcheck.worlds.processes.meeting import Meetings
-from pdlcheck.worlds.processes.messages import Aftermath, Asks, Done, Failed, Grant, HalfFull, Halted, Posted
-from pdlcheck.worlds.processes.referee import Referee
+from pdlcheck.worlds.processes.controller.collect import Collector
+from pdlcheck.worlds.processes.controller.referee import Referee
+from pdlcheck.worlds.processes.exchange.board import ABSENT, ASKS, GOES, POSTED, Board, digest_of, place_of, shared_file
+from pdlcheck.worlds.processes.exchange.meeting import Meetings
+from pdlcheck.worlds.processes.exchange.messages import Aftermath, Asks, Done, Failed, Grant, HalfFull, Halted, Posted
+from pdlcheck.worlds.processes.rank.announce import Announcer
 from pdlcheck.worlds.watch import Operation, Signature
 from pdlcheck.worlds.watch.naming import Name
 

@@ -13,11 +13,12 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
-from pdlcheck.harness.launched import PRELOAD
+from pdlcheck.harness.running.launched import PRELOAD
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.devices import check_devices, choose_device, device_name, why_no_cuda
 from pdlcheck.worlds.launched import Launch
-from pdlcheck.worlds.processes import ProcessWorld, forkserver
+from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds.processes.controller import forkserver
 
 from .data_parallel_steps import OPTIONS, WRAPPERS, ddp_step, ddp_steps
 

@@ -22,8 +22,9 @@ import torch.distributed as dist
 
 from pdlcheck.errors import RankDied, RankFailed, RankTimeout
 from pdlcheck.worlds.outcome import Raised, Returned, Stopped
-from pdlcheck.worlds.processes import ProcessWorld, forkserver
-from pdlcheck.worlds.processes.channel import Channel
+from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds.processes.controller import forkserver
+from pdlcheck.worlds.processes.rank.channel import Channel
 
 from ..clone import ROOT
 from .hoarding import hoard, limit_memory
@@ -152,8 +153,8 @@ def test_a_rank_whose_listening_thread_fails_dies_with_the_reason(processes):
 def test_a_rank_whose_controller_goes_while_it_answers_ends_quietly():
     program = """
 from multiprocessing import Pipe
-from pdlcheck.worlds.processes.channel import Channel
-from pdlcheck.worlds.processes.messages import AreYouThere, put
+from pdlcheck.worlds.processes.rank.channel import Channel
+from pdlcheck.worlds.processes.exchange.messages import AreYouThere, put
 controller, rank = Pipe()
 put(controller, AreYouThere())
 controller.close()
@@ -337,7 +338,8 @@ def test_ctrl_c_does_not_wait_for_the_imports_of_the_fork_server(tmp_path):
     code = """
         import os, signal, threading, time
         import torch.distributed
-        from pdlcheck.worlds.processes import ProcessWorld, forkserver
+        from pdlcheck.worlds.processes import ProcessWorld
+        from pdlcheck.worlds.processes.controller import forkserver
         signal.signal(signal.SIGINT, signal.default_int_handler)
         forkserver.start(preload=["slow_to_import"])
         world = ProcessWorld()
@@ -362,7 +364,7 @@ def test_a_fork_server_in_the_middle_of_an_import_ends_with_its_controller(tmp_p
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(30)\n")
     code = """
         import os, signal, time
-        from pdlcheck.worlds.processes import forkserver
+        from pdlcheck.worlds.processes.controller import forkserver
         forkserver.start(preload=["slow_to_import"])
         print(forkserver.retain(forkserver).pid, flush=True)
         time.sleep(3)

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from pdlcheck.worlds.processes.payload import dump_result
-from pdlcheck.worlds.processes.surroundings import import_path
+from pdlcheck.worlds.processes.controller.surroundings import import_path
+from pdlcheck.worlds.processes.exchange.payload import dump_result
 
 
 def nested(depth: int) -> list[object]:

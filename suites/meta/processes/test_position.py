@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdlcheck.worlds.processes import position
+from pdlcheck.worlds.processes.rank import position
 
 DEPTH = 400  # of calls: enough that another thread may run before all of them are looked at
 

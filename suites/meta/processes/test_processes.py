@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.processes import ProcessWorld, forkserver
+from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds.processes.controller import forkserver
 
 from ..clone import ROOT
 
@@ -246,7 +247,8 @@ def test_a_backend_that_torch_lacks_is_refused_with_the_cure():
 def test_a_module_that_cannot_be_preloaded_is_reported():
     text = run_script(
         """
-        from pdlcheck.worlds.processes import ProcessWorld, forkserver
+        from pdlcheck.worlds.processes import ProcessWorld
+        from pdlcheck.worlds.processes.controller import forkserver
         forkserver.start(preload=["no_such_module"])
         ProcessWorld().run(print, world_size=1)
         """
@@ -310,7 +312,8 @@ def test_a_world_that_nobody_holds_gives_back_its_ranks():
 def test_no_process_survives_a_killed_controller():
     code = """
         import sys, time
-        from pdlcheck.worlds.processes import ProcessWorld, forkserver
+        from pdlcheck.worlds.processes import ProcessWorld
+        from pdlcheck.worlds.processes.controller import forkserver
         world = ProcessWorld()
         print(*world.pids(2), forkserver.retain(world).pid, flush=True)
         world.run(lambda: time.sleep(100), world_size=2)

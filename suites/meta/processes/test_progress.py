@@ -19,10 +19,10 @@ import torch.distributed as dist
 from pdlcheck.errors import PeerFailed
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.processes import ProcessWorld
-from pdlcheck.worlds.processes.announce import Announcer
-from pdlcheck.worlds.processes.board import ABSENT, ASKS, GOES, POSTED, WAITS, place_of
-from pdlcheck.worlds.processes.meeting import Meetings
-from pdlcheck.worlds.processes.messages import Asks, Refuse
+from pdlcheck.worlds.processes.exchange.board import ABSENT, ASKS, GOES, POSTED, WAITS, place_of
+from pdlcheck.worlds.processes.exchange.meeting import Meetings
+from pdlcheck.worlds.processes.exchange.messages import Asks, Refuse
+from pdlcheck.worlds.processes.rank.announce import Announcer
 from pdlcheck.worlds.watch import Operation, Signature
 
 from ..needs_mpi import needs_mpi

@@ -15,9 +15,10 @@ import pytest
 import torch.distributed as dist
 
 # the inner runs forget the modules that they import: what keeps state must be there before
-import pdlcheck.harness.processes  # noqa: F401
-from pdlcheck.worlds.processes import ProcessWorld, forkserver
-from pdlcheck.worlds.processes.templates import Beginning
+import pdlcheck.harness.running.processes  # noqa: F401
+from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds.processes.controller import forkserver
+from pdlcheck.worlds.processes.controller.templates import Beginning
 
 from ..clone import ROOT
 
@@ -397,8 +398,9 @@ def test_nothing_stays_open_when_a_world_is_closed(world, templates_of):
 def test_no_process_survives_a_killed_controller():
     code = """
         import os, subprocess, time
-        from pdlcheck.worlds.processes import ProcessWorld, forkserver
-        from pdlcheck.worlds.processes.templates import Beginning
+        from pdlcheck.worlds.processes import ProcessWorld
+        from pdlcheck.worlds.processes.controller import forkserver
+        from pdlcheck.worlds.processes.controller.templates import Beginning
         def tell():
             child = subprocess.Popen(["sleep", "100"])
             return os.getpid(), os.getppid(), child.pid

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from pdlcheck.errors import CollectiveMismatch, Deadlock, RankDied, RankTimeout
 from pdlcheck.worlds import get_world
-from pdlcheck.worlds.processes import ProcessWorld, forkserver
+from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds.processes.controller import forkserver
 
 LINE = os.path.basename(__file__)
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")

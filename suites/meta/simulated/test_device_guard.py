@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from pdlcheck.worlds.simulated.device_guard import outlives_ranks
+from pdlcheck.worlds.simulated.own.device_guard import outlives_ranks
 
 RANKS_THAT_COME_AND_GO = """
 from torch import empty

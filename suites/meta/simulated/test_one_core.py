@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck.worlds import get_world
-from pdlcheck.worlds.simulated import normals, streams
+from pdlcheck.worlds.simulated.own import normals, streams
 
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 needs_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds import check_same_on_worlds, get_world
-from pdlcheck.worlds.simulated.cause import _few
+from pdlcheck.worlds.simulated.own_globals.cause import _few
 
 from . import shared_globals
 

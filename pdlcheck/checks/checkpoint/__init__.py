@@ -1,0 +1,1 @@
+"""Training that is resumed; checkpoints that are damaged."""

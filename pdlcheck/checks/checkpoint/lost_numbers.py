@@ -1,0 +1,102 @@
+"""The numbers that a program holds itself: attributes of its objects, names of its functions, entries of containers."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pdlcheck.checks.checkpoint.reach import Reached, is_of_the_program, reached
+
+__all__ = ["IN_CONTAINERS", "NUMBERS", "numbers_reached"]
+
+NUMBERS = "the numbers "  # so begin the names
+IN_CONTAINERS = f"{NUMBERS}in "
+_KINDS = (bool, int, float, str)
+_MOST = 4096  # entries of a container that counts; one with more is data
+
+State = dict[Any, bool | int | float | str]
+
+
+class OfObject:
+    """The numbers and texts among the attributes of an object of the program, such as a trainer's epoch."""
+
+    def __init__(self, holder: object) -> None:
+        self._holder = holder
+
+    def state_dict(self) -> State:
+        return {name: value for name, value in vars(self._holder).items() if type(value) in _KINDS}
+
+    def load_state_dict(self, state: State) -> None:
+        vars(self._holder).update(state)
+
+
+class OfFunction:
+    """Those that a function shares with the one around it, such as a step that is counted by ``nonlocal``."""
+
+    def __init__(self, function: Any, known: set[int]) -> None:
+        pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+        self._cells = {name: cell for name, cell in pairs if id(cell) not in known}
+        known.update(map(id, self._cells.values()))
+
+    def state_dict(self) -> State:
+        return {name: cell.cell_contents for name, cell in self._cells.items() if type(_contents(cell)) in _KINDS}
+
+    def load_state_dict(self, state: State) -> None:
+        for name, value in state.items():
+            self._cells[name].cell_contents = value
+
+
+class OfContainer:
+    """A list, deque or dict of nothing else, such as the last losses; an empty one may be to hold them."""
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def state_dict(self) -> State:
+        return dict(self._held if isinstance(self._held, dict) else enumerate(self._held))
+
+    def load_state_dict(self, state: State) -> None:
+        self._held.clear()
+        if isinstance(self._held, dict):
+            self._held.update(state)
+        else:
+            self._held.extend(state.values())
+
+
+def numbers_reached(functions: tuple[Callable[..., object], ...]) -> Iterator[Reached]:
+    """Those that ``functions`` reach, or of objects whose methods they are; by the names of classes and functions.
+
+    A run that goes on may count its own steps: they tell why it goes elsewhere, and are no state by themselves.
+    """
+    bound = [getattr(function, "__self__", None) for function in functions if inspect.ismethod(function)]
+    everything = reached(functions)
+    holders = {id(one): one for one in [*bound, *(one.held for one in everything)] if is_of_the_program(one)}
+    for holder in holders.values():
+        if not isinstance(holder, dict | list) and OfObject(holder).state_dict():
+            name = f"{NUMBERS}of {type(holder).__name__}"
+            yield Reached(name, name, OfObject(holder))
+    cells: set[int] = set()
+    own = [function for function in [*functions, *(one.held for one in everything)] if inspect.isfunction(function)]
+    for function in own:
+        found = OfFunction(function, cells)
+        if found.state_dict():
+            name = f"{NUMBERS}of {function.__name__}"
+            yield Reached(name, f"{NUMBERS}of {function.__qualname__}", found)
+    containers = {id(one.held): one for one in everything if _is_of_numbers(one.held)}
+    for one in containers.values():
+        yield Reached(f"{IN_CONTAINERS}{one.name}", f"{IN_CONTAINERS}{one.long_name}", OfContainer(one.held))
+
+
+def _is_of_numbers(held: Any) -> bool:
+    if type(held) not in (list, dict, collections.deque) or len(held) > _MOST:
+        return False
+    return all(type(value) in _KINDS for value in (held.values() if isinstance(held, dict) else held))
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that is not bound yet
+        return None

@@ -1,0 +1,139 @@
+"""Whether two ranks write one file, found by giving each rank a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pdlcheck.checks.checkpoint.lost import first_difference
+from pdlcheck.checks.message import failure
+
+__all__ = ["require_own_files"]
+
+
+def require_own_files(
+    who: str, save_under: Callable[[Path], object], world: Any, folder: Path, *, world_size: int, case: str
+) -> None:
+    """No name may be written by two ranks: a rank that reads meanwhile, or a kill, meets half of the file.
+
+    Ranks may rename the same content to one name, each from a name of its own.
+
+    Args:
+        who: whose files they are, in the message.
+        save_under: called on every rank with a path that no other rank has; may communicate.
+        world: where the ranks run.
+        folder: an empty one.
+        world_size: number of ranks.
+        case: in the message.
+
+    Raises:
+        AssertionError: names the file and the ranks. Files that stay empty, such as locks, do not count; neither does
+            anything where the ranks need one folder, and do not come to an end with one each.
+    """
+    __tracebackhide__ = True
+    folders = [folder / f"rank-{rank}" for rank in range(world_size)]
+    for own in folders:
+        own.mkdir(parents=True)
+    try:
+        renamed: list[dict[str, str]] = world.run(_save, save_under, folders, world_size=world_size)
+    except Exception:  # such as a rank that lists what the others have written
+        return
+    writers: dict[str, list[int]] = {}
+    for rank, own in enumerate(folders):
+        for path in sorted(own.rglob("*")):
+            if path.is_file() and path.stat().st_size:
+                writers.setdefault(str(path.relative_to(own)), []).append(rank)
+    for name, ranks in writers.items():
+        if len(ranks) < 2:
+            continue
+        before = [_name_before(name, renamed[rank]) for rank in ranks]
+        listed = ", ".join(map(str, ranks))
+        half = "a rank that reads meanwhile, or a kill, meets half of it"
+        if None in before:
+            raise failure(
+                f"{who}: ranks {listed} all write the file {name}",
+                likely_cause="saving is not left to one rank, or the rank is not in the name: the last one to write "
+                f"wins, and {half}",
+                case=case,
+            )
+        if len(set(before)) < len(before):
+            raise failure(
+                f"{who}: ranks {listed} all write the file {before[0]}, which becomes {name}",
+                likely_cause="the rank is not in the temporary name: one rank renames what another is writing",
+                case=case,
+            )
+        if not all(_same(folders[ranks[0]] / name, folders[rank] / name) for rank in ranks):
+            raise failure(
+                f"{who}: ranks {listed} all give a file of theirs the name {name}, and not the same one",
+                likely_cause="saving is not left to one rank, or the rank is not in the name: the last one wins, and "
+                "what the others saved is lost",
+                case=case,
+            )
+
+
+class Renames:
+    """Records what is renamed in this process, by whatever name the function is called, while any rank asks for that.
+
+    Python tells an audit hook; none can be removed, so there is one, which does nothing at other times.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._hooked = threading.Lock(), 0, False
+        self._renamed: list[tuple[str, str]] = []
+
+    def __enter__(self) -> list[tuple[str, str]]:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._renamed = []
+            if not self._hooked:
+                sys.addaudithook(self._record)
+                self._hooked = True
+            return self._renamed
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+
+    def _record(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._users and event == "os.rename":  # os.replace, too
+            src, dst = (os.path.abspath(os.fsdecode(path)) for path in arguments[:2])
+            self._renamed.append((src, dst))
+
+
+_RENAMES = Renames()
+
+
+def _save(save_under: Callable[[Path], object], folders: list[Path]) -> dict[str, str]:
+    """What this rank renamed into its folder: the new names, and those before."""
+    own = os.path.abspath(folders[dist.get_rank()])
+    with _RENAMES as renamed:
+        save_under(folders[dist.get_rank()])
+        mine = [pair for pair in renamed if pair[1].startswith(own + os.sep)]
+    return {os.path.relpath(dst, own): os.path.relpath(src, own) for src, dst in mine}
+
+
+def _name_before(name: str, renamed: dict[str, str]) -> str | None:
+    """What a file was called while it was written; None where it was written under its own name."""
+    for path in (Path(name), *Path(name).parents):
+        if str(path) in renamed:
+            return str(renamed[str(path)] / Path(name).relative_to(path))
+    return None
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Byte for byte, or in what torch loads from them: the name of a file is part of what torch.save writes."""
+    if one.read_bytes() == other.read_bytes():
+        return True
+    try:
+        found, expected = (torch.load(path, weights_only=True, map_location="cpu") for path in (one, other))
+    except Exception:  # not a file of torch, or not of tensors alone
+        return False
+    return first_difference(found, expected) is None

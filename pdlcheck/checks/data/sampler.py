@@ -1,0 +1,366 @@
+"""A sampler for a DataLoader shares the data out, says how long it is, and goes on where training stopped.
+
+What was used is counted here, sample by sample; ranks draw from other random numbers.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from pdlcheck.checks.checkpoint.lost import seed_streams
+from pdlcheck.checks.data.sampler_repeats import Repeats, drawn, require_repeats, what_to_pass
+from pdlcheck.checks.data.shard_rules import ENOUGH_SAMPLES
+from pdlcheck.checks.data.shards import check_epochs_differ, check_shards
+from pdlcheck.checks.message import case, failure, name_of, takes_world
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_sampler", "check_sampler_resumes"]
+
+MakeSampler = Callable[..., Any]
+Tail = Literal["uneven", "pad", "drop"]
+
+# A sample that is left out by chance in less than half of the epochs is left out in all of them once in a million.
+ENOUGH_EPOCHS = 20
+
+FETCHED_AHEAD = 3  # samples that a loader takes before training asks for them
+
+
+@takes_world
+def check_sampler(
+    make_sampler: MakeSampler,
+    world: Any,
+    *,
+    num_samples: int,
+    world_size: int,
+    tail: Tail = "pad",
+    shuffle: bool = True,
+    epochs: int = 3,
+    repeats: int | None = 1,
+    endless: bool = False,
+) -> None:
+    """In every epoch the ranks' samples must be disjoint, cover the data, and be as many as ``len`` says.
+
+    Where samples come again by intention, ranks must have each ``repeats`` times together; an epoch may then end before
+    all have come, if others come in other epochs.
+
+    Args:
+        make_sampler: called as ``make_sampler(dataset, num_replicas=world_size, rank=rank)`` on every rank, as
+            ``torch.utils.data.DistributedSampler`` is.
+        world: where the ranks run.
+        num_samples, world_size: the case.
+        tail: what becomes of samples that do not divide evenly, as in :func:`check_shards`.
+        shuffle: whether the order must be another one in every epoch, drawn from seed and epoch alone; seen with 12
+            samples a rank or more. What ``tail="drop"`` leaves out must then be others in time.
+        epochs: how many are looked at.
+        repeats: how often the ranks together have each sample, as with repeated augmentation; None where they draw with
+            replacement, as by weights: then only, no rank may draw what another does, or did in an epoch before.
+        endless: whether the stream never ends. Its first samples, as many as an epoch has, are looked at as an epoch,
+            and those that follow must have another order; ``len`` and ``set_epoch`` do not count.
+
+    Raises:
+        AssertionError: names samples, ranks and the epoch.
+        Inconclusive: ranks draw fewer than 12 samples with replacement, the same ones perhaps by chance.
+
+    Example:
+        >>> from torch.utils.data import DistributedSampler
+        >>> from pdlcheck.worlds import get_world
+        >>> check_sampler(DistributedSampler, get_world("sim"), num_samples=7, world_size=3)
+    """
+    __tracebackhide__ = True
+    if repeats is not None and repeats < 1:
+        raise ValueError(f"check_sampler takes repeats as 1 or more, or None for any number, got {repeats}")
+    promise = Repeats(num_samples, repeats, endless, tail == "uneven", shuffle)
+    by_intention = endless or repeats != 1
+
+    def shards(num_samples: int, *, rank: int, world_size: int, epoch: int) -> list[int]:
+        sampler = make_sampler(range(num_samples), num_replicas=world_size, rank=rank)
+        _set_epoch(sampler, epoch, shuffle=shuffle)
+        return drawn(sampler, promise)
+
+    shards.__name__ = name_of(make_sampler)
+    if by_intention:
+        require_repeats(make_sampler, world, promise, world_size=world_size, epochs=epochs)
+    if endless:
+        return
+    for epoch in range(epochs if not by_intention else 0):
+        try:
+            check_shards(shards, world, num_samples=num_samples, world_size=world_size, epoch=epoch, tail=tail)
+        except AssertionError as error:
+            if told := what_to_pass(make_sampler, world, promise, world_size=world_size):
+                error.add_note(told)
+            raise
+    if shuffle and repeats is not None and num_samples >= ENOUGH_SAMPLES * world_size:
+        check_epochs_differ(shards, world, num_samples=num_samples, world_size=world_size, epochs=epochs)
+    facts = case(world, world_size, num_samples=num_samples, tail=tail)
+    ranks = world.run(_passes, make_sampler, promise, epochs, world_size=world_size)
+    for rank, passes in enumerate(ranks):
+        for number, (told, found) in enumerate(passes):
+            if told != len(found):
+                raise failure(
+                    f"{name_of(make_sampler)}: in epoch {number // 2} len() of rank {rank} is {told}, "
+                    f"it gives {len(found)} samples",
+                    likely_cause="loaders, progress bars and schedules of the learning rate rely on len()",
+                    case=facts,
+                )
+            if repeats is not None and number % 2 and found != passes[number - 1][1]:
+                raise failure(
+                    f"{name_of(make_sampler)}: asked again in epoch {number // 2}, rank {rank} gives "
+                    f"{_some(found)}, it gave {_some(passes[number - 1][1])}",
+                    likely_cause="the order is drawn from a stream that goes on; draw it from seed and epoch",
+                    case=facts,
+                )
+    if shuffle and repeats is not None and (tail == "drop" or by_intention) and num_samples >= world_size:
+        _require_all_in_time(make_sampler, world, promise, ranks, facts)
+
+
+@takes_world
+def check_sampler_resumes(
+    make_sampler: MakeSampler,
+    world: Any,
+    *,
+    num_samples: int,
+    world_sizes: Sequence[int] = (2, 2),
+    used: Sequence[int] = (3,),
+    tail: Tail = "pad",
+    epoch: int = 1,
+    commit: Callable[[Any, int], object] = lambda sampler, num_samples: sampler.commit(num_samples),
+) -> None:
+    """A fresh sampler that loads the state must give what training had not used: nothing twice, nothing left out.
+
+    In each leg of the way ranks take samples, more than training uses, as a loader fetches ahead; training commits
+    what it used; the state of rank 0 is loaded by fresh samplers on the next number of ranks. The last leg uses all.
+    After it has loaded the state, a sampler is told the epoch that training stopped in by ``set_epoch(epoch)``, as a
+    loop over epochs does: it must keep its position. With the number of ranks unchanged, every rank must give the very
+    samples that the undisturbed run gives next. Each leg begins under other random numbers, as a program that starts
+    again does.
+
+    Args:
+        make_sampler: as in :func:`check_sampler`; its samplers have ``state_dict`` and ``load_state_dict``.
+        world: where the ranks run.
+        num_samples: in the data set.
+        world_sizes: numbers of ranks, one for each leg.
+        used: samples that each rank uses in each leg but the last; all that it has, if it has fewer.
+        tail: as in :func:`check_shards`, of what is left in the last leg.
+        epoch: in which training stops.
+        commit: how a sampler is told that training used samples.
+
+    Raises:
+        AssertionError: names samples, ranks, and what was lost or came again.
+        Inconclusive: nothing was used before a stop, or nothing is left after it.
+
+    Example:
+        >>> from pdlcheck.primitives import ShardSampler
+        >>> from pdlcheck.worlds import get_world
+        >>> check_sampler_resumes(ShardSampler, get_world("sim"), num_samples=20, world_sizes=(2, 3), used=(4,))
+    """
+    __tracebackhide__ = True
+    if len(world_sizes) != len(used) + 1:
+        raise ValueError(f"check_sampler_resumes needs one leg more than stops, got {len(world_sizes)} and {len(used)}")
+    subject = name_of(make_sampler)
+    facts = case(world, world_sizes[0], num_samples=num_samples, world_sizes=world_sizes, used=used, tail=tail)
+    state: Any = None
+    gone: set[int] = set()
+    before: list[list[int]] = []
+    for leg, (world_size, want) in enumerate(zip(world_sizes, [*used, None], strict=True)):
+        arguments = (make_sampler, num_samples, epoch, state, want, commit, leg)
+        ranks = world.run(_leg, *arguments, world_size=world_size)
+        given = [samples for samples, _ in ranks]
+        resumed = Resumed(world, world_size, arguments, num_samples, gone, given)
+        if leg and world_size == world_sizes[leg - 1]:
+            _require_same(subject, resumed, [one[used[leg - 1] :] for one in before], facts)
+        if leg:
+            _require_rest(subject, resumed, tail, facts)
+        gone |= {sample for one in given for sample in one[:want]}
+        if want is not None and not (gone and any(one[want:] for one in given)):
+            raise Inconclusive(f"{subject}: nothing is left after stop {leg}, {len(gone)} of {num_samples} were used")
+        before, state = given, ranks[0][1]
+
+
+def _set_epoch(sampler: Any, epoch: int, *, shuffle: bool) -> None:
+    """As a loop over epochs does; a sampler that keeps one order, or draws with replacement, may have none to call."""
+    if shuffle or hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(epoch)
+
+
+def _passes(make_sampler: MakeSampler, promise: Repeats, epochs: int) -> list[tuple[int, list[int]]]:
+    """What ``len`` says and what is given, twice for each epoch, by one sampler."""
+    seed_streams(dist.get_rank())
+    sampler = make_sampler(range(promise.num_samples), num_replicas=dist.get_world_size(), rank=dist.get_rank())
+    found = []
+    for epoch in range(epochs):
+        for _ in range(2):
+            _set_epoch(sampler, epoch, shuffle=promise.shuffle and promise.times is not None)
+            found.append((len(sampler), drawn(sampler, promise)))
+    return found
+
+
+def _require_all_in_time(
+    make_sampler: MakeSampler,
+    world: Any,
+    promise: Repeats,
+    ranks: Sequence[list[tuple[int, list[int]]]],
+    facts: str,
+) -> None:
+    """Of a shuffled order, what is dropped in one epoch comes in another."""
+    __tracebackhide__ = True
+    epochs = ENOUGH_EPOCHS * (promise.times or 1)
+
+    def never() -> list[int]:
+        return sorted(set(range(promise.num_samples)).difference(*(had for passes in ranks for _, had in passes)))
+
+    if never():
+        ranks = world.run(_passes, make_sampler, promise, epochs, world_size=len(ranks))
+    if lost := never():
+        raise failure(
+            f"{name_of(make_sampler)}: {_some(lost)} come in none of {epochs} epochs",
+            likely_cause="the tail is dropped before the order is drawn: draw it from all samples, then drop",
+            case=facts,
+        )
+
+
+def _leg(
+    make_sampler: MakeSampler,
+    num_samples: int,
+    epoch: int,
+    state: Any,
+    want: int | None,
+    commit: Callable[[Any, int], object],
+    stream: int,
+    set_epoch: bool = True,
+) -> tuple[list[int], Any]:
+    """What this rank is given until the end of the epoch, and the state after ``want`` of it were used."""
+    seed_streams(100 + 1000 * stream + dist.get_rank())
+    sampler = make_sampler(range(num_samples), num_replicas=dist.get_world_size(), rank=dist.get_rank())
+    if state is not None:
+        sampler.load_state_dict(state)
+    if set_epoch:
+        sampler.set_epoch(epoch)  # as the loop over epochs does
+    iterator = iter(sampler)
+    if want is None:
+        return [int(sample) for sample in iterator], None
+    ahead = [int(sample) for sample in itertools.islice(iterator, want + FETCHED_AHEAD)]
+    for _ in ahead[:want]:
+        commit(sampler, 1)
+    saved = sampler.state_dict()
+    return ahead + [int(sample) for sample in iterator], saved
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What ranks give after a stop.
+
+    Args:
+        world, world_size, leg: where the ranks ran, how many, and the arguments of :func:`_leg`.
+        num_samples: in the data set.
+        gone: the samples that were used before.
+        given: the samples of each rank.
+    """
+
+    world: Any
+    world_size: int
+    leg: tuple[Any, ...]
+    num_samples: int
+    gone: set[int]
+    given: list[list[int]]
+
+    def why_anew(self, right: list[list[int]] | set[int]) -> str | None:
+        """Why the epoch begins anew, found by loading the state without a call of set_epoch().
+
+        Args:
+            right: what ranks must give, or what they must give together.
+        """
+        if not self._begins_anew(self.given):
+            return None
+        held = self._without_set_epoch()
+        together = set(itertools.chain(*held))
+        if right in (held, together):
+            return "set_epoch() loses the position that was loaded: the epoch that training stopped in begins anew"
+        if self._begins_anew(held):
+            return "the state has no position, or it is not loaded: the epoch begins anew"
+        if len(together) == self.num_samples - len(self.gone):
+            return "the epoch begins anew: it is not part of the state, or not loaded, so set_epoch() names another one"
+        return None
+
+    def needs_the_same_numbers(self, right: list[list[int]]) -> bool:
+        """Whether ranks give what they must if they begin under the random numbers of the leg before."""
+        *leg, stream = self.leg
+        ranks = self.world.run(_leg, *leg, stream - 1, world_size=self.world_size)
+        return [samples for samples, _ in ranks] == right
+
+    def _begins_anew(self, given: list[list[int]]) -> bool:
+        """Whether ranks give the whole epoch, but for the tail."""
+        together = set(itertools.chain(*given))
+        return self.gone <= together and len(together) > self.num_samples - self.world_size
+
+    def _without_set_epoch(self) -> list[list[int]]:
+        """What the ranks give if the state is loaded and no more; empty where that fails."""
+        try:
+            return [samples for samples, _ in self.world.run(_leg, *self.leg, False, world_size=self.world_size)]
+        except Exception:  # the user's sampler may need set_epoch(); the finding stands without it
+            return []
+
+
+def _require_same(subject: str, resumed: Resumed, undisturbed: list[list[int]], facts: str) -> None:
+    """The same ranks go on with the very samples that they would have had."""
+    __tracebackhide__ = True
+    given = resumed.given
+    for rank, (found, expected) in enumerate(zip(given, undisturbed, strict=True)):
+        if found == expected:
+            continue
+        cause = resumed.why_anew(undisturbed)
+        if any(given) and given == [one[FETCHED_AHEAD:] for one in undisturbed]:
+            cause = "the position counts what the loader fetched ahead, not what training used"
+        elif sorted(itertools.chain(*given)) == sorted(itertools.chain(*undisturbed)):
+            cause = "the samples that are left come in another order, or on other ranks"
+        if resumed.needs_the_same_numbers(undisturbed):
+            cause = "the order, or its seed, is drawn from global random numbers, and is not part of the state"
+        raise failure(
+            f"{subject}: resumed, rank {rank} gives {_some(found)}, the undisturbed run gives {_some(expected)}",
+            used_before=_some(sorted(resumed.gone)),
+            likely_cause=cause,
+            case=facts,
+        )
+
+
+def _require_rest(subject: str, resumed: Resumed, tail: Tail, facts: str) -> None:
+    """What was not used comes once; what ``tail`` repeats or drops is fewer samples than there are ranks."""
+    __tracebackhide__ = True
+    given, gone = resumed.given, resumed.gone
+    counts = collections.Counter(sample for one in given for sample in one)
+    rest = set(range(resumed.num_samples)) - gone
+    spare = -len(rest) % len(given) if tail == "pad" else 0
+    more = sorted(sample for sample in counts if sample in gone or counts[sample] > 1)
+    if sum(counts.values()) - len(rest & counts.keys()) > spare:
+        raise failure(
+            f"{subject}: after the stop {_some(more)} come again, or twice",
+            repeated=f"{sum(counts.values()) - len(rest & counts.keys())} samples more than are left, {spare} allowed",
+            likely_cause=resumed.why_anew(rest)
+            or "the position is not that of all ranks together: where ranks are fewer or more, shares change",
+            case=facts,
+        )
+    lost = sorted(rest - counts.keys())
+    if len(lost) > (len(rest) % len(given) if tail == "drop" else 0):
+        raise failure(
+            f"{subject}: {_some(lost)} never come after the stop, training had not used them",
+            likely_cause="the position counts what the loader fetched ahead, or is not that of all ranks together",
+            case=facts,
+        )
+    lengths = [len(one) for one in given]
+    if max(lengths) - min(lengths) > (1 if tail == "uneven" else 0):
+        raise failure(
+            f"{subject}: after the stop the ranks have {lengths} samples, they may differ by "
+            f"{1 if tail == 'uneven' else 0}",
+            likely_cause="ranks without a batch leave the others waiting at the end of the epoch",
+            case=facts,
+        )
+
+
+def _some(indices: Sequence[int]) -> str:
+    shown = ", ".join(map(str, indices[:6]))
+    return f"samples {shown}" if len(indices) <= 6 else f"samples {shown}, ... ({len(indices)} in all)"

@@ -1,0 +1,1 @@
+"""Wrappers for data parallel training, and their communication hooks."""

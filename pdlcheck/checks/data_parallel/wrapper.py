@@ -1,0 +1,397 @@
+"""A wrapper for data parallel training keeps its promise: the gradient of one process, on replicas that stay alike.
+
+The wrapper is what is checked, ours, torch's or the user's own: any function from a module to a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pdlcheck.checks.gradients.single_process import require_gradients
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.replicas.in_sync import check_replicas_in_sync
+from pdlcheck.checks.state import scramble
+from pdlcheck.checks.tolerances import ABSOLUTE, RELATIVE, require_dtype
+
+__all__ = ["check_data_parallel"]
+
+Wrap = Callable[[nn.Module], nn.Module]
+Finish = Callable[[nn.Module], object]
+Shard = tuple[Tensor, Tensor]
+
+_NOT_PROMISED = {  # what to pass for a wrapper that dies of it, by intention
+    "parameters unused on other ranks each": "; pass unused=False for a wrapper that does not take such, as torch's "
+    "DistributedDataParallel without find_unused_parameters=True",
+    "accumulation without sync": "; pass no_sync=False for a wrapper that has no such context",
+}
+PASSES = 3  # wrappers that learn the order of gradients in the first pass do something else in the second
+
+
+@takes_world
+def check_data_parallel(
+    wrap: Wrap,
+    world: Any,
+    *,
+    world_size: int = 2,
+    finish: Finish | None = None,
+    unused: bool = True,
+    no_sync: bool = True,
+    buffers: bool = True,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> None:
+    """``wrap`` must make the replicas start alike, give each the gradient of one process, and keep them alike.
+
+    On models with several layers, tied and frozen parameters, one without dimensions (if ``wrap`` does not raise
+    ValueError for it, as ``fully_shard`` does), outputs in nested containers, two forward passes before one
+    backward pass, parameters that become ready in another order on each rank; in three passes, as wrappers may learn
+    from the first.
+
+    Args:
+        wrap: called as ``wrap(module)`` on every rank; returns a module that is called as the wrapped one, and whose
+            backward pass leaves the mean over ranks in the gradients of ``module``. To compare, ``module`` itself is
+            looked at. The modules hold some hundred bytes: with buckets of the usual size there is only one, so check
+            it with buckets of a few bytes too.
+        world: where the ranks run.
+        world_size: number of replicas, 2 or more.
+        finish: what the training calls on the wrapper after the backward pass, before the optimizer's step, as
+            Megatron's wrapper wants it: ``lambda wrapped: wrapped.finish_grad_sync()``. A wrapper that keeps gradients
+            elsewhere puts them into those of ``module`` here, and drops them in its ``zero_grad()``.
+        unused: parameters may have no gradient, others on each rank.
+        no_sync: the wrapper has a context ``no_sync()`` in which gradients only add up; with ``finish``, they are
+            looked at only after it.
+        buffers: all ranks see the same buffers in a forward pass; False where each keeps its own by intention.
+        dtype: of models and data; float32 for a wrapper that keeps or reduces gradients in it.
+        seed: of weights and data.
+
+    Raises:
+        AssertionError: says first what was done (``wrap, tied weights: ...``), then rank, parameter, index and the
+            likely cause.
+
+    Example:
+        >>> from torch.nn.parallel import DistributedDataParallel
+        >>> def wrap(module):
+        ...     return DistributedDataParallel(module, find_unused_parameters=True)
+        >>> check_data_parallel(wrap, world)
+    """
+    __tracebackhide__ = True
+    if world_size < 2:
+        raise ValueError(f"check_data_parallel compares ranks, it needs world_size 2 or more, got {world_size}")
+    shards = _shards(world_size, seed)
+    facts = case(world, world_size, seed=seed)
+    require_dtype("check_data_parallel", dtype)
+    looks_inside, finish = finish is None, finish or _is_finished
+    check_replicas_in_sync(_start(wrap, finish), world, world_size=world_size, steps=0, buffers=buffers, seed=seed)
+    if buffers:
+        _require_same_buffers(wrap, finish, world, world_size, facts)
+    models: dict[str, Callable[[], nn.Module]] = {
+        f"layers, after {PASSES} passes or more": _layers,
+        "tied weights": _Tied,
+        "a frozen layer": _Frozen,
+        "outputs in nested containers": _Nested,
+        "two forward passes before backward": _layers,
+        "another order of gradients on each rank": _Crossed,
+        "gradients that are kept and zeroed": _layers,
+    }
+    try:
+        takes_scalars = all(world.run(_takes, wrap, _Scaled().to(dtype), world_size=world_size))
+    except Exception as error:
+        error.add_note("while check_data_parallel wrapped a model with a parameter without dimensions")
+        raise
+    if takes_scalars:
+        models["a parameter without dimensions"] = _Scaled
+    if unused:
+        models["parameters unused on other ranks each"] = _Gated
+    if no_sync and looks_inside:
+        _require_local_without_sync(wrap, world, [(x.to(dtype), y.to(dtype)) for x, y in shards], facts)
+    passes = PASSES if world_size != PASSES else PASSES + 1  # what is added up over passes is not what ranks add up
+    require = partial(_require_gradients, wrap, finish, shards=shards, world=world, dtype=dtype, seed=seed)
+    require("layers", _layers, passes=1)
+    for what, make in models.items():
+        require(what, make, passes=passes)
+    if no_sync:
+        require("accumulation without sync", _layers, passes=passes)
+    check_replicas_in_sync(_start(wrap, finish), world, world_size=world_size, steps=3, buffers=False, seed=seed)
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.decode.weight = self.encode.weight
+        self.head = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(torch.tanh(self.decode(torch.tanh(self.encode(x)))))
+
+
+class _Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 3).requires_grad_(False), nn.Linear(3, 1)
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(torch.tanh(self.body(x)))
+
+
+class _Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return {"losses": [(self.first(x), None), (torch.tanh(self.second(x)), "text")]}
+
+
+class _Scaled(nn.Module):
+    """A parameter of no dimension, as the scale of logits is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.scale = nn.Linear(2, 1), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.scale * torch.tanh(self.body(x))
+
+
+class _Crossed(nn.Module):
+    """Branches of one shape: ranks that pair their gradients in the order of readiness mix them up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(2, 1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Any:
+        order = list(self.branches)
+        if dist.is_initialized() and dist.get_rank() % 2:
+            order = order[::-1]
+        return torch.stack([torch.tanh(branch(x)) for branch in order]).sum(0)
+
+
+class _Gated(nn.Module):
+    """A branch for each sign of a sample's first feature, and one for nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(2, 2)
+        self.positive, self.negative, self.never = nn.Linear(2, 1), nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        y = torch.tanh(self.body(x))
+        total = y.sum(1, keepdim=True)
+        for branch, mine in ((self.positive, x[:, :1] > 0), (self.negative, x[:, :1] < 0)):
+            if mine.any():
+                total = total + branch(y) * mine
+        return total
+
+
+class _Counting(nn.Module):
+    """Shows a forward pass what its buffers hold: what it returns is their values, at any input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("kept", torch.zeros(2), persistent=False)
+
+    def forward(self, x: Tensor) -> Any:
+        held = torch.cat([self.get_buffer(name).reshape(-1).double() for name in ("mean", "seen", "kept")])
+        with torch.no_grad():  # each rank goes on with values of its own, as batch norm does
+            self.get_buffer("mean").add_(x.sum())
+            self.get_buffer("seen").add_(int(x.sum()))
+        return held + 0 * self.weight
+
+
+def _layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+
+
+def _mean_square(output: Any, targets: Tensor) -> Tensor:
+    return torch.stack([(y - targets).square().mean() for y in _tensors(output)]).sum()
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output]
+    inner = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
+    return [tensor for one in inner if not isinstance(one, str) for tensor in _tensors(one)]
+
+
+def _shards(world_size: int, seed: int) -> list[Shard]:
+    """Four samples for each rank; their first features are positive on even ranks, negative on odd ones."""
+    generator = torch.Generator().manual_seed(seed)
+    shards = []
+    for rank in range(world_size):
+        x = torch.randn(4, 2, generator=generator, dtype=torch.float64)
+        x[:, 0] = (x[:, 0].abs() + 0.1) * (-1) ** rank
+        shards.append((x, torch.randn(4, 1, generator=generator, dtype=torch.float64)))
+    return shards
+
+
+def _takes(wrap: Wrap, model: nn.Module) -> bool:
+    """On every rank: whether the wrapper does not refuse such a model."""
+    try:
+        wrap(model)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_finished(_: nn.Module) -> None:
+    """Of a wrapper whose gradients are there when the backward pass returns."""
+
+
+def _require_gradients(
+    wrap: Wrap,
+    finish: Finish,
+    what: str,
+    make: Callable[[], nn.Module],
+    *,
+    passes: int,
+    shards: Sequence[Shard],
+    world: Any,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """The wrapper's gradient, put in the place of the local one, is that of one process."""
+    __tracebackhide__ = True
+
+    def sync(model: nn.Module, num_samples: int) -> None:
+        _pass_through_wrapper(wrap, finish, what, shards, model, passes)
+
+    sync.__name__ = f"{name_of(wrap)}, {what}"
+    try:
+        require_gradients(make, _mean_square, shards, sync, world, dtype=dtype, seed=seed, again=False)
+    except Exception as error:
+        if not str(error).startswith(sync.__name__):
+            error.add_note(f"while check_data_parallel tried {sync.__name__}{_NOT_PROMISED.get(what, '')}")
+        raise
+
+
+def _pass_through_wrapper(
+    wrap: Wrap, finish: Finish, what: str, shards: Sequence[Shard], model: nn.Module, passes: int
+) -> None:
+    model.zero_grad()
+    wrapped = wrap(model)
+    dtype = next(model.parameters()).dtype
+    x, y = (tensor.to(dtype) for tensor in shards[dist.get_rank()])
+    kept = what == "gradients that are kept and zeroed"
+    for _ in range(passes):
+        wrapped.zero_grad(set_to_none=not kept)
+        if what == "two forward passes before backward":
+            losses = [_mean_square(wrapped(part), target) for part, target in zip(x.chunk(2), y.chunk(2), strict=True)]
+            _backward(sum(losses) / 2)
+        elif what == "accumulation without sync":
+            parts: Any = list(zip(x.chunk(4), y.chunk(4), strict=True))
+            with _no_sync(wrapped):
+                for part, target in parts[:-1]:
+                    _backward(_mean_square(wrapped(part), target) / len(parts))
+            _backward(_mean_square(wrapped(parts[-1][0]), parts[-1][1]) / len(parts))
+        else:
+            _backward(_mean_square(wrapped(x), y))
+        finish(wrapped)
+
+
+def _start(wrap: Wrap, finish: Finish) -> Callable[[], tuple[nn.Module, Callable[[int], object]]]:
+    def start() -> tuple[nn.Module, Callable[[int], object]]:
+        model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1)).double()
+        scramble(model)
+        with torch.no_grad():
+            model.get_buffer("1.running_var").abs_()
+        wrapped = wrap(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(i: int) -> None:
+            wrapped.zero_grad()
+            _backward(wrapped(torch.randn(4, 2, dtype=torch.float64)).square().mean())
+            finish(wrapped)
+            optimizer.step()
+
+        return model, step
+
+    start.__name__ = f"{name_of(wrap)}, batch norm"
+    return start
+
+
+def _require_same_buffers(wrap: Wrap, finish: Finish, world: Any, world_size: int, facts: str) -> None:
+    __tracebackhide__ = True
+    everyone = world.run(_buffers_in_forward, wrap, finish, world_size=world_size)
+    for forward in range(PASSES):
+        for rank in range(1, world_size):
+            found, expected = everyone[rank][forward], everyone[0][forward]
+            if not torch.equal(found, expected):
+                at = first_index(found != expected)[0]
+                name = ["mean"] * 3 + ["seen"] + ["kept"] * 2
+                raise failure(
+                    f"{name_of(wrap)}, buffers: in forward pass {forward} rank {rank} sees {show(found[at])} in "
+                    f"buffer {name[at]!r}, rank 0 sees {show(expected[at])}",
+                    likely_cause="buffers are not made alike before every forward pass"
+                    if forward
+                    else "buffers are not made alike at construction",
+                    case=facts,
+                )
+
+
+def _buffers_in_forward(wrap: Wrap, finish: Finish) -> list[Tensor]:
+    torch.manual_seed(dist.get_rank() + 1)
+    model = _Counting()
+    scramble(model)
+    wrapped = wrap(model)
+    seen = []
+    for _ in range(PASSES):
+        held = wrapped(torch.full((2,), dist.get_rank() + 1.0))
+        seen.append(held.detach().clone())
+        _backward(held.sum())
+        finish(wrapped)
+    return seen
+
+
+def _require_local_without_sync(wrap: Wrap, world: Any, shards: Sequence[Shard], facts: str) -> None:
+    """Inside of no_sync a rank's gradient is that of its own samples."""
+    __tracebackhide__ = True
+    for rank, pairs in enumerate(world.run(_gradients_without_sync, wrap, shards, world_size=len(shards))):
+        for name, (found, expected) in pairs.items():
+            relative, absolute = RELATIVE[expected.dtype], ABSOLUTE[expected.dtype]
+            off = ~((found - expected).abs() <= relative * float(expected.abs().max()) + absolute)  # the same sums
+            if off.any():
+                at = first_index(off)
+                raise failure(
+                    f"{name_of(wrap)}, inside of no_sync(): rank {rank} holds {show(found[at])} at {at} of the "
+                    f"gradient of {name!r}, its own samples give {show(expected[at])}",
+                    likely_cause="gradients are synchronised, or scaled, inside of no_sync()",
+                    case=facts,
+                )
+
+
+def _gradients_without_sync(wrap: Wrap, shards: Sequence[Shard]) -> dict[str, tuple[Tensor, Tensor]]:
+    torch.manual_seed(7)
+    x, y = shards[dist.get_rank()]
+    model = _layers().to(x.dtype)
+    wrapped = wrap(model)
+    with _no_sync(wrapped):
+        _backward(_mean_square(wrapped(x), y))
+    found = {name: p.grad for name, p in model.named_parameters()}
+    alone = dict(zip(found, torch.autograd.grad(_mean_square(model(x), y), list(model.parameters())), strict=True))
+    return {
+        name: (torch.zeros_like(alone[name]) if grad is None else grad.detach().clone(), alone[name])
+        for name, grad in found.items()
+    }
+
+
+def _no_sync(wrapped: nn.Module) -> Any:
+    context: Any = getattr(wrapped, "no_sync", None)
+    if context is None:
+        raise ValueError(f"{type(wrapped).__name__} has no no_sync(); pass no_sync=False to check_data_parallel")
+    return context()
+
+
+def _backward(loss: Any) -> None:
+    loss.backward()

@@ -1,0 +1,194 @@
+"""The gradient of R replicas on their shards is the gradient of one process on the union of the shards.
+
+In float64, on the model that every rank is given, so that only the synchronisation can be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pdlcheck.checks.gradients.no_gradients import tells_who_has_none
+from pdlcheck.checks.gradients.truth import Gradients, Loss, Reference, Shard, backward, gradients, or_zero
+from pdlcheck.checks.message import best_fit, case, failure, first_index, name_of, show, takes_world, wrong_on_ranks
+from pdlcheck.checks.state import made_wide, whole
+from pdlcheck.checks.tolerances import require_dtype
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_gradients_equal_single_process", "require_gradients"]
+
+AGAIN = 2.0  # the factor of the losses before the second call: what the first call left is then none of its results
+
+
+@takes_world
+def check_gradients_equal_single_process(
+    make: Callable[[], nn.Module],
+    loss: Loss,
+    shards: Sequence[Shard],
+    sync: Callable[[nn.Module, int], object],
+    world: Any,
+    *,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> None:
+    """After ``sync``, every rank must hold the gradient of ``loss`` on all samples together.
+
+    A gradient that is None counts as zero. An element may be off by 1e-9 of the largest element of its gradient on any
+    shard or on the union, and by 1e-12 of the largest of all gradients: round-off of sums in another order is 1e-13, a
+    wrong weight is 1e-3 and more. In float32 it is 2e-5 and 1e-7.
+
+    Args:
+        make: makes the plain model, outside of the ranks; made once, cast to ``dtype`` and copied to every rank. Its
+            samples do not see each other, as they do in batch norm, but where ``sync`` or the model itself makes up for
+            that. What wraps a model is for :func:`check_data_parallel`.
+        loss: ``loss(model(inputs), targets)``, a mean or a sum over samples.
+        shards: inputs and targets of each rank, first dimension is samples; uneven and empty ones find most
+            faults. A rank without samples has no gradient (None) when it calls ``sync``, which is where it takes part
+            with an empty batch if the model communicates, as synchronised batch norm does.
+        sync: called as ``sync(model, num_samples)`` on every rank after backward; then once more on the same model,
+            after a backward pass of twice the loss: nothing that it keeps from call to call may be in the result.
+        world: where the ranks run.
+        dtype: in which all is done; float32 where ``sync`` or the model casts to it.
+        seed: of the initial weights.
+
+    Raises:
+        AssertionError: names rank, parameter, index and the likely cause: summed for averaged, never
+            synchronised, rank 0's shard, unweighted mean of uneven shards, what an earlier call left.
+        Inconclusive: the gradient on the union is zero, there are no samples, or the model draws random numbers.
+
+    Example:
+        >>> from pdlcheck.primitives import sync_gradients
+        >>> from pdlcheck.worlds import get_world
+        >>> def sync(model, num_samples):
+        ...     sync_gradients(model, weight=num_samples)
+        >>> shards = [(torch.randn(n, 2), torch.randn(n, 1)) for n in (3, 1, 0)]
+        >>> world = get_world("sim")
+        >>> check_gradients_equal_single_process(lambda: nn.Linear(2, 1), nn.MSELoss(), shards, sync, world)
+    """
+    __tracebackhide__ = True
+    require_dtype("check_gradients_equal_single_process", dtype)
+    require_gradients(make, loss, shards, sync, world, dtype=dtype, seed=seed, again=True)
+
+
+def require_gradients(
+    make: Callable[[], nn.Module],
+    loss: Loss,
+    shards: Sequence[Shard],
+    sync: Callable[[nn.Module, int], object],
+    world: Any,
+    *,
+    dtype: torch.dtype,
+    seed: int,
+    again: bool,
+) -> None:
+    """As :func:`check_gradients_equal_single_process`; ``again`` has ``sync`` called twice, as there.
+
+    False is for what does its own passes in ``sync``, as wrappers are checked.
+    """
+    __tracebackhide__ = True
+    shards = [(_cast(x, dtype), _cast(y, dtype)) for x, y in shards]
+    sizes = [len(x) for x, _ in shards]
+    if not sum(sizes):
+        raise Inconclusive(f"{name_of(sync)}: no rank has a sample, there is no gradient to compare")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = made_wide(make)
+        model = model if dtype is torch.float64 else model.to(dtype)
+    everyone: list[list[Gradients]] = world.run(_synchronised, model, loss, shards, sync, again, world_size=len(shards))
+    union = (torch.cat([x for x, _ in shards]), torch.cat([y for _, y in shards]))
+    reference = Reference(
+        union=gradients(model, loss, union),
+        shards=[gradients(model, loss, shard) for shard in shards],
+        sizes=sizes,
+        like={name: parameter.detach() for name, parameter in model.named_parameters()},
+        dtype=dtype,
+    )
+    if not any(grad is not None and grad.any() for grad in reference.union.values()):
+        raise Inconclusive(f"{name_of(sync)}: the gradient on all samples is zero, no fault would show")
+    facts = case(world, len(shards), samples=sizes, seed=seed)
+    try:
+        _require_equal(f"{name_of(sync)}:", reference, [calls[0] for calls in everyone], facts)
+        if all(len(calls) > 1 for calls in everyone):
+            who = f"{name_of(sync)}: in its second call, after {AGAIN:g} times the loss,"
+            _require_equal(who, reference.times(AGAIN), [calls[1] for calls in everyone], facts)
+    except AssertionError:
+        once_more = gradients(model, loss, union)
+        if all(reference.accepts(name, once_more[name]) for name in once_more):
+            raise
+        raise Inconclusive(
+            f"{name_of(sync)}: the gradient of one process differs from run to run, the model draws random numbers "
+            "as dropout does; call .eval() on it in make"
+        ) from None
+
+
+def _require_equal(who: str, reference: Reference, everyone: Sequence[Gradients], facts: str) -> None:
+    """Every rank holds the gradients of the reference; ``who`` begins the message."""
+    __tracebackhide__ = True
+    for rank, found in enumerate(everyone):
+        if missing := [name for name in reference.union if name not in found]:
+            raise failure(f"{who} rank {rank} has no parameter {missing[0]!r} any more", case=facts)
+    wrong = [[name for name in reference.union if not reference.accepts(name, found[name])] for found in everyone]
+    if not any(wrong):
+        return
+    rank, names = next((rank, names) for rank, names in enumerate(wrong) if names)
+    found = everyone[rank]
+    name = names[0]
+    expected = reference.of(name)
+    held = or_zero(found[name], expected)
+    if held.shape != expected.shape:
+        raise failure(
+            f"{who} rank {rank} holds a gradient of {name!r} of shape {tuple(held.shape)}, that of one "
+            f"process is of shape {tuple(expected.shape)}",
+            likely_cause="what is divided over ranks has gradients of its own: see check_sharded_layer",
+            case=facts,
+        )
+    at = first_index(~((held - expected).abs() <= reference.allowed(name)))
+    value = "None" if found[name] is None else show(held[at])
+    raise failure(
+        f"{who} rank {rank} holds {value} at {at} of the gradient of {name!r}, "
+        f"one process on all samples holds {show(expected[at])}",
+        own_shards=", ".join(_own(shard[name], at, r) for r, shard in enumerate(reference.shards)),
+        wrong_gradients=wrong_on_ranks(wrong, [len(reference.union)] * len(wrong)),
+        best_fit=best_fit([or_zero(found[n], reference.of(n)) for n in names], [reference.of(n) for n in names]),
+        likely_cause=reference.cause(found, names, rank),
+        case=facts,
+    )
+
+
+def _synchronised(
+    model: nn.Module, loss: Loss, shards: Sequence[Shard], sync: Callable[[nn.Module, int], object], again: bool
+) -> list[Gradients]:
+    """On every rank: backward on its own shard, then ``sync``; once or twice."""
+    torch.manual_seed(dist.get_rank() + 1)
+    inputs, targets = shards[dist.get_rank()]
+    before = {name: whole(parameter) for name, parameter in model.named_parameters()}
+    results: list[Gradients] = []
+    for factor in (1.0, AGAIN) if again else (1.0,):
+        if results:
+            model.zero_grad()
+        if len(inputs):
+            backward(model, loss, (inputs, targets), factor)
+        with tells_who_has_none(model, asks=False) if again else nullcontext():
+            sync(model, len(inputs))
+        parameters = dict(model.named_parameters())
+        results.append({name: None if p.grad is None else whole(p.grad) for name, p in parameters.items()})
+        if parameters.keys() != before.keys() or not all(
+            torch.equal(whole(p), before[n]) for n, p in parameters.items()
+        ):
+            break  # it took a step, too: the next gradient would be of another model
+    return results
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if tensor.is_complex():
+        return tensor.to(dtype.to_complex())
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _own(grad: Tensor | None, at: tuple[int, ...], rank: int) -> str:
+    return f"rank {rank}: {'None' if grad is None else show(grad[at])}"

@@ -1,0 +1,1 @@
+"""Numbers that ranks compute together about samples."""

@@ -1,0 +1,126 @@
+"""The less usual ways to a wrong metric, tried where the usual ones do not give the number: batches, sums, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from pdlcheck.checks.metrics.values import LEAVE_OUT, Alone, Values, is_number
+
+__all__ = ["less_usual"]
+
+Mistake = tuple[str, Values]
+Of = Callable[[Sequence[int]], Values]
+Shares = Sequence[Sequence[int]]  # of each rank: the places of its samples
+
+_LARGEST_BATCH = 16
+_ASKED = 400  # so often is one process asked about some samples, at most
+
+
+def less_usual(alone: Alone, world_size: int) -> Iterator[Iterator[Mistake]]:
+    """What may have been done, and all that is then reported: groups, the first that explains all is the likely one."""
+    of = _Asked(alone)
+    batches = [size for size in range(2, _LARGEST_BATCH + 1) if size * world_size <= len(alone)]
+    yield _wrong_counts(alone, world_size)
+    yield _filled_up(alone, world_size, of)
+    yield _not_reduced(alone, world_size, (1, *batches), of)
+    yield _means_of_batches(alone, world_size, batches, of)
+
+
+class _Asked:
+    """What one process reports about samples, each set once."""
+
+    def __init__(self, alone: Alone) -> None:
+        self._alone, self._known = alone, dict[tuple[int, ...], Values]()
+
+    def __call__(self, places: Sequence[int]) -> Values:
+        key = tuple(places)
+        if key not in self._known:
+            if len(self._known) == _ASKED:
+                return {}
+            rows = torch.tensor(key, dtype=torch.long)
+            self._known[key] = self._alone.of_share(tuple(t[rows] for t in self._alone.samples))
+        return self._known[key]
+
+
+def _wrong_counts(alone: Alone, world_size: int) -> Iterator[Mistake]:
+    """Means whose sum and number are not of the same samples."""
+    count, everything = len(alone), alone.of_all
+    for way, starts in zip(alone.shares(world_size), (True, False), strict=True):
+        for rank, share in enumerate(way):
+            own = len(range(rank, count, world_size)) if starts else len(_blocks(count, world_size)[rank])
+            if own:
+                text = f"a sum over all ranks, divided by the samples of rank {rank} alone"
+                yield text, _times(everything, count / own)
+                yield f"the sum of rank {rank} alone, divided by the samples of all ranks", _times(share, own / count)
+    for how, more, text in (
+        ("the first again", -count % world_size, "samples that a sampler repeats are in the sum, not in its number"),
+        ("the last dropped", -(count % world_size), "samples that a sampler drops are in the number, not in the sum"),
+    ):
+        yield f"{text}: the sum is divided by {count}", _times(alone.tail(world_size, how), (count + more) / count)
+    yield "a sum over the samples: it was not divided by their number", _times(everything, count)
+    yield "it was divided by the number of samples once too often", _times(everything, 1 / count)
+
+
+def _filled_up(alone: Alone, world_size: int, of: Of) -> Iterator[Mistake]:
+    """Batches are dealt to the ranks in turn, and the last ones filled up, as accelerate's loaders do."""
+    count = len(alone)
+    for again in dict.fromkeys(-count % (world_size * size) for size in range(2, count // world_size + 1)):
+        if again > 1:
+            text = f"the first {again} samples count twice, as a loader fills up the last batches"
+            yield f"{text}: {LEAVE_OUT}", of([*range(count), *range(again)])
+
+
+def _not_reduced(alone: Alone, world_size: int, sizes: Sequence[int], of: Of) -> Iterator[Mistake]:
+    for size in sizes:
+        dealt = f", dealt in batches of {size}" if size > 1 else ""
+        for filled in (True, False):
+            for rank, share in enumerate(_dealt(len(alone), world_size, size, filled)):
+                yield f"the value of the samples of rank {rank} alone{dealt}: it was not reduced", of(share)
+
+
+def _means_of_batches(alone: Alone, world_size: int, sizes: Sequence[int], of: Of) -> Iterator[Mistake]:
+    """Of batches of unlike sizes, over all ranks together, or over each and then over ranks, or of one rank."""
+    for size in sizes:
+        text = f"the mean of the values of batches of {size}, each counted once: weigh them by their samples"
+        for shares in _ways(len(alone), world_size, size):
+            values = [[of(share[i : i + size]) for i in range(0, len(share), size)] for share in shares]
+            yield text, _mean([one for own in values for one in own])
+            yield text, _mean([_mean(own) for own in values])
+            for rank, own in enumerate(values):
+                yield f"the mean of the values of rank {rank}'s batches of {size} alone: it was not reduced", _mean(own)
+
+
+def _ways(count: int, world_size: int, batch: int) -> Iterator[Shares]:
+    for size in (1, batch):
+        for filled in (True, False):
+            yield _dealt(count, world_size, size, filled)
+    yield _blocks(count, world_size)
+
+
+def _dealt(count: int, world_size: int, size: int, filled: bool) -> Shares:
+    """Batches of ``size`` samples go to the ranks in turn; the last ones are filled up with the first samples."""
+    order = list(range(count))
+    if filled:
+        order += order[: -count % (world_size * size)]
+    batches = [order[i : i + size] for i in range(0, len(order), size)]
+    return [[place for one in batches[rank::world_size] for place in one] for rank in range(world_size)]
+
+
+def _blocks(count: int, world_size: int) -> Shares:
+    return [part.tolist() for part in torch.tensor_split(torch.arange(count), world_size)]
+
+
+def _times(values: Values, factor: float) -> Values:
+    return {place: value * factor for place, value in values.items() if is_number(value)}
+
+
+def _mean(everything: Sequence[Values]) -> Values:
+    """Of numbers that all have."""
+    first = everything[0] if everything else {}
+    return {
+        place: sum(values[place] for values in everything) / len(everything)
+        for place in first
+        if all(is_number(values.get(place)) for values in everything)
+    }

@@ -1,0 +1,174 @@
+"""A metric that ranks compute together is the metric of one process on all samples, for every number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from pdlcheck.checks.message import case, failure, name_of, show, takes_world
+from pdlcheck.checks.metrics.causes import less_usual
+from pdlcheck.checks.metrics.values import TAILS, Alone, Values, is_number, near, values_of
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_metric"]
+
+_ORDERS = 2  # other orders, for each thing that may be done with the tail
+_MANY = 4  # mistakes that give one number, such as 0 or 1: none of them is likely
+
+
+@takes_world
+def check_metric(
+    evaluate: Callable[..., Any],
+    samples: Sequence[Tensor],
+    world: Any,
+    *,
+    world_sizes: Sequence[int] = (2, 3),
+    reference: Callable[..., Any] | None = None,
+) -> None:
+    """What ranks report about the samples that they share must be what one process reports about all of them.
+
+    It is asked about all samples and about all but the last, since one of the two numbers is uneven over ranks. Where
+    the mean of the ranks' values is right by chance, as with ``torch.arange``, it is asked once more with the last
+    sample first; where no number would change if a sampler repeats the first or last samples, or drops the last ones,
+    once more with a sample there that changes it. Numbers may be off by 1e-5 of the largest that any share of the
+    samples has; integers and everything else must be equal.
+
+    Args:
+        evaluate: called as ``evaluate(*samples)`` on every rank, with all samples, of which it takes the rank's share
+            as the program does, by a sampler for example. Returns a number, a tensor, or lists and dicts of them; None
+            on ranks that report nothing, or in the place of what others report.
+        samples: tensors whose first dimension is the samples, such as inputs and targets; two samples or more.
+        world: where the ranks run.
+        world_sizes: numbers of ranks.
+        reference: called as ``reference(*samples)`` in one process; the default is ``evaluate`` in a world of one rank,
+            which cannot tell that batches of unlike sizes count the same.
+
+    Raises:
+        AssertionError: names rank, number and the likely cause: the mean of the ranks' values, the value of one rank's
+            share, samples that a sampler or a loader repeats or drops, batches that count the same, a sum for a mean or
+            divided by another number of samples.
+        Inconclusive: one process reports nothing or NaN, or the same for every share of the samples.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> from pdlcheck.worlds import get_world
+        >>> def mean_error(errors):
+        ...     own = errors[dist.get_rank() :: dist.get_world_size()]
+        ...     total = torch.stack([own.sum(), torch.tensor(float(len(own)))])
+        ...     dist.all_reduce(total)
+        ...     return float(total[0] / total[1])
+        >>> check_metric(mean_error, [torch.arange(7.0)], get_world("sim"))
+    """
+    __tracebackhide__ = True
+    count = min((len(tensor) for tensor in samples), default=0)
+    if count < 2 or any(len(tensor) != count for tensor in samples):
+        sizes = ", ".join(str(len(tensor)) for tensor in samples) or "none"
+        raise ValueError(f"check_metric needs tensors with the same number of samples, 2 or more; got {sizes}")
+    if any(size < 2 for size in world_sizes) or not world_sizes:
+        raise ValueError(f"check_metric compares with one process; world_sizes must be 2 or more, got {world_sizes}")
+    shows, by_chance, tried = False, None, []
+    for order in (None, "last_sample_first"):
+        for size in (count, count - 1):
+            given = tuple(t[:size] if order is None else t[:size].roll(1, 0) for t in samples)
+            alone = Alone(evaluate, reference, given, world, order)
+            tried.append(alone)
+            for world_size in world_sizes:
+                _compare(alone, world_size)
+                shows = shows or alone.tells_shares_apart(world_size)
+                if by_chance != set():
+                    found = alone.right_by_chance(world_size)
+                    by_chance = found if by_chance is None else by_chance & found
+        if not by_chance:
+            break
+    if not shows:
+        raise Inconclusive(
+            f"{name_of(evaluate)} reports the same for every share of the samples, no fault would show: give it "
+            "samples that differ"
+        )
+    for how, repeated in TAILS.items():
+        for alone in _with_a_telling_tail(tried, world_sizes, how, repeated):
+            for world_size in world_sizes:
+                _compare(alone, world_size)
+
+
+def _with_a_telling_tail(
+    tried: Sequence[Alone], world_sizes: Sequence[int], how: str, repeated: bool
+) -> Iterator[Alone]:
+    """Other orders of the same samples, where in those that were tried a number hides what is done with the tail."""
+    pairs = [(alone, world_size) for alone in tried for world_size in world_sizes if len(alone) % world_size]
+    hidden = set(tried[0].of_all)
+    for alone, world_size in pairs:
+        if hidden:
+            hidden &= alone.hides(world_size, how)
+    alone, world_size = min(pairs, key=lambda pair: (-len(pair[0]) if repeated else len(pair[0])) % pair[1])
+    orders = 0
+    for place, value in tried[0].of_all.items():
+        if place not in hidden or not is_number(value) or orders == _ORDERS:
+            continue
+        row = alone.telling(place, repeated=repeated)
+        if row is None:
+            continue
+        other = alone.with_one_at(row, first=how == "the first again")
+        still = other.hides(world_size, how) if other.can_be_compared() else hidden
+        if place not in still:
+            orders += 1
+            hidden &= still
+            yield other
+
+
+def _compare(alone: Alone, world_size: int) -> None:
+    __tracebackhide__ = True
+    who, expected = name_of(alone.evaluate), alone.of_all
+    reports = alone.world.run(alone.evaluate, *alone.samples, world_size=world_size)
+    told = [(rank, values_of(report)) for rank, report in enumerate(reports) if report is not None]
+    facts = case(alone.world, world_size, samples=len(alone), order=alone.order)
+    told = [(rank, found) for rank, found in told if any(value is not None for value in found.values())]
+    if not told:
+        raise failure(f"{who}: no rank reports anything, one process reports {_listed(expected)}", case=facts)
+    for rank, found in told:
+        if found.keys() != expected.keys():
+            raise failure(
+                f"{who}: rank {rank} reports {_listed(found)}, one process reports {_listed(expected)}", case=facts
+            )
+        for place, value in expected.items():
+            held = found[place]
+            if held is None and any(others.get(place) is not None for _, others in told):
+                continue  # others report it
+            if alone.accepts(world_size, place, held):
+                continue
+            raise failure(
+                f"{who}: rank {rank} reports {_shown(held)}{place}, "
+                f"one process on all {len(alone)} samples reports {_shown(value)}",
+                ranks=", ".join(f"rank {other}: {_shown(values.get(place))}" for other, values in told),
+                likely_cause=_why(alone, world_size, place, found),
+                case=facts,
+            )
+
+
+def _why(alone: Alone, world_size: int, place: str, found: Values) -> str | None:
+    """Every usual mistake that gives all the wrong numbers, each once, or a less usual one; else what gives this one.
+
+    None where so many give it that they say nothing.
+    """
+    wrong = [where for where, value in found.items() if not alone.accepts(world_size, where, value)]
+    usual = _usual(alone, world_size, place, found[place])
+    texts = [text for text in usual if all(text in _usual(alone, world_size, where, found[where]) for where in wrong)]
+    for group in less_usual(alone, world_size):
+        if not texts:
+            texts = [text for text, values in group if all(near(found[at], values.get(at), 0.0) for at in wrong)]
+    texts = list(dict.fromkeys(texts or usual))
+    return "; or ".join(texts) if 0 < len(texts) < _MANY else None
+
+
+def _usual(alone: Alone, world_size: int, place: str, held: Any) -> list[str]:
+    return [text for text, wrong in alone.mistakes(world_size, place) if near(held, wrong, 0.0)]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.7g}" if isinstance(value, float) else show(value)
+
+
+def _listed(values: Values) -> str:
+    return ", ".join(f"{_shown(value)}{place}" for place, value in values.items()) or "nothing"

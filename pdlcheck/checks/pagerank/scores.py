@@ -1,0 +1,326 @@
+"""Checks of PageRank: any function from a graph to scores, whoever wrote it.
+
+The function is called as ``function(graph)``; bind its other arguments first, for instance with
+``functools.partial``. It may return an array, a tensor, a dict as networkx does, or an object with
+``scores``. The graph is whatever the function takes, as long as it has ``src``, ``dst``, ``num_nodes`` and
+``weights``.
+
+"Right" is one vector: ``x = (1 - d) v + d (P x + m w)`` where ``P[j, i]`` is the share of i's out-weight
+that goes to j, v the teleport vector, and m, the mass of x on nodes without out-weight, goes to w. Repeated
+edges add, a self-loop is an edge. Without edges x = v; without nodes x is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pdlcheck.checks.pagerank.oracle import MAX_DENSE_NODES, Float64, Oracle, likely_cause
+from pdlcheck.errors import Inconclusive
+
+__all__ = [
+    "check_error_bound",
+    "check_pagerank",
+    "check_pagerank_agreement",
+    "check_pagerank_relabelling",
+    "check_transition_matrix",
+    "require_tol",
+]
+
+
+def check_pagerank(
+    function: Callable[[Any], Any],
+    graph: Any,
+    *,
+    damping: float = 0.85,
+    tol: float = 1e-8,
+    personalization: Any = None,
+    dangling: Any = None,
+) -> None:
+    """``function(graph)`` is the PageRank of ``graph``: a distribution, a fixed point, and the dense
+    solution.
+
+    Args:
+        function: graph -> scores, one per node.
+        graph: has ``src``, ``dst``, ``num_nodes``, ``weights``.
+        damping: the d that ``function`` uses.
+        tol: L1 error that ``function`` may leave by stopping early: its own tolerance, or ``2 d**k`` after
+            k rounds. What rounding can cost in the dtype of the scores is allowed on top, for any order of
+            additions.
+        personalization, dangling: the vectors v and w that ``function`` uses, one number per node; ``None``
+            as usual.
+
+    Raises:
+        AssertionError: naming the worst node, its in-edges, and the likely cause where the numbers tell it.
+        TypeError, ValueError: an argument of this check is wrong; ``function`` was not judged.
+
+    With more than 3000 nodes no dense matrix is built: one serial round must then move the scores by at most
+    ``1 + d`` times the allowance, which bounds the error by ``(1 + d)/(1 - d)`` times the allowance.
+    """
+    __tracebackhide__ = True
+    tol, oracle = require_tol(tol), Oracle.of(graph, damping, personalization, dangling)
+    name = _name(function)
+    found, dtype = _scores(name, function(graph), graph)
+    if oracle.num_nodes > MAX_DENSE_NODES:
+        allowed = tol + oracle.rounding(found, dtype)
+        # scores within the allowance move by at most 1 + d times as much, so this never rejects right ones
+        what, expected, limit = "one serial round further", oracle.step(found), (1 + damping) * allowed
+    else:
+        what, expected = "the dense solution", oracle.solve()
+        limit = allowed = tol + oracle.rounding(expected, dtype)
+    _require_equal(name, found, expected, limit, oracle, what, dtype)
+    negative = np.flatnonzero(found < 0)
+    if negative.size:
+        node = int(negative[0])
+        first = f"{name}: node {node} holds {found[node]:.6g}, a rank is not negative"
+        raise AssertionError(_message(first, [], oracle, dtype))
+    total = float(found.sum())
+    if oracle.num_nodes and abs(total - 1) > allowed:
+        first = f"{name}: the scores sum to {total:.12g}, must be 1 within {allowed:.1e}"
+        raise AssertionError(_message(first, [], oracle, dtype))
+
+
+def check_pagerank_agreement(
+    functions: Mapping[str, Callable[[Any], Any]] | Sequence[Callable[[Any], Any]],
+    graph: Any,
+    *,
+    damping: float = 0.85,
+    tol: float = 1e-8,
+) -> float:
+    """All ``functions`` give the same scores, pairwise within ``2 tol`` and rounding; returns the largest
+    L1 distance.
+
+    Works on graphs of any size: nothing dense is built. Raises AssertionError naming the two that differ
+    most and the node, and ValueError for fewer than two functions.
+    """
+    __tracebackhide__ = True
+    named = dict(functions) if isinstance(functions, Mapping) else {_name(f): f for f in functions}
+    if len(named) < 2:
+        raise ValueError(f"functions must be two or more with distinct names, got {list(named)}")
+    tol, oracle = require_tol(tol), Oracle.of(graph, damping)
+    results = {name: _scores(name, function(graph), graph) for name, function in named.items()}
+    worst = 0.0
+    for i, (one, (first, one_type)) in enumerate(results.items()):
+        for other, (second, other_type) in list(results.items())[i + 1 :]:
+            dtype = max(one_type, other_type, key=lambda kind: float(np.finfo(kind).eps))
+            allowed = 2 * (tol + oracle.rounding(first, dtype))
+            _require_equal(one, first, second, allowed, oracle, f"{other}'s score", dtype)
+            worst = max(worst, float(np.abs(first - second).sum()))
+    return worst
+
+
+def check_pagerank_relabelling(
+    function: Callable[[Any], Any],
+    graph: Any,
+    relabelled: Any,
+    permutation: Sequence[int],
+    *,
+    damping: float = 0.85,
+    tol: float = 1e-8,
+) -> None:
+    """Renaming the nodes permutes the scores: node ``i`` of ``graph`` is ``permutation[i]`` in
+    ``relabelled``.
+
+    Needs no oracle, so it holds for any function that ranks nodes by their edges alone.
+    """
+    __tracebackhide__ = True
+    tol, oracle = require_tol(tol), Oracle.of(graph, damping)
+    name = _name(function)
+    new = np.asarray(permutation, np.int64)
+    _require_relabelled(oracle, Oracle.of(relabelled, damping), new)
+    before, dtype = _scores(name, function(graph), graph)
+    after, _ = _scores(name, function(relabelled), relabelled)
+    allowed = 2 * (tol + oracle.rounding(before, dtype))
+    what = "the score of the same node under its new id"
+    _require_equal(name, before, after[new], allowed, oracle, what, dtype)
+
+
+def check_error_bound(
+    function: Callable[[Any], Any],
+    graph: Any,
+    *,
+    damping: float = 0.85,
+    tol: float = 1e-8,
+    personalization: Any = None,
+    dangling: Any = None,
+    reachable: bool = False,
+) -> None:
+    """The result's ``error_bound`` holds for the true L1 error, and ``converged`` means that it is at most
+    ``tol``.
+
+    ``function(graph)`` returns an object with ``scores``, ``error_bound`` and ``converged``. The true error
+    is the distance to the dense solution, known to about ``n * 2e-16 / (1 - d)``; a bound below that cannot
+    be judged. With ``reachable`` it must converge: a solver that never says so never claims too much.
+
+    Raises:
+        AssertionError: the bound does not hold, ``converged`` contradicts it, or is False though ``tol`` is
+            ``reachable``.
+        Inconclusive: the graph is too large for the dense solution.
+    """
+    __tracebackhide__ = True
+    tol, oracle = require_tol(tol), Oracle.of(graph, damping, personalization, dangling)
+    if oracle.num_nodes > MAX_DENSE_NODES:
+        raise Inconclusive(f"check_error_bound: {oracle.num_nodes} nodes are too many to know the true error of")
+    name, result = _name(function), function(graph)
+    found, dtype = _scores(name, result, graph)
+    expected = oracle.solve()
+    error = float(np.abs(found - expected).sum())
+    bound = float(result.error_bound)
+    known = (oracle.num_nodes + 8) * 2.3e-16 / (1 - damping)
+    details = [("true error", f"{error:.3e}"), ("converged", str(bool(result.converged)))]
+    if not error <= bound + known:
+        cause = likely_cause(oracle, found, expected, bound)
+        step = float(np.abs(oracle.step(found) - found).sum())
+        if step <= bound:
+            cause = f"the bound is a step ({step:.1e} now); the error can be d/(1 - d) times the last step"
+        first = f"{name}: error_bound is {bound:.3e}, the true L1 error is {error:.3e}"
+        raise AssertionError(_message(first, [*details, ("likely cause", cause)], oracle, dtype))
+    if bool(result.converged) != (bound <= tol):
+        first = f"{name}: converged is {bool(result.converged)} with error_bound {bound:.3e}, tol is {tol:.1e}"
+        raise AssertionError(_message(first, details, oracle, dtype))
+    if reachable and not result.converged:
+        first = f"{name}: error_bound is {bound:.3e} in the end, tol is {tol:.1e}, which can be reached"
+        raise AssertionError(_message(first, details, oracle, dtype))
+
+
+def check_transition_matrix(function: Callable[[Any], Any], graph: Any) -> None:
+    """``function(graph)`` is the N x N matrix whose column i is how node i shares out its rank.
+
+    Columns sum to 1, or to 0 for a node without out-weight; row = destination. Raises AssertionError naming
+    the first wrong column or entry.
+    """
+    __tracebackhide__ = True
+    oracle, name = Oracle.of(graph, 0.0), _name(function)
+    matrix = _array(function(graph))
+    n = oracle.num_nodes
+    if matrix.shape != (n, n):
+        raise AssertionError(f"{name}: the matrix has shape {matrix.shape}, expected ({n}, {n})")
+    expected = oracle.matrix()
+    degree = np.bincount(oracle.src, minlength=n)
+    eps = float(np.finfo(matrix.dtype if matrix.dtype.kind == "f" else np.float64).eps)
+    allowed = eps * (4 + degree)
+    due = (oracle.out > 0).astype(np.float64)
+    sums = matrix.sum(axis=0, dtype=np.float64)
+    wrong = np.flatnonzero(~(np.abs(sums - due) <= allowed))
+    if wrong.size:
+        i = int(wrong[0])
+        cause = "repeated edges or self-loops count in the degree but not in the sum, or the reverse"
+        if np.abs(matrix.sum(axis=1) - (oracle.out > 0)).max() <= allowed.max():
+            cause = "the rows sum to 1: transposed"
+        details = [("out-edges", _edges_of(oracle, i, out=True)), ("likely cause", cause)]
+        first = f"{name}: column {i} sums to {sums[i]:.12g}, expected {due[i]:.0f}"
+        raise AssertionError(_message(first, details, oracle, None))
+    bad = np.argwhere(~(np.abs(matrix - expected) <= allowed))
+    if bad.size:
+        j, i = (int(k) for k in bad[0])
+        details = [("out-edges", _edges_of(oracle, i, out=True))]
+        first = f"{name}: entry ({j}, {i}) is {matrix[j, i]:.12g}, node {i} sends node {j} {expected[j, i]:.12g}"
+        raise AssertionError(_message(first, details, oracle, None))
+
+
+def require_tol(tol: Any) -> float:
+    """``tol`` as a number of 0 or more."""
+    if isinstance(tol, bool) or not isinstance(tol, int | float | np.floating | np.integer) or not 0 <= tol < np.inf:
+        raise ValueError(f"tol must be a number of 0 or more, the L1 error that is allowed, got {tol!r}; 1e-8 is usual")
+    return float(tol)
+
+
+def _require_equal(
+    name: str,
+    found: Float64,
+    expected: Float64,
+    allowed: float,
+    oracle: Oracle,
+    what: str,
+    dtype: np.dtype[Any],
+) -> None:
+    """Raise, with the worst node, where the L1 distance is above ``allowed``; NaN is above everything."""
+    __tracebackhide__ = True
+    difference = np.abs(found - expected)
+    distance = float(difference.sum())
+    if distance <= allowed:
+        return
+    node = int(np.argmax(np.where(np.isnan(difference), np.inf, difference)))
+    right = expected if oracle.num_nodes > MAX_DENSE_NODES else oracle.solve()
+    cause = likely_cause(oracle, found, right, allowed)
+    if cause is None and right is not expected and (cause := likely_cause(oracle, expected, right, allowed)):
+        cause = f"{what} is the wrong one; {cause}"
+    details = [
+        ("in-edges", _edges_of(oracle, node, out=False)),
+        ("distance", f"sum |found - expected| = {distance:.3e}, allowed {allowed:.1e}"),
+        ("sum", f"{found.sum():.12g}"),
+        ("likely cause", cause),
+    ]
+    first = f"{name}: node {node} holds {found[node]:.12g}, {what} is {expected[node]:.12g}"
+    raise AssertionError(_message(first, details, oracle, dtype))
+
+
+def _require_relabelled(graph: Oracle, relabelled: Oracle, new: Any) -> None:
+    moved = sorted(zip(new[graph.src].tolist(), new[graph.dst].tolist(), graph.weights.tolist(), strict=True))
+    there = zip(relabelled.src.tolist(), relabelled.dst.tolist(), relabelled.weights.tolist(), strict=True)
+    if graph.num_nodes != relabelled.num_nodes or moved != sorted(there):
+        raise ValueError("relabelled must be graph with node i renamed to permutation[i]; its edges are others")
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _array(values: Any) -> Any:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    return np.asarray(values.todense() if hasattr(values, "todense") else values)
+
+
+def _scores(name: str, result: Any, graph: Any) -> tuple[Float64, np.dtype[Any]]:
+    """The scores in ``result`` as float64, and the dtype they came in."""
+    __tracebackhide__ = True
+    result = getattr(result, "scores", result)
+    if isinstance(result, Mapping):
+        names = getattr(graph, "names", None)
+        nodes = range(graph.num_nodes) if names is None else names
+        missing = [node for node in nodes if node not in result]
+        if missing:
+            raise AssertionError(f"{name}: no score for node {missing[0]!r}, one of {len(missing)} without")
+        result = [result[node] for node in nodes]
+    try:
+        scores = _array(result)
+    except (TypeError, ValueError) as error:
+        kind = type(result).__qualname__
+        raise AssertionError(f"{name}: returned a {kind}, expected one score per node ({error})") from error
+    if scores.dtype.kind == "c":
+        if scores.imag.any():
+            node = int(np.flatnonzero(scores.imag.ravel())[0])
+            raise AssertionError(f"{name}: node {node} holds {scores.ravel()[node]:.6g}, a score is a real number")
+        scores = scores.real
+    if scores.shape != (graph.num_nodes,):
+        raise AssertionError(
+            f"{name}: the scores have shape {scores.shape}, expected one per node, ({graph.num_nodes},)"
+        )
+    dtype = scores.dtype if scores.dtype.kind == "f" else np.dtype(np.float64)
+    return scores.astype(np.float64), dtype
+
+
+def _edges_of(oracle: Oracle, node: int, *, out: bool) -> str:
+    """The edges that enter (or leave) ``node``, as text: ``0 -> 3 (x2), 1 -> 3``."""
+    here = np.flatnonzero((oracle.src if out else oracle.dst) == node)
+    pairs: dict[tuple[int, int], int] = {}
+    for e in here:
+        pair = int(oracle.src[e]), int(oracle.dst[e])
+        pairs[pair] = pairs.get(pair, 0) + 1
+    text = [f"{u} -> {v}" + (f" (x{count})" if count > 1 else "") for (u, v), count in pairs.items()]
+    return ", ".join(text[:8]) + (f", ... ({len(here)} in all)" if len(text) > 8 else "") or "none"
+
+
+def _message(first: str, details: Sequence[tuple[str, str | None]], oracle: Oracle, dtype: Any) -> str:
+    case = f"num_nodes={oracle.num_nodes} num_edges={len(oracle.src)} damping={oracle.damping:g}"
+    case += f" dangling={int((oracle.out == 0).sum())}" + (f" dtype={dtype}" if dtype is not None else "")
+    rows = [*details, ("case", case)]
+    if len(oracle.src) <= 12:
+        rows.append(("edges", ", ".join(f"{u} -> {v}" for u, v in zip(oracle.src, oracle.dst, strict=True)) or "none"))
+    return "\n".join([first, *(f"  {label:<14} {text}" for label, text in rows if text)])

@@ -1,0 +1,117 @@
+"""PipeDream leaves the weights of its rule, which a sequential simulation follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pdlcheck.checks.message import case, name_of, takes_world, wrong_on_ranks
+from pdlcheck.checks.pipeline.pipedream_rules import Simulation, rules_of
+from pdlcheck.checks.pipeline.pipedream_updates import first_wrong_update, watched
+from pdlcheck.checks.pipeline.steps import (
+    Batch,
+    Loss,
+    Start,
+    Taken,
+    in_float64,
+    is_near,
+    require_all_held,
+    require_near,
+    train,
+)
+from pdlcheck.checks.state import made_by
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_pipedream"]
+
+
+@takes_world
+def check_pipedream(
+    start: Start,
+    make: Callable[[], nn.Sequential],
+    loss: Loss,
+    batch: Batch,
+    world: Any,
+    *,
+    world_size: int,
+    n_microbatches: int,
+    optimizer: Callable[[list[Tensor]], Optimizer],
+    vertical_sync: bool = False,
+    seed: int = 0,
+) -> None:
+    """One call of ``step`` must leave the weights of PipeDream's rule, simulated one micro-batch after the other.
+
+    Stage s of n computes micro-batch i, forwards and backwards, with weights that have had ``max(0, i - (n - s) + 1)``
+    updates, with vertical sync ``max(0, i - n + 1)`` in every stage; the update goes to the latest weights.
+
+    Args:
+        start: as in :func:`check_pipeline`, but ``step`` also takes the steps of the optimizers, one after each
+            backward pass. What rank r holds is stage r.
+        make: makes a sequential model.
+        loss: mean over a micro-batch.
+        batch: cut by ``tensor_split`` into ``n_microbatches``; take more than twice as many as ranks.
+        world, world_size, seed: as in :func:`check_pipeline`.
+        n_microbatches: updates that every stage takes.
+        optimizer: makes the optimizer of a stage, for the simulation.
+        vertical_sync: as above.
+
+    Raises:
+        AssertionError: names rank, tensor, index, the first update that is wrong (of optimizers of torch), and which
+            other rule, in all stages or in one, gives what was found.
+        Inconclusive: another rule gives the same weights, so that nothing would be seen, or one process does not get
+            the same twice.
+
+    Source: D. Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP (2019).
+    """
+    __tracebackhide__ = True
+    inputs, targets = in_float64(batch[0]), in_float64(batch[1])
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = made_by(make).double()
+    everyone: list[list[Taken]] = world.run(
+        train, partial(watched, start), model, [(inputs, targets)], None, world_size=world_size
+    )
+    stages = [sorted(ranks[0].weights) for ranks in everyone]
+    parts = list(zip(inputs.tensor_split(n_microbatches), targets.tensor_split(n_microbatches), strict=True))
+    who, facts = name_of(start), case(world, world_size, n_microbatches=n_microbatches, vertical_sync=vertical_sync)
+    require_all_held(who, [ranks[0] for ranks in everyone], model, facts)
+    right, others = rules_of(world_size, n_microbatches, vertical_sync=vertical_sync)
+    simulation = Simulation(model, stages, loss, parts, optimizer)
+    history = simulation.run([right] * world_size)
+    expected = history[-1]
+    for rule in others:
+        other = simulation.run([rule] * world_size)[-1]
+        if all(is_near(other[name], goal) for name, goal in expected.items()):
+            raise Inconclusive(
+                f"{who}: no fault would show, {rule.text!r} gives the same weights; take more micro-batches"
+            )
+    found = [one.weights for (one,) in everyone]
+    wrong = [[name for name, own in held.items() if not is_near(own, expected[name])] for held in found]
+    if not any(wrong):
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(seed + 1)
+        again = simulation.run([right] * world_size)[-1]
+    if not all(is_near(again[name].nan_to_num(), goal.nan_to_num()) for name, goal in expected.items()):
+        text = "one process gets other weights each time: the model draws random numbers, as dropout does"
+        raise Inconclusive(f"{who}: {text}; have make call eval()")
+    rank, names = next((rank, names) for rank, names in enumerate(wrong) if names)
+    details = first_wrong_update([one.outputs for (one,) in everyone], history[1:])
+    for text, gives in simulation.others(right, others):
+        if all(is_near(own, gives[name]) for held in found for name, own in held.items()):
+            details["likely_cause"] = text
+            break
+    require_near(
+        f"{who}: rank {rank} ends",
+        f"parameter {names[0]!r}",
+        found[rank][names[0]],
+        expected[names[0]],
+        wrong_weights=wrong_on_ranks(wrong, [len(held) for held in found]),
+        **details,
+        case=facts,
+    )

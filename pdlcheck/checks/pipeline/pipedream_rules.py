@@ -1,0 +1,103 @@
+"""Which versions of the weights micro-batches may use, and where that leads: one process, one micro-batch at a time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim import Optimizer
+
+from pdlcheck.checks.pipeline.steps import Batch, Loss, Named
+
+__all__ = ["Rule", "Simulation", "rules_of"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a stage goes on.
+
+    Args:
+        text: what is so.
+        version: how many updates the weights have had with which micro-batch ``i`` is computed in stage ``s``.
+        scale: of gradients.
+    """
+
+    text: str
+    version: Callable[[int, int], int]
+    scale: float = 1.0
+
+
+def rules_of(n_stages: int, n_microbatches: int, *, vertical_sync: bool) -> tuple[Rule, list[Rule]]:
+    """PipeDream's, and others that a pipeline may follow instead."""
+
+    def stashed(i: int, s: int) -> int:
+        return max(0, i - (n_stages - s) + 1)
+
+    def vertical(i: int, s: int) -> int:
+        return stashed(i, 0)
+
+    own = Rule("weights are stashed, without vertical sync", stashed)
+    other = Rule("versions are those of stage 0: vertical sync", vertical)
+    right, unasked = (other, own) if vertical_sync else (own, other)
+    return right, [
+        unasked,
+        Rule("every micro-batch waits for the one before: there is no pipeline", lambda i, s: i),
+        Rule("weights are those of the start for all micro-batches", lambda i, s: 0),
+        Rule("versions are one update too old", lambda i, s: max(0, right.version(i, s) - 1)),
+        Rule(f"gradients are divided by n_microbatches = {n_microbatches}", right.version, 1 / n_microbatches),
+    ]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Training in one process.
+
+    Args:
+        model: at its start.
+        stages: the names of the parameters of each.
+        loss: mean over a micro-batch.
+        parts: the micro-batches.
+        optimizer: makes that of a stage.
+    """
+
+    model: nn.Module
+    stages: Sequence[Sequence[str]]
+    loss: Loss
+    parts: Sequence[Batch]
+    optimizer: Callable[[list[Tensor]], Optimizer]
+
+    def run(self, rules: Sequence[Rule]) -> list[Named]:
+        """The weights at the start and after each micro-batch, where stage s follows ``rules[s]``."""
+        latest = {name: p.detach().clone().requires_grad_() for name, p in self.model.named_parameters()}
+        model = copy.deepcopy(self.model)  # functional_call leaves other tensors in a layer that stands in it twice
+        steps = [self.optimizer([latest[name] for name in names]) for names in self.stages]
+        history = [{name: p.detach().clone() for name, p in latest.items()}]
+        for i, (inputs, targets) in enumerate(self.parts):
+            used = {
+                name: history[rule.version(i, stage)][name].clone().requires_grad_()
+                for stage, (names, rule) in enumerate(zip(self.stages, rules, strict=True))
+                for name in names
+            }
+            value = self.loss(functional_call(model, used, (inputs,)), targets)
+            value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            for names, rule in zip(self.stages, rules, strict=True):
+                for name in names:
+                    grad = used[name].grad
+                    latest[name].grad = None if grad is None else grad * rule.scale
+            for one in steps:
+                one.step()
+            history.append({name: p.detach().clone() for name, p in latest.items()})
+        return history
+
+    def others(self, right: Rule, rules: Sequence[Rule]) -> Iterator[tuple[str, Named]]:
+        """Where it leads if all stages follow another rule, or one does."""
+        n_stages = len(self.stages)
+        for rule in rules:
+            yield rule.text, self.run([rule] * n_stages)[-1]
+        for stage in range(n_stages) if n_stages > 1 else ():
+            for rule in rules:
+                mixed = [rule if one == stage else right for one in range(n_stages)]
+                yield f"in stage {stage} alone {rule.text}", self.run(mixed)[-1]

@@ -1,0 +1,71 @@
+"""Where in a pipeline it goes wrong: which micro-batches, and between which layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pdlcheck.checks.pipeline.steps import Named, is_near
+
+__all__ = ["has_right_ones", "order_of_parts", "where_it_goes_wrong", "wrong_parts"]
+
+SHOWN = 4
+
+
+def wrong_parts(found: Tensor, goal: Tensor, count: int) -> str | None:
+    """The micro-batches whose outputs are wrong."""
+    if not goal.dim():
+        return None
+    parts = zip(found.tensor_split(count), goal.tensor_split(count), strict=True)
+    wrong = [str(i) for i, (own, right) in enumerate(parts) if not is_near(own, right)]
+    return f"{len(wrong)} of {count} micro-batches: {', '.join(wrong[:SHOWN])}{', ...' if wrong[SHOWN:] else ''}"
+
+
+def order_of_parts(found: Tensor, goal: Tensor, count: int) -> str | None:
+    """Whether the outputs of micro-batches are there, in another order."""
+    parts = list(goal.tensor_split(count)) if goal.dim() else []
+    order, left = [], found
+    while len(left):
+        fits = [i for i, part in enumerate(parts) if i not in order and len(part) and is_near(left[: len(part)], part)]
+        if not fits:
+            return None
+        order.append(fits[0])
+        left = left[len(parts[fits[0]]) :]
+    return f"micro-batches are in the order {order}"
+
+
+def has_right_ones(everyone: Sequence[Named], wrong: Sequence[Sequence[str]], right: Named) -> bool:
+    """Whether a gradient is right everywhere that is not zero."""
+    return bool(_right_ones(everyone, wrong, right))
+
+
+def where_it_goes_wrong(
+    model: nn.Module, everyone: Sequence[Named], wrong: Sequence[Sequence[str]], right: Named
+) -> str | None:
+    """Told by layers of a sequential model whose gradients are right: what came back as far as there was right."""
+    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
+        return None
+    order = list(model._modules)  # a layer may stand twice
+    at = {name: order.index(_layer(name)) for name in _right_ones(everyone, wrong, right) if _layer(name) in order}
+    if not at:
+        return None
+    name = min(at, key=lambda one: (at[one], one))
+    spoilt = {_layer(one) for names in wrong for one in names}
+    if alone := [layer for layer in order[at[name] :] if layer in spoilt]:
+        layers = (
+            f"layer{'s' if alone[1:] else ''} {', '.join(map(repr, alone[:SHOWN]))}{', ...' if alone[SHOWN:] else ''}"
+        )
+        return f"in {layers} alone: the gradient of {name!r}, which comes back through there, is right"
+    return f"on the way back, after layer {_layer(name)!r}: its gradients and those of later layers are right"
+
+
+def _layer(name: str) -> str:
+    return name.split(".")[0]
+
+
+def _right_ones(everyone: Sequence[Named], wrong: Sequence[Sequence[str]], right: Named) -> set[str]:
+    """Without those that are zero, which say nothing."""
+    held = {name for own in everyone for name in own if not is_near(torch.zeros_like(right[name]), right[name])}
+    return held - {name for names in wrong for name in names}

@@ -1,0 +1,1 @@
+"""Loss scalers, sums of half precision, clipping."""

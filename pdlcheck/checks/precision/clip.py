@@ -1,0 +1,273 @@
+"""A clipped gradient is that of one process which holds every gradient of all ranks once, in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.precision.clip_nonfinite import Clipped, Given, require_one_verdict
+from pdlcheck.errors import Deadlock, Inconclusive, PeerFailed
+
+__all__ = ["check_clip_grad_norm"]
+
+
+@takes_world
+def check_clip_grad_norm(
+    clip: Callable[[list[Tensor], float], Any],
+    world: Any,
+    *,
+    gradients: Sequence[Sequence[Tensor | None]],
+    max_norm: float,
+    norm_type: float = 2.0,
+    counted: Sequence[Sequence[bool]] | None = None,
+) -> None:
+    """All ranks must scale their gradients by the factor of one process that holds every gradient once.
+
+    The factor is that of ``torch.nn.utils.clip_grad_norm_``: ``max_norm / (norm + 1e-6)`` where that is below 1. The
+    norm is computed in float64; it may be off by what float32, or a wider dtype of the gradients, rounds. A complex
+    element counts by its absolute value, as in torch's. Then ``clip`` is called with a ``max_norm`` on the other side
+    of the norm: half of the smallest of a rank, or twice that of all, by which nothing may be scaled.
+
+    Last it is called with inf, and with NaN, in a gradient of one rank, then of each. All ranks must do the same:
+    raise, as with ``error_if_nonfinite=True``, remove what is not finite, or scale all by one factor, whatever it is.
+    The norms that they return must be the same, and not finite where a gradient still is not.
+
+    Args:
+        clip: called as ``clip(parameters, max_norm)`` on every rank, with parameters that carry their gradients; may
+            return the norm.
+        world: where the ranks run.
+        gradients: of each rank; None for a parameter without one, an empty list for a rank without parameters.
+        max_norm: what the norm of all may be.
+        norm_type: the norm that ``clip`` uses.
+        counted: for each rank and gradient, whether it counts; the default is all. False for the copies of a gradient
+            that several ranks hold, but one.
+
+    Raises:
+        AssertionError: names rank, gradient, index and the likely cause: clipped by the norm of the rank alone,
+            replicated gradients counted on every rank, squares that overflow. A cause is named if it explains every
+            gradient of the rank. Or that ranks do not do the same where a gradient is not finite.
+        Inconclusive: all gradients are zero or None, or one is not finite.
+
+    Example:
+        >>> from pdlcheck.primitives import clip_grad_norm
+        >>> from pdlcheck.worlds import get_world
+        >>> def clip(parameters, max_norm):
+        ...     return clip_grad_norm(parameters, max_norm, sharded=True)
+        >>> gradients = [[torch.tensor([3.0])], [torch.tensor([4.0]), None]]
+        >>> check_clip_grad_norm(clip, get_world("sim"), gradients=gradients, max_norm=1.0)
+    """
+    __tracebackhide__ = True
+    norms = _Norms(gradients, counted or [[True] * len(own) for own in gradients], norm_type)
+    norm = norms.of_all()
+    if not norm:
+        raise Inconclusive(f"{name_of(clip)}: all gradients are zero, there is nothing to clip")
+    if not math.isfinite(norm):
+        raise Inconclusive(f"{name_of(clip)}: the norm of the gradients is {norm}, no factor brings it to {max_norm}")
+    least = min(one for one in norms.of_ranks() if one)  # below it, each rank scales, by whatever norm it takes
+    other_side = (least / 2, "half of a rank's norm") if max_norm >= norm else (norm * 2, "twice the norm")
+    for limit, why in ((max_norm, ""), other_side):
+        ranks: list[Clipped] = world.run(_clip, clip, gradients, limit, world_size=len(gradients))
+        shown = f"{show(limit)} ({why})" if why else limit
+        facts = case(world, len(gradients), max_norm=shown, norm_type=norm_type)
+        _require_clipped(name_of(clip), ranks, norms, limit, facts)
+        _require_norm(name_of(clip), ranks, norms, facts)
+
+    def run(spoilt: Given) -> list[Clipped]:
+        return list(world.run(_clip, clip, spoilt, max_norm, True, world_size=len(spoilt)))
+
+    facts = case(world, len(gradients), max_norm=max_norm, norm_type=norm_type)
+    require_one_verdict(name_of(clip), run, gradients, norms.counted, facts)
+
+
+def _require_clipped(who: str, ranks: Sequence[Clipped], norms: _Norms, max_norm: float, facts: str) -> None:
+    __tracebackhide__ = True
+    factor = min(1.0, max_norm / (norms.of_all() + 1e-6))
+    for rank, held in enumerate(ranks):
+        for position, (given, found) in enumerate(zip(norms.gradients[rank], held.gradients, strict=True)):
+            if given is None or found is None:
+                if given is not found:
+                    raise failure(f"{who}: rank {rank} has another gradient {position}: None", case=facts)
+                continue
+            expected = _wide(given) * factor
+            rounded = (_rounding(given.dtype) + norms.rounding) * expected.abs()
+            allowed = rounded + torch.finfo(given.dtype).smallest_normal
+            wrong = ~((_wide(found) - expected).abs() <= allowed)
+            if wrong.any():
+                at = first_index(wrong)
+                raise failure(
+                    f"{who}: rank {rank} holds {show(found[at])} at {at} of gradient {position}, "
+                    f"{show(expected[at])} is expected",
+                    norms=norms.told(),
+                    factor=f"{_wide(found)[at].item() / _wide(given)[at].item():.6g}, expected {factor:.6g}"
+                    if given[at] != 0
+                    else None,
+                    likely_cause=norms.cause(held.gradients, rank, position, max_norm),
+                    case=facts,
+                )
+
+
+def _require_norm(who: str, ranks: Sequence[Clipped], norms: _Norms, facts: str) -> None:
+    """The norm that ``clip`` returns, where it does."""
+    __tracebackhide__ = True
+    norm = norms.of_all()
+    for rank, held in enumerate(ranks):
+        if held.norm is None:
+            continue
+        if not abs(held.norm - norm) <= norms.rounding * norm:
+            raise failure(
+                f"{who}: rank {rank} returns {held.norm:.9g}, the norm of all gradients is {norm:.9g}",
+                norms=norms.told(),
+                case=facts,
+            )
+        if held.norm != ranks[0].norm:
+            raise failure(
+                f"{who}: rank {rank} returns {held.norm!r}, rank 0 returns {ranks[0].norm!r}",
+                likely_cause="ranks add in different orders: what they decide by it may differ",
+                case=facts,
+            )
+
+
+@dataclass(frozen=True)
+class _Norms:
+    """Norms in float64 of what ranks hold."""
+
+    gradients: Sequence[Sequence[Tensor | None]]
+    counted: Sequence[Sequence[bool]]
+    norm_type: float
+
+    @property
+    def rounding(self) -> float:
+        """Of the norm: float32, unless all gradients are wider."""
+        dtypes = {grad.dtype for own in self.gradients for grad in own if grad is not None}
+        return max((_rounding(torch.promote_types(dtype, torch.float32)) for dtype in dtypes), default=0.0)
+
+    def of(self, parts: Sequence[Tensor]) -> float:
+        flat = torch.cat([_wide(part).flatten() for part in parts]) if parts else torch.zeros(1, dtype=torch.float64)
+        largest = float(flat.abs().max()) if len(flat) else 0.0  # taken out, so that no power overflows
+        return largest * float(torch.linalg.vector_norm(flat / largest, self.norm_type)) if largest else 0.0
+
+    def of_all(self, *, everything: bool = False) -> float:
+        return self.of(self._counting(everything=everything))
+
+    def _counting(self, *, everything: bool = False) -> list[Tensor]:
+        return [
+            grad
+            for own, flags in zip(self.gradients, self.counted, strict=True)
+            for grad, counts in zip(own, flags, strict=True)
+            if grad is not None and (counts or everything)
+        ]
+
+    def of_ranks(self) -> list[float]:
+        return [self.of([grad for grad in own if grad is not None]) for own in self.gradients]
+
+    def told(self) -> str:
+        ranks = (f"rank {rank}: {show(norm)}" for rank, norm in enumerate(self.of_ranks()))
+        return f"{show(self.of_all())} over all ranks, {', '.join(ranks)}"
+
+    def overflowing(self) -> Iterator[torch.dtype]:
+        """The dtypes whose own gradients have powers that add up beyond its largest number."""
+        power = max(self.norm_type, 1.0) if self.norm_type != math.inf else 1.0
+        counting = self._counting()
+        for dtype in dict.fromkeys(grad.dtype for grad in counting):
+            if self.of([grad for grad in counting if grad.dtype == dtype]) > torch.finfo(dtype).max ** (1 / power):
+                yield dtype
+
+    def cause(self, held: Sequence[Tensor | None], rank: int, position: int, max_norm: float) -> str | None:
+        """The first of the usual mistakes that explains every gradient of this rank, else only the wrong one."""
+        pairs = list(zip(self.gradients[rank], held, strict=True))
+        for text, factor in self._mistakes(rank, max_norm):
+            if all(_near(found, given, factor) for given, found in pairs):
+                return text
+        for text, factor in (("not clipped", 1.0), ("multiplied by 0", 0.0)):
+            if _near(pairs[position][1], pairs[position][0], factor):
+                return f"gradient {position} was {text} on this rank"
+        found, given = held[position], self.gradients[rank][position]
+        if found is not None and given is not None and given.is_complex() and given.imag.any() and not found.imag.any():
+            return f"the imaginary parts of gradient {position} are dropped on this rank"
+        return None
+
+    def _mistakes(self, rank: int, max_norm: float) -> Iterator[tuple[str, float]]:
+        """What may have been done, and the factor that comes of it on this rank."""
+        own = self.of_ranks()
+        power = self.norm_type if self.norm_type != math.inf else 1.0
+        yield "the gradients were not clipped on this rank", 1.0
+        norm = self.of_all()
+        yield "they were scaled up: a norm below max_norm is left as it is", max_norm / (norm + 1e-6)
+        yield "the gradients were divided by their norm, whatever max_norm is", 1 / (norm + 1e-6)
+        for text, norm in (
+            (f"the norm of this rank alone was used: it must be that of all ranks{self._if_copies()}", own[rank]),
+            ("elements that several ranks hold were counted on each of them", self.of_all(everything=True)),
+            ("norms of ranks were added: add their powers instead", sum(own)),
+            ("the powers of the norms were averaged, not added", self.of_all() / len(own) ** (1 / power)),
+            ("norms of ranks were averaged", sum(own) / len(own)),
+            *self._complex_mistakes(),
+        ):
+            yield text, min(1.0, max_norm / (norm + 1e-6))
+        for dtype in self.overflowing():
+            limit = torch.finfo(dtype).max
+            yield f"the powers of a norm in {dtype} overflowed, beyond {limit:g}: take it in a wider dtype", 0.0
+        yield "the gradients were multiplied by 0 on this rank", 0.0
+        yield "the gradients were multiplied by inf on this rank, as where a norm of 0 divides", math.inf
+
+    def _complex_mistakes(self) -> Iterator[tuple[str, float]]:
+        counting = self._counting()
+        if any(grad.is_complex() for grad in counting):
+            must = "the norm is that of absolute values"
+            yield f"imaginary parts were not counted: {must}", self.of([grad.real for grad in counting])
+            parts = [torch.view_as_real(grad) if grad.is_complex() else grad for grad in counting]
+            yield f"real and imaginary parts were counted each for itself: {must}", self.of(parts)
+
+    def _if_copies(self) -> str:
+        """What to pass where every rank holds the same gradients, as after DistributedDataParallel."""
+        first, *others = self.gradients
+        if not others or not all(len(own) == len(first) and all(map(_equal, own, first)) for own in others):
+            return ""
+        return "; if these are copies of one gradient (data parallel), pass counted= with True on one rank alone"
+
+
+def _near(found: Tensor | None, given: Tensor | None, factor: float) -> bool:
+    if found is None or given is None:
+        return found is given
+    expected = _wide(given) * factor
+    near = torch.isclose(_wide(found), expected, rtol=2 * _rounding(given.dtype), atol=0, equal_nan=True)
+    return bool(near.all())
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.equal(one, other)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """A norm of thousands of elements, a division, a product: some ten round-offs, each half of eps."""
+    return max(8 * torch.finfo(dtype).eps, 1e-12) if dtype.itemsize > 2 else 2 * torch.finfo(dtype).eps
+
+
+def _clip(
+    clip: Callable[[list[Tensor], float], Any], gradients: Given, max_norm: float, may_raise: bool = False
+) -> Clipped:
+    parameters: list[Tensor] = []
+    for grad in gradients[dist.get_rank()]:
+        parameter = nn.Parameter(torch.zeros(2) if grad is None else torch.zeros_like(grad))
+        parameter.grad = None if grad is None else grad.clone()
+        parameters.append(parameter)
+    try:
+        norm = clip(parameters, max_norm)
+    except (Deadlock, PeerFailed):
+        raise
+    except Exception as error:
+        if not may_raise:
+            raise
+        return Clipped([], None, f"{type(error).__name__}: {error}")
+    held = [None if p.grad is None else p.grad.detach().cpu() for p in parameters]
+    return Clipped(held, None if norm is None else float(norm))

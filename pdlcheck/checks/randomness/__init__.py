@@ -1,0 +1,1 @@
+"""Who draws which random numbers."""

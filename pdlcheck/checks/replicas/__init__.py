@@ -1,0 +1,1 @@
+"""Replicas start alike, stay alike, and meet as they should."""

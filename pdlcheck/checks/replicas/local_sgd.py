@@ -1,0 +1,258 @@
+"""Replicas that step alone and meet now and then hold what a simulation of them in one process holds.
+
+In float64 and after every step, momentum and buffers included.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.replicas.rules import (
+    Course,
+    Rule,
+    Trace,
+    alternatives,
+    backward,
+    look,
+    simulate,
+    with_other_buffers,
+)
+from pdlcheck.checks.state import require_bits
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_local_sgd"]
+
+MOMENTUM = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+# A dozen float64 steps lose some 1e-14; one wrong gradient or a missed average moves a weight by 1e-3 and more.
+RELATIVE = 1e-8
+
+
+@takes_world
+def check_local_sgd(
+    wrap: Callable[..., Any],
+    world: Any,
+    *,
+    sync_every: int | None,
+    steps: int | Sequence[int] = 6,
+    world_size: int = 3,
+    optimizer: Callable[..., Optimizer] = MOMENTUM,
+    make: Callable[[], nn.Module] | None = None,
+    momentum: Literal["average", "keep", "reset"] = "keep",
+    buffers: Literal["average", "broadcast", "keep"] = "broadcast",
+    synchronous_steps: int = 0,
+    first_round: int | None = None,
+    gradients_every: int | None = None,
+    outer: tuple[float, float, bool] | None = None,
+    nodes: Sequence[Sequence[int]] = (),
+    seed: int = 0,
+) -> None:
+    """Replicas trained by what ``wrap`` makes must hold, after each step, what the simulated ones hold.
+
+    The simulation is a loop over the replicas in this process: each takes its step with its own samples; after every
+    ``sync_every``-th step all models become their mean; and so on as the arguments say. Weights must be equal bit for
+    bit over the ranks after a round.
+
+    Args:
+        wrap: called as ``wrap(optimizer, model)`` on every rank, with ``node_group=group`` where ``nodes`` are given;
+            returns an object with ``step()``, called after each backward, and ``finish()`` where steps are uneven.
+        world: where the ranks run.
+        sync_every: steps between two averages of the models; None for never.
+        steps: of every rank; a sequence for uneven steps, one number a rank: a rank that has no more calls ``finish``,
+            keeps its model, and counts as any other in the averages until all have finished; then all are averaged.
+        world_size: number of replicas, 2 or more; not used where ``steps`` is a sequence.
+        optimizer: makes the optimizer from the parameters.
+        make: makes the model, two inputs and one output; the default has batch norm. It is made once, cast to float64
+            and copied to every rank.
+        momentum: what happens to the optimizer's state in a round; ``"reset"`` is to begin with a new one, or with
+            zeros where that is the same.
+        buffers: what happens to the buffers.
+        synchronous_steps: so many steps come first, with the mean gradient of the ranks that have not finished.
+        first_round: the step after which models are averaged first, counted from 1 after the synchronous ones; None is
+            ``sync_every``. 1 is right for torch's ``PeriodicModelAverager(sync_every, synchronous_steps)``.
+        gradients_every: gradients are averaged over all ranks in every k-th step.
+        outer: rate, momentum and whether it is Nesterov's, of an outer SGD that steps from the last round's model with
+            ``last model - mean model`` as the gradient.
+        nodes: ranks that average their gradients in every step, each rank in one of them.
+        seed: of weights and samples.
+
+    Raises:
+        AssertionError: names the first step after which a rank holds something else, tensor and index, and the likely
+            cause: averaged a step too late, momentum of rank 0 alone, an outer step in the wrong direction, ...
+        Inconclusive: in so many steps the replicas never meet.
+
+    Example:
+        >>> from pdlcheck.primitives import LocalSGD
+        >>> from pdlcheck.worlds import get_world
+        >>> def wrap(optimizer, model):
+        ...     return LocalSGD(optimizer, model, sync_every=2)
+        >>> check_local_sgd(wrap, get_world("sim"), sync_every=2)
+    """
+    __tracebackhide__ = True
+    each = (steps,) * world_size if isinstance(steps, int) else tuple(steps)
+    if len(each) < 2:
+        raise ValueError(f"check_local_sgd compares replicas, it needs world_size 2 or more, got {len(each)}")
+    counts = {"sync_every": sync_every, "first_round": first_round, "gradients_every": gradients_every}
+    for name, every in counts.items():
+        if every is not None and every < 1:
+            raise ValueError(f"check_local_sgd needs a {name} of 1 or more, or None, got {every}")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = (_net if make is None else make)().double()
+    course = Course(model, optimizer, each, finish=not isinstance(steps, int), seed=seed)
+    parts = tuple(tuple(part) for part in nodes)
+    rule = Rule(sync_every, gradients_every, synchronous_steps, momentum, buffers, outer, parts, first_round)
+    expected = simulate(course, rule)
+    alone = simulate(
+        Course(model, optimizer, each, finish=False, seed=seed), Rule(None, buffers="keep", momentum="keep")
+    )
+    if all(_first_wrong(e[: len(a)], a) is None for e, a in zip(expected, alone, strict=True)) and not course.finish:
+        raise Inconclusive(f"{name_of(wrap)}: in {each} steps the replicas never meet, the check would see nothing")
+    found: list[Trace] = world.run(_trained, wrap, course, parts, world_size=len(each))
+    facts = case(world, len(each), steps=_short(each), sync_every=sync_every, **_unusual(rule), seed=seed)
+    wrong = [_first_wrong(have, want) for have, want in zip(found, expected, strict=True)]
+    at_fault = [rank for rank, place in enumerate(wrong) if place is not None]
+    if at_fault:
+        rank = min(at_fault, key=lambda rank: wrong[rank] or (0, ""))
+        step, name = wrong[rank] or (0, "")
+        _raise_wrong(
+            f"{name_of(wrap)}: {_after(step, each[rank])} rank {rank}",
+            (name, found[rank][step], expected[rank][step]),
+            wrong_ranks=", ".join(map(str, at_fault)),
+            likely_cause=_cause(found, course, rule) or _divisor(found[rank][step], expected[rank][step], len(each)),
+            case=facts,
+        )
+    _require_equal_replicas(name_of(wrap), found, rule, each, facts)
+
+
+def _net() -> nn.Module:
+    """With buffers; without a bias before the norm, whose gradient is round-off that Adam would blow up."""
+    return nn.Sequential(nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1))
+
+
+def _trained(wrap: Callable[..., Any], course: Course, nodes: Sequence[Sequence[int]]) -> Trace:
+    """On every rank: its steps, and what it held after each."""
+    rank = dist.get_rank()
+    torch.manual_seed(rank + 1)
+    optimizer = course.optimizer(course.model.parameters())
+    groups = [dist.new_group(list(part)) for part in nodes]
+    mine = [group for group, part in zip(groups, nodes, strict=True) if rank in part]
+    trainer = wrap(optimizer, course.model, node_group=mine[0]) if mine else wrap(optimizer, course.model)
+    trace: Trace = []
+    for step in range(course.steps[rank]):
+        backward(course, course.model, rank, step)
+        trainer.step()
+        trace.append(look(course.model, optimizer))
+    if course.finish:
+        trainer.finish()
+        trace.append(look(course.model, optimizer))
+    return trace
+
+
+def _first_wrong(found: Trace, expected: Trace) -> tuple[int, str] | None:
+    """The first step at which they differ, and the tensor."""
+    for step, (have, want) in enumerate(zip(found, expected, strict=True)):
+        for name in {**want, **have}:
+            if _off(*_both(name, have, want)).any():
+                return step, name
+    return None
+
+
+def _both(name: str, *holders: dict[str, Tensor]) -> list[Tensor]:
+    """What each holds by that name, 0 where it is absent; where that is other training, the next step shows it."""
+    held = next(holder[name] for holder in holders if name in holder)
+    return [holder[name] if name in holder else torch.zeros_like(held) for holder in holders]
+
+
+def _off(found: Tensor, expected: Tensor) -> Tensor:
+    if found.shape != expected.shape:
+        return torch.ones(1, dtype=torch.bool)
+    scale = max(float(expected.abs().max()), 1e-6) if expected.numel() else 0.0
+    return ~((found.double() - expected.double()).abs() <= RELATIVE * scale)
+
+
+def _raise_wrong(who: str, what: tuple[str, dict[str, Tensor], dict[str, Tensor]], **details: object) -> None:
+    __tracebackhide__ = True
+    name, have, want = what
+    if name not in have or name not in want:
+        holders = ("nothing", "values") if name not in have else ("values", "nothing")
+        raise failure(f"{who} holds {holders[0]} as {name}, replicas in one process hold {holders[1]}", **details)
+    at = first_index(_off(have[name], want[name]))
+    raise failure(
+        f"{who} holds {show(have[name][at])} at {at} of {name}, replicas in one process hold {show(want[name][at])}",
+        **details,
+    )
+
+
+def _cause(found: list[Trace], course: Course, rule: Rule) -> str | None:
+    """The first wrong rule that explains all that the ranks held; or one that treats buffers in another way, too."""
+
+    def explains(other: Rule) -> bool:
+        traces = simulate(course, other)
+        return all(_first_wrong(have, want) is None for have, want in zip(found, traces, strict=True))
+
+    others = list(alternatives(rule))
+    for text, other in others:
+        if explains(other):
+            return text
+    if not any(name.startswith("buffer") for name in found[0][0]):
+        return None
+    for text, other in others:
+        for and_buffers, both in with_other_buffers(other) if other.buffers == rule.buffers else ():
+            if explains(both):
+                return f"{text}; and {and_buffers}"
+    return None
+
+
+def _divisor(have: dict[str, Tensor], want: dict[str, Tensor], count: int) -> str | None:
+    """By what the sum of the models was divided, if all weights are one factor, other than 1, times their mean."""
+    names = [name for name in want if name.startswith("parameter")]
+    found, mean = (torch.cat([held[name].flatten().double() for name in names]) for held in (have, want))
+    factor = float(found.dot(mean) / mean.dot(mean)) if mean.any() else 0.0
+    if (
+        factor <= 0
+        or abs(factor - 1) <= RELATIVE
+        or not ((found - factor * mean).abs() <= RELATIVE * found.abs().max()).all()
+    ):
+        return None
+    return f"all weights are {factor:.6g} times the mean: {count} models were added and divided by {count / factor:.6g}"
+
+
+def _require_equal_replicas(who: str, found: list[Trace], rule: Rule, steps: Sequence[int], facts: str) -> None:
+    __tracebackhide__ = True
+    meetings = [step for step in range(min(steps)) if step < rule.synchronous_steps or rule.meets(step)]
+    for step in [*meetings, *([-1] if len(found[0]) > steps[0] else [])]:
+        for rank, trace in enumerate(found[1:], start=1):
+            for name, value in trace[step].items():
+                if name.startswith("parameter"):
+                    where = "after finish" if step < 0 else f"after step {step + 1}"
+                    require_bits(
+                        f"{who}: replicas differ {where}: rank {rank}",
+                        name,
+                        (value, found[0][step][name]),
+                        "rank 0 holds",
+                        case=facts,
+                    )
+
+
+def _after(step: int, steps: int) -> str:
+    return f"after step {step + 1}" if step < steps else "after finish"
+
+
+def _short(steps: Sequence[int]) -> object:
+    return steps[0] if len({*steps}) == 1 else list(steps)
+
+
+def _unusual(rule: Rule) -> dict[str, object]:
+    """What the rule says beside the usual."""
+    usual = Rule(rule.models_every)
+    names = ("first_round", "gradients_every", "synchronous_steps", "momentum", "buffers", "outer", "nodes")
+    return {name: getattr(rule, name) for name in names if getattr(rule, name) != getattr(usual, name)}

@@ -1,0 +1,371 @@
+"""A layer whose parameters, inputs or outputs are divided over ranks does what the whole layer does on one process.
+
+Which part of the whole a rank holds need not be said: the ranks first cut a copy whose elements are numbered.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pdlcheck.checks.gradients.no_gradients import none_on
+from pdlcheck.checks.held import bits
+from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world, wrong_on_ranks
+from pdlcheck.checks.sharded_layer import causes as likely
+from pdlcheck.checks.sharded_layer.passes import (
+    Cut,
+    Pass,
+    Select,
+    Tensors,
+    on_a_rank,
+    tensors_of,
+    values_of,
+    whole_pass,
+)
+from pdlcheck.checks.state import made_wide
+from pdlcheck.checks.tolerances import RELATIVE, require_dtype
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["check_sharded_layer"]
+
+
+@takes_world
+def check_sharded_layer(
+    shard: Callable[[nn.Module], nn.Module],
+    make: Callable[[], nn.Module],
+    batches: Sequence[Tensor | Tensors],
+    world: Any,
+    *,
+    world_size: int,
+    inputs_of: Select | None = None,
+    output_of: Select | None = None,
+    sync: Callable[[nn.Module], object] | None = None,
+    buffers: bool = True,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> None:
+    """Outputs, gradients of inputs and of parameters, and buffers of the same name and shape must be those of the whole
+    layer.
+
+    For tensor, sequence, context and expert parallel layers, also written by hand. All in float64; an element may be
+    off by 1e-9 of the largest of its tensor, by 2e-5 in float32. Each element of the whole layer must be held by some
+    rank. Elements that several ranks hold must get the same gradient bit for bit, or the copies drift apart.
+
+    Args:
+        shard: called on every rank with a copy of the same whole layer; returns the module of this rank, whose
+            parameters are copies of elements of the whole layer's, in any shape and order, in float32 or float64, and
+            zeros, as where a vocabulary was padded.
+        make: makes the whole layer, outside of the ranks; what draws random numbers, such as dropout, in ``eval()``.
+        batches: inputs of the whole layer, a tensor or a tuple of them; one forward and one backward pass for each.
+        world: where the ranks run.
+        world_size: ranks.
+        inputs_of: called on every rank with the inputs of a batch; returns the part that this rank's module is given.
+            It only selects: gradients of inputs are selected by it, too. None: each rank is given all of them.
+        output_of: called on every rank with what the whole layer returns; returns what this rank's module must return.
+            None: all of it. Backward passes begin with the gradient of the whole output, so selected: if all ranks
+            return the whole output, each begins with the whole gradient, as if all computed the same loss.
+        sync: called on every rank with its module after each backward pass, such as to add the gradients of parameters
+            that several ranks hold.
+        buffers: False where ranks keep statistics in another way than the whole layer, by intention.
+        dtype: in which the layer computes and is compared; float32 where it is written for that, or casts to it.
+        seed: of the weights, and of the gradient of the output.
+
+    Raises:
+        AssertionError: names batch, rank, tensor and index, and the likely cause: a sum over ranks that is missing, or
+            taken twice; elements that no rank holds.
+        Inconclusive: the whole layer draws random numbers, or has gradients which are all zero.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> from pdlcheck.worlds import get_world
+        >>> def part_of(x):
+        ...     return x.detach().chunk(dist.get_world_size(), -1)[dist.get_rank()].clone()
+        >>> class Columns(nn.Module):  # a rank has some of the output features; its part of dx is summed nowhere
+        ...     def __init__(self, whole):
+        ...         super().__init__()
+        ...         self.weight = nn.Parameter(part_of(whole.weight.T).T)
+        ...     def forward(self, x):
+        ...         return x @ self.weight.T
+        >>> whole = lambda: nn.Linear(4, 2, bias=False)
+        >>> world, x = get_world("sim"), torch.ones(1, 4)
+        >>> check_sharded_layer(Columns, whole, [x], world, world_size=2, output_of=part_of)
+        Traceback (most recent call last):
+        AssertionError: Columns: batch 0: rank 0 holds ... at (0, 0) of the gradient of its input, the whole layer ...
+          wrong elements  4 of 4
+          likely cause    it is this rank's own part: all ranks' parts add up to what is right
+          case            world=sim world_size=2 seed=0
+    """
+    __tracebackhide__ = True
+    if not batches:
+        raise ValueError("check_sharded_layer compares after each batch, it needs one or more, got none")
+    if world_size < 2:
+        raise ValueError(f"check_sharded_layer divides a layer, world_size must be at least 2, got {world_size}")
+    require_dtype("check_sharded_layer", dtype)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layer = made_wide(make)
+        layer = layer if dtype is torch.float64 else layer.to(dtype)
+        with torch.no_grad():
+            for name, parameter in layer.named_parameters():
+                if parameter.is_complex():
+                    raise TypeError(f"check_sharded_layer takes real parameters, {name!r} is {parameter.dtype}")
+                parameter.copy_(parameter.float())  # exact also in a shard that was made in float32
+        one = copy.deepcopy(layer)
+        truths = [whole_pass(one, _cast(batch, dtype)) for batch in batches]
+        again = whole_pass(copy.deepcopy(layer), _cast(batches[0], dtype), truths[0].gradients_of_output)
+    who = name_of(shard)
+    terms = _Terms(case(world, world_size, seed=seed), RELATIVE[dtype])
+    if not all(torch.equal(a, b) for a, b in zip(again.outputs, truths[0].outputs, strict=True)):
+        raise Inconclusive(f"{who}: the whole layer draws random numbers, as dropout does; call .eval() on it in make")
+    everyone: list[Cut] = world.run(
+        on_a_rank, shard, layer, dtype, truths, inputs_of, output_of, sync, world_size=world_size
+    )
+    held = _require_elements(who, layer, everyone, terms)
+    for number, truth in enumerate(truths):
+        when, grads = f"{who}: batch {number}:", _flat(layer, truth.parameters_grad)
+        _require_outputs(when, number, layer, everyone, terms)
+        if buffers:
+            _require_buffers(when, number, truth.buffers, everyone, terms)
+        if not any(g is not None for g in (*truth.parameters_grad.values(), *truth.inputs_grad)):
+            _require_something(when, truth)
+            continue
+        if not grads.any() and not any(g is not None and g.any() for g in truth.inputs_grad):
+            raise Inconclusive(f"{when} no gradient of the whole layer differs from zero, no fault would show")
+        _require_parameters(when, number, grads, everyone, held, terms)
+        _require_equal_copies(when, number, len(grads), everyone, terms)
+        _require_inputs(when, number, everyone, terms)
+
+
+class _Terms(NamedTuple):
+    """What every comparison needs: the facts of the case, and how far an element may be off."""
+
+    facts: str
+    relative: float
+
+
+def _require_elements(who: str, layer: nn.Module, everyone: Sequence[Cut], terms: _Terms) -> Tensor:
+    """Each rank holds elements of the whole layer, each of which some rank holds; returns how many ranks do."""
+    __tracebackhide__ = True
+    flat = _flat(layer, values_of(layer))
+    held = torch.zeros(len(flat), dtype=torch.long)
+    for rank, cut in enumerate(everyone):
+        own = torch.zeros_like(held)
+        for name, numbers in cut.numbers.items():
+            strange = (numbers < 0) | (numbers >= len(flat))
+            strange |= cut.values[name] != flat[numbers.masked_fill(strange, 0)]
+            if strange.any():
+                at = first_index(strange)
+                raise failure(
+                    f"{who}: rank {rank} holds {show(cut.values[name][at])} at {at} of parameter {name!r}, "
+                    "which is no element of the whole layer",
+                    likely_cause="it was drawn or computed, not copied from the layer that shard is given",
+                    case=terms.facts,
+                )
+            own[numbers.flatten()] = 1
+        held += own
+    if len(flat) > 1 and not held[1:].all():
+        missing = int((held[1:] == 0).nonzero()[0]) + 1
+        name, first, parameter = _parameter_of(layer, missing)
+        again = int((held[first : first + parameter.numel()] > 1).sum())
+        cause = f"{again} others of it are held by several ranks: these cut the same part" if again else None
+        if any(size % len(everyone) for size in parameter.shape):
+            cause = "what is left over where a dimension does not divide by world_size"
+        raise failure(
+            f"{who}: no rank holds the element {_index(missing - first, parameter)} of parameter {name!r} of the whole "
+            "layer",
+            held=f"{int((held[1:] > 0).sum())} of {len(flat) - 1} elements",
+            likely_cause=cause,
+            case=terms.facts,
+        )
+    return held
+
+
+def _require_outputs(when: str, number: int, layer: nn.Module, everyone: Sequence[Cut], terms: _Terms) -> None:
+    __tracebackhide__ = True
+    parameters = dict(layer.named_parameters())
+    for rank, cut in enumerate(everyone):
+        found, goals = cut.passes[number].outputs, cut.selected[number][0]
+        if [y.shape for y in found] != [y.shape for y in goals]:
+            raise failure(
+                f"{when} rank {rank} returns {_shapes(found)}, expected {_shapes(goals)}",
+                likely_cause="the rank returns a part of the output: say which by output_of, or gather it",
+                case=terms.facts,
+            )
+        for place, (value, goal) in enumerate(zip(found, goals, strict=True)):
+            returned = [one.passes[number].outputs for one in everyone]
+            parts = [outputs[place] for outputs in returned if place < len(outputs)]
+            causes = [
+                *likely.of_output(value, goal, parameters, parts),
+                *likely.of_parts(value, goal, parts),
+                *likely.multiple(value, goal),
+            ]
+            _require(f"{when} rank {rank} returns", "", value, goal, causes, terms)
+
+
+def _require_something(when: str, truth: Pass) -> None:
+    """A layer without gradients, such as one that makes targets, is what it returns."""
+    __tracebackhide__ = True
+    if not any(y.any() for y in truth.outputs):
+        raise Inconclusive(f"{when} the whole layer has no gradient and returns zeros, no fault would show")
+
+
+def _require_buffers(
+    when: str, number: int, wanted: Mapping[str, Tensor], everyone: Sequence[Cut], terms: _Terms
+) -> None:
+    __tracebackhide__ = True
+    for name, goal in wanted.items():
+        held = [cut.passes[number].buffers.get(name) for cut in everyone]
+        parts = [part.to(goal.dtype) for part in held if part is not None and part.shape == goal.shape]
+        for rank, value in enumerate(held):
+            if value is not None and value.shape == goal.shape:
+                causes = (
+                    [*likely.of_parts(value, goal, parts), *likely.multiple(value, goal)]
+                    if goal.is_floating_point()
+                    else []
+                )
+                cure = "buffers=False accepts what ranks keep in another way by intention"
+                _require(f"{when} rank {rank} holds", f" of buffer {name!r}", value, goal, causes, terms, cure=cure)
+
+
+def _require_parameters(
+    when: str, number: int, whole_grads: Tensor, everyone: Sequence[Cut], held: Tensor, terms: _Terms
+) -> None:
+    """``whole_grads``: of the elements by their numbers; ``held``: how many ranks hold each."""
+    __tracebackhide__ = True
+    total = torch.zeros_like(whole_grads)  # of what the ranks have for each element
+    for cut in everyone:
+        for name, numbers in cut.numbers.items():
+            grad = cut.passes[number].parameters_grad[name]
+            if grad is not None:
+                total.index_add_(0, numbers.flatten(), grad.flatten().to(total.dtype))
+    wrong: list[list[str]] = [[] for _ in everyone]
+    for rank, cut in enumerate(everyone):
+        for name, numbers in cut.numbers.items():
+            goal = whole_grads[numbers]
+            if likely.off(_or_zeros(cut.passes[number].parameters_grad[name], goal), goal, terms.relative).any():
+                wrong[rank].append(name)
+    for rank, names in enumerate(wrong):
+        for name in names:
+            numbers = everyone[rank].numbers[name]
+            goal = whole_grads[numbers]
+            value = _or_zeros(everyone[rank].passes[number].parameters_grad[name], goal)
+            causes = likely.of_parameter(value, goal, numbers, total[numbers], held[numbers], len(everyone))
+            where = wrong_on_ranks(wrong, [len(cut.numbers) for cut in everyone])
+            what = f" of the gradient of {name!r}"
+            more = {"wrong_gradients": where}
+            if none := none_on([_none_of(cut, number, numbers) for cut in everyone]):
+                more["none_reached"] = f"{none}, in the backward pass"
+            _require(f"{when} rank {rank} holds", what, value, goal, causes, terms, **more)
+
+
+def _none_of(cut: Cut, number: int, numbers: Tensor) -> list[str]:
+    """The parameters of a rank that hold some of these elements, and that no gradient had reached."""
+    return [
+        name
+        for name in cut.passes[number].without_gradient
+        if torch.isin(cut.numbers[name], numbers[numbers > 0]).any()
+    ]
+
+
+def _require_inputs(when: str, number: int, everyone: Sequence[Cut], terms: _Terms) -> None:
+    __tracebackhide__ = True
+    for rank, cut in enumerate(everyone):
+        goals = cut.selected[number][1]
+        for place, goal in enumerate(goals):
+            parts = [_or_zeros(one.passes[number].inputs_grad[place], goal) for one in everyone]
+            where = f" of the gradient of {f'input {place}' if len(goals) > 1 else 'its input'}"
+            value = parts[rank]
+            causes = [
+                *likely.scaled(value, goal, len(everyone)),
+                *likely.of_parts(value, goal, parts),
+                *likely.multiple(value, goal),
+                *likely.rounded(value, goal),
+                *likely.of_the_way_back(value, goal),
+            ]
+            _require(f"{when} rank {rank} holds", where, value, goal, causes, terms)
+
+
+def _require_equal_copies(when: str, number: int, size: int, everyone: Sequence[Cut], terms: _Terms) -> None:
+    """Elements that several ranks hold get the same gradient bit for bit; the whole layer's numbers end at ``size``."""
+    __tracebackhide__ = True
+    known = torch.zeros(size, dtype=torch.float64)
+    holder = torch.full((size,), -1)
+    for rank, cut in enumerate(everyone):
+        for name, all_numbers in cut.numbers.items():
+            grad = cut.passes[number].parameters_grad[name]
+            if grad is None:
+                continue
+            of_whole = all_numbers.flatten() > 0
+            numbers, own = all_numbers.flatten()[of_whole], grad.flatten()[of_whole].double()
+            others = holder[numbers]
+            differs = (others >= 0) & (others != rank) & (bits(known[numbers]) != bits(own))
+            if differs.any():
+                raise failure(
+                    f"{when} ranks {int(others[differs][0])} and {rank} hold copies of elements of {name!r}, "
+                    "whose gradients differ in some bits",
+                    likely_cause="each rank adds them in an order of its own: reduce them once, for all",
+                    case=terms.facts,
+                )
+            known[numbers], holder[numbers] = own, rank
+
+
+def _require(
+    who: str,
+    of: str,
+    value: Tensor,
+    goal: Tensor,
+    causes: Iterable[likely.Cause],
+    terms: _Terms,
+    **more: str,
+) -> None:
+    __tracebackhide__ = True
+    if not value.is_floating_point() and not value.is_complex():
+        value, goal = value.double(), goal.double()
+    wrong = likely.off(value, goal, terms.relative)
+    if not wrong.any():
+        return
+    at = first_index(wrong)
+    raise failure(
+        f"{who} {show(value[at])} at {at}{of}, the whole layer {show(goal[at])}",
+        wrong_elements=f"{int(wrong.sum())} of {value.numel()}",
+        **more,
+        likely_cause=likely.first(chain(causes, likely.rounded(value, goal)), terms.relative),
+        case=terms.facts,
+    )
+
+
+def _flat(layer: nn.Module, values: Mapping[str, Tensor | None]) -> Tensor:
+    """All elements of the layer's parameters in the order of their numbers; 0 has none."""
+    parts = [_or_zeros(values[name], parameter).flatten() for name, parameter in layer.named_parameters()]
+    return torch.cat([torch.zeros(1, dtype=torch.float64), *parts])
+
+
+def _or_zeros(tensor: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if tensor is None else tensor
+
+
+def _cast(batch: Tensor | Tensors, dtype: torch.dtype) -> Tensors:
+    return tuple(x.to(dtype) if x.is_floating_point() else x for x in tensors_of(batch, "batches"))
+
+
+def _shapes(tensors: Tensors) -> str:
+    return ", ".join(f"shape {tuple(each.shape)}" for each in tensors)
+
+
+def _parameter_of(layer: nn.Module, number: int) -> tuple[str, int, Tensor]:
+    """That which the element of this number is in: its name, the number of its first element, itself."""
+    first = 1
+    for name, parameter in layer.named_parameters():
+        if number < first + parameter.numel():
+            return name, first, parameter
+        first += parameter.numel()
+    raise IndexError(f"the layer has {first - 1} elements, number {number} is none of them")
+
+
+def _index(number: int, parameter: Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(number), parameter.shape))

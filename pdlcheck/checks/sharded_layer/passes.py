@@ -1,0 +1,171 @@
+"""One forward and one backward pass of a whole layer, and of the modules that ranks have cut from it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pdlcheck.checks.gradients.no_gradients import tells_who_has_none, without_gradient
+from pdlcheck.checks.state import plain_name, whole
+
+__all__ = ["Cut", "Pass", "Select", "Tensors", "on_a_rank", "tensors_of", "values_of", "whole_pass"]
+
+Tensors = tuple[Tensor, ...]
+Select = Callable[..., Any]
+
+
+@dataclass
+class Pass:
+    """One forward and backward pass; of one rank, or of the whole layer.
+
+    Args:
+        inputs: of the module.
+        outputs: what it returned.
+        gradients_of_output: where the backward pass began.
+        inputs_grad: None for what is not floating point, or got none.
+        parameters_grad: by name.
+        buffers: by name, afterwards.
+        without_gradient: parameters that none had reached, before ``sync``.
+    """
+
+    inputs: Tensors
+    outputs: Tensors
+    gradients_of_output: Tensors
+    inputs_grad: list[Tensor | None]
+    parameters_grad: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
+    without_gradient: list[str]
+
+
+@dataclass
+class Cut:
+    """What one rank holds and did.
+
+    Args:
+        numbers: of the elements of the whole layer, counted from 1, for each parameter of this rank; 0: it has none.
+        values: of these parameters.
+        passes: what was found; for each batch.
+        selected: outputs, and gradients of inputs, of the whole layer, as this rank should have them; for each batch.
+    """
+
+    numbers: dict[str, Tensor]
+    values: dict[str, Tensor]
+    passes: list[Pass]
+    selected: list[tuple[Tensors, Tensors]]
+
+
+def whole_pass(layer: nn.Module, inputs: Tensors, gradients: Tensors | None = None) -> Pass:
+    """Of the whole layer, whose buffers it may change."""
+    return _pass(layer, layer, inputs, lambda outputs: gradients or tuple(map(_drawn_like, outputs)))
+
+
+def _pass(
+    module: Callable[..., Any],
+    parameters: nn.Module,
+    inputs: Tensors,
+    gradient_of: Callable[[Tensors], Tensors],
+    sync: Callable[[nn.Module], object] | None = None,
+) -> Pass:
+    parameters.zero_grad()
+    given = tuple(x.detach().clone().requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs)
+    outputs = tensors_of(module(*given), "the layer")
+    gradients, none = gradient_of(outputs), list[str]()
+    if _fit_everywhere(outputs, gradients):
+        pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if y.requires_grad]
+        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
+        none = without_gradient(parameters)
+        if sync is not None:
+            with tells_who_has_none(parameters, asks=True):
+                sync(parameters)
+    grads = {name: None if p.grad is None else whole(p.grad) for name, p in parameters.named_parameters()}
+    return Pass(
+        tuple(x.detach() for x in given),
+        tuple(whole(y) for y in outputs),
+        gradients,
+        [None if x.grad is None else whole(x.grad) for x in given],
+        grads,
+        {plain_name(name): whole(buffer) for name, buffer in parameters.named_buffers()},
+        none,
+    )
+
+
+def _fit_everywhere(outputs: Tensors, gradients: Tensors) -> bool:
+    """Whether the backward pass can begin on all ranks: in a layer that communicates, none can go alone."""
+    fit = [y.shape for y in outputs] == [g.shape for g in gradients]
+    if not dist.is_initialized():
+        return fit
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, fit)
+    return all(everywhere)
+
+
+def _drawn_like(output: Tensor) -> Tensor:
+    floating = output.is_floating_point() or output.is_complex()
+    return torch.randn_like(output) if floating else torch.zeros(output.shape, dtype=torch.float64)
+
+
+def on_a_rank(
+    shard: Callable[[nn.Module], nn.Module],
+    layer: nn.Module,
+    dtype: torch.dtype,
+    truths: Sequence[Pass],
+    inputs_of: Select | None,
+    output_of: Select | None,
+    sync: Callable[[nn.Module], object] | None,
+) -> Cut:
+    numbered, first = copy.deepcopy(layer), 1
+    with torch.no_grad():
+        for parameter in numbered.parameters():
+            numbers = torch.arange(first, first + parameter.numel(), dtype=torch.float64)
+            parameter.copy_(numbers.view(parameter.shape))
+            first += parameter.numel()
+    numbers_held = {name: _whole_numbers(held) for name, held in values_of(_module(shard, numbered)).items()}
+    module = _module(shard, copy.deepcopy(layer)).to(dtype)
+    cut = Cut(numbers_held, values_of(module), [], [])
+    for truth in truths:
+        inputs = _select(inputs_of, truth.inputs, "inputs_of")
+        goals = _select(output_of, truth.outputs, "output_of")
+        gradients = _select(output_of, truth.gradients_of_output, "output_of")
+        wanted = tuple(
+            torch.zeros(x.shape, dtype=torch.float64) if g is None else g
+            for x, g in zip(truth.inputs, truth.inputs_grad, strict=True)
+        )
+        cut.passes.append(_pass(module, module, inputs, lambda _, of=gradients: of, sync))  # type: ignore[misc]
+        cut.selected.append((goals, _select(inputs_of, wanted, "inputs_of")))
+    return cut
+
+
+def _whole_numbers(held: Tensor) -> Tensor:
+    """-1 for what is none."""
+    return torch.where(held == held.round(), held, -1).long()
+
+
+def values_of(module: nn.Module) -> dict[str, Tensor]:
+    return {name: whole(parameter).double() for name, parameter in module.named_parameters()}
+
+
+def _module(shard: Callable[[nn.Module], nn.Module], layer: nn.Module) -> nn.Module:
+    made = shard(layer)
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"shard must return the module of this rank, it returned {type(made).__name__}")
+    return made
+
+
+def _select(select: Select | None, tensors: Tensors, name: str) -> Tensors:
+    if select is None:
+        return tensors
+    return tuple(each.detach().clone() for each in tensors_of(select(*tensors), name))
+
+
+def tensors_of(value: Any, who: str) -> Tensors:
+    tensors = tuple(value) if isinstance(value, tuple | list) else (value,)
+    for each in tensors:
+        if not isinstance(each, Tensor):
+            raise TypeError(f"{who} must return a tensor or a tuple of tensors, it returned {type(each).__name__}")
+    return tensors

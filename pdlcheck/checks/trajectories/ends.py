@@ -1,0 +1,198 @@
+"""Where a training must end, and whether a rank's weights are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pdlcheck.checks.message import failure, first_index, name_of, show
+from pdlcheck.checks.state import State, state_of
+from pdlcheck.checks.trajectories.causes import (
+    Precision,
+    how_far,
+    how_ranks_differ,
+    likely_cause,
+    wants_another_dtype,
+    why_another_way,
+)
+from pdlcheck.checks.trajectories.rounding import Rounding, or_zeros
+from pdlcheck.errors import Inconclusive
+
+__all__ = ["Goal", "Train", "ends_of", "goal_of", "require_near"]
+
+Train = Callable[[nn.Module, int], object]
+
+_RENAMED = "it has another name, or another tensor took its place, in the model that train was given"
+_PART = "this rank holds a part of it; parts that are DTensors are compared whole"
+_FLAT = (
+    "this rank holds a part of it in a flat tensor, as FSDP1 does: have train wrap a copy, and load what "
+    "summon_full_params() gives into the model that it was given; what fully_shard divides is compared whole"
+)
+
+
+class Goal(NamedTuple):
+    """Where a training must end.
+
+    Args:
+        begin: what it starts with.
+        expected: what each rank must hold.
+        rounding: how far rounding leads from there.
+        precision: how near is near enough.
+        what: who holds that, in words.
+    """
+
+    begin: State
+    expected: Sequence[State]
+    rounding: Rounding
+    precision: Precision
+    what: str
+
+
+def goal_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int, precision: Precision) -> Goal:
+    """Where ``train`` ends after so many steps."""
+
+    def ends(model: nn.Module, steps: int) -> list[State]:
+        return ends_of(train, model, steps, world, world_size)
+
+    expected = ends(start, taken)
+    begin = _begin(start, expected[0], lambda: ends(start, 0), name_of(train))
+    rounding = Rounding(lambda model: ends(model, taken)[0], start, expected[0], precision.dtype)
+    return Goal(begin, expected, rounding, precision, name_of(train))
+
+
+def ends_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int) -> list[State]:
+    """What each rank holds after so many steps."""
+    ends: list[State] = world.run(_train, train, start, taken, world_size=world_size)
+    return ends
+
+
+def require_near(
+    who: str,
+    ranks: Sequence[State],
+    rank: int,
+    goal: Goal,
+    *,
+    case: object,
+    cause: str | None = None,
+    otherwise: str | None = None,
+) -> bool:
+    """Compare what one of the ``ranks`` holds with what it must; return whether anything had to move.
+
+    Args:
+        who: the beginning of the message.
+        ranks: what all of them hold.
+        rank: which of them is looked at.
+        goal: where it must be.
+        case: as in other messages.
+        cause: instead of the likely one.
+        otherwise: where nothing else is likely.
+    """
+    __tracebackhide__ = True
+    found, what, precision = ranks[rank], f"{goal.what} holds", goal.precision
+    ends = {name: end for name, end in goal.expected[rank].items() if end is not None and _is_a_number(end)}
+    begins = {name: or_zeros(goal.begin.get(name), end) for name, end in ends.items()}
+    farthest = max((_largest(end - begins[name]) for name, end in ends.items()), default=0.0)
+    wrong: list[tuple[str, Tensor, Tensor, Tensor]] = []
+    unclear: list[str] = []
+    for name, end in ends.items():
+        begin, held = begins[name], found.get(name)
+        if not end.isfinite().all():
+            at = first_index(~end.isfinite())
+            raise Inconclusive(f"{who}: {what} {show(end[at])} at {at} of {name}, there is nothing to compare with")
+        if held is None:
+            others = [other for other in found if other not in goal.expected[rank]]
+            flat = any("_flat_param" in other for other in others)
+            raise failure(
+                f"{who} has no {name}, {what} one",
+                instead=", ".join(others[:3]) or None,
+                likely_cause=_FLAT if flat else _RENAMED if others else None,
+                case=case,
+            )
+        if held.shape != end.shape:
+            shapes = f"{name} of shape {tuple(held.shape)}, {what} one of {tuple(end.shape)}"
+            part = _FLAT if held.dim() == 1 < end.dim() else _PART
+            raise failure(f"{who} holds {shapes}", likely_cause=part, case=case)
+        way = end - begin
+        largest = max(_largest(end), _largest(begin))
+        allowed = max(precision.of_the_weights * largest, precision.of_the_farthest * farthest)
+        off = ~((held - end).abs() <= precision.of_the_way * _largest(way) + allowed)
+        if off.any():
+            if goal.rounding.explains(name, float((held - end).norm()), float(way.norm())):
+                unclear.append(name)
+            else:
+                wrong.append((name, off, way, held - begin))
+    if wrong:
+        names, offs, ways, gone = zip(*wrong, strict=True)
+        at = first_index(offs[0])
+        first, right = found[names[0]], ends[names[0]]
+        assert first is not None  # only gradients can be None
+        way, went = (torch.cat([_flat(tensor) for tensor in tensors]) for tensors in (ways, gone))
+        apart = how_ranks_differ(ranks, precision, goal.expected, first=names)
+        learned = [name for name in names if name.startswith("parameter")]
+        parameters = [name for name in ends if name.startswith("parameter")]
+        moved = [name for name in parameters if name in learned or _moved(ends, begins, name)]
+        agreed = len(ranks) > 1 and apart is None
+        raise failure(
+            f"{who} holds {show(first[at])} at {at} of {names[0]}, {what} {show(right[at])}",
+            wrong_tensors=f"{len(names)} of {len(ends)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
+            way=how_far(way, went),
+            ranks=apart,
+            likely_cause=cause
+            or likely_cause(way, went, precision, len(ranks), apart, of_buffers=not learned)
+            or otherwise
+            or (why_another_way(way, went, goal.what, learned, moved, len(ranks)) if agreed else None),
+            case=case,
+        )
+    if unclear and set(unclear) >= {name for name in ends if _moved(ends, begins, name)}:
+        raise Inconclusive(
+            f"{who}: {what} weights that rounding in {precision.dtype} alone leads as far, {unclear[0]} among them, "
+            "there is nothing to compare; take fewer steps, a lower learning rate or another dtype"
+        )
+    return farthest > 0
+
+
+def _train(train: Train, model: nn.Module, steps: int) -> State:
+    torch.manual_seed(dist.get_rank() + 1)
+    wide = any(parameter.dtype == torch.float64 for parameter in model.parameters())
+    try:
+        train(model, steps)
+    except RuntimeError as error:
+        if wide and wants_another_dtype(error):
+            error.add_note("the check gives float64 weights; give float64 data too, or pass dtype=torch.float32")
+        raise
+    return state_of(model)
+
+
+def _begin(start: nn.Module, ended: State, at_rest: Callable[[], list[State]], name: str) -> State:
+    """What the tensors of a training begin with, those too that it makes, such as adapters."""
+    begin = state_of(start)
+    made = [tensor for tensor in ended if tensor not in begin]
+    if not made:
+        return begin
+    try:
+        return at_rest()[0] | begin
+    except Exception as error:
+        raise Inconclusive(
+            f"{name} makes {made[0]}, which the model that make() gives does not have; how far it went is known where "
+            f"{name}(model, 0) takes no step, and that raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _moved(ends: Mapping[str, Tensor], begins: Mapping[str, Tensor], name: str) -> bool:
+    return not torch.equal(ends[name], begins[name])
+
+
+def _is_a_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()

@@ -1,0 +1,99 @@
+"""Markers and arguments that cannot hold what they say: refused before the body runs, which might pass for nothing."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, TypeGuard
+
+import pytest
+
+from pdlcheck.harness.collection import cases
+
+__all__ = ["require_own_values", "require_sense"]
+
+_OF_RANKS = ("isolation", "schedules", "semantics")
+_TORCHS = "torch.testing._internal.common_distributed"
+_OURS = ("device", "group", "rank")
+
+
+def require_sense(item: pytest.Item) -> None:
+    """In the controller, when the item is set up: its markers and parameters fit what it runs on."""
+    case, parameters = cases.case_of(item), getattr(getattr(item, "callspec", None), "params", {})
+    size = parameters.get("world_size")
+    if case is not None:
+        if _is_number(size) and size != case.world_size:
+            _refuse_size(item, size, case.world_size)
+        if "rank" in parameters and case.world_size > 1:
+            _refuse_rank(item, parameters["rank"], "every rank")
+        _refuse_harnesses(item)
+    elif _is_number(size) and any(_is_our_own(item, name) for name in _OURS):
+        _fail(
+            item,
+            f"parametrize gives its argument 'world_size' the value {size} and the test no ranks: write "
+            f"@pytest.mark.world_size({size}) in its place, which takes several sizes",
+        )
+    if cases.world_of(item) is not None:
+        _check_markers(item)
+    else:
+        for marker in item.own_markers:
+            if marker.name in _OF_RANKS:
+                _fail(item, f"{marker.name} is about ranks: mark the test world_size, too, or use the fixture world")
+
+
+def _check_markers(item: pytest.Item) -> None:
+    """Also where they say nothing, as on processes."""
+    cases.semantics_of(item)
+    if item.get_closest_marker("schedules") is not None:
+        from pdlcheck.harness.collection.schedules import wanted_schedules
+
+        wanted_schedules(item)
+
+
+def require_own_values(item: pytest.Item) -> None:
+    """On a rank, when the item is set up: fixtures of the user's that stand in the place of ours say the same."""
+    context, arguments = cases.rank_context("rank"), getattr(item, "funcargs", {})
+    size, rank = arguments.get("world_size"), arguments.get("rank")
+    if _is_number(size) and size != context.world_size:
+        _refuse_size(item, size, context.world_size)
+    if _is_number(rank) and rank != context.rank:
+        _refuse_rank(item, rank, f"rank {context.rank}")
+
+
+def _refuse_harnesses(item: pytest.Item) -> None:
+    for base in getattr(getattr(item, "cls", None), "__mro__", ()):
+        if base.__module__ == _TORCHS and base.__name__.startswith("Multi"):
+            _fail(
+                item,
+                f"{base.__name__} of torch starts ranks of its own, and says with self.rank which of them runs: leave "
+                "world_size away, or derive from torch.testing._internal.common_utils.TestCase and take the fixture "
+                "'rank' for self.rank",
+            )
+
+
+def _refuse_size(item: pytest.Item, size: int, ranks: int) -> NoReturn:
+    _fail(
+        item,
+        f"its argument 'world_size' is {size} and it runs on {ranks} {'ranks' if ranks > 1 else 'rank'}: how many is "
+        f"for the marker to say, such as @pytest.mark.world_size({size}); give an argument of your own another name",
+    )
+
+
+def _refuse_rank(item: pytest.Item, rank: Any, where: str) -> NoReturn:
+    _fail(
+        item,
+        f"its argument 'rank' is {rank!r} on {where}: each rank runs the test, and the fixture 'rank' of pdlcheck says "
+        "which it is; take that one, or give an argument of your own another name",
+    )
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_our_own(item: pytest.Item, name: str) -> bool:
+    info: Any = getattr(item, "_fixtureinfo", None)
+    found: Any = None if info is None else info.name2fixturedefs.get(name)
+    return bool(found) and found[-1].func.__module__ == "pdlcheck.plugin"
+
+
+def _fail(item: pytest.Item, words: str) -> NoReturn:
+    pytest.fail(f"{item.nodeid}: {words}", pytrace=False)

@@ -1,0 +1,98 @@
+"""Repeats a test for each world and number of ranks that its marker names. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from pdlcheck.harness.collection.cases import CASE, Case, is_our_world, world_names
+
+__all__ = ["repeat", "repeat_by_parameters"]
+
+
+def repeat(metafunc: pytest.Metafunc) -> None:
+    """Repeat a test for each world, or for each world and world size of its marker; before it has other parameters."""
+    if _has_marked_parameters(metafunc.definition):
+        return  # left to `repeat_by_parameters`
+    marker = metafunc.definition.get_closest_marker("world_size")
+    if marker is not None:
+        _add(metafunc, _cases(metafunc, marker))
+    elif _uses_world(metafunc):
+        metafunc.parametrize("world", world_names(metafunc.config), indirect=True, scope="session")
+
+
+def repeat_by_parameters(metafunc: pytest.Metafunc) -> None:
+    """The same where the marker stands on some of its sets of parameters, ``pytest.param(2, marks=world_size(2))``.
+
+    It counts more than a marker of the whole test. A set that has neither is an ordinary test, without ranks.
+    """
+    own = [_mark_of(call.marks) for call in metafunc._calls]
+    if CASE in metafunc.fixturenames or not any(own):
+        return
+    whole = metafunc.definition.get_closest_marker("world_size")
+    marks = [mark or whole for mark in own]
+    if not all(marks) and _uses_world(metafunc):  # they would run on the first world alone
+        what = "world_size on some parameters of a test that uses the fixture world; write a test for the others"
+        pytest.fail(f"{metafunc.definition.nodeid}: {what}", pytrace=False)
+    wanted: list[list[Case | None]] = [[None] if mark is None else [*_cases(metafunc, mark)] for mark in marks]
+    cases = list(dict.fromkeys(case for some in wanted for case in some))
+    number = len(cases)
+    _add(metafunc, cases)  # each set of parameters with each of them, the last part of its id
+    fitting = []
+    for place, call in enumerate(metafunc._calls):
+        case = cases[place % number]
+        if case in wanted[place // number]:
+            *before, last = call._idlist
+            fitting.append((place % number, replace(call, _idlist=before if case is None else [last, *before])))
+    fitting.sort(key=lambda one: one[0])  # as where the whole test is marked: one case after the other
+    metafunc._calls[:] = [call for _, call in fitting]
+
+
+def _add(metafunc: pytest.Metafunc, cases: Sequence[Case | None]) -> None:
+    metafunc.fixturenames.append(CASE)
+    metafunc.parametrize(CASE, cases, ids=map(str, cases), indirect=False)
+
+
+def _cases(metafunc: pytest.Metafunc, marker: pytest.Mark) -> list[Case]:
+    names, sizes = world_names(metafunc.config), _sizes(metafunc.definition.nodeid, marker)
+    return [Case(name, size) for name in names for size in sizes]
+
+
+def _has_marked_parameters(definition: pytest.Item) -> bool:
+    return any(_mark_of(found.marks) for found in _parameters(definition))
+
+
+def _parameters(definition: pytest.Item) -> Iterator[ParameterSet]:
+    """Those with marks; an iterator that ``parametrize`` has yet to read is left as it is."""
+    for mark in definition.iter_markers("parametrize"):
+        values = mark.args[1] if len(mark.args) > 1 else mark.kwargs.get("argvalues")
+        if isinstance(values, list | tuple):
+            yield from (value for value in values if isinstance(value, ParameterSet))
+
+
+def _mark_of(marks: Iterable[Any]) -> pytest.Mark | None:
+    """The first of world_size; marks of a ``pytest.param`` are Marks or the decorators that make them."""
+    return next((getattr(mark, "mark", mark) for mark in marks if mark.name == "world_size"), None)
+
+
+def _uses_world(metafunc: pytest.Metafunc) -> bool:
+    return "world" in metafunc.fixturenames and is_our_world(metafunc._arg2fixturedefs)
+
+
+def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:
+    sizes = list(marker.args)
+    if len(sizes) == 1 and isinstance(sizes[0], list | tuple):  # DeepSpeed's way of writing several
+        sizes = list(sizes[0])
+    wrong = [repr(size) for size in sizes if isinstance(size, bool) or not isinstance(size, int) or size < 1]
+    wrong += [f"{name}={value!r}" for name, value in marker.kwargs.items()]
+    if wrong or not sizes:
+        pytest.fail(
+            f"{nodeid}: world_size takes numbers of ranks of at least 1, such as world_size(2, 4); "
+            f"got {', '.join(wrong) or 'none'}",
+            pytrace=False,
+        )
+    return sizes

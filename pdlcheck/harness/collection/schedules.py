@@ -1,0 +1,90 @@
+"""The marker ``schedules`` and the option ``--schedule``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pdlcheck.harness.collection import cases
+from pdlcheck.harness.running.folders import Folders
+
+__all__ = ["FOUND", "call_under_schedules", "runs_under_schedules", "search_schedules"]
+
+FOUND = pytest.StashKey[str]()  # of an item: the schedule under which it failed
+_MANY = 10_000
+
+
+def runs_under_schedules(item: pytest.Item) -> bool:
+    """True for an item with the marker, on simulated ranks, where no option names the one schedule to run."""
+    if item.get_closest_marker("schedules") is None or item.config.getoption("--schedule") is not None:
+        return False
+    return cases.world_of(item) == "sim"
+
+
+def search_schedules(item: pytest.Item, run: Callable[[Any], BaseException | None]) -> None:
+    """Raise the failure of the first schedule that fails, reduced to few switches; say which it was."""
+    __tracebackhide__ = True
+    from pdlcheck.worlds.simulated.schedules.search import search, search_all
+
+    count, at_most = wanted_schedules(item)
+    failure = search_all(run, at_most) if count is None else search(run, count)
+    if failure is None:
+        return
+    item.stash[FOUND] = str(failure.replay)
+    number, of = failure.runs, "all" if count is None else count
+    failure.error.add_note(
+        f"schedule {number} of {of} fails first ({failure.found}, {failure.switches} switches); "
+        f"{len(failure.replay.switches)} of them are enough: {failure.replay}"
+    )
+    raise failure.error
+
+
+def call_under_schedules(item: pytest.Function) -> None:
+    """Call a test with the fixture ``world`` under each schedule; all of its runs have the same.
+
+    Fixtures are those of the first call: temporary folders are restored, as the next call would find files of the last.
+    """
+    __tracebackhide__ = True
+    from pdlcheck.worlds.simulated import SimulatedWorld
+    from pdlcheck.worlds.simulated.schedules import Recorder
+    from pdlcheck.worlds.simulated.schedules.search import variety
+
+    count, _ = wanted_schedules(item)
+    if count is None:
+        pytest.fail('schedules("all") needs the ranks of one run: mark the test world_size', pytrace=False)
+    world = cases.open_world(item.config, "sim")
+    assert isinstance(world, SimulatedWorld)
+    arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    before, steps = world.schedule, 1
+    folders = Folders(item)
+    try:
+        for number in range(count):
+            folders.restore()
+            world.schedule = recorder = Recorder(variety(number, steps))
+            try:
+                item.obj(**arguments)
+            except Exception as error:
+                item.stash[FOUND] = str(recorder)
+                error.add_note(f"schedule {number + 1} of {count} fails first ({recorder})")
+                raise
+            steps = max(steps, recorder.steps)
+    finally:
+        world.schedule = before
+
+
+def wanted_schedules(item: pytest.Item) -> tuple[int | None, int]:
+    """How many schedules (None: all) and how many at most."""
+    marker = item.get_closest_marker("schedules")
+    assert marker is not None
+    if marker.args == ("all",) and marker.kwargs.keys() <= {"at_most"}:
+        return None, marker.kwargs.get("at_most", _MANY)
+    count = marker.args[0] if len(marker.args) == 1 and not marker.kwargs else None
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        pytest.fail(
+            f'{item.nodeid}: schedules takes a number of schedules, such as schedules(50), or "all" with at_most=N; '
+            f"got {cases.given_to(marker)}",
+            pytrace=False,
+        )
+    return count, _MANY

@@ -1,0 +1,1 @@
+"""The pytest session that a rank process keeps."""

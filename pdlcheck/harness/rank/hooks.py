@@ -1,0 +1,245 @@
+"""The ears of a rank's pytest session: what plugins there would show or record is noted for the controller.
+
+Each note has its counterpart in ``rank_output``, which tells it to the controller's pytest.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest._io import TerminalWriter
+from _pytest.junitxml import _check_record_param_type, xml_key
+from _pytest.logging import LogCaptureHandler, LoggingPlugin, caplog_handler_key, caplog_records_key
+
+from pdlcheck.harness.rank.benchmarks import note_benchmarks
+from pdlcheck.harness.rank.loggers import Destinations, all_have
+from pdlcheck.worlds.processes.exchange.journal import note
+
+__all__ = ["RankHooks", "StandingHandlers", "journal_log", "note_additions", "note_for_xml", "note_shown_fixtures"]
+
+_noted = pytest.StashKey[tuple[int, int]]()
+
+
+class RankHooks:
+    """A pytest plugin of the session in a rank."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self.not_collected: list[str] = []
+        self.skipped: list[str] = []
+        self.collected: list[pytest.Item] = []
+        self._folders: dict[tuple[type, Path], pytest.Collector] = {}
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collect_directory(self, path: Path) -> Generator[None, pytest.Collector | None, pytest.Collector | None]:
+        """Files that are collected one by one share their folders: fixtures belong to these, and are set up once."""
+        found = yield
+        return None if found is None else self._folders.setdefault((type(found), path), found)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, object]:
+        """A hook that selects by what the whole session has would select something else here, of one file."""
+        self.collected = list(items)
+        result = yield
+        self.collected += items  # those that it has put in their place
+        return result
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+        category = warning_message.category
+        note(
+            "warning",
+            {
+                "text": str(warning_message.message),
+                "module": category.__module__,
+                "category": category.__qualname__,
+                "filename": warning_message.filename,
+                "lineno": warning_message.lineno,
+            },
+        )
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Only subtests report here; the phases of an item do not come by this way."""
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        if data is not None:
+            note("report", data)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.skipped.append(report.longrepr[2].removeprefix("Skipped: "))
+        elif not report.passed:
+            self.not_collected.append(report.longreprtext)
+
+
+def note_additions(item: pytest.Function) -> None:
+    """Note what the test added to its report since the last time: properties, sections, what it has measured."""
+    properties, sections = item.stash.get(_noted, (0, 0))
+    for name, value in item.user_properties[properties:]:
+        note("property", [name, value])
+    for section in item._report_sections[sections:]:
+        note("section", section)
+    item.stash[_noted] = len(item.user_properties), len(item._report_sections)
+    note_benchmarks(item)
+
+
+def note_for_xml(config: pytest.Config) -> None:
+    """Note what fixtures of pytest give to ``--junit-xml``."""
+    xml: Any = _Xml(config)
+    config.stash[xml_key] = xml
+
+
+class _Xml:
+    """In the place of the writer of the file."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.family = config.getini("junit_family")
+
+    def node_reporter(self, report: object) -> _Xml:
+        return self
+
+    def add_attribute(self, name: str, value: object) -> None:
+        note("attribute", [str(name), str(value)])
+
+    def add_global_property(self, name: str, value: object) -> None:
+        _check_record_param_type("name", name)
+        note("suite property", [name, str(value)])
+
+
+def note_shown_fixtures(config: pytest.Config) -> None:
+    """Note what ``--setup-show`` shows. pytest 8 asks for a terminal's writer for colours of comparisons, too."""
+    shows = config.getoption("setupshow", False)
+    config.get_terminal_writer = _Shown if shows else _unseen  # type: ignore[method-assign, assignment]
+
+
+def _unseen() -> TerminalWriter:
+    return TerminalWriter(StringIO())
+
+
+class _Shown:
+    """Such a writer, but for the lines of that option, which it notes."""
+
+    def __init__(self) -> None:
+        self._writer = _unseen()
+        self._text = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def line(self) -> None:
+        self._text = ""
+
+    def write(self, text: str) -> None:
+        self._text += text
+
+    def flush(self) -> None:
+        note("fixture", self._text)
+
+
+def journal_log(config: pytest.Config, *, records: bool) -> StandingHandlers | None:
+    """Note what is logged, in the format and from the level on that pytest was asked for; None if it has no log.
+
+    ``records``: also each record itself, of every level, for the live log and the log file.
+    """
+    plugin: LoggingPlugin | None = config.pluginmanager.getplugin("logging-plugin")
+    if plugin is None:
+        return None
+    journal = _Journal()
+    journal.setFormatter(plugin.formatter)
+    if plugin.log_level is not None:
+        journal.setLevel(plugin.log_level)
+        plugin.caplog_handler.setLevel(plugin.log_level)
+    handlers = StandingHandlers(plugin, [journal, _Records()] if records else [journal])
+    runtest_for: Any = handlers.runtest_for
+    if inspect.isgeneratorfunction(type(plugin)._runtest_for):  # pytest 8 delegates to a generator
+        runtest_for = partial(runtest_for.__wrapped__, handlers)
+    plugin._runtest_for = runtest_for  # type: ignore[method-assign]
+    return handlers
+
+
+class StandingHandlers:
+    """pytest's handlers, attached for good.
+
+    pytest attaches two handlers anew in every phase, to the root and to each logger that does not propagate, of which
+    torch has dozens: a seventh of what a small test costs in a rank. Here, a phase attaches what is missing; with
+    ``once``, only the first one looks.
+    """
+
+    def __init__(self, plugin: LoggingPlugin, others: list[logging.Handler]) -> None:
+        self._plugin = plugin
+        self._handlers = (plugin.caplog_handler, *others)
+        levels = (plugin.log_level, plugin.log_cli_level, plugin.log_file_level)
+        self._level = min((level for level in levels if level is not None), default=None)
+        for handler in others:
+            handler.addFilter(_is_no_story_of_torchs)
+        self.once = False
+        self._destinations = Destinations()
+        self._attached: list[logging.Logger] = []
+
+    @contextmanager
+    def runtest_for(self, item: pytest.Item, when: str) -> Iterator[None]:
+        """In the place of pytest's ``LoggingPlugin._runtest_for``."""
+        if when == "setup" or not self.once:
+            self._attach()
+        captured = self._plugin.caplog_handler
+        captured.reset()
+        item.stash[caplog_records_key][when] = captured.records
+        item.stash[caplog_handler_key] = captured
+        root, level = logging.getLogger(), self._level
+        if level is None:
+            yield
+            return
+        before = root.level
+        root.setLevel(min(before, level))
+        try:
+            yield
+        finally:
+            root.setLevel(before)
+
+    def _attach(self) -> None:
+        loggers = self._destinations.now()
+        if loggers != self._attached:
+            for logger in self._attached:
+                if logger not in loggers:  # it propagates again
+                    for handler in self._handlers:
+                        logger.removeHandler(handler)
+            self._attached = loggers
+        for handler in self._handlers:
+            if not all_have(handler, loggers):
+                for logger in loggers:
+                    logger.addHandler(handler)  # unless it is there
+
+
+def _is_no_story_of_torchs(record: logging.LogRecord) -> bool:
+    """torch tells of every exception in a collective: the report does so better."""
+    return record.levelno != logging.DEBUG or not record.name.startswith("c10d-")
+
+
+class _Journal(LogCaptureHandler):
+    """Shown in the report of the controller, whose pytest takes the notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text: Any = self.format(record)
+        except Exception:  # a wrong call of logging: pytest's own handler raises it where it was made
+            return
+        note("log", text)
+
+
+class _Records(logging.Handler):
+    """For the live log and the log file of the controller, which have formats of their own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+        except Exception:  # see _Journal
+            return
+        without = dict.fromkeys(("args", "exc_info", "exc_text", "stack_info"))
+        note("record", vars(record) | without | {"msg": text})

@@ -1,0 +1,412 @@
+"""The pytest session that a rank process keeps: made on first use, it collects a file when an item of it comes.
+
+The controller sends the phases of an item one by one (``setup``, ``call``, ``teardown``); a failure travels back as
+the exception itself with the report that pytest renders here, where the source and the values are. What a plugin of
+the session would show or record travels as notes, see ``rank_hooks``.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, chdir, contextmanager, suppress
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, Literal
+
+import pytest
+import torch.distributed as dist
+from _pytest._code.code import TerminalRepr
+from _pytest._io import TerminalWriter
+from _pytest._io.saferepr import saferepr
+from _pytest.config import _prepareconfig
+from _pytest.tmpdir import tmppath_result_key
+from _pytest.warnings import catch_warnings_for_item
+
+from pdlcheck.errors import PdlcheckError
+from pdlcheck.harness.collection.cases import IN_RANK, RankContext, set_rank_context
+from pdlcheck.harness.rank import coverage as rank_coverage
+from pdlcheck.harness.rank import debugger as rank_debugger
+from pdlcheck.harness.rank.asserts import explain_for
+from pdlcheck.harness.rank.cache import write_whole_values
+from pdlcheck.harness.rank.hooks import RankHooks, journal_log, note_additions, note_for_xml, note_shown_fixtures
+from pdlcheck.harness.rank.passed import needs_report, note_passed
+from pdlcheck.harness.rank.session_description import SessionDescription
+from pdlcheck.harness.rank.settings import RankSettings
+from pdlcheck.harness.rank.terminal import silent_reporter
+from pdlcheck.harness.reporting.reports import RANK_CRASH, RANK_MESSAGE, RANK_REPORT, RANK_XFAIL
+from pdlcheck.harness.running.at_once import only_own_teardown
+from pdlcheck.harness.running.examples import is_property
+from pdlcheck.harness.running.folders import SEEN_FROM, SHARED
+from pdlcheck.harness.running.stopped import finish_stopped_fixtures, note_stop
+from pdlcheck.worlds.outcome import without_addresses
+from pdlcheck.worlds.processes.exchange.journal import note
+from pdlcheck.worlds.processes.rank.imported import drawing_as_torch_begins
+from pdlcheck.worlds.processes.rank.own_device import own_device
+from pdlcheck.worlds.processes.rank.own_rank import own_rank, own_world_size, users_code
+from pdlcheck.worlds.watch import end_at_user_line
+
+__all__ = ["KEEP", "call", "collect", "finish", "parameters", "run", "setup", "teardown"]
+
+_REPEATS = ("pytest-retry", "pytest_retry.retry_plugin")  # a test that fails, which ranks cannot do each by itself
+KEEP = "keep"  # instead of the next item: nobody knows which it is
+_SHOWN = 120  # letters of a parameter
+_SHOWN_IN_IDS = (bool, bytes, complex, float, int, str, type(None))
+
+
+class _RankSession:
+    """One pytest configuration and session; items by node id."""
+
+    def __init__(self, description: SessionDescription) -> None:
+        os.environ.pop("PYTEST_ADDOPTS", None)
+        self._python_filters = list(warnings.filters)
+        with _quiet():
+            with chdir(description.directory):  # arguments are relative to it
+                self.config = config = _prepareconfig(list(description.arguments))
+            config.stash[IN_RANK] = True
+            if description.seen_from is not None:
+                config.stash[SEEN_FROM] = Path(description.seen_from)
+            for name, value in description.options:
+                with suppress(Exception):  # as with what cannot be pickled, the rank's own parser has a default
+                    setattr(config.option, name, pickle.loads(value))
+            if isinstance(getattr(config.option, "randomly_seed", None), int):
+                config.option.randomly_seed += own_rank()  # streams of their own, also with pytest-randomly
+            with silent_reporter(config):
+                config._do_configure()
+            for name in _REPEATS:  # their marks and options are known, their hooks are the controller's
+                config.pluginmanager.unregister(name=name)
+            write_whole_values(config)
+            config._inicache["filterwarnings"], config.known_args_namespace.pythonwarnings = description.filters
+            _set_basetemp(config, Path(description.basetemp), f"{description.world}-{own_world_size()}")
+            rank_debugger.take_breakpoints()  # pytest's own debugger has just put itself in front
+            self._log = journal_log(config, records=description.log_records)
+            if description.xml:
+                note_for_xml(config)
+            note_shown_fixtures(config)
+            self.hooks = RankHooks(config)
+            config.pluginmanager.register(self.hooks, "pdlcheck-rank")
+            self.settings = RankSettings()
+            config.pluginmanager.register(self.settings, "pdlcheck-rank-settings")
+            self.session = pytest.Session.from_config(config)
+            self.session.exitstatus = pytest.ExitCode.OK
+            config.hook.pytest_sessionstart(session=self.session)
+        self.explains = config.pluginmanager.hasplugin("assertion")
+        self.items: dict[str, pytest.Function] = {}
+        self.around = ExitStack()  # from an item's set-up to its teardown
+
+    def item(self, path: str, nodeid: str) -> pytest.Function:
+        self.settings.put_back()
+        if nodeid not in self.items:
+            self.session.testsfailed = 0
+            self.hooks.not_collected.clear()
+            self.hooks.skipped.clear()
+            self.hooks.collected.clear()
+            with _quiet(), drawing_as_torch_begins():
+                self.session.perform_collect([path])
+                for item in self.hooks.collected:
+                    if isinstance(item, pytest.Function):
+                        self.items[item.nodeid] = item
+            self.settings.hold()
+        if nodeid not in self.items:
+            if self.hooks.skipped and not self.hooks.not_collected:  # the file, on this rank
+                raise pytest.skip.Exception("; ".join(self.hooks.skipped))
+            raise _not_found(path, nodeid, self.hooks.not_collected)
+        return self.items[nodeid]
+
+    @contextmanager
+    def warnings_of(self, item: pytest.Item) -> Iterator[None]:
+        """Record warnings as pytest does; its filters stand on Python's own, not on those of a quiet start."""
+        with warnings.catch_warnings():
+            warnings.resetwarnings()
+            warnings.filters.extend(self._python_filters)  # type: ignore[attr-defined]  # a list in fact
+            with catch_warnings_for_item(config=item.config, ihook=item.ihook, when="runtest", item=item):
+                yield
+
+    @contextmanager
+    def one_look_at_loggers(self) -> Iterator[None]:
+        """While phases run one after the other, and nothing of the user's before the last of them."""
+        if self._log is None:
+            yield
+            return
+        self._log.once = True
+        try:
+            yield
+        finally:
+            self._log.once = False
+
+
+def _not_found(path: str, nodeid: str, not_collected: Sequence[str]) -> LookupError:
+    """Shown without frames: they are not the user's."""
+    what = f"a rank collected {path} and found no {nodeid}"
+    if not not_collected:
+        what += "; do test ids differ from run to run?"
+    error = LookupError("\n".join([what, *not_collected]))
+    said = [line for text in not_collected for line in text.splitlines() if line.startswith("E ")]
+    setattr(error, RANK_REPORT, "\n".join([*not_collected, f"E   LookupError: {what}"]))
+    setattr(error, RANK_MESSAGE, said[-1].removeprefix("E").strip() if said else what)
+    return error
+
+
+_session: _RankSession | None = None
+
+
+def collect(description: SessionDescription, path: str, nodeid: str) -> None:
+    """Make the session of this rank if need be, and collect the file of an item."""
+    global _session
+    if _session is None:
+        _session = _RankSession(description)
+    _session.item(path, nodeid)
+
+
+def parameters(path: str) -> dict[str, dict[str, str]]:
+    """What the parameters of the items of a file are in this rank, in words, where an id may not tell: by node id."""
+    assert _session is not None
+    items = [item for item in _session.items.values() if str(item.path) == path and hasattr(item, "callspec")]
+    return {
+        item.nodeid: {
+            name: without_addresses(saferepr(value, maxsize=_SHOWN))
+            for name, value in item.callspec.params.items()
+            if not isinstance(value, _SHOWN_IN_IDS)
+        }
+        for item in items
+    }
+
+
+def setup(path: str, nodeid: str, shared: str) -> None:
+    """Set the fixtures of an item up in this rank."""
+    assert _session is not None
+    item = _session.item(path, nodeid)
+    item.stash[SHARED] = Path(shared)
+    set_rank_context(
+        RankContext(dist.get_rank(), dist.get_world_size(), own_device(), dist.group.WORLD)  # type: ignore[arg-type]
+    )
+    rank_coverage.save()  # what ran since the last test
+    _session.around.close()
+    _session.around.enter_context(_session.warnings_of(item))
+    if _session.explains:
+        explain_for(item)
+    _session.session._setupstate.teardown_exact(item)  # what an item before needed and this one does not
+    if not getattr(item, "_request", None):
+        item._initrequest()
+    _phase(item, "setup", partial(item.ihook.pytest_runtest_setup, item=item))
+
+
+def run(path: str, nodeid: str, shared: str, following: tuple[str, str] | Literal["keep"] | None) -> bool:
+    """Set an item up, run its body and, where that returned, tear it down, for an item that needs one message.
+
+    False leaves the teardown to :func:`teardown`, as it also ends what an item before has set up.
+    """
+    assert _session is not None
+    with _session.one_look_at_loggers():
+        setup(path, nodeid, shared)
+        call(nodeid)
+        item = _session.items[nodeid]
+        nextitem = None if following is None else _Next(item, following)
+        if not only_own_teardown(item, nextitem):  # type: ignore[arg-type]
+            return False
+        _tear_down(item, nextitem)
+        return True
+
+
+def call(nodeid: str, /, **drawn: Any) -> None:
+    """Run the item's body in this rank; ``drawn`` are the arguments of one example of a property."""
+    assert _session is not None
+    item = _session.items[nodeid]
+    if not is_property(item):
+        _phase(item, "call", partial(item.ihook.pytest_runtest_call, item=item))
+        return
+    from pdlcheck.harness.reporting.noted import hear
+
+    body = item.obj.hypothesis.inner_test
+    instance = getattr(item.obj, "__self__", None)
+    fixtures = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    with hear(partial(note, "example")):
+        _phase(item, "call", lambda: body(*([] if instance is None else [instance]), **fixtures, **drawn))
+
+
+def teardown(nodeid: str, following: tuple[str, str] | Literal["keep"] | None, failed: bool) -> None:
+    """Tear down the item's own fixtures, and those of wider scope that the next item does not need.
+
+    Args:
+        nodeid: of the item.
+        following: path and node id of the next item that runs on these ranks; None if there is none.
+        failed: the test failed, perhaps on another rank: its temporary folders are of interest.
+    """
+    item = _session.items.get(nodeid) if _session is not None else None
+    if _session is None or item is None:  # its set-up failed before it was collected
+        return
+    if not getattr(item, "_request", None):  # it has ended here, at once, while another rank failed
+        return
+    if failed and tmppath_result_key in item.stash:
+        item.stash[tmppath_result_key]["call"] = False
+    _tear_down(item, None if following is None else _Next(item, following))
+
+
+def _tear_down(item: pytest.Function, nextitem: _Next | None) -> None:
+    assert _session is not None
+    try:
+        _phase(item, "teardown", partial(_finish_fixtures, item, nextitem))
+    finally:
+        _session.settings.after_teardown()
+        _session.around.close()
+        explain_for(None)
+        item._request = False  # type: ignore[assignment]  # as pytest does when an item has ended
+        set_rank_context(None)
+        rank_coverage.save()
+
+
+def _finish_fixtures(item: pytest.Function, nextitem: _Next | None) -> None:
+    __tracebackhide__ = True
+    with ExitStack() as stack:
+        stack.callback(finish_stopped_fixtures, item)
+        item.ihook.pytest_runtest_teardown(item=item, nextitem=nextitem)
+
+
+def finish(exitstatus: int) -> None:
+    """Tear down what is still set up, and let the user's conftest files see the end of the session.
+
+    What pytest and its plugins would do then belongs to the controller, or ends with the process.
+    """
+    global _session
+    if _session is None:
+        return
+    ending, _session = _session, None
+    ending.session.exitstatus = exitstatus if exitstatus > max(pytest.ExitCode) else pytest.ExitCode(exitstatus)
+    plugins = ending.config.pluginmanager
+    others = [plugin for plugin in plugins.get_plugins() if plugin not in plugins._conftest_plugins]
+    with ExitStack() as stack:
+        stack.callback(plugins.subset_hook_caller("pytest_unconfigure", others), config=ending.config)
+        session_finish = plugins.subset_hook_caller("pytest_sessionfinish", others)
+        stack.callback(session_finish, session=ending.session, exitstatus=ending.session.exitstatus)
+        ending.session._setupstate.teardown_exact(None)
+
+
+class _Next:
+    """The next item, as far as pytest asks: the collectors that it has in common with the present one."""
+
+    def __init__(self, item: pytest.Item, following: tuple[str, str] | str) -> None:
+        chain = item.listchain()[:-1]
+        if not isinstance(following, str):
+            self.nodeid = following[1]
+            if _parent(self.nodeid) != _parent(item.nodeid):
+                path = Path(following[0])
+                chain = [node for node in chain if _holds(node, path, self.nodeid)]
+        self._chain = chain
+
+    def listchain(self) -> list[Any]:
+        return self._chain
+
+
+def _parent(nodeid: str) -> str:
+    return nodeid.partition("[")[0].rpartition("::")[0]
+
+
+def _holds(node: Any, path: Path, nodeid: str) -> bool:
+    if isinstance(node, pytest.Session):
+        return True
+    if node.path == path:
+        return bool(nodeid == node.nodeid or nodeid.startswith(f"{node.nodeid}::"))
+    return node.path in path.parents
+
+
+def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], run: Callable[[], object]) -> None:
+    """Run one phase as pytest does, with a report that plugins see; hand failures on."""
+    if when == "setup":
+        item.stash[_marked] = _xfail_marks(item)
+    rank_coverage.switch(f"{item.nodeid}|{'run' if when == 'call' else when}")
+    with users_code():
+        call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt, pytest.exit.Exception))
+    if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
+        traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report
+    if call.excinfo is not None and isinstance(call.excinfo.value, PdlcheckError):
+        note_stop(item, call.excinfo.value)
+        end_at_user_line(call.excinfo.value)
+    if call.excinfo is None and not needs_report(item, when):
+        note_passed(item, when)
+        note_additions(item)
+        return
+    report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+    note_additions(item)
+    if call.excinfo is None:
+        if report.failed and (
+            _xfail_marks(item) > item.stash[_marked] or not str(report.longrepr).startswith("[XPASS(strict)]")
+        ):
+            note("verdict", str(report.longrepr))
+            pytest.fail(str(report.longrepr), pytrace=False)  # a plugin's verdict; a mark's is the controller's
+        return
+    error = call.excinfo.value
+    if report.skipped and hasattr(report, "wasxfail"):
+        setattr(error, RANK_XFAIL, report.wasxfail)
+    if not isinstance(error, pytest.skip.Exception | pytest.xfail.Exception):
+        rendered = _rendered(report.longrepr)
+        setattr(error, RANK_REPORT, rendered)
+        if crash := getattr(report.longrepr, "reprcrash", None):
+            setattr(error, RANK_CRASH, f"{crash.path}:{crash.lineno}")
+            setattr(error, RANK_MESSAGE, crash.message)
+        elif said := [line for line in rendered.splitlines() if line.startswith("E ")]:  # such as: fixture not found
+            setattr(error, RANK_MESSAGE, said[0].removeprefix("E").strip())
+        rank_debugger.post_mortem(item.nodeid, error, str(report.longrepr))
+    raise error
+
+
+def _rendered(longrepr: Any) -> str:
+    """As pytest does it, but for the indentation of the first line."""
+    if not isinstance(longrepr, TerminalRepr):
+        return str(longrepr)
+    text = StringIO()
+    longrepr.toterminal(TerminalWriter(text))
+    return text.getvalue().strip("\n")
+
+
+_marked = pytest.StashKey[int]()
+
+
+def _xfail_marks(item: pytest.Item) -> int:
+    return sum(1 for _ in item.iter_markers("xfail"))
+
+
+def _set_basetemp(config: pytest.Config, basetemp: Path, pool: str) -> None:
+    """Each rank has a folder inside that of the session; a rank that takes another one's place goes on there."""
+    own = basetemp / f"{pool}-rank{own_rank()}"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    factory = getattr(config, "_tmp_path_factory", None)  # absent at -p no:tmpdir
+    if factory is not None:
+        factory._basetemp = own.resolve()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what importing test modules prints, unless it fails: the controller has shown it already.
+
+    ``sys.stdout`` stays as it is, as plugins keep writers to it; only the descriptors lead elsewhere.
+    """
+    with TemporaryFile() as out, TemporaryFile() as err:
+        files = {1: out, 2: err}
+        _flush()
+        before = {descriptor: os.dup(descriptor) for descriptor in files}
+        for descriptor, file in files.items():
+            os.dup2(file.fileno(), descriptor)
+        dropped = False
+        try:
+            yield
+            dropped = True
+        finally:
+            _flush()
+            for descriptor, file in files.items():
+                os.dup2(before[descriptor], descriptor)
+                os.close(before[descriptor])
+                if not dropped:
+                    file.seek(0)
+                    os.write(descriptor, file.read())
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # such as one that is closed
+            stream.flush()

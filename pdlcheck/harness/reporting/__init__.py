@@ -1,0 +1,1 @@
+"""What is told of an item that has run on ranks."""

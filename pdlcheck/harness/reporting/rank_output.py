@@ -1,0 +1,163 @@
+"""What ranks write and note in a phase becomes sections, warnings, subtests, properties of the controller's item."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any, TextIO
+
+import pytest
+from _pytest.junitxml import xml_key
+
+from pdlcheck.harness.rank.benchmarks import tell_benchmarks
+from pdlcheck.harness.rank.hook_verdicts import remember
+from pdlcheck.harness.reporting import relayed_logs
+from pdlcheck.harness.reporting.agreed import agreed, words_of
+from pdlcheck.harness.reporting.properties import record
+from pdlcheck.harness.reporting.rank_subtests import id_of, report
+from pdlcheck.worlds.processes.controller.member import Written
+from pdlcheck.worlds.processes.exchange.journal import notes
+
+__all__ = ["RankOutput"]
+
+
+class RankOutput:
+    """Of one item, phase by phase."""
+
+    def __init__(self, item: pytest.Item, world_size: int) -> None:
+        capture = item.config.getoption("capture", "fd")
+        self._shows_output = capture in ("no", "tee-sys")
+        self._shows_log = relayed_logs.is_live(item.config)
+        self.live = self._shows_output or self._shows_log
+        self._in_sections = capture != "no"
+        self._labelled = bool(item.config.getoption("xmlpath", None)) and item.config.getini("junit_logging") != "no"
+        self._item = item
+        self._ranks = range(world_size)
+        self._forget()
+
+    def read(self, written: Written) -> None:
+        """Take what a rank wrote; show it at once where pytest captures nothing."""
+        if self._shows_output:
+            self._show((written.rank, "out"), written.out)
+            self._show((written.rank, "err"), written.err)
+        if self._in_sections:
+            self._text[written.rank, "stdout"] += written.out
+            self._text[written.rank, "stderr"] += written.err
+        for kind, value in notes(written.journal):
+            if kind == "log":
+                self._text[written.rank, "log"] += f"{value}\n"
+            elif kind == "record":
+                self._records.append((written.rank, value))
+                if self._shows_log:
+                    relayed_logs.show(self._item.config, written.rank, value)
+            else:
+                self._notes[kind][written.rank].append(value)
+
+    def tell(self, when: str) -> None:
+        """The phase has ended: hand on what was read during it."""
+        for rest in list(self._partial):
+            self._show(rest, "", end=True)
+        for rank in self._ranks:
+            for key in ("stdout", "stderr", "log"):
+                text = self._text[rank, key].rstrip("\n") if key == "log" else self._text[rank, key]
+                if text and self._labelled:  # JUnit XML joins the sections without their titles
+                    text = f"[rank {rank}]\n{text}\n"
+                self._item.add_report_section(f"{when} [rank {rank}]", key, text)
+        relayed_logs.write(self._item.config, self._records)
+        noted = self._notes
+        self._forget()
+        for warning in _once(noted["warning"]):
+            _warn(self._item, warning)
+        for which, line in self._agreed(noted["fixture"]):
+            self._show_fixture(f"{line}{which}")
+        record(self._item, self._by_rank(noted["property"]))
+        tell_benchmarks(self._item, self._by_rank(noted["benchmark"]))
+        for which, (phase, title, text) in self._agreed(noted["section"]):
+            self._item.add_report_section(f"{phase}{which}", title, text)
+        for words in noted["verdict"].values():
+            remember(self._item, when, words[0])
+        self._write_xml(noted)
+        report(self._item, len(self._ranks), noted["report"])
+        if said := noted["example"]:
+            from pdlcheck.harness.reporting.noted import tell
+
+            tell(self._by_rank(said))
+
+    def _forget(self) -> None:
+        self._text: defaultdict[tuple[int, str], str] = defaultdict(str)
+        self._partial: dict[tuple[int, str], str] = {}
+        self._records: list[tuple[int, Mapping[str, Any]]] = []
+        self._notes: defaultdict[str, defaultdict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
+
+    def _show(self, source: tuple[int, str], text: str, *, end: bool = False) -> None:
+        rank, name = source
+        *lines, rest = (self._partial.pop(source, "") + text).split("\n")
+        if end and rest:
+            lines, rest = [*lines, rest], ""
+        if rest:
+            self._partial[source] = rest
+        if lines:
+            stream = _stream(name, tee=self._in_sections)
+            stream.write("".join(f"[rank {rank}] {line}\n" for line in lines))
+            stream.flush()
+
+    def _show_fixture(self, line: str) -> None:
+        capture = self._item.config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
+            writer = self._item.config.get_terminal_writer()
+            writer.write(f"\n{line}")
+            writer.flush()
+
+    def _by_rank(self, noted: Mapping[int, list[Any]]) -> list[list[Any]]:
+        return [noted.get(rank, []) for rank in self._ranks]
+
+    def _agreed(self, noted: Mapping[int, list[Any]]) -> Iterator[tuple[str, Any]]:
+        return agreed(self._by_rank(noted))
+
+    def _write_xml(self, noted: Mapping[str, Mapping[int, list[Any]]]) -> None:
+        xml = self._item.config.stash.get(xml_key, None)
+        if xml is None:
+            return
+        for which, (name, value) in self._agreed(noted["suite property"]):
+            if (f"{name}{which}", value) not in xml.global_properties:  # ranks of another test have recorded it
+                xml.add_global_property(f"{name}{which}", value)
+        last = {rank: list(dict(own).items()) for rank, own in noted["attribute"].items()}
+        attributes: defaultdict[str, list[str]] = defaultdict(list)
+        for which, (name, value) in self._agreed(last):
+            attributes[name].append(f"{value}{which}")
+        for name, values in attributes.items():
+            xml.node_reporter(id_of(self._item)).add_attribute(name, ", ".join(values))
+
+
+def _once(warned: Mapping[int, list[Any]]) -> list[Any]:
+    """Each warning once, whichever ranks it came from."""
+    return list({words_of(warning): warning for rank in sorted(warned) for warning in warned[rank]}.values())
+
+
+def _warn(item: pytest.Item, noted: Mapping[str, Any]) -> None:
+    category: Any = Warning
+    try:
+        category = importlib.import_module(noted["module"])
+        for name in noted["category"].split("."):
+            category = getattr(category, name)
+        message = category(noted["text"])
+    except Exception:  # a class that this process cannot make: its words remain
+        category, message = UserWarning, UserWarning(f"{noted['category']}: {noted['text']}")
+    item.ihook.pytest_warning_recorded.call_historic(
+        kwargs={
+            "warning_message": warnings.WarningMessage(message, category, noted["filename"], noted["lineno"]),
+            "nodeid": item.nodeid,
+            "when": "runtest",
+            "location": None,
+        }
+    )
+
+
+def _stream(name: str, *, tee: bool) -> TextIO:
+    streams = {"out": (sys.stdout, sys.__stdout__), "err": (sys.stderr, sys.__stderr__)}
+    now, process = streams[name]
+    return process if tee and process is not None else now

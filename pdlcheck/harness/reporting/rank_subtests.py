@@ -1,0 +1,102 @@
+"""Subtests of ranks: equal ones of several ranks are told once, others with their ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from pdlcheck.harness.reporting.agreed import words_of
+
+__all__ = ["id_of", "keep_reports", "report"]
+
+Reported = dict[str, Any]  # as pytest sends reports
+
+
+def report(item: pytest.Item, world_size: int, reported: Mapping[int, list[Reported]]) -> None:
+    """In the controller: tell pytest what each rank has reported."""
+    config = item.config
+    merged: dict[str, tuple[list[int], Reported]] = {}
+    for rank, reports in reported.items():
+        seen: defaultdict[str, int] = defaultdict(int)
+        for data in reports:
+            what = words_of((data.get("_subtest.context"), data["outcome"], _crash(data)))
+            seen[what] += 1
+            merged.setdefault(f"{what} {seen[what]}", ([], data))[0].append(rank)
+    for ranks, data in merged.values():
+        context = data.get("_subtest.context")
+        if context is not None and len(ranks) < world_size:
+            who = f"rank {', '.join(map(str, ranks))}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+            context["msg"] = who if context["msg"] is None else f"{who}: {context['msg']}"
+        told = config.hook.pytest_report_from_serializable(config=config, data=data)
+        if told is None:
+            continue
+        if told.failed:
+            _count_failed(item)
+        capture = config.pluginmanager.getplugin("capturemanager")
+        with nullcontext() if capture is None else capture.global_and_fixture_disabled():
+            item.ihook.pytest_runtest_logreport(report=told)
+
+
+def keep_reports(value: Any, reports: list[Reported]) -> None:
+    """On a simulated rank: if a fixture's value is ``subtests``, keep what it reports for :func:`report`."""
+    if type(value).__module__ == "_pytest.subtests":
+        value._ihook = _Hooks(value._ihook, value._request.config, reports)
+        value._request = _Request(value._request)
+        value._suspend_capture_ctx = nullcontext  # nothing is shown now
+
+
+class _Hooks:
+    def __init__(self, hooks: Any, config: pytest.Config, reports: list[Reported]) -> None:
+        self._hooks = hooks
+        self._config = config
+        self._reports = reports
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hooks, name)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._reports.append(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+
+
+class _Request:
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self.config = _Config(request.config)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+
+class _Config:
+    """Subtests capture the output of the process, and count their failures where they happen: these do neither."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self.stash: defaultdict[Any, Any] = defaultdict(lambda: defaultdict(int))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+    def getoption(self, name: str, *args: Any) -> Any:
+        return "no" if name == "capture" else self._config.getoption(name, *args)
+
+
+def _crash(data: Mapping[str, Any]) -> Any:
+    longrepr = data.get("longrepr")
+    return longrepr.get("reprcrash") if isinstance(longrepr, dict) else longrepr
+
+
+def _count_failed(item: pytest.Item) -> None:
+    """pytest fails a test that passed but for its subtests."""
+    from _pytest.subtests import failed_subtests_key  # pytest 9; before, nothing sends such reports
+
+    item.config.stash[failed_subtests_key][id_of(item)] += 1
+
+
+def id_of(item: pytest.Item) -> Any:
+    """How pytest tells the item from others."""
+    return getattr(item, "id", item.nodeid)  # of the releases of pytest 9, some count by the one, some by the other

@@ -1,0 +1,104 @@
+"""What a failure's report says besides the exception."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from traceback import walk_tb
+from typing import Any
+
+import pytest
+from _pytest._code.code import ExceptionRepr, ReprExceptionInfo, ReprFileLocation, ReprTracebackNative
+from _pytest._io import TerminalWriter
+
+from pdlcheck.errors import PdlcheckError
+from pdlcheck.harness.collection import cases
+from pdlcheck.harness.collection.schedules import FOUND
+from pdlcheck.worlds.outcome import text_of
+
+__all__ = ["RANK_CRASH", "RANK_MESSAGE", "RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
+
+RANK_CRASH = "_pdlcheck_crash"  # attribute of an exception: ``path:line`` where the rank's pytest saw it raised
+RANK_MESSAGE = "_pdlcheck_message"  # attribute of an exception: what the summary of the rank's pytest would say
+RANK_REPORT = "_pdlcheck_report"  # attribute of an exception: the report as the rank rendered it
+RANK_XFAIL = "_pdlcheck_xfail"  # attribute of an exception: the reason for which the rank's pytest expected it
+
+_NO_GROUP = "Default process group has not been initialized"  # torch's words
+_ON_RANKS = (
+    "the test ran in one process, which has no group; to run its body on ranks mark it, or its class, "
+    "@pytest.mark.world_size({})"
+)
+
+
+def take_expected(error: BaseException, report: pytest.TestReport) -> None:
+    """A failure that the rank's pytest expected is expected: it saw marks added late, and the exception's class."""
+    reason = getattr(error, RANK_XFAIL, None)
+    if reason is not None:
+        report.outcome = "skipped"
+        report.wasxfail = reason
+
+
+def _size_meant(item: pytest.Item) -> int:
+    """Of a test of another harness: the attribute ``world_size`` of its class, or ``min_size`` of a marker ``mpi``."""
+    marker = item.get_closest_marker("mpi")
+    of_class = getattr(getattr(item, "cls", None), "world_size", None)
+    meant = of_class if of_class is not None or marker is None else marker.kwargs.get("min_size")
+    return meant if isinstance(meant, int) and meant > 0 else 2
+
+
+def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
+    """Show the failing rank's own report, and the command that runs this test again."""
+    if call.excinfo is None:
+        return
+    error = call.excinfo.value
+    rendered = getattr(error, RANK_REPORT, None)
+    if rendered is None and isinstance(error, PdlcheckError) and not _passes_through(error, str(item.path)):
+        # its frames are the controller's own: the verdict alone tells more
+        rendered = "\n".join(f"E   {line}" for line in f"{type(error).__name__}: {error}".splitlines())
+    if rendered is not None:
+        report.longrepr = _RankReport(item, call.excinfo, rendered)
+    world = cases.world_of(item)
+    if world is None and _NO_GROUP in text_of(error):
+        report.sections.append(("no ranks", _ON_RANKS.format(_size_meant(item))))
+    if world is not None:
+        command = ["pytest", item.nodeid, "--world", world, f"--pdl-seed={item.config.getoption('--pdl-seed')}"]
+        if device := item.config.getoption("--rank-device"):
+            command += ["--rank-device", device]
+        if world == "sim" and (semantics := item.config.getoption("--semantics")) != "rendezvous":
+            command += ["--semantics", semantics]
+        schedule = item.stash.get(FOUND, item.config.getoption("--schedule"))
+        if schedule is not None and world == "sim":
+            command.append(f"--schedule={schedule}")
+        for subject in item.config.getoption("--subject"):
+            command += ["--subject", subject]
+        report.sections.append(("replay", shlex.join(command)))
+
+
+def _passes_through(error: BaseException, path: str) -> bool:
+    return any(frame.f_code.co_filename == path for frame, _ in walk_tb(error.__traceback__))
+
+
+class _RankReport(ReprExceptionInfo):
+    """A failure as its rank rendered it, with what became of the other ranks; pytest-xdist can send it."""
+
+    def __init__(self, item: pytest.Item, raised: pytest.ExceptionInfo[BaseException], rendered: str) -> None:
+        error = raised.value
+        self._text = "\n".join([rendered, "", *_not_in(rendered, getattr(error, "__notes__", []))])
+        message = getattr(error, RANK_MESSAGE, None) or raised.exconly(tryshort=True)
+        super().__init__(ReprTracebackNative([f"{self._text}\n"]), ReprFileLocation(*_crash_of(error, item), message))
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        for line in self._text.splitlines():
+            tw.line(line, red=line.startswith("E  "), bold=line.startswith("E  "))
+        ExceptionRepr.toterminal(self, tw)
+
+
+def _not_in(rendered: str, notes: Sequence[str]) -> list[str]:
+    """Those that the rank's report does not show: the test's own notes were there when it was made."""
+    shown = {line.removeprefix("E").strip() for line in rendered.splitlines()}
+    return [note for note in notes if not shown.issuperset(line.strip() for line in note.splitlines())]
+
+
+def _crash_of(error: BaseException, item: pytest.Item) -> tuple[str, int]:
+    path, _, line = getattr(error, RANK_CRASH, "").rpartition(":")
+    return (path, int(line)) if path else (item.location[0], (item.location[1] or 0) + 1)

@@ -1,0 +1,57 @@
+"""The one verdict that pytest gets of what every rank raised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pdlcheck.harness.reporting.reports import RANK_REPORT, RANK_XFAIL
+from pdlcheck.worlds.outcome import Outcome, Raised, results, without_addresses
+
+__all__ = ["verdict"]
+
+_LATER = 1_000_000_000  # a skip is never the first cause where there is a failure
+
+
+def verdict(outcomes: Sequence[Outcome]) -> list[Any]:
+    """Return the results, or raise the first cause: a failure before an expected one, that before a skip.
+
+    A rank that skips stops the others; the reason says which ranks skipped unless all did, in the same words.
+    """
+    __tracebackhide__ = True
+    ranked = [_in_order(outcome) for outcome in outcomes]
+    raised = [outcome for outcome in ranked if isinstance(outcome, Raised)]
+    skipped = [outcome for outcome in raised if isinstance(outcome.error, pytest.skip.Exception)]
+    if raised and len(skipped) == len(raised):
+        reasons = {without_addresses(str(outcome.error)) for outcome in skipped}
+        if len(skipped) == len(outcomes) and len(reasons) == 1:
+            reason = str(skipped[0].error)
+        else:
+            reason = "; ".join(f"rank {o.rank} of {len(outcomes)} skipped: {o.error}" for o in skipped)
+        raise pytest.skip.Exception(reason, _use_item_location=True)
+    first = min((outcome.order for outcome in raised), default=0)
+    return results([_rendered(outcome, first) for outcome in ranked])
+
+
+def _in_order(outcome: Outcome) -> Outcome:
+    if not isinstance(outcome, Raised):
+        return outcome
+    error = outcome.error
+    if isinstance(error, pytest.skip.Exception):
+        return replace(outcome, order=outcome.order + 2 * _LATER)
+    if isinstance(error, pytest.xfail.Exception) or hasattr(error, RANK_XFAIL):
+        return replace(outcome, order=outcome.order + _LATER)
+    return outcome
+
+
+def _rendered(outcome: Outcome, first: int) -> Outcome:
+    """A rank's report tells more than the bare traceback; ``reports.py`` in this folder shows the first cause's."""
+    if isinstance(outcome, Raised) and isinstance(outcome.error, pytest.exit.Exception):
+        return replace(outcome, traceback="")  # its reason is all that pytest shows
+    report = getattr(outcome.error, RANK_REPORT, None) if isinstance(outcome, Raised) else None
+    if report is None or not isinstance(outcome, Raised):
+        return outcome
+    return replace(outcome, traceback="" if outcome.order == first else report, output="")

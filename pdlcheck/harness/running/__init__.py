@@ -1,0 +1,1 @@
+"""How the phases of an item run on ranks."""

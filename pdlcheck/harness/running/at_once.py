@@ -1,0 +1,60 @@
+"""Items that need one message: nothing of the user's is set up or torn down around their body.
+
+Every message to the ranks is a round trip through three processes, which a trivial test notices. Where no fixture and
+no hook of the user's or of another plugin runs, set-up and teardown cannot fail, wait or write anything, so nobody
+sees that they share a message with the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+import pytest
+
+from pdlcheck.harness.running.examples import RANK_FIXTURES, is_property
+
+__all__ = ["needs_one_message", "only_own_teardown"]
+
+_OURS = RANK_FIXTURES - {"subject"}  # it fails where --subject leads nowhere
+_HOOKS = ("pytest_runtest_setup", "pytest_runtest_teardown", "pytest_fixture_setup", "pytest_fixture_post_finalizer")
+
+_looked_at = pytest.StashKey[tuple[frozenset[object], bool]]()  # conftest files; whether any of them has such a hook
+
+
+def needs_one_message(item: pytest.Function) -> bool:
+    """In the controller: only our own fixtures, no property (it has many examples), no hook in a conftest file.
+
+    With ``--setup-show``, people look at each phase.
+    """
+    known = all(name == "request" or _is_known(item, name) for name in item.fixturenames)
+    return known and not is_property(item) and not _users_hooks(item) and not item.config.getoption("setupshow", False)
+
+
+def only_own_teardown(item: pytest.Function, nextitem: pytest.Item | None) -> bool:
+    """In a rank: no fixture of wider scope, of an item before, ends together with this item."""
+    kept = {item, *(nextitem.listchain() if nextitem is not None else ())}
+    stack = item.session._setupstate.stack
+    return all(node in kept or len(finalizers) == 1 for node, (finalizers, _) in stack.items())  # 1: the node's own
+
+
+def _is_known(item: pytest.Function, name: str) -> bool:
+    """One of our own, or a value that ``parametrize`` gives as it is: the user's fixtures may have parameters, too."""
+    definitions = item._fixtureinfo.name2fixturedefs.get(name, ())
+    if len(definitions) != 1:
+        return False
+    return name in _OURS or (name in item.callspec.params and definitions[0].func.__module__ == "_pytest.python")
+
+
+def _users_hooks(item: pytest.Item) -> bool:
+    config = item.config
+    files = config.pluginmanager._conftest_plugins
+    known, some = config.stash.get(_looked_at, (frozenset(), False))
+    if files != known:
+        some = _some_of(files, config.hook)
+        config.stash[_looked_at] = frozenset(files), some
+    return some and _some_of(files, item.ihook)
+
+
+def _some_of(files: Set[object], hooks: Any) -> bool:
+    return any(impl.plugin in files for hook in _HOOKS for impl in getattr(hooks, hook).get_hookimpls())

@@ -1,0 +1,224 @@
+"""pytest's ``monkeypatch``, ``caplog`` and ``capsys`` of simulated ranks: in force while their rank runs.
+
+Each changes or hears something of the whole process. When its rank gives up the turn that is taken back, and done again
+when the rank goes on, so no rank sees another's and it does not matter in which order they end.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from inspect import getattr_static, isclass, isdatadescriptor
+from io import StringIO
+from os import getcwd
+from typing import Any, TypeVar
+
+import pytest
+from _pytest.capture import CaptureFixture
+from _pytest.logging import caplog_handler_key, caplog_records_key
+
+from pdlcheck.harness.collection import cases
+from pdlcheck.worlds.simulated.own.isolation import Own
+from pdlcheck.worlds.simulated.turns.scheduler import current_rank, running_rank
+
+__all__ = [
+    "Captured",
+    "follow",
+    "follow_fixture",
+    "follow_late_log",
+    "follow_log",
+    "follow_patches",
+    "in_force",
+]
+
+_ABSENT: Any = object()
+
+
+_Own = TypeVar("_Own", bound=Own)
+_HasLevel = logging.Handler | logging.Logger
+
+
+def follow(own: _Own) -> _Own:
+    """On a rank: let this be in force while the rank runs."""
+    running_rank().state.own.append(own)
+    return own
+
+
+@contextmanager
+def in_force(own: Own) -> Iterator[None]:
+    """On a rank: in the block, and while the rank runs."""
+    owned = running_rank().state.own
+    own.arrive()
+    owned.append(own)
+    try:
+        yield
+    finally:
+        owned.remove(own)
+        own.leave()
+
+
+def follow_log(item: pytest.Item) -> None:
+    """On a rank, before its fixtures are set up: let what ``caplog`` hears from now on be the rank's own."""
+    if "caplog" in item.fixturenames and caplog_handler_key in item.stash:  # type: ignore[attr-defined]  # a Function
+        follow(_Log(item))
+
+
+def follow_late_log(item: pytest.Item) -> None:
+    """On a rank that has asked for ``caplog`` by ``request``: the same from now on; what was heard stays there."""
+    if caplog_handler_key in item.stash:
+        follow(_Log(item, late=True))
+
+
+def follow_fixture(value: object) -> Own | None:
+    """On a rank, when its fixtures are set up: let what the value of one of them does be the rank's own from now on."""
+    if isinstance(value, pytest.MonkeyPatch):
+        followed = any(isinstance(own, _Patches) and own.is_of(value) for own in running_rank().state.own)
+        return None if followed else follow(_Patches(value))
+    return follow(Captured(value)) if isinstance(value, CaptureFixture) else None
+
+
+def follow_patches() -> None:
+    """From now on a ``MonkeyPatch`` that a rank makes is its own, but for one of a fixture that all ranks share."""
+    init: Any = pytest.MonkeyPatch.__init__
+    if hasattr(init, "__wrapped__"):
+        return
+
+    @wraps(init)
+    def follow(self: pytest.MonkeyPatch) -> None:
+        init(self)
+        rank = current_rank()
+        if rank is not None and not cases.sets_up_for_all():
+            rank.state.own.append(_Patches(self))
+
+    pytest.MonkeyPatch.__init__ = follow  # type: ignore[method-assign]
+
+
+class _Patches:
+    """What a ``MonkeyPatch`` has set."""
+
+    def __init__(self, patches: pytest.MonkeyPatch) -> None:
+        self._patches: Any = patches
+        self._attributes: list[tuple[Any, str, Any]] = []
+        self._items: list[tuple[Any, Any, Any]] = []
+        self._folder: str | None = None
+        self._path: list[str] | None = None
+
+    def is_of(self, patches: pytest.MonkeyPatch) -> bool:
+        """Whether this follows it."""
+        return self._patches is patches
+
+    def leave(self) -> None:
+        patches = self._patches
+        self._attributes = [(target, name, _value(target, name)) for target, name, _ in patches._setattr]
+        self._items = [(mapping, key, mapping.get(key, _ABSENT)) for mapping, key, _ in patches._setitem]
+        self._folder = None if patches._cwd is None else getcwd()
+        self._path = None if patches._savesyspath is None else sys.path[:]
+        patches.undo()
+
+    def arrive(self) -> None:
+        patches = self._patches
+        for target, name, value in self._attributes:
+            if value is _ABSENT:
+                patches.delattr(target, name, raising=False)
+            else:
+                patches.setattr(target, name, value, raising=False)
+        for mapping, key, value in self._items:
+            if value is _ABSENT:
+                patches.delitem(mapping, key, raising=False)
+            else:
+                patches.setitem(mapping, key, value)
+        if self._folder is not None:
+            patches.chdir(self._folder)
+        if self._path is not None:
+            patches._savesyspath, sys.path[:] = sys.path[:], self._path
+
+
+def _value(target: Any, name: str) -> Any:
+    """What the target itself holds under that name."""
+    own = getattr(target, "__dict__", {})
+    if name in own:
+        return own[name]
+    of_type = getattr_static(type(target), name, None)
+    return getattr(target, name, _ABSENT) if not isclass(target) and isdatadescriptor(of_type) else _ABSENT
+
+
+class _Log:
+    """What ``caplog`` has heard, and the levels that it has set."""
+
+    def __init__(self, item: pytest.Item, *, late: bool = False) -> None:
+        self._stash = item.stash
+        self._handler: Any = item.stash[caplog_handler_key]
+        self._filters = list(self._handler.filters)
+        self._heard: dict[str, tuple[list[logging.LogRecord], StringIO]] = {}
+        self._records: dict[str, list[logging.LogRecord]] = {}
+        self._set: dict[_HasLevel, int] = {}
+        self._disabled: int | None = None
+        if late:
+            text = StringIO()
+            text.write(self._handler.stream.getvalue())
+            when = [*item.stash[caplog_records_key]][-1]
+            self._heard[when] = [*self._handler.records], text
+        self.arrive()
+
+    def arrive(self) -> None:
+        handler, everybodys = self._handler, self._stash[caplog_records_key]
+        self._everybodys = everybodys, handler.records, handler.stream, handler.filters
+        self._when = next(reversed(everybodys))
+        handler.records, handler.stream = self._heard.get(self._when, ([], StringIO()))
+        handler.filters = self._filters
+        self._records[self._when] = handler.records
+        self._stash[caplog_records_key] = self._records
+        self._levels, self._disable = _levels(handler), logging.root.manager.disable
+        for one, level in self._set.items():
+            one.setLevel(level)
+        if self._disabled is not None:
+            logging.disable(self._disabled)
+
+    def leave(self) -> None:
+        handler = self._handler
+        self._heard[self._when] = handler.records, handler.stream
+        self._stash[caplog_records_key], handler.records, handler.stream, handler.filters = self._everybodys
+        self._set = {one: level for one, level in _levels(handler).items() if self._levels.get(one, level) != level}
+        for one in self._set:
+            one.setLevel(self._levels[one])
+        self._disabled = None
+        if (disabled := logging.root.manager.disable) != self._disable:
+            self._disabled = disabled
+            logging.disable(self._disable)
+
+
+def _levels(handler: logging.Handler) -> dict[_HasLevel, int]:
+    known = [one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+    both: list[_HasLevel] = [handler, logging.root, *known]
+    return {one: one.level for one in both}
+
+
+class Captured:
+    """``capsys`` or one of its kin, of which pytest has one at a time."""
+
+    def __init__(self, fixture: CaptureFixture[Any]) -> None:
+        self._fixture: Any = fixture
+        self._manager: Any = fixture.request.config.pluginmanager.getplugin("capturemanager")
+        self._in_use = self._on = False
+
+    def leave(self) -> None:
+        self._in_use = self._manager._capture_fixture is self._fixture  # else it is torn down
+        if self._in_use:
+            self._on = self._fixture._is_started()  # else in a block of capsys.disabled()
+            self._fixture._suspend()
+            self._manager.unset_fixture()
+
+    def arrive(self) -> None:
+        if self._in_use:
+            self._manager.set_fixture(self._fixture)
+            if self._fixture._capture is None:
+                self._fixture._start()
+            elif self._on:
+                self._fixture._resume()
+
+    def show(self) -> None:
+        """At the end of a phase, what nobody has read is in the report; a fixture's teardown may still read it."""
+        self._fixture.close()

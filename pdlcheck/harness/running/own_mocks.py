@@ -1,0 +1,103 @@
+"""``unittest.mock.patch`` on a simulated rank: in force while that rank runs, as with ``monkeypatch``.
+
+So it is in a test's body, in fixtures of function scope and in ``setUp``; a wider fixture patches for all ranks.
+
+A patch that decorates a function is one object, which keeps what was there before it: each rank enters a copy of it.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from functools import wraps
+from typing import Any
+from unittest import mock
+
+from pdlcheck.harness.collection import cases
+from pdlcheck.worlds.simulated.turns.scheduler import current_rank
+
+__all__ = ["follow_mocks"]
+
+_Patch: Any = getattr(mock, "_patch")  # noqa: B009 - their type stubs tell less
+_PatchDict: Any = getattr(mock, "_patch_dict")  # noqa: B009
+
+
+def follow_mocks() -> None:
+    """From now on a patch that a rank enters is its own, but for one of a fixture that all ranks share."""
+    for patch, own in ((_Patch, _Attribute), (_PatchDict, _Dict)):
+        if not hasattr(patch.__enter__, "__wrapped__"):
+            patch.__enter__, patch.__exit__ = _enter(patch.__enter__, own), _exit(patch.__exit__)
+
+
+def _enter(enter: Any, own: Any) -> Any:
+    @wraps(enter)
+    def entered(self: Any) -> Any:
+        rank = current_rank()
+        if rank is None or cases.sets_up_for_all():
+            return enter(self)
+        if not any(isinstance(one, _Started) for one in rank.state.own):
+            rank.state.own.append(_Started())
+        mine = own(self)
+        value = enter(mine.patch)
+        rank.state.own.append(mine)
+        return value
+
+    return entered
+
+
+def _exit(leave: Any) -> Any:
+    @wraps(leave)
+    def left(self: Any, *exc_info: Any) -> Any:
+        rank = current_rank()
+        owned: list[Any] = [] if rank is None else rank.state.own
+        for number in reversed(range(len(owned))):
+            if getattr(owned[number], "entered", None) is self:
+                return leave(owned.pop(number).patch, *exc_info)
+        return leave(self, *exc_info)
+
+    return left
+
+
+class _Started:
+    """The patches that ``start`` has entered: ``stopall`` ends those of its rank."""
+
+    def __init__(self) -> None:
+        self._own: list[Any] = []
+        self.arrive()
+
+    def arrive(self) -> None:
+        self._everybodys, _Patch._active_patches = _Patch._active_patches, self._own
+
+    def leave(self) -> None:
+        _Patch._active_patches = self._everybodys
+
+
+class _Attribute:
+    def __init__(self, entered: Any) -> None:
+        self.entered, self.patch = entered, entered.copy()
+
+    def leave(self) -> None:
+        patch = self.patch
+        self._value, _ = patch.get_original()
+        if patch.is_local:
+            setattr(patch.target, patch.attribute, patch.temp_original)
+        else:
+            delattr(patch.target, patch.attribute)
+
+    def arrive(self) -> None:
+        patch = self.patch
+        patch.temp_original, patch.is_local = patch.get_original()
+        setattr(patch.target, patch.attribute, self._value)
+
+
+class _Dict:
+    def __init__(self, entered: Any) -> None:
+        self.entered, self.patch = entered, copy(entered)
+
+    def leave(self) -> None:
+        self._values = dict(self.patch.in_dict)
+        self.patch._unpatch_dict()
+
+    def arrive(self) -> None:
+        self.patch._patch_dict()
+        self.patch.in_dict.clear()
+        self.patch.in_dict.update(self._values)

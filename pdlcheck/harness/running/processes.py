@@ -1,0 +1,177 @@
+"""A marked item on rank processes: each of them keeps a pytest session that runs the item's phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import pytest
+
+from pdlcheck.harness.collection.cases import Case
+from pdlcheck.harness.collection.same_parameters import note_differing, require_same_parameters
+from pdlcheck.harness.rank import session as rank_session
+from pdlcheck.harness.rank.loggers import attach_quickly
+from pdlcheck.harness.rank.session_description import SessionDescription, describe
+from pdlcheck.harness.reporting.rank_output import RankOutput
+from pdlcheck.harness.reporting.verdicts import verdict
+from pdlcheck.harness.running import launched
+from pdlcheck.harness.running.at_once import needs_one_message
+from pdlcheck.harness.running.early import begins_early
+from pdlcheck.harness.running.folders import has_failed, shared_path
+from pdlcheck.harness.running.following import Following, next_on_the_same_ranks
+from pdlcheck.harness.running.time_limits import not_counted, read_marker, seconds_left
+from pdlcheck.worlds import World
+from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds.processes.controller.templates import Beginning
+from pdlcheck.worlds.processes.ranks import ProcessRanks
+
+__all__ = ["ProcessItem", "finish"]
+
+_collected = pytest.StashKey[set[tuple[object, ...]]]()
+_description = pytest.StashKey[dict[str, SessionDescription]]()
+
+
+class ProcessItem:
+    """Implements ``RankedItem`` for worlds whose ranks are processes."""
+
+    def __init__(self, item: pytest.Function, case: Case, world: World) -> None:
+        self._item = item
+        self._case = case
+        self._world = world
+        self._stack = ExitStack()
+        self._ranks: ProcessRanks | None = None
+        self._output = RankOutput(item, case.world_size)
+        self._at_once = needs_one_message(item)
+        self._where = _where(item)
+        self._early = self._where if self._at_once else None  # the key of a call that may have begun already
+        self._begun = False  # the ranks may hold something of the item
+        read_marker(item)
+        attach_quickly(item.config)
+
+    def setup(self) -> None:
+        __tracebackhide__ = True
+        item = self._item
+        with not_counted(item):  # what several tests have in common is no test's fault
+            assert isinstance(self._world, ProcessWorld)
+            beginning = _beginning(item, self._case.world) if self._world.isolation == "fresh" else None
+            opened = self._world.open(self._case.world_size, beginning=beginning, begun=self._early)
+            ranks = self._stack.enter_context(opened)
+            ranks.read_with(self._output.read, live=self._output.live)
+            self._stack.callback(ranks.read_with, None)
+            ranks.keep_for_end()
+            if not ranks.have_begun:
+                self._collect(ranks)
+            require_same_parameters(item)
+        self._ranks = ranks
+        if not self._at_once:
+            self._begun = True
+            self._phase("setup", rank_session.setup, *self._where)
+
+    def call(self, drawn: dict[str, Any]) -> None:
+        __tracebackhide__ = True
+        assert self._ranks is not None
+        if not self._ranks.intact:  # an earlier example ended in a failure that took ranks with it
+            self.teardown()
+            self.setup()
+        self._begun = True
+        if not self._at_once:
+            self._phase("call", rank_session.call, self._item.nodeid, **drawn)
+            return
+        self._begun = not all(self._phase("call", rank_session.run, *self._where, self._following()))
+        if not self._begun:
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        """The ranks run the next item while this process reports the present one."""
+        following = begins_early(self._item)
+        if following is None or self._world.isolation != "pool" or self._output.live:
+            return
+        assert self._ranks is not None
+        if (*self._ranks.pids, following.path) in self._item.config.stash[_collected]:
+            where = _where(following)
+            self._ranks.begin(where, rank_session.run, *where, next_on_the_same_ranks(following))
+
+    def teardown(self) -> None:
+        __tracebackhide__ = True
+        with self._stack as stack:
+            ranks, following = self._ranks, self._following()
+            if ranks is not None and ranks.can_end and self._world.isolation != "fresh":  # others will take their place
+                following = None
+                stack.callback(self._finish_session, ranks)
+            if ranks is not None and (ranks.intact or ranks.can_end) and self._begun:
+                what = self._item.nodeid, following, has_failed(self._item)
+                self._phase("teardown", rank_session.teardown, *what)
+
+    def _finish_session(self, ranks: ProcessRanks) -> None:
+        __tracebackhide__ = True
+        if ranks.can_end:  # else they are gone by now
+            self._phase("teardown", rank_session.finish, int(self._item.session.testsfailed > 0))
+
+    def _following(self) -> Following:
+        """What runs next on these ranks; they end after this item if they are its own."""
+        return None if self._world.isolation == "fresh" else next_on_the_same_ranks(self._item)
+
+    def _collect(self, ranks: ProcessRanks) -> None:
+        """Once for each file on the same processes."""
+        __tracebackhide__ = True
+        item = self._item
+        collected = item.config.stash.setdefault(_collected, set())
+        what = (*ranks.pids, item.path)
+        if what in collected:
+            return
+        description = _describe(item.config, self._case.world)
+        outcomes = ranks.outcomes(rank_session.collect, description, str(item.path), item.nodeid)
+        self._output.tell("setup")
+        verdict(outcomes)
+        if launched.launch(item.config) is not None and self._case.world != "mpi":  # ranks forked by several processes
+            note_differing(item.config, verdict(ranks.outcomes(rank_session.parameters, str(item.path))))
+        collected.add(what)
+
+    def _phase(
+        self, when: Literal["setup", "call", "teardown"], fn: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        __tracebackhide__ = True
+        assert self._ranks is not None
+        limit = seconds_left(self._item)
+        if limit is not None and self._item.config.getoption("--rank-pdb") is None:  # a person takes time
+            self._ranks.timeout_s = limit
+        try:
+            outcomes = self._ranks.end(self._early) or self._ranks.outcomes(fn, *args, **kwargs)
+        finally:
+            self._output.tell(when)
+        return verdict(outcomes)
+
+
+def finish(config: pytest.Config, world: World, exitstatus: int) -> None:
+    """End the sessions in the ranks of a world; raise the first error of the fixtures that are torn down.
+
+    Others begin if an item runs after all: the last one, once more.
+    """
+    assert isinstance(world, ProcessWorld)
+    config.stash.setdefault(_collected, set()).clear()
+    world.isolation = "pool"  # the ranks that were kept, as they are
+    with ExitStack() as every_pool:
+        for world_size in world.running():
+            every_pool.callback(world.run, rank_session.finish, exitstatus, world_size=world_size)
+
+
+def _where(item: pytest.Function) -> tuple[str, str, str]:
+    return str(item.path), item.nodeid, str(shared_path(item))
+
+
+def _beginning(item: pytest.Function, world: str) -> Beginning | None:
+    """What each fresh rank of the file starts with; None if the file has gone."""
+    try:
+        about = item.path.stat()
+    except OSError:
+        return None
+    key = item.path, about.st_mtime_ns, about.st_size
+    return Beginning(key, rank_session.collect, (_describe(item.config, world), str(item.path), item.nodeid))
+
+
+def _describe(config: pytest.Config, world: str) -> SessionDescription:
+    known = config.stash.setdefault(_description, {})
+    if world not in known:
+        known[world] = describe(config, world)
+    return known[world]

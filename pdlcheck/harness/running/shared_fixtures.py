@@ -1,0 +1,101 @@
+"""Fixtures of wider than function scope: simulated ranks share one value, each process has its own.
+
+Whether that makes two worlds differ is found by experiment, as with globals: the test runs again, and each simulated
+rank sets these fixtures up for itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import pytest
+from _pytest.scope import Scope
+
+from pdlcheck.harness.collection import cases
+from pdlcheck.worlds.simulated.own_globals.holders import user_modules
+from pdlcheck.worlds.watch.callsite import short
+
+__all__ = ["blame", "of_users", "told", "used_before"]
+
+_XUNIT = re.compile(r"_(?:xunit|unittest)_(setup_module|setup_class|setUpClass)_fixture")  # pytest's names for these
+_AT_MOST = 12  # fixtures that are tried one at a time
+
+
+def of_users(item: pytest.Item) -> list[Any]:
+    """The definitions of the user's fixtures of wider scope that an item names, itself or by others."""
+    function: Any = item
+    known: dict[str, Sequence[Any]] = function._fixtureinfo.name2fixturedefs
+    modules = user_modules()
+    return [
+        one
+        for one in chain.from_iterable(known.values())
+        if one.scope != "function" and (one.func.__module__ in modules or _XUNIT.match(one.argname))
+    ]
+
+
+def used_before(item: pytest.Item, definitions: Iterable[Any]) -> list[Any]:
+    """Those that tests before the item have used, on the same ranks."""
+    items = item.session.items
+    before = [one for one in items[: items.index(item)] if cases.case_of(one) == cases.case_of(item)]
+    used = {id(definition) for one in before for definition in of_users(one)}
+    return [one for one in definitions if id(one) in used]
+
+
+def blame(definitions: Sequence[Any], run: Callable[[], str | None], failure: str | None) -> tuple[list[Any], str]:
+    """Those of the fixtures that make a test end otherwise on processes, and what the run with each rank's own gave.
+
+    Args:
+        definitions: of the fixtures.
+        run: the first line of what fails on sim, None if nothing does.
+        failure: that of processes. What fails otherwise than there is no answer: two ranks of a process may not both
+            be able to set up what each process can.
+    """
+
+    def ends_alike(some: Sequence[Any]) -> bool:
+        with _each_ranks_own(some):
+            said = run()
+        like.append(said or "")
+        return _kind(said) == _kind(failure)
+
+    like: list[str] = []
+    if not definitions or not ends_alike(definitions):
+        return [], ""
+    of_all = like[0]
+    for one in definitions[:_AT_MOST] if len(definitions) > 1 else ():
+        if ends_alike([one]):
+            return [one], like[-1]
+    return [*definitions], of_all
+
+
+def told(definitions: Iterable[Any]) -> list[str]:
+    """A line for each: its name, scope and place."""
+    lines = []
+    for one in definitions:
+        own = _XUNIT.match(one.argname)
+        code = None if own else getattr(inspect.unwrap(one.func), "__code__", None)
+        place = "" if code is None else f", {short(code.co_filename)}:{code.co_firstlineno}"
+        lines.append(f"{own[1] if own else one.argname}  scope {one.scope}{place}")
+    return lines
+
+
+def _kind(message: str | None) -> str | None:
+    """Of a failure: its exception, or the word ``assert``."""
+    found = None if message is None else re.match(r"[\w.]*", message)
+    return None if found is None else found[0].rpartition(".")[2]
+
+
+@contextmanager
+def _each_ranks_own(definitions: Sequence[Any]) -> Iterator[None]:
+    before = [one._scope for one in definitions]
+    try:
+        for one in definitions:
+            one._scope = Scope.Function
+        yield
+    finally:
+        for one, scope in zip(definitions, before, strict=True):
+            one._scope = scope

@@ -1,0 +1,492 @@
+"""A marked item on simulated ranks: all of them in this process, each with function-scoped fixtures of its own.
+
+pytest keeps one value of a fixture at a time. When a rank's fixtures are set up, or one of them waits for another rank,
+their values and finalizers are put aside and the definitions look unused to the next rank; the finalizers run at the
+item's teardown, last rank first. Fixtures of wider scope are set up once for all ranks, before the others.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from _pytest.tmpdir import tmppath_result_key
+
+from pdlcheck.errors import Deadlock, RankTimeout, Unsupported
+from pdlcheck.faults import DrawnFaults
+from pdlcheck.harness.collection.cases import CASE, Case, RankContext, leave_rank_context, set_rank_context
+from pdlcheck.harness.collection.misused import require_own_values
+from pdlcheck.harness.collection.schedules import runs_under_schedules, search_schedules
+from pdlcheck.harness.rank.benchmarks import name_benchmark
+from pdlcheck.harness.rank.loggers import attach_quickly
+from pdlcheck.harness.reporting.properties import Properties, record
+from pdlcheck.harness.reporting.rank_subtests import keep_reports, report
+from pdlcheck.harness.reporting.verdicts import verdict
+from pdlcheck.harness.running.at_once import needs_one_message
+from pdlcheck.harness.running.begun import Begun, noting_of
+from pdlcheck.harness.running.examples import draw_schedule, is_property, note_schedule
+from pdlcheck.harness.running.folders import empty_shared
+from pdlcheck.harness.running.own_fixtures import (
+    Captured,
+    follow,
+    follow_fixture,
+    follow_late_log,
+    follow_log,
+    in_force,
+)
+from pdlcheck.harness.running.stopped import is_stopped
+from pdlcheck.harness.running.time_limits import deadline, read_marker
+from pdlcheck.worlds.outcome import Outcome, Raised
+from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
+from pdlcheck.worlds.simulated.own.arguments import own_copy
+from pdlcheck.worlds.simulated.schedules import DrawnSchedule, First, Replay, Schedule, SwitchPoint
+from pdlcheck.worlds.simulated.turns.scheduler import running_rank
+
+if TYPE_CHECKING:
+    from pdlcheck.harness.reporting.noted import Said
+
+__all__ = ["SimulatedItem"]
+
+# attributes of an item that pytest makes anew for whoever sets up its fixtures
+_OWN_OF_ITEM = frozenset({"_instance", "_obj", "_request", "funcargs"})
+_ONCE_FOR_ALL = (
+    "fixtures of wider than function scope are set up once for all simulated ranks: let ranks wait for one another in "
+    "fixtures of function scope or in the body, or test this on processes, with --world gloo"
+)
+
+_ASYNC = (
+    "the body of an async test cannot run on simulated ranks; write a plain function, or let pytest-asyncio run it on "
+    "processes, with --world gloo"
+)
+
+
+@dataclass
+class _RankFixtures:
+    """One rank's share of the item: the body to call, its arguments, and the fixtures that were put aside."""
+
+    body: Callable[..., Any] = field(default=lambda: None)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    returned: Any = None
+    request: Any = None
+    is_at_hand: bool = True  # False while it waits for other ranks, also if they are given up then
+    of_item: dict[str, Any] = field(default_factory=dict)  # attributes of the item that are the rank's own
+    begun: Begun = field(default_factory=Begun)
+    aside: list[tuple[Any, Any, list[Callable[[], object]]]] = field(default_factory=list)
+    captured: list[Captured] = field(default_factory=list)
+    properties: Properties | None = None
+    reports: list[dict[str, Any]] = field(default_factory=list)  # of subtests
+    said: list[Said] = field(default_factory=list)  # of the example under way
+
+
+class SimulatedItem:
+    """Implements ``RankedItem`` for the simulated world."""
+
+    def __init__(self, item: pytest.Function, case: Case, world: SimulatedWorld) -> None:
+        self._item = item
+        self._case = case
+        self._world = world
+        self._ranks: list[_RankFixtures] = []
+        self._stack = ExitStack()
+        self._at_once = needs_one_message(item)
+        self._is_async = False
+        self._is_late = False
+        self._given_up = False  # in its set-up, by a limit of time
+        self._called: Callable[..., Any] | None = None  # in the bodies' place, by a plugin that has wrapped the test
+        self._aside: BaseException | None = None  # of the schedules that were run: the first skip or expected failure
+        read_marker(item)
+        attach_quickly(item.config)
+
+    def setup(self) -> None:
+        __tracebackhide__ = True
+        if inspect.iscoroutinefunction(self._item.obj):
+            self._is_async = True
+            self._item._obj = _stand_still  # a plugin for such tests would call it once, by itself
+            return
+        self._cluster: SimulatedRanks = self._stack.enter_context(self._world.open(self._case.world_size))
+        self._ranks = [_RankFixtures() for _ in range(self._case.world_size)]
+        if self._at_once:
+            fill = [partial(self._as_rank, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
+            try:
+                verdict(self._run_bodies(fill, faults=()))
+            finally:
+                for mine in self._ranks:
+                    mine.is_at_hand = False
+        else:
+            ended = self._set_up_ranks()
+            self._tell()
+            verdict(ended)
+        self._stand_in()
+
+    def _stand_in(self) -> None:
+        """What a plugin wraps in a hook around the call is, for a method, that of each rank's own instance."""
+        item = self._item
+        if item.cls is not None and not is_property(item):
+
+            @wraps(item.obj)
+            def each_ranks_own(*args: Any, **kwargs: Any) -> Any:
+                return self._ranks[running_rank().rank].body(*args, **kwargs)
+
+            item._obj = each_ranks_own
+        self._plain = item.obj
+
+    def _set_up_ranks(self) -> list[Outcome]:
+        __tracebackhide__ = True
+        fill = [partial(self._at_hand, number, partial(self._fill, mine)) for number, mine in enumerate(self._ranks)]
+        if any(one.cached_result is None or one.params for one in _wide(self._item)):
+            first = self._on_rank(0, partial(self._as_rank, 0, self._fill_wide))
+            self._cluster.give_to_controller(0)
+            if isinstance(first, Raised):
+                told = getattr(first.error, "__notes__", ())  # pytest keeps the error for other tests
+                if isinstance(first.error, Deadlock) and _ONCE_FOR_ALL not in told:
+                    first.error.add_note(_ONCE_FOR_ALL)
+                return [first, *(self._on_rank(rank, work) for rank, work in enumerate(fill) if rank)]
+        try:
+            return self._run_bodies(fill, First(), faults=(), sets_up=True)
+        except BaseException:
+            self._given_up = True
+            self._leave_behind()
+            raise
+
+    def _leave_behind(self) -> None:
+        """A rank that did not stop has its fixtures at hand, which pytest would finish in the controller."""
+        for rank in self._ranks:
+            if rank.is_at_hand:
+                rank.is_at_hand, rank.request = False, self._item._request
+                _put_aside(self._item, rank)
+
+    def _tell(self) -> None:
+        """At the end of a phase: what ranks have written and nobody has read, and what they have recorded."""
+        for one in [one for rank in self._ranks for one in rank.captured]:
+            one.show()
+        self._record(self._ranks)
+        reported = {number: rank.reports[:] for number, rank in enumerate(self._ranks) if rank.reports}
+        for rank in self._ranks:
+            rank.reports.clear()
+        report(self._item, self._case.world_size, reported)
+
+    def _record(self, ranks: list[_RankFixtures]) -> None:
+        record(self._item, [rank.properties.take() if rank.properties else [] for rank in ranks])
+
+    def call(self, drawn: dict[str, Any]) -> None:
+        __tracebackhide__ = True
+        if self._is_async:
+            _refuse_async()
+        self._called = None if self._item.obj is self._plain else self._item.obj
+        schedule = next((value for value in drawn.values() if isinstance(value, DrawnSchedule | Replay)), None)
+        if schedule is None and runs_under_schedules(self._item):
+            if not is_property(self._item):
+                self._used, self._aside = False, None
+                search_schedules(self._item, self._run_afresh)
+                if self._aside is not None:
+                    raise self._aside
+                return
+            schedule = draw_schedule()
+        try:
+            self._run(drawn, schedule)
+        except Exception:
+            if schedule is not None and is_property(self._item):
+                note_schedule(schedule)
+            raise
+
+    def _run(self, drawn: dict[str, Any], schedule: Schedule | None) -> None:
+        __tracebackhide__ = True
+        verdict(self._outcomes(drawn, schedule))
+        self._warn_of_results()
+
+    def _warn_of_results(self) -> None:
+        """Once for all ranks, in pytest's words."""
+        returned = next((rank.returned for rank in self._ranks if rank.returned is not None), None)
+        if returned is not None:
+            warnings.warn(
+                pytest.PytestReturnNotNoneWarning(
+                    f"Test functions should return None, but {self._item.nodeid} returned {type(returned)!r}.\n"
+                    "Did you mean to use `assert` instead of `return`?"
+                ),
+                stacklevel=1,
+            )
+
+    def _outcomes(self, drawn: dict[str, Any], schedule: Schedule | None) -> list[Outcome]:
+        __tracebackhide__ = True
+        faults = next((value for value in drawn.values() if isinstance(value, DrawnFaults)), None)
+        bodies = [partial(self._with_request, *of_rank, drawn) for of_rank in enumerate(self._ranks)]
+        try:
+            return self._run_bodies(bodies, schedule, faults)
+        except BaseException:
+            self._leave_behind()
+            raise
+        finally:
+            self._tell()
+            if is_property(self._item):
+                from pdlcheck.harness.reporting.noted import tell
+
+                said = [rank.said[:] for rank in self._ranks]
+                for rank in self._ranks:
+                    rank.said.clear()
+                tell(said)
+
+    def _run_afresh(self, schedule: Schedule) -> BaseException | None:
+        """Run the bodies on new ranks with new fixtures, as in a run of this one schedule alone."""
+        if self._used:
+            notes = dict(self._item.stash._storage)
+            self.teardown()
+            self._item.stash._storage.update(notes)
+            self._stack = ExitStack()
+            empty_shared(self._item)
+            self.setup()
+        self._used = True
+        try:
+            outcomes = self._outcomes({}, schedule)
+        except RankTimeout:  # as Ctrl-C it ends the search
+            raise
+        except Exception as error:
+            return error
+        try:
+            verdict(outcomes)
+            self._warn_of_results()
+        except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
+            raise
+        except (pytest.skip.Exception, pytest.xfail.Exception) as aside:
+            self._aside = self._aside or aside  # a failure under another schedule counts more
+        except BaseException as error:
+            return error
+        return None
+
+    def teardown(self) -> None:
+        if self._is_async:
+            return
+        ranks, self._ranks = self._ranks, []
+        with self._stack:
+            if self._at_once and not self._asked_for_more(ranks):
+                for fixtures in ranks:
+                    self._finish(fixtures)
+                return
+            notes = dict(self._item.stash._storage)  # tmp_path takes its own away at the first rank's teardown
+            notes.setdefault(tmppath_result_key, {})  # Ctrl-C in a set-up: there is no report of it
+            finish = [partial(self._finish_noted, number, fixtures, notes) for number, fixtures in enumerate(ranks)]
+            ended = self._run_bodies(finish, _LastFirst(), faults=(), keep_groups=True)
+            self._record(ranks)
+            with suppress(Deadlock) if self._given_up else nullcontext():  # not all have set up what the others have
+                verdict(ended)
+
+    def _asked_for_more(self, ranks: list[_RankFixtures]) -> bool:
+        """Whether a body has had fixtures set up that the test does not name."""
+        return any(rank.begun.in_order() for rank in ranks)
+
+    def _on_rank(self, rank: int, work: Callable[[], Any]) -> Outcome:
+        """Run ``work`` as one rank while the others stand still."""
+        bodies: list[Callable[[], Any]] = [_stand_still] * self._case.world_size
+        bodies[rank] = work
+        return self._run_bodies(bodies, faults=(), sets_up=True)[rank]
+
+    def _run_bodies(self, *args: Any, **kwargs: Any) -> list[Outcome]:
+        """Within the item's limit, but for the teardown of one whose time is over."""
+        __tracebackhide__ = True
+        self._world.until = None if self._is_late else deadline(self._item)
+        try:
+            return self._cluster.run_bodies(*args, **kwargs)
+        except RankTimeout:
+            self._is_late = True
+            raise
+        finally:
+            self._world.until = None
+
+    def _as_rank(self, rank: int, work: Callable[[], Any]) -> Any:
+        """On the rank: what fixtures of ranks return is its own meanwhile."""
+        context = self._context(rank)
+        set_rank_context(context)
+        try:
+            return work()
+        finally:
+            leave_rank_context(context)
+
+    def _context(self, rank: int, *, in_body: bool = False, for_all: Callable[[], bool] = lambda: True) -> RankContext:
+        group: Any = dist.group.WORLD
+        return RankContext(rank, self._case.world_size, torch.device("cpu"), group, in_body, for_all)
+
+    def _at_hand(self, number: int, work: Callable[[], Any]) -> Any:
+        """On the rank: its fixtures are its own while it waits for other ranks in one of them."""
+        mine = self._ranks[number]
+        with in_force(_AtHand(self._item, mine, self._context(number, for_all=mine.begun.is_for_all))):
+            return work()
+
+    def _with_request(self, number: int, rank: _RankFixtures, drawn: dict[str, Any]) -> None:
+        __tracebackhide__ = True
+        if "request" not in self._item.fixturenames:
+            self._body(rank, drawn)
+            return
+        with in_force(_AtHand(self._item, rank, self._context(number, in_body=True))):
+            self._body(rank, drawn)
+
+    def _body(self, rank: _RankFixtures, drawn: dict[str, Any]) -> None:
+        __tracebackhide__ = True
+        body = rank.body
+        if hasattr(body, "hypothesis"):
+            from pdlcheck.harness.reporting.noted import hear
+
+            instance = getattr(body, "__self__", None)
+            body = body.hypothesis.inner_test.__wrapped__
+            body = body if instance is None else partial(body, instance)
+            with hear(rank.said.append):
+                body(**rank.arguments, **own_copy(body, (), drawn, of="the test")[1])
+        else:
+            rank.returned = (self._called or body)(**rank.arguments)
+
+    def _fill_wide(self) -> None:
+        self._begin()
+        for definition in _wide(self._item):
+            self._item._request.getfixturevalue(definition.argname)
+
+    def _begin(self) -> None:
+        item = self._item
+        item._initrequest()
+        if item.cls is not None:
+            item._instance = item.parent.newinstance()  # type: ignore[union-attr]  # a Class
+            item._obj = getattr(item._instance, item.originalname)
+        item.funcargs[CASE] = self._case
+
+    def _fill(self, mine: _RankFixtures) -> None:
+        item = self._item
+        self._begin()
+        mine.body = item.obj
+        follow_log(item)
+        if "record_property" in item.fixturenames:
+            mine.properties = follow(Properties(item))
+        try:
+            item._request._fillfixtures()
+            require_own_values(item)
+        finally:
+            if mine.is_at_hand:
+                mine.request = item._request
+                _put_aside(item, mine)
+        mine.arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+
+    def _finish_noted(self, number: int, rank: _RankFixtures, notes: dict[Any, Any]) -> None:
+        rank.request = rank.request or rank.of_item.get("_request")
+        if rank.request is None:  # its set-up was given up
+            return
+        definitions = [definition for definition, _, _ in rank.aside]
+        definitions += [one for one in rank.begun.ended if one.scope != "function" and is_stopped(one)]
+        context = self._context(number, for_all=rank.begun.is_for_all)
+        with in_force(_AtHand(self._item, rank, context, notes)), ExitStack() as stack:
+            for definition in definitions:
+                stack.callback(definition._finalizers.clear)  # of a set-up that was given up
+                stack.callback(definition.finish, rank.request)
+
+    def _finish(self, rank: _RankFixtures) -> None:
+        aside = _put_back(rank)
+        with ExitStack() as stack:  # every fixture is finished, also after one of them failed
+            for definition in aside:
+                stack.callback(definition.finish, rank.request)
+
+
+class _AtHand:
+    """Of a rank that sets up or tears down fixtures, or whose body may ask for some with ``request``: those it has."""
+
+    def __init__(
+        self, item: pytest.Function, rank: _RankFixtures, context: RankContext, notes: dict[Any, Any] | None = None
+    ) -> None:
+        self._item = item
+        self._rank = rank
+        self._context = context
+        self._notes = notes or {}  # of the item, such as a fixture's teardown takes away: each rank's teardown does
+        self._noting = noting_of(item.config)
+        rank.is_at_hand = False
+        rank.begun.on_end = self._follow
+
+    def arrive(self) -> None:
+        self._rank.is_at_hand = True
+        set_rank_context(self._context)
+        _put_back(self._rank)
+        item = self._item
+        vars(item).update(self._rank.of_item)
+        if self._rank.request is not None:
+            item._request = self._rank.request
+        for key, value in self._notes.items():
+            item.stash.setdefault(key, value)
+        self._noting.present = self._rank.begun
+
+    def leave(self) -> None:
+        if self._rank.is_at_hand:  # else the ranks were given up while this one waited
+            self._rank.is_at_hand = False
+            self._noting.present = None
+            item = self._item
+            _put_aside(item, self._rank)
+            self._rank.of_item = {name: value for name, value in vars(item).items() if name in _OWN_OF_ITEM}
+            leave_rank_context(self._context)
+
+    def _follow(self, definition: Any) -> None:
+        """A fixture is set up: what it does is the rank's own from now on."""
+        item, rank, cached = self._item, self._rank, definition.cached_result
+        if cached is None or cached[2] is not None or definition.scope != "function":
+            return
+        own = follow_fixture(cached[0])
+        if isinstance(own, Captured):
+            rank.captured.append(own)
+        keep_reports(cached[0], rank.reports)
+        name_benchmark(cached[0], self._context.rank)
+        if definition.argname not in item.fixturenames:
+            if definition.argname == "caplog":
+                follow_late_log(item)
+            elif definition.argname == "record_property" and rank.properties is None:
+                rank.properties = follow(Properties(item))
+
+
+class _LastFirst(First):
+    """As ``First``, from the last rank on."""
+
+    def choose(self, point: SwitchPoint) -> int:
+        if point.kind != "poll" and point.current in point.runnable:
+            return point.current
+        return next((rank for rank in reversed(point.runnable) if rank < point.current), point.runnable[-1])
+
+
+def _wide(item: pytest.Function) -> list[Any]:
+    """The fixtures that the item names and all ranks share."""
+    known = item._fixtureinfo.name2fixturedefs
+    return [known[name][-1] for name in item.fixturenames if name in known and known[name][-1].scope != "function"]
+
+
+def _put_aside(item: pytest.Function, rank: _RankFixtures) -> None:
+    for definition in _set_up(item, rank):
+        rank.aside.append((definition, definition.cached_result, list(definition._finalizers)))
+        definition.cached_result = None
+        definition._finalizers.clear()
+    for definition, request in rank.begun.under_way.items():
+        if definition.scope != "function":  # whoever asks for it meanwhile is told
+            rank.aside.append((definition, None, list(definition._finalizers)))
+            waits = Unsupported(f"the fixture {definition.argname!r} waits for other ranks; {_ONCE_FOR_ALL}")
+            definition.cached_result = None, definition.cache_key(request), (waits, None)
+            definition._finalizers.clear()
+
+
+def _put_back(rank: _RankFixtures) -> list[Any]:
+    aside, rank.aside = rank.aside, []
+    for definition, cached, finalizers in aside:
+        definition.cached_result = cached
+        definition._finalizers[:] = finalizers
+    return [definition for definition, _, _ in aside]
+
+
+def _set_up(item: pytest.Function, rank: _RankFixtures) -> list[Any]:
+    """The function-scoped fixtures that are or have begun to be, in their order."""
+    known = (rank.request or item._request)._fixture_defs.values()
+    begun = rank.begun.in_order()
+    used = [*(one for one in known if one not in begun), *begun]
+    return [one for one in used if one.scope == "function" and (one.cached_result is not None or one._finalizers)]
+
+
+def _refuse_async() -> None:
+    """In a frame of its own, which is not hidden: pytest remarks on it where all of them are."""
+    pytest.fail(_ASYNC, pytrace=False)
+
+
+def _stand_still() -> None:
+    """What the other ranks do while one sets up its fixtures."""

@@ -1,0 +1,108 @@
+"""The time limit of a test on ranks: pytest-timeout's marker, option and ini value, kept by the world.
+
+The world's watchdog knows more than a timer: it says in which call each rank waits and shows their stacks, and only
+the ranks are replaced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pdlcheck.harness.collection import cases
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds import World
+
+__all__ = ["GRACE_S", "deadline", "limited", "not_counted", "read_marker", "seconds_left", "take_over"]
+
+_until = pytest.StashKey[float]()
+_AT_LEAST_S = 0.1
+GRACE_S = 2.0  # for a world to collect the stacks of its ranks
+
+
+def take_over(item: pytest.Item, timeout_s: float) -> bool:
+    """Keep the limit ourselves, from now on; False if the item uses no ranks."""
+    if cases.runs_in_a_rank(item.config):
+        return True  # the controller does it
+    world = cases.world_of(item)
+    if world == "sim":
+        _import_simulated()
+    if world is None:
+        return False
+    item.stash[_until] = time.monotonic() + timeout_s
+    return True
+
+
+def _import_simulated() -> None:
+    """Before somebody else's clock starts: the first test is not to pay for the import of torch."""
+    with suppress(Exception):  # the item meets it again, where it can be reported
+        import pdlcheck.harness.running.simulated  # noqa: F401
+
+
+def read_marker(item: pytest.Item) -> None:
+    """The marker also counts where pytest-timeout, which would tell us of it, is not installed."""
+    marker = item.get_closest_marker("timeout")
+    if marker is None or _until in item.stash or item.config.pluginmanager.hasplugin("timeout"):
+        return
+    given = (*marker.args, marker.kwargs.get("timeout"))[0]
+    try:
+        seconds = float(given or 0)
+    except (TypeError, ValueError):
+        words = f"timeout takes seconds, such as timeout(30); got {cases.given_to(marker)}"
+        raise pytest.fail.Exception(f"{item.nodeid}: {words}", pytrace=False) from None
+    if seconds > 0:
+        take_over(item, seconds)
+
+
+@contextmanager
+def limited(item: pytest.Item, world: World) -> Iterator[None]:
+    """While the block runs, the calls on a world are limited to what the item has left."""
+    read_marker(item)
+    limit = seconds_left(item)
+    if world.shares_process:
+        simulated: Any = world
+        simulated.until = deadline(item)
+        try:
+            yield
+        finally:
+            simulated.until = None
+        return
+    if limit is None or item.config.getoption("--rank-pdb") is not None:
+        yield
+        return
+    from pdlcheck.worlds.processes import ProcessWorld
+
+    assert isinstance(world, ProcessWorld)
+    before, world.timeout_s = world.timeout_s, limit
+    try:
+        yield
+    finally:
+        world.timeout_s = before
+
+
+@contextmanager
+def not_counted(item: pytest.Item) -> Iterator[None]:
+    """The limit of the item, if it has one already, stands still while the block runs."""
+    start, until = time.monotonic(), item.stash.get(_until, None)
+    try:
+        yield
+    finally:
+        if until is not None:
+            item.stash[_until] = until + time.monotonic() - start
+
+
+def deadline(item: pytest.Item) -> float | None:
+    """Of all that the item runs, by the monotonic clock; None if it has none, or a person takes time."""
+    return None if item.config.getoption("--rank-pdb") is not None else item.stash.get(_until, None)
+
+
+def seconds_left(item: pytest.Item) -> float | None:
+    """For the next phase of the item; None if the limit is the world's."""
+    if _until not in item.stash:
+        return None
+    return max(round(item.stash[_until] - time.monotonic(), 1), _AT_LEAST_S)

@@ -1,0 +1,1 @@
+"""The side of the process that starts ranks and calls functions on them."""

@@ -1,0 +1,363 @@
+"""One call from the controller's side: wait for every rank, find the first cause, let nobody hang."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pdlcheck.errors import PdlcheckError, PeerFailed, RankFailed
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, stopped_by_nobody, weight
+from pdlcheck.worlds.processes.controller.member import Died, Member
+from pdlcheck.worlds.processes.controller.referee import Referee
+from pdlcheck.worlds.processes.controller.story import rank_died, rank_interrupt, rank_timeout, take_stack
+from pdlcheck.worlds.processes.exchange.board import Board
+from pdlcheck.worlds.processes.exchange.messages import (
+    Aftermath,
+    Asks,
+    Done,
+    Failed,
+    Grant,
+    HalfFull,
+    Halted,
+    Posted,
+    Refuse,
+    Report,
+    Stack,
+    Stop,
+    Unwatch,
+    WhereAreYou,
+)
+
+__all__ = ["Collector"]
+
+_GRACE_S = 0.3  # after a first failure, for the other ranks to report theirs
+_STACKS_S = 0.5
+_CONSEQUENCE = 1_000_000  # "connection closed by peer" is never the first cause if there is another one
+
+Events = Sequence[tuple[Member, Report | Died]]
+
+
+class Collector:
+    """Collects the outcomes of one call.
+
+    Args:
+        members: all ranks.
+        call: the number of the call.
+        wait: blocks until something happens, at most so many seconds; returns what did.
+        referee: None where operations are not watched.
+        board: where ranks have written what they posted; None where they send it.
+        timeout_s: for the whole call.
+        debugged: a rank that is not told to stop, and is waited for, when another one has failed.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        call: int,
+        wait: Callable[[float], Events],
+        referee: Referee | None,
+        board: Board | None,
+        timeout_s: float,
+        debugged: int | None = None,
+    ) -> None:
+        self._members = members
+        self._call = call
+        self._wait = wait
+        self._referee = referee
+        self._board = board
+        self._timeout_s = timeout_s
+        self._debugged = debugged
+        self._pending = {member.rank: member for member in members}
+        self._outcomes: dict[int, Outcome] = {}
+        self._failures = 0
+        self._verdict: PdlcheckError | None = None
+        self._stopping = False
+        self._refusing = False  # what a rank that has skipped would take part in
+        self._until = time.monotonic() + timeout_s
+        self._after: dict[int, Aftermath] = {}
+        self._heard: dict[int, bytes] = {}
+        self._granted: set[tuple[int, int]] = set()  # (rank, operation)
+        self._withdrawn: set[tuple[int, int]] = set()  # by ranks that have ended
+
+    def outcomes(self) -> list[Outcome]:
+        """Wait until every rank has ended the call, in one way or another."""
+        while self._pending:
+            left = self._until - time.monotonic()
+            events = self._wait(max(left, 0.0))
+            if not events and left <= 0:
+                if not self._stopping:
+                    self._time_out()
+                break
+            for member, report in events:
+                self._take(member, report)
+        for rank in list(self._pending):
+            self._end(rank, Stopped(rank, self._waits_in(rank)))
+        if self._verdict is not None:
+            self._pronounce(self._verdict)
+        if any(not isinstance(outcome, Returned) for outcome in self._outcomes.values()):
+            self._catch_up(range(len(self._members)))
+        return [self._with_last(self._outcomes[member.rank]) for member in self._members]
+
+    def can_go_on(self) -> bool:
+        """True if, after :meth:`outcomes`, another call can run on the same processes.
+
+        Plain groups may hold half of an operation after a failure. In watched ones every operation that began on one
+        rank began on all, unless a rank failed as it was let go, or had returned and could no longer be told of it. A
+        rank that ran out of memory may do so again.
+        """
+        after = list(self._after.values())
+        return (
+            len(after) == len(self._members)
+            and self._granted.isdisjoint(self._withdrawn)
+            and not (self._refusing and any(left.left_open for left in after))
+            and all(left.default_group for left in after)
+            and len({left.groups_made for left in after}) == 1
+            and (self._referee is not None or not self._refusing)
+            and not any(isinstance(o, Raised) and isinstance(o.error, MemoryError) for o in self._outcomes.values())
+        )
+
+    def can_be_ended(self) -> bool:
+        """True if, after :meth:`outcomes`, every rank is idle and can tear down what it has set up."""
+        failed = any(isinstance(outcome, Raised) and not weight(outcome.error) for outcome in self._outcomes.values())
+        return len(self._after) == len(self._members) and (self._referee is not None or not failed)
+
+    def heard(self) -> list[bytes]:
+        """What ranks that have returned warned of, in rank order; see ``heard.py``."""
+        return [self._heard[rank] for rank in sorted(self._heard)]
+
+    def groups(self) -> int:
+        """Number of process groups that the ranks have, the default group included."""
+        return max((left.groups for left in self._after.values()), default=0)
+
+    def _with_last(self, outcome: Outcome) -> Outcome:
+        return replace(outcome, last=self._referee.last_operation(outcome.rank)) if self._referee else outcome
+
+    def _take(self, member: Member, report: Report | Died) -> None:
+        rank = member.rank
+        if rank not in self._pending or getattr(report, "call", self._call) != self._call:
+            return
+        after = getattr(report, "after", None)
+        if after is not None:
+            self._after[rank] = after
+            self._withdrawn.update((rank, operation) for operation in after.withdrawn)
+        if isinstance(report, Failed | Died):
+            self._catch_up([rank])
+        match report:
+            case Done(payload=payload, heard=heard):
+                self._heard[rank] = heard
+                self._returned(rank, payload)
+            case Failed():
+                self._failed(rank, report)
+            case Died():
+                out, err = member.output()
+                last = self._referee.last_operation(rank) if self._referee is not None else ""
+                self._raised(rank, rank_died(rank, report, last, err), output=out)
+            case Halted(where=where) if self._stopping or self._refusing:
+                self._end(rank, Stopped(rank, self._waits_in(rank) or where))
+            case Halted(where=where):
+                self._raised(rank, stopped_by_nobody(rank, where))
+            case Posted(operation=operation, signature=signature):
+                self._catch_up([rank])  # messages meet in the order in which they were posted
+                self._posted(rank, operation, signature)
+                self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
+            case HalfFull(begun=begun):
+                self._catch_up(range(len(self._members)))
+                self._judge(lambda referee: referee.forget(rank, begun))
+            case Asks(operation=operation, waits=waits):
+                self._catch_up(range(len(self._members)))  # others may be there, and never ask
+                self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
+                if waits:
+                    self._judge(lambda referee: referee.waits(rank, operation))
+            case Unwatch():
+                self._judge(lambda referee: referee.unwatch())
+
+    def _catch_up(self, ranks: Iterable[int]) -> None:
+        """Read what these ranks have posted since the last time.
+
+        That of a rank that asks or has ended is known before anything is judged, so what it goes on from here is exact.
+        """
+        if self._board is None or self._referee is None:
+            return
+        for rank in ranks:
+            for operation, signature in self._board.take(rank, self._call):
+                self._posted(rank, operation, signature)
+
+    def _posted(self, rank: int, operation: int, signature: Any) -> None:
+        if self._referee is not None:
+            self._referee.saw(rank, signature)
+            self._judge(lambda referee: self._grant(referee.posted(rank, operation, signature)))
+
+    def _grant(self, grants: Sequence[tuple[int, Grant]]) -> None:
+        """Let an operation go on all its ranks, or on none."""
+        keys = {(rank, grant.operation) for rank, grant in grants}
+        if self._withdrawn.isdisjoint(keys):
+            self._granted |= keys
+            for rank, grant in grants:
+                self._members[rank].send(grant)
+
+    def _returned(self, rank: int, payload: bytes) -> None:
+        try:
+            value = pickle.loads(payload)
+        except Exception as error:  # unpickling runs code of any class
+            trouble = TypeError(
+                f"the result of rank {rank} cannot be read by the controller: "
+                f"{type(error).__name__}: {error}; return tensors, numbers, strings, or containers of these"
+            )
+            self._raised(rank, trouble)
+            return
+        self._end(rank, Returned(rank, value))
+        if self._referee is not None and self._referee.has_open:
+            self._catch_up(list(self._outcomes))
+        self._judge(lambda referee: referee.ended(rank))
+
+    def _failed(self, rank: int, report: Failed) -> None:
+        error: BaseException | None = None
+        if report.error is not None:
+            try:
+                error = pickle.loads(report.error)
+            except Exception:  # its class cannot be imported here: the text below tells all
+                error = None
+        if error is not None:  # what was noted at it does not come along where its class says how it is pickled
+            vars(error).update({name: word for name, word in report.words.items() if name not in vars(error)})
+        else:
+            text = f"rank {rank} raised {report.kind}: {report.text}"
+            error = RankFailed(text, rank=rank, traceback=report.traceback)
+            vars(error).update(report.words)
+        self._raised(rank, error, traceback=report.traceback, site=report.site, consequence=report.consequence)
+
+    def _raised(
+        self,
+        rank: int,
+        error: BaseException,
+        *,
+        traceback: str = "",
+        output: str = "",
+        site: str = "",
+        consequence: bool = False,
+    ) -> None:
+        self._failures += 1
+        order = self._failures + (_CONSEQUENCE if consequence else 0)
+        self._end(rank, Raised(rank, error, traceback, order, output, site=site, consequence=consequence))
+        if self._stopping:
+            return
+        reason = PeerFailed("another rank failed")
+        if weight(error) and self._referee is not None:  # a skip; others may fail yet, which counts more
+            self._refuse_others(reason)
+        else:
+            self._stop_others(reason)
+
+    def _end(self, rank: int, outcome: Outcome) -> None:
+        self._outcomes[rank] = outcome
+        self._pending.pop(rank, None)
+        if self._stopping and rank == self._debugged:
+            self._until = time.monotonic() + _GRACE_S
+
+    def _waits_in(self, rank: int) -> str:
+        return self._referee.waits_in(rank) if self._referee is not None else ""
+
+    # -- ends ahead of time ------------------------------------------------------------------------
+
+    def _judge(self, ask: Callable[[Referee], None]) -> None:
+        if self._referee is None or self._stopping or self._refusing:
+            return
+        try:
+            ask(self._referee)
+        except PdlcheckError as verdict:
+            self._verdict = verdict
+            self._stop_others(verdict)  # each raises it from its own line
+
+    def _pronounce(self, verdict: PdlcheckError) -> None:
+        """A verdict stands, also where the ranks swallowed it or could not raise it in time."""
+        if not any(isinstance(o, Raised) and type(o.error) is type(verdict) for o in self._outcomes.values()):
+            rank = self._members[0].rank
+            self._outcomes[rank] = Raised(rank, verdict)
+
+    def _stop_others(self, reason: PdlcheckError) -> None:
+        self._stopping = True
+        self._until = time.monotonic() + (self._timeout_s if self._debugged in self._pending else _GRACE_S)
+        self._refuse_others(reason)
+        for member in self._pending.values():
+            if member.rank != self._debugged:
+                member.send(Stop(self._call))
+
+    def _refuse_others(self, reason: PdlcheckError) -> None:
+        """Those that are about to wait for another rank end; where nobody watches what they do they cannot be told."""
+        self._refusing = True
+        if self._referee is not None:
+            for member in self._pending.values():
+                member.send(Refuse(self._call, reason))
+
+    def interrupted(self) -> str:
+        """Where each rank is as somebody presses Ctrl-C, in words; takes less than a second. Nothing may follow."""
+        late = dict(self._pending)
+        states, _, _ = self._look_at(late, signals=False)
+        return rank_interrupt(states, late)
+
+    def _time_out(self) -> None:
+        late = dict(self._pending)
+        states, stacks, said = self._look_at(late)
+        error = rank_timeout(self._timeout_s, states, {rank: stacks.get(rank, "") for rank in late})
+        rank = min(late)
+        self._stopping = True
+        self._end(rank, Raised(rank, error, output=said))  # also where it ended a moment later
+
+    def _look_at(
+        self, late: Mapping[int, Member], *, signals: bool = True
+    ) -> tuple[dict[int, str], dict[int, str], str]:
+        """In words where every rank is, the stacks of those that are ``late``, and what was written meanwhile.
+
+        A rank that does not answer has a stack only if it may be sent a signal, which wakes it up.
+        """
+        places: dict[int, Stack] = {}
+        for member in late.values():
+            member.send(WhereAreYou(self._call))
+        self._listen_for_stacks(places, _STACKS_S, lambda: bool(self._pending.keys() - places.keys()))
+        stacks = {rank: place.stack for rank, place in places.items()}
+        states: dict[int, str] = {}
+        said = ""
+        silent = {rank: member for rank, member in late.items() if rank in self._pending and rank not in stacks}
+        if silent:  # stopped, or in C code that does not let Python run: faulthandler needs no Python
+            if signals:
+                for member in silent.values():
+                    member.signal(signal.SIGUSR1)
+                # the signal may end a system call: who answers only now may be about to return
+                self._listen_for_stacks(places, _STACKS_S / 2, lambda: bool(self._pending.keys() & silent.keys()))
+            for rank, member in silent.items():
+                out, err = member.output()
+                rest, stacks[rank] = take_stack(err)
+                said += out + rest
+                states[rank] = "stopped by SIGSTOP or SIGTSTP" if member.is_stopped() else "busy outside Python"
+        self._catch_up(range(len(self._members)))
+        for rank in range(len(self._members)):
+            states[rank] = self._words(rank, places, states.get(rank, "busy"))
+            if rank in late and rank not in self._pending:
+                states[rank] += ", too late"
+            states[rank] += self._last_words(rank)
+        return states, stacks, said
+
+    def _listen_for_stacks(self, places: dict[int, Stack], seconds: float, goes_on: Callable[[], bool]) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and goes_on():
+            for member, report in self._wait(left):
+                if isinstance(report, Stack) and report.call == self._call:
+                    places[member.rank] = report
+                else:
+                    self._take(member, report)
+
+    def _last_words(self, rank: int) -> str:
+        """The last operation of a rank that is not in one."""
+        last = self._referee.last_operation(rank) if self._referee is not None else ""
+        return f"; last operation {last}" if last and not self._waits_in(rank) else ""
+
+    def _words(self, rank: int, places: dict[int, Stack], state: str) -> str:
+        match self._outcomes.get(rank):
+            case Returned():
+                return "has returned"
+            case Raised(error=error):
+                return f"raised {type(error).__name__}"
+        where = self._waits_in(rank) or (places[rank].where if rank in places else "")
+        return f"{state} {where}".rstrip()

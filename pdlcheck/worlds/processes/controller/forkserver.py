@@ -1,0 +1,272 @@
+"""The controller's side of the fork server: one a process, started when first needed or by ``start``."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.processes.controller.exits import FORKER, how_it_ended
+from pdlcheck.worlds.processes.controller.surroundings import import_path
+from pdlcheck.worlds.processes.rank.server import FORK, HEADER, IMPORT, RANK, SIGNAL, STATUS
+
+__all__ = ["Child", "ForkServer", "Forker", "release", "retain", "start", "stop"]
+
+_PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "numpy",
+    "cloudpickle",
+    "pdlcheck.worlds.processes.rank.main",
+    "torch._dynamo",  # the first DDP or optimizer step imports it: 0.9 s once here instead of in every rank
+)
+_STOP_S = 0.5
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from pdlcheck.worlds.processes.rank.server import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+
+
+def start(*, preload: Sequence[str] = ()) -> None:
+    """Start the fork server in the background and keep it until :func:`stop` or the end of this process.
+
+    Call it early (before tests are collected): it imports torch while this process does something else.
+
+    Args:
+        preload: modules that every rank should find imported already, such as those that tests use.
+    """
+    global _kept
+    with _lock:
+        _server().preload(preload)
+        _kept = True
+
+
+def stop() -> None:
+    """End the fork server, and with it every rank."""
+    global _kept, _running
+    with _lock:
+        _kept = False
+        if _running is not None:
+            _running.stop()
+            _running = None
+
+
+def retain(user: object) -> ForkServer:
+    """Return the running server, or a new one, for ``user`` to use until it calls :func:`release`."""
+    with _lock:
+        _users.add(id(user))
+        return _server()
+
+
+def release(user: object) -> None:
+    """``user`` needs no server any more; the last one ends it, unless :func:`start` was called."""
+    with _lock:
+        _users.discard(id(user))
+        idle = not _users and not _kept
+    if idle:
+        stop()
+
+
+@dataclass(slots=True)
+class Child:
+    """A forked process. ``status`` is the pipe through which ``forker`` tells its pid and its exit code."""
+
+    status: int
+    forker: Forker
+    pid: int = 0
+    exitcode: int | None = field(default=None)
+    went_with: str = ""  # see `RankProcess`
+
+    def started(self) -> int:
+        """Wait until the process exists; return its pid."""
+        if not self.pid:
+            self.pid = self._read("the fork server ended before it could start a rank")
+            if self.pid < 0:
+                raise WorldUnavailable(
+                    f"the fork server could not start a rank: {os.strerror(-self.pid)}; "
+                    "use fewer ranks, or raise the limit on processes (ulimit -u)",
+                    cure="ulimit -u",
+                )
+        return self.pid
+
+    def has_started(self) -> bool:
+        """Whether the process exists by now; the server may have imports to do before it forks."""
+        return self.pid > 0 or (bool(select.select([self.status], [], [], 0)[0]) and self.started() > 0)
+
+    def ended(self, timeout_s: float) -> bool:
+        """Wait for the end of a process that has started; ``exitcode`` is then its code, or minus the signal."""
+        if self.exitcode is None and select.select([self.status], [], [], timeout_s)[0]:
+            data = os.read(self.status, STATUS.size)
+            self.forker.ended = not data
+            self.went_with = "" if data else self.forker.last_words()
+            self.exitcode = STATUS.unpack(data)[0] if data else -signal.SIGKILL
+        return self.exitcode is not None
+
+    def _read(self, trouble: str) -> int:
+        data = os.read(self.status, STATUS.size)
+        if not data:
+            raise WorldUnavailable(
+                f"{trouble}; `python -c 'import pdlcheck.worlds.processes.rank.main'` shows why",
+                cure="pip install pdlcheck",
+            )
+        number: int = STATUS.unpack(data)[0]
+        return number
+
+
+class Forker:
+    """A process that forks others; see ``server.py`` for what it answers to."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._socket = control
+        self._sending = threading.RLock()  # garbage that is found while one is sent may be a world, which sends, too
+        self.ended = False  # a child has seen it: who is killed closes its files one after the other
+
+    @property
+    def hung_up(self) -> bool:
+        """It has closed its end. It never writes to the socket: readable means closed."""
+        return self.ended or bool(select.select([self._socket], [], [], 0)[0])
+
+    def fork(self, fds: Sequence[int], kind: int = RANK) -> Child:
+        """Fork a rank that owns ``fds``: its pipe, stdout, stderr, journal, and for rank 0 the listening socket."""
+        reading, writing = os.pipe()
+        try:
+            with self._sending:
+                socket.send_fds(self._socket, [HEADER.pack(FORK, len(fds) + 1, kind)], [writing, *fds])
+        except OSError as error:
+            os.close(reading)
+            raise WorldUnavailable(
+                f"the fork server does not answer: {error}; close this world and run again",
+                cure="world.close()",
+            ) from error
+        finally:
+            os.close(writing)
+        return Child(reading, self)
+
+    def signal(self, pid: int, signo: int) -> None:
+        """Send a signal to a rank; never reaches another process, even if the rank has ended."""
+        try:
+            self._send(SIGNAL, pid, signo)
+        except OSError:  # the server has gone, and has taken the ranks along
+            return
+
+    def last_words(self) -> str:
+        """That it has ended and, if that is known, how."""
+        return FORKER
+
+    def close(self) -> None:
+        """Close this end: the process ends, and with it all that it forked, unless another one holds the end too."""
+        self._socket.close()
+
+    def _send(self, request: bytes, first: int, second: int, data: bytes = b"") -> None:
+        with self._sending:
+            self._socket.sendall(HEADER.pack(request, first, second) + data)
+
+
+class ForkServer(Forker):
+    """A child process that has imported what ranks need and forks them. Use it through :func:`retain`."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *_flags(),
+                    "-c",
+                    _BOOT,
+                    json.dumps(import_path()),
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,  # a Ctrl-C at the terminal reaches the controller alone
+            )
+        super().__init__(ours)
+        self.environment = dict(os.environ)  # what the ranks inherit
+        self._preloaded: set[str] = set()
+        self.preload(_PRELOAD)
+
+    @property
+    def pid(self) -> int:
+        """Of the server itself."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """False once the server has ended."""
+        return self._process.poll() is None and not self.hung_up  # which is seen before the process is seen to end
+
+    def preload(self, names: Sequence[str]) -> None:
+        """Import modules for the ranks forked from now on; a failure is reported when a rank starts."""
+        new = [name for name in names if name not in self._preloaded]
+        if new:
+            self._preloaded.update(new)
+            data = json.dumps(new).encode()
+            self._send(IMPORT, len(data), 0, data)
+
+    def last_words(self) -> str:
+        words = super().last_words()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            exitcode = self._process.wait(timeout=_STOP_S)
+            words += f", which {how_it_ended(exitcode) if exitcode < 0 else f'ended with exit code {exitcode}'}"
+        return words
+
+    def stop(self) -> None:
+        """End the server and all of its ranks; wait for the server."""
+        self._socket.close()
+        try:
+            self._process.wait(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:  # it starts up, or loads a library
+            self._process.kill()
+            self._process.wait()
+
+    def abandon(self) -> None:
+        """Forget the server in a fork of this process, without ending it."""
+        self._socket.close()
+        self._process.returncode = 0  # not ours to wait for
+
+
+def _flags() -> list[str]:
+    return ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
+
+
+def _server() -> ForkServer:
+    global _running
+    if not hasattr(os, "fork"):
+        raise WorldUnavailable(
+            "local processes need fork, which this system lacks; use --world sim, or Linux, macOS or WSL",
+            cure="wsl",
+        )
+    if _running is None or not _running.alive:
+        if _running is not None:
+            _running.stop()
+        _running = ForkServer()
+    return _running
+
+
+def _after_fork() -> None:
+    global _kept, _lock, _running
+    if _running is not None:
+        _running.abandon()
+    _kept, _lock, _running = False, threading.RLock(), None
+    _users.clear()
+
+
+_lock = threading.RLock()
+_running: ForkServer | None = None
+_kept = False
+_users: set[int] = set()
+atexit.register(stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,177 @@
+"""Ranks forked on this machine."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from pdlcheck.cores import usable_cores
+from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.processes.controller.forkserver import Child, Forker, ForkServer
+from pdlcheck.worlds.processes.exchange.nameless import nameless_file
+from pdlcheck.worlds.processes.rank.server import RANK, TEMPLATE
+
+__all__ = ["LocalPlacement", "LocalProcess", "fork"]
+
+_NO_SIGNAL = b"\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n"  # pending, in /proc
+_KEPT_BYTES = 1 << 20  # of what was read already
+
+
+class LocalPlacement:
+    """Forks every rank from one server; a ``Placement``."""
+
+    host = "127.0.0.1"
+    shares_memory = True
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+        self.environment: Mapping[str, str] = server.environment
+
+    def check(self, world_size: int) -> None:
+        """There is always room."""
+
+    def ranks_here(self, world_size: int) -> int:
+        return world_size
+
+    def place(self, rank: int, world_size: int, fds: Sequence[int]) -> LocalProcess:
+        return fork(self._server, fds)
+
+    def place_template(self) -> LocalProcess:
+        """Start a process that becomes a template; see ``template.py``."""
+        return fork(self._server, (), TEMPLATE)
+
+    def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+        return {
+            "GLOO_SOCKET_IFNAME": loopback,
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "NCCL_SOCKET_IFNAME": loopback,
+        }
+
+    def threads(self, rank: int, world_size: int) -> int:
+        return max(1, usable_cores() // world_size)
+
+
+def fork(server: Forker, more: Sequence[int], kind: int = RANK) -> LocalProcess:
+    """A fork of that process, and the pipe to it; it gets the descriptors ``more`` besides."""
+    ours, theirs = Pipe(duplex=True)
+    with theirs:
+        return LocalProcess(server, ours, theirs, more, kind)
+
+
+class LocalProcess:
+    """A forked rank, a ``RankProcess``. Files for stdout, stderr and the journal have no name: nothing is left behind.
+
+    Args:
+        server: forks it.
+        ours: the controller's end of the pipe, if the controller is this process.
+        theirs: the rank's end.
+        more: descriptors that the rank gets besides.
+        kind: ``RANK`` or ``TEMPLATE``.
+    """
+
+    def __init__(
+        self,
+        server: Forker,
+        ours: Connection[Any, Any],
+        theirs: Connection[Any, Any],
+        more: Sequence[int],
+        kind: int = RANK,
+    ) -> None:
+        self._server = server
+        self.connection = ours
+        self._files = [_File(), _File(), _File()]
+        fds = [theirs.fileno(), *(file.fd for file in self._files), *more]
+        try:
+            self._child: Child = server.fork(fds, kind)
+        except BaseException:
+            ours.close()
+            for file in self._files:
+                os.close(file.fd)
+            raise
+
+    @property
+    def status(self) -> int:
+        return self._child.status
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._child.exitcode
+
+    @property
+    def went_with(self) -> str:
+        return self._child.went_with
+
+    def started(self) -> int:
+        return self._child.started()
+
+    def has_started(self) -> bool:
+        return self._child.has_started()
+
+    def ended(self, timeout_s: float) -> bool:
+        return self._child.ended(timeout_s)
+
+    def signal(self, signo: int) -> None:
+        with contextlib.suppress(WorldUnavailable):  # it could not be started
+            if self.has_started():
+                self._server.signal(self.started(), signo)
+
+    def is_well(self) -> bool:
+        try:
+            with open(f"/proc/{self.started()}/status", "rb", buffering=0) as file:
+                status = file.read(4096)
+        except OSError:
+            return False
+        runs = status.partition(b"State:\t")[2][:1] in (b"R", b"S", b"D")
+        has_memory = b"\nVmRSS:" in status  # the first that a process gives back when it ends
+        return runs and has_memory and _NO_SIGNAL in status
+
+    def is_stopped(self) -> bool:
+        try:
+            with open(f"/proc/{self.started()}/stat", encoding="utf-8", errors="replace") as file:
+                return file.read().rpartition(")")[2].split()[0] in "Tt"
+        except OSError:
+            return False
+
+    def output(self) -> tuple[str, str, str]:
+        out, err, journal = (file.take() for file in self._files)
+        return out, err, journal
+
+    def rewind(self) -> None:
+        for file in self._files:
+            file.rewind()
+
+    def close(self) -> None:
+        self.connection.close()
+        for fd in (*(file.fd for file in self._files), self._child.status):
+            os.close(fd)
+
+
+class _File:
+    """A file without a name; reading does not disturb the rank that writes to it."""
+
+    def __init__(self) -> None:
+        self.fd = nameless_file("pdlcheck output")
+        fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_APPEND)
+        self._read = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def take(self) -> str:
+        size = os.fstat(self.fd).st_size
+        if size <= self._read:
+            return ""
+        data = os.pread(self.fd, size - self._read, self._read)
+        self._read += len(data)
+        return self._decoder.decode(data)
+
+    def rewind(self) -> None:
+        if self._read > _KEPT_BYTES and os.fstat(self.fd).st_size == self._read:
+            os.ftruncate(self.fd, 0)
+            self._read = 0

@@ -1,0 +1,134 @@
+"""The controller's handle on one rank: its process and its pipe."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.processes.controller.exits import how_it_ended
+from pdlcheck.worlds.processes.controller.placement import RankProcess
+from pdlcheck.worlds.processes.exchange.messages import Command, Report, packed
+
+__all__ = ["Died", "Member", "Written"]
+
+_DRAIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The rank's process has ended; ``exitcode`` is minus the signal if one ended it.
+
+    ``went_with``: the process whose end was the rank's, in words.
+    """
+
+    exitcode: int
+    went_with: str = ""
+
+    @property
+    def how(self) -> str:
+        """In words: what the rank did, or suffered."""
+        return f"went down with {self.went_with}" if self.went_with else how_it_ended(self.exitcode)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a rank wrote since the last look, by Python and by descriptor; see ``journal.py`` for the third."""
+
+    rank: int
+    out: str
+    err: str
+    journal: str
+
+
+class Member:
+    """One rank of a pool, wherever its process is."""
+
+    def __init__(self, rank: int, process: RankProcess) -> None:
+        self.rank = rank
+        self.connection = process.connection
+        self.reader: Callable[[Written], None] | None = None  # also receives whatever is taken
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Of the rank's process."""
+        return self._process.started()
+
+    def await_start(self) -> None:
+        """Wait until the process exists."""
+        self._process.started()
+
+    @property
+    def status(self) -> int:
+        """A descriptor that becomes readable when the process ends."""
+        return self._process.status
+
+    def send(self, message: Command) -> None:
+        """Send; a rank that has gone is noticed when it is read from."""
+        self.send_packed(packed(message))
+
+    def send_packed(self, data: bytes) -> None:
+        """Send a message that is the same for several ranks."""
+        try:
+            self.connection.send_bytes(data)
+        except OSError:
+            return
+
+    def receive(self) -> Report | None:
+        """The next message; None at the end of the pipe."""
+        try:
+            return self.connection.recv()  # type: ignore[no-any-return]
+        except (EOFError, OSError):
+            return None
+
+    def last_words(self) -> list[Report | Died]:
+        """Everything that a process which has ended, or is about to, still had to say."""
+        words: list[Report | Died] = []
+        while self.connection.poll() and (message := self.receive()) is not None:
+            words.append(message)
+        if not self._process.ended(_DRAIN_S):  # alive, but its pipe is closed: of no use any more
+            self.signal(signal.SIGKILL)
+            self._process.ended(_DRAIN_S)
+        exitcode = self._process.exitcode if self._process.exitcode is not None else -signal.SIGKILL
+        words.append(Died(exitcode, self._process.went_with))
+        return words
+
+    def is_well(self) -> bool:
+        """True if it is certain that the process runs and that no signal is about to end or stop it."""
+        return self._process.is_well()
+
+    def is_stopped(self) -> bool:
+        """Whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False where there is no /proc."""
+        return self._process.is_stopped()
+
+    def signal(self, signo: int) -> None:
+        """Send a signal to the process; SIGKILL also reaches what the process has started."""
+        self._process.signal(signo)
+
+    def output(self) -> tuple[str, str]:
+        """Return what was written to stdout and stderr since the last time."""
+        out, err, journal = self._process.output()
+        if self.reader is not None and (out or err or journal):
+            self.reader(Written(self.rank, out, err, journal))
+        return out, err
+
+    def rewind(self) -> None:
+        """Give back the memory of what was read. The rank must be idle: what it writes meanwhile can be lost."""
+        self._process.rewind()
+
+    def hang_up(self) -> None:
+        """Close the pipe: an idle rank then ends by itself."""
+        self.connection.close()
+
+    def wait_ended(self, timeout_s: float) -> bool:
+        """True once the process has ended, or if there is none yet: that one finds its pipe closed."""
+        try:
+            return not self._process.has_started() or self._process.ended(timeout_s)
+        except WorldUnavailable:  # it could not be started
+            return True
+
+    def close(self) -> None:
+        """Give back the descriptors."""
+        self._process.close()

@@ -1,0 +1,320 @@
+"""The processes of one world size, and one call at a time on all of them."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TextIO
+
+from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.outcome import Outcome, Raised
+from pdlcheck.worlds.processes.controller.collect import Collector
+from pdlcheck.worlds.processes.controller.member import Died, Member, Written
+from pdlcheck.worlds.processes.controller.placement import Placement
+from pdlcheck.worlds.processes.controller.referee import Referee
+from pdlcheck.worlds.processes.controller.setup import Setup, start_of
+from pdlcheck.worlds.processes.controller.surroundings import Surroundings
+from pdlcheck.worlds.processes.controller.templates import Templates
+from pdlcheck.worlds.processes.exchange.board import Board, shared_file
+from pdlcheck.worlds.processes.exchange.heard import Ears
+from pdlcheck.worlds.processes.exchange.messages import AreYouThere, Call, Here, Ready, Report, packed
+from pdlcheck.worlds.processes.exchange.payload import Modules
+from pdlcheck.worlds.processes.exchange.settings import present
+
+__all__ = ["Pool"]
+
+_START_S = 120.0  # a slow disk may take long to import torch, once
+_LEAVE_S = 1.5
+_ANSWER_S = 2.0
+_LIVE_S = 0.05  # between two looks at what ranks write, where it is shown at once
+_MAX_GROUPS = 32  # each holds threads and a socket to every peer
+
+
+class Pool:
+    """``world_size`` processes with a default group.
+
+    After a failure that may have left something half done ``is_usable`` is False and the processes are gone. Those that
+    are ``to_be_ended`` by their user may be left ``is_spent``: nothing but what tears down runs on them.
+
+    Args:
+        setup: what they have in common.
+        placement: where they are started.
+        templates: whose forks they are, if so.
+    """
+
+    def __init__(self, setup: Setup, placement: Placement, templates: Templates | None = None) -> None:
+        self._setup = setup
+        self._placement = placement
+        self._calls = 0
+        self._surroundings = Surroundings(path=(), directory=None, environment=placement.environment)
+        if templates is not None:
+            self._surroundings = templates.surroundings
+        self._selector = selectors.DefaultSelector()
+        self._members: list[Member] = []
+        self._live = False
+        self._board: Board | None = None
+        self.is_usable = True
+        self.to_be_ended = self.is_spent = False
+        self.is_worn = False  # of groups that nobody destroyed: replace it when nothing runs on it
+        self.heard: list[bytes] = []  # what ranks warned of in the last call, see `tell`
+        self.begun: object = None  # the key of a call that runs, see `begin`
+        try:
+            with ExitStack() as stack:
+                fd = self._share(stack) if placement.shares_memory and setup.watch else None
+                if templates is not None:
+                    listening = templates.listening
+                else:
+                    listening = stack.enter_context(socket.create_server((placement.host, 0), backlog=setup.world_size))
+                for rank in range(setup.world_size):
+                    more = [] if fd is None else [fd]
+                    if rank == 0:
+                        more.append(listening.fileno())
+                    self._members.append(Member(rank, (templates or placement).place(rank, setup.world_size, more)))
+                self._start(listening.getsockname()[1])
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._setup.world_size
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks, in rank order."""
+        return [member.pid for member in self._members]
+
+    def read_with(self, reader: Callable[[Written], None] | None, *, live: bool = False) -> None:
+        """Give what ranks write to ``reader`` instead of showing it: after each call or, if ``live``, at once."""
+        self._live = live and reader is not None
+        for member in self._members:
+            member.reader = reader
+
+    def call(
+        self,
+        payload: bytes,
+        modules: Modules,
+        *,
+        seed: int | None,
+        rejoin: bool,
+        timeout_s: float,
+        debugged: int | None = None,
+        ears: Ears | None = None,
+    ) -> list[Outcome]:
+        """Send a call to every rank; return how each ended it. See :class:`Call` for the arguments.
+
+        The rank ``debugged`` is never hurried: after another one's failure it is waited for, for ``timeout_s``.
+        """
+        self._send(payload, modules, seed=seed, rejoin=rejoin, ears=ears)
+        return self._collect(timeout_s, debugged)
+
+    def begin(self, key: object, payload: bytes, modules: Modules, *, seed: int) -> None:
+        """Send a call that is known before its time; until :meth:`end`, nothing else may be sent.
+
+        ``key``: by which whoever comes for the outcomes knows that they are theirs.
+        """
+        self._send(payload, modules, seed=seed, rejoin=False)
+        self.begun = key
+
+    def end(self, timeout_s: float) -> list[Outcome]:
+        """Return how the ranks ended the call that was begun."""
+        self.begun = None
+        return self._collect(timeout_s)
+
+    def _send(
+        self,
+        payload: bytes,
+        modules: Modules,
+        *,
+        seed: int | None,
+        rejoin: bool,
+        ears: Ears | None = None,
+    ) -> None:
+        self._calls += 1
+        changes, self._surroundings = self._surroundings.changes()
+        try:
+            data = packed(Call(self._calls, payload, modules, seed, rejoin, changes, ears, present()))
+            for member in self._members:
+                member.send_packed(data)
+        except BaseException:  # Ctrl-C, between one rank and the next
+            self.kill()
+            raise
+
+    def _collect(self, timeout_s: float, debugged: int | None = None) -> list[Outcome]:
+        referee = Referee(self._setup.world_size) if self._setup.watch else None
+        collector = Collector(self._members, self._calls, self._wait, referee, self._board, timeout_s, debugged)
+        try:
+            outcomes = self._with_output(collector.outcomes())
+        except BaseException as error:
+            try:
+                if isinstance(error, KeyboardInterrupt):
+                    error.add_note(collector.interrupted())
+            finally:  # a second Ctrl-C comes here at once
+                self.kill()
+            raise
+        self.heard = collector.heard()
+        self.is_worn = collector.groups() > _MAX_GROUPS
+        if not collector.can_go_on():
+            if self.to_be_ended and collector.can_be_ended():
+                self.is_spent = True
+            else:
+                self.kill()
+        return outcomes
+
+    def drop_if_lost(self) -> None:
+        """Give up a pool of which a rank ended or was stopped while nothing ran on it; say so on stderr.
+
+        Word of a death takes a moment to arrive, and the next call must not be blamed for it: ranks of which the
+        system does not say that they are well are asked.
+        """
+        if not self.is_usable or self.begun is not None or all(member.is_well() for member in self._members):
+            return
+        for member in self._members:
+            member.send(AreYouThere())
+        silent = {member.rank: member for member in self._members}
+        until = time.monotonic() + _ANSWER_S
+        while silent:
+            events = self._wait(max(until - time.monotonic(), 0.0))
+            for member, report in events:
+                if isinstance(report, Died):
+                    self._replace(f"rank {member.rank} {report.how}")
+                    return
+                if isinstance(report, Here):
+                    silent.pop(member.rank, None)
+            if not events:
+                member = min(silent.values(), key=lambda member: member.rank)
+                stopped = member.is_stopped()
+                why = "was stopped by SIGSTOP or SIGTSTP" if stopped else f"did not answer within {_ANSWER_S:g} s"
+                self._replace(f"rank {member.rank} {why}")
+                return
+
+    def close(self) -> None:
+        """Let idle ranks end by themselves; kill those that do not."""
+        for member in self._members:
+            member.hang_up()
+        until = time.monotonic() + _LEAVE_S
+        for member in self._members:
+            if not member.wait_ended(max(until - time.monotonic(), 0.0)):
+                break
+        self.kill()
+
+    def kill(self) -> None:
+        """End every process at once and give back all descriptors."""
+        self.is_usable, self.begun = False, None
+        members, self._members = self._members, []
+        self._selector.close()
+        for member in members:
+            member.signal(signal.SIGKILL)
+        for member in members:
+            member.wait_ended(_LEAVE_S)
+        self._give_back(members)
+
+    def abandon(self) -> None:
+        """Give back the descriptors in a fork of the controller; the ranks are not its own."""
+        self.is_usable = False
+        members, self._members = self._members, []
+        self._selector.close()
+        self._give_back(members)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _give_back(self, members: Sequence[Member]) -> None:
+        for member in members:
+            member.close()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+    def _share(self, stack: ExitStack) -> int:
+        fd = shared_file(self.world_size)
+        stack.callback(os.close, fd)  # the ranks have their own by then
+        self._board = Board(fd, self.world_size)
+        return fd
+
+    def _start(self, port: int) -> None:
+        for member in self._members:
+            self._selector.register(member.connection, selectors.EVENT_READ, member)
+            member.send(start_of(self._setup, self._placement, member.rank, port))
+        for member in self._members:
+            member.await_start()  # before that, its status pipe does not tell about its end
+            self._selector.register(member.status, selectors.EVENT_READ, member)
+        waiting = {member.rank for member in self._members}
+        until = time.monotonic() + _START_S
+        while waiting:
+            events = self._wait(max(until - time.monotonic(), 0.0))
+            if not events:
+                raise self._unavailable(f"ranks {sorted(waiting)} did not join the group within {_START_S:g} s")
+            for member, report in events:
+                if isinstance(report, Died):
+                    raise self._unavailable(f"rank {member.rank} ended while it joined the group", member)
+                if isinstance(report, Ready):
+                    if report.missing:
+                        text = "; ".join(f"{name} ({why})" for name, why in report.missing.items())
+                        raise self._unavailable(f"the fork server could not import {text}")
+                    waiting.discard(member.rank)
+
+    def _replace(self, why: str) -> None:
+        size = self.world_size
+        self.kill()
+        sys.stderr.write(f"pdlcheck: {why} while nothing ran on it; {size} new processes take over\n")
+
+    def _unavailable(self, what: str, member: Member | None = None) -> WorldUnavailable:
+        words = member.output()[1].strip() if member is not None else ""
+        said = f"\n{words}" if words else ""
+        return WorldUnavailable(
+            f"{self._setup.backend} processes cannot start: {what}; see `pdlcheck doctor`{said}",
+            world=self._setup.backend,
+            cure="pdlcheck doctor",
+        )
+
+    def _wait(self, timeout_s: float) -> list[tuple[Member, Report | Died]]:
+        """Block until something happens; return messages and deaths, those of one rank in order."""
+        events: list[tuple[Member, Report | Died]] = []
+        gone: set[int] = set()
+        ready = self._selector.select(min(timeout_s, _LIVE_S) if self._live else timeout_s)
+        if self._live:
+            for member in self._members:
+                member.output()
+        for key, _ in ready:
+            member = key.data
+            if member.rank in gone:
+                continue
+            report = member.receive() if key.fileobj is member.connection else None
+            if report is not None:
+                events.append((member, report))
+                continue
+            gone.add(member.rank)
+            self._selector.unregister(member.connection)
+            self._selector.unregister(member.status)
+            events += [(member, word) for word in member.last_words()]
+        return events
+
+    def _with_output(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Attach to failures what their ranks wrote; show what the other ranks wrote."""
+        complete: list[Outcome] = []
+        for outcome, member in zip(outcomes, self._members, strict=True):
+            out, err = member.output()
+            member.rewind()
+            if member.reader is not None:
+                complete.append(outcome)
+            elif isinstance(outcome, Raised):
+                complete.append(replace(outcome, output=outcome.output + out + err))
+            else:
+                _show(out, member.rank, lambda: sys.stdout)
+                _show(err, member.rank, lambda: sys.stderr)
+                complete.append(outcome)
+        return complete
+
+
+def _show(text: str, rank: int, stream: Callable[[], TextIO]) -> None:
+    if text:
+        lines = "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
+        stream().write(lines)

@@ -1,0 +1,46 @@
+"""What the ranks of a pool have in common, and what each of them is told first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdlcheck.worlds.processes.controller.placement import Placement
+from pdlcheck.worlds.processes.controller.surroundings import INSIDE
+from pdlcheck.worlds.processes.exchange.messages import Start
+
+__all__ = ["Setup", "start_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the ranks of a pool have in common."""
+
+    world_size: int
+    backend: str
+    threads: int | None  # None: what the placement finds fitting
+    watch: bool
+    device: str
+
+
+def start_of(setup: Setup, placement: Placement, rank: int, port: int) -> Start:
+    """The first message to a rank whose pool has its store at ``port``."""
+    variables = {
+        **placement.variables(rank, setup.world_size),
+        INSIDE: "1",
+        "MASTER_ADDR": placement.host,
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(setup.world_size),
+    }
+    return Start(
+        rank=rank,
+        world_size=setup.world_size,
+        backend=setup.backend,
+        threads=setup.threads or placement.threads(rank, setup.world_size),
+        host=placement.host,
+        port=port,
+        variables=variables,
+        watch=setup.watch,
+        board=placement.shares_memory and setup.watch,
+        device=setup.device,
+    )

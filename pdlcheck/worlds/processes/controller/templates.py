@@ -1,0 +1,192 @@
+"""The controller's side of templates: processes that have done what fresh ranks would do first, and fork these."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from signal import SIGKILL
+from typing import Any
+
+from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.processes.controller.forkserver import Forker
+from pdlcheck.worlds.processes.controller.local import LocalPlacement, LocalProcess, fork
+from pdlcheck.worlds.processes.controller.setup import Setup, start_of
+from pdlcheck.worlds.processes.controller.surroundings import Surroundings
+from pdlcheck.worlds.processes.exchange.messages import Prepare, Prepared, put
+from pdlcheck.worlds.processes.exchange.payload import dump_call
+
+__all__ = ["Beginning", "KeptTemplates", "Templates"]
+
+_LEAVE_S = 1.5
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What every fresh rank would do first, and need not do itself: ``fn(*args)``; the same for an equal ``key``."""
+
+    key: object
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+
+
+class Templates:
+    """One template for each rank of a world size.
+
+    Pools that are forked from them have their store at the same port, one after the other: what is read from the
+    environment when a template is made is right in every rank.
+
+    Args:
+        setup: of the pools.
+        placement: forks the templates.
+        calls: what is called in each, the last one user code.
+        seed: of the random streams.
+        timeout_s: for the calls.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        placement: LocalPlacement,
+        calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]],
+        seed: int,
+        timeout_s: float,
+    ) -> None:
+        self._processes: list[LocalProcess] = []
+        self._forkers: list[Forker] = []
+        first = Surroundings(path=(), directory=None, environment=placement.environment)
+        changes, self.surroundings = first.changes()
+        payloads = tuple(dump_call(fn, args, {})[0] for fn, args in calls)
+        self.listening = socket.create_server((placement.host, 0), backlog=setup.world_size)
+        port = self.listening.getsockname()[1]
+        try:
+            for rank in range(setup.world_size):
+                process = placement.place_template()
+                self._processes.append(process)
+                put(process.connection, Prepare(start_of(setup, placement, rank, port), changes, payloads, seed))
+            for process in self._processes:
+                process.started()
+            self.are_fit = self._await(time.monotonic() + timeout_s)
+        except BaseException:
+            self.kill()
+            raise
+        if not self.are_fit:
+            self.close()
+            return
+        for process in self._processes:
+            self._forkers.append(Forker(socket.fromfd(process.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)))
+
+    @property
+    def are_well(self) -> bool:
+        """False as soon as one of them has ended or is stopped."""
+        return all(process.is_well() for process in self._processes) and not any(
+            forker.hung_up for forker in self._forkers
+        )
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the templates, in rank order."""
+        return [process.started() for process in self._processes]
+
+    def place(self, rank: int, world_size: int, fds: Sequence[int]) -> LocalProcess:
+        """See ``Placement``."""
+        return fork(self._forkers[rank], fds)
+
+    def close(self) -> None:
+        """Let them end."""
+        self._give_back_ends()
+        until = time.monotonic() + _LEAVE_S
+        for process in self._processes:
+            process.ended(max(until - time.monotonic(), 0.0))
+        self.kill()
+
+    def kill(self) -> None:
+        """End them at once, with all that they have forked, and give back all descriptors."""
+        self._give_back_ends()
+        for process in self._processes:
+            process.signal(SIGKILL)
+        for process in self._processes:
+            with suppress(WorldUnavailable):  # it could not be started
+                process.started()
+                process.ended(_LEAVE_S)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give back the descriptors in a fork of the controller; the templates are not its own."""
+        self._give_back_ends()
+        processes, self._processes = self._processes, []
+        for process in processes:
+            process.close()
+
+    def _give_back_ends(self) -> None:
+        self.listening.close()
+        forkers, self._forkers = self._forkers, []
+        for forker in forkers:
+            forker.close()
+        for process in self._processes:
+            process.connection.close()
+
+    def _await(self, until: float) -> bool:
+        """Whether all of them have prepared themselves by then; each is heard, so that none is cut off in the midst."""
+        waiting = [process.connection for process in self._processes]
+        fit = True
+        while waiting:
+            ready = wait(waiting, max(until - time.monotonic(), 0.0))
+            for connection in ready:
+                try:
+                    said = connection.recv()  # type: ignore[union-attr, call-arg]  # only connections were given
+                except (EOFError, OSError):
+                    said = None
+                fit = fit and isinstance(said, Prepared) and not said.unfit
+                waiting.remove(connection)  # type: ignore[arg-type]
+            if not ready:
+                return False
+        return fit
+
+
+class KeptTemplates:
+    """Those of a world: of one beginning at a time, for each world size that was asked for."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._kept: dict[int, Templates] = {}
+        self._unfit: set[tuple[object, int]] = set()
+
+    def get(self, key: object, world_size: int, make: Callable[[], Templates]) -> Templates | None:
+        """Those of this key, made if need be; None where ranks cannot be forked from them."""
+        if key != self._key:
+            self.close()
+            self._key = key
+        if (key, world_size) in self._unfit:
+            return None
+        found = self._kept.get(world_size)
+        if found is not None and not found.are_well:
+            self._kept.pop(world_size).kill()
+            found = None
+        if found is None:
+            found = make()
+            if not found.are_fit:
+                self._unfit.add((key, world_size))
+                return None
+            self._kept[world_size] = found
+        return found
+
+    def drop(self, templates: Templates) -> None:
+        """They did not fork: they are of no use any more."""
+        self._kept = {size: kept for size, kept in self._kept.items() if kept is not templates}
+        templates.kill()
+
+    def close(self) -> None:
+        """End all of them."""
+        kept, self._kept = self._kept, {}
+        for templates in kept.values():
+            templates.close()
+
+    def abandon(self) -> None:
+        """Give back the descriptors in a fork of the controller."""
+        kept, self._kept = self._kept, {}
+        for templates in kept.values():
+            templates.abandon()

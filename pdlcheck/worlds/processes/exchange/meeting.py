@@ -1,0 +1,64 @@
+"""How the ranks of one operation recognise each other on the board."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from pdlcheck.worlds.processes.exchange.board import digest_of
+from pdlcheck.worlds.watch import Signature
+
+__all__ = ["Meeting", "Meetings"]
+
+
+class Meeting(NamedTuple):
+    """Where an operation is on the board, and the ranks that have to be there as well.
+
+    Args:
+        digest: equal on ranks whose operations go together; 0 where the controller has to compare more than this.
+        place: equal on ranks whose operations meet, whether or not they go together.
+        others: global ranks.
+    """
+
+    digest: int
+    place: int
+    others: tuple[int, ...]
+
+
+class Meetings:
+    """The operations of one rank in one call.
+
+    Two ranks get the same digest only if the controller would let their operations go together: signatures that must
+    agree do, and so do the names of the tensors, which tell the order of equal calls. A message is known by its number
+    among those of the same sender, receiver and tag.
+    """
+
+    def __init__(self, call: int) -> None:
+        self._call = call
+        self._messages: Counter[object] = Counter()
+        self._open_to_all: set[str] = set()  # groups with a receive from any source: only the controller can tell
+
+    def of(self, signature: Signature) -> Meeting | None:
+        """None where what meets depends on more than the operation itself."""
+        s = signature
+        if s.is_p2p:
+            return self._message(s)
+        place = digest_of(self._call, (s.group, s.seq, "place"))
+        others = tuple([rank for rank in s.members if rank != s.rank])
+        if len(set(s.splits[0] + s.splits[1])) > 1:
+            return Meeting(0, place, others)
+        names = frozenset([name[:2] for name in s.names])
+        what = s.group, s.seq, s.op, s.members, s.root, s.reduce_op, s.dtypes, s.shapes, s.splits, names
+        return Meeting(digest_of(self._call, what), place, others)
+
+    def _message(self, s: Signature) -> Meeting | None:
+        if s.peer < 0:
+            self._open_to_all.add(s.group)
+        if s.group in self._open_to_all:
+            return None
+        sender, receiver = (s.rank, s.peer) if s.op == "send" else (s.peer, s.rank)
+        way = s.group, sender, receiver, s.tag
+        self._messages[way] += 1
+        place = "message", way, self._messages[way]
+        what = *place, s.dtypes, s.numel
+        return Meeting(digest_of(self._call, what), digest_of(self._call, place), (s.peer,))

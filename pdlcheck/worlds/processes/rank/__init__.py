@@ -1,0 +1,1 @@
+"""The side of a rank, and of the server that forks ranks."""

@@ -1,0 +1,388 @@
+"""A rank's engine for watched groups: post an operation, call the real group once it is clear that it may go.
+
+The real group therefore never sees operations that do not fit together, which gloo answers by ending the process.
+
+Ranks of one machine see on the board that all are there and fit, and go on by themselves: a rank looks when it posts an
+operation and while it waits for one. If it has looked in vain for a while it asks the controller, and says so on the
+board; then the controller lets the operation go on every rank, also on one that is about something else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import sleep
+from typing import Any
+
+import torch.distributed as dist
+
+from pdlcheck.worlds.processes.exchange.board import ABSENT, ASKS, GOES, POSTED, WAITS, Board
+from pdlcheck.worlds.processes.exchange.meeting import Meetings
+from pdlcheck.worlds.processes.exchange.messages import (
+    Asks,
+    Command,
+    Grant,
+    HalfFull,
+    Posted,
+    Refuse,
+    Report,
+    Unwatch,
+)
+from pdlcheck.worlds.processes.rank.announced import AnnouncedWork, own_error
+from pdlcheck.worlds.processes.rank.reminders import Reminders
+from pdlcheck.worlds.watch import Operation, Signature, refuse, refuse_as_gloo
+
+__all__ = ["Announcer", "GroupEngine"]
+
+_NAP_S = 0.00002  # between two looks; to give the core away by sched_yield takes more of it from gloo's threads
+_LONG_NAP_S = 0.0005
+_AT_ONCE = 16  # of the oldest operations are looked at when another one is posted
+_AT_MOST = 256  # at other times: with thousands pending, the controller is asked for some of them
+
+
+class Announcer:
+    """All watched operations of one rank process.
+
+    Args:
+        rank: the own one.
+        world_size: ranks.
+        send: takes messages for the controller.
+        board: None where the ranks share no memory.
+    """
+
+    def __init__(self, rank: int, world_size: int, send: Callable[[Report], None], board: Board | None) -> None:
+        self.send = send
+        self.call = 0
+        self.is_torn = False  # an operation has failed under way, or may go on some ranks and never on others
+        self.is_beginning = False  # the default group of the call is made
+        self.withdrawn: list[int] = []  # which the controller may have granted
+        self.rank, self.world_size = rank, world_size
+        self._board = board
+        self.reminders = Reminders()
+        self._meetings = Meetings(0)
+        self._numbers = itertools.count(1)
+        self._halves = 0  # of the log, that the controller was told of
+        self._open: dict[int, AnnouncedWork] = {}  # not under way yet, in the order posted
+        self._shown: dict[int, AnnouncedWork] = {}  # those that meet on the board, by their digests
+        self._in_doubt: deque[AnnouncedWork] = deque()  # to ask the controller about
+        self._launched: list[AnnouncedWork] = []  # kept alive until the data has moved, even if the user drops them
+        self._look_through = 0  # so many, and those that have moved are let go
+        self._refusal: Exception | None = None
+        self._refused_call = 0
+        self._thread = 0
+        self._launching = threading.Lock()  # who holds it may take the other
+        self._lock = threading.Lock()
+
+    def begin(self, call: int) -> None:
+        """A call starts; nothing of an earlier one is left."""
+        self.reminders.clear()
+        for launched in self._launched:  # on all ranks, or the processes would not be used again
+            launched.finish()
+        with self._lock:
+            self.call = call
+            self.is_torn = self.is_beginning = False
+            self.withdrawn.clear()
+            self._meetings = Meetings(call)
+            self._open.clear()
+            self._shown.clear()
+            self._in_doubt.clear()
+            self._launched.clear()
+            self._thread = self._halves = self._look_through = 0
+            if self._board is not None:
+                self._board.clear(self.rank, call)
+            if self._refused_call != call:  # else another rank failed before this one began
+                self._refusal = None
+
+    def end(self, *, failed: bool) -> None:
+        """The function of the call has ended. What this rank has launched goes on the others too, or all is torn."""
+        self.advance(at_most=len(self._open))
+        for launched in self._launched:
+            self.tell_others(launched)
+        if failed:
+            for work in list(self._open.values()):
+                self._withdraw(work)
+
+    @property
+    def verdict(self) -> Exception | None:
+        """Why nothing of this call goes any more, if that is so."""
+        return self._refusal if self._refused_call == self.call else None
+
+    @property
+    def has_open(self) -> bool:
+        """Whether there are operations that are not under way, and may still come to be."""
+        return bool(self._open)
+
+    def post(self, operation: Operation, real: Any) -> AnnouncedWork:
+        """Announce an operation for the process group ``real``."""
+        work = AnnouncedWork(self, next(self._numbers), operation, real)
+        thread = threading.get_ident()
+        is_half_full = False
+        if len(self._launched) > self._look_through:
+            self._let_go()
+        with self._lock:
+            if self._refusal is not None:
+                raise own_error(self._refusal, operation)
+            self._open[work.number] = work
+            meeting = self._meetings.of(operation.signature)  # it counts, also where it is of no use
+            halves = self._log(work.number, operation.signature)
+            if halves is None:
+                work.asked = True
+            else:
+                work.meeting = meeting
+                if meeting is not None and meeting.digest:
+                    self._shown[meeting.digest] = work
+                is_half_full, self._halves = halves > self._halves, halves
+            if meeting is None and operation.signature.is_p2p and self._board is not None:
+                self._board.open_to_all(self.rank)
+        if thread != self._thread:
+            if self._thread:
+                self.send(Unwatch(self.call))
+            self._thread = thread
+        if is_half_full:
+            self.send(HalfFull(self.call, self._begun()))
+        if work.meeting is not None and work.meeting.digest and self._can_meet(operation.signature):
+            self._say(work, POSTED if operation.is_async else WAITS)
+            self.advance(at_most=_AT_ONCE)
+            return work
+        self.ask(work)
+        if halves is None:
+            self.send(Posted(self.call, work.number, operation.signature))
+        return work
+
+    def meet(self, signature: Signature) -> None:
+        """Wait until every member has announced this, without data."""
+        if self.is_beginning:
+            signature = signature._replace(where="")
+        self.post(Operation(signature, (), "", (), is_async=False), None).wait()
+
+    def advance(self, around: AnnouncedWork | None = None, *, at_most: int = _AT_MOST, elsewhere: bool = False) -> None:
+        """Launch what may go, the operations of one way in the order posted.
+
+        Args:
+            around: those that may have to go before this one are looked at in any case.
+            at_most: so many of the oldest are looked at.
+            elsewhere: what users have put behind an operation runs in a thread of its own, and so does what may have to
+                wait for the controller to read.
+        """
+        if not self._open:
+            return
+        launched: list[AnnouncedWork] = []
+        held: set[object] = set()
+        with self._launching:
+            with self._lock:
+                waiting = list(itertools.islice(self._open.values(), at_most))
+                if around is not None and len(self._open) > at_most:
+                    others = itertools.islice(self._open.values(), at_most, None)
+                    waiting += [work for work in others if work.way_of_anybody == around.way_of_anybody]
+            for work in waiting:
+                if work.way in held or work.way_of_anybody in held or not self._may_go(work):
+                    held.add(work.way)
+                elif self._launch(work):
+                    launched.append(work)
+        for work in launched:
+            if elsewhere:
+                work.settle_elsewhere()
+            else:
+                work.settle()
+        if not elsewhere:
+            self._resolve_doubts()
+        elif self._in_doubt:
+            threading.Thread(target=self._resolve_doubts, name="pdlcheck doubts", daemon=True).start()
+
+    def abandon(self, work: AnnouncedWork) -> bool:
+        """Launch a message for which the other rank has not come; False if it is under way."""
+        with self._launching:
+            return self._launch(work)
+
+    def look(self, work: AnnouncedWork, seconds: float) -> bool:
+        """For so long, look whether an operation goes; False if that is the controller's to say."""
+        if work.meeting is None or not work.meeting.digest or work.asked:
+            return False
+        with self._launching:
+            if not work.is_decided:
+                self._say(work, WAITS)
+        for _ in _looks(seconds):
+            self.advance(work)
+            if work.is_decided or work.asked:
+                break
+        return work.is_decided
+
+    def ask(self, work: AnnouncedWork, *, waits: bool = False) -> None:
+        """Have the controller say when an operation may go, unless that is known.
+
+        Args:
+            work: the operation.
+            waits: this rank does nothing else until then.
+        """
+        for older in list(self._open.values()):  # those of one way are granted in the order in which they are known
+            if older.number < work.number and not older.asked and older.way_of_anybody == work.way_of_anybody:
+                self._ask(older, waits=False)
+        self._ask(work, waits)
+
+    def await_others(self, work: AnnouncedWork, seconds: float) -> None:
+        """Wait for ranks that are about something else to launch it too; they may be for long, then have them told."""
+        for _ in _looks(seconds):
+            if POSTED not in self._states(work):
+                break
+            self.advance()
+        self.tell_others(work)
+
+    def tell_others(self, work: AnnouncedWork) -> None:
+        """Have the controller let it go on ranks that are about something else, if there are any."""
+        if work.was_left and POSTED in self._states(work):
+            self.send(Asks(self.call, work.number, waits=False))
+        work.was_left = False
+
+    def handle(self, message: Command) -> None:
+        """A message of the controller; runs in the control thread."""
+        if isinstance(message, Grant):
+            work = self._open.get(message.operation)
+            if work is not None:
+                work.grant(message.source)
+                self.advance(work, at_most=0, elsewhere=True)
+        elif isinstance(message, Refuse):
+            if message.call == self.call:
+                self.advance(at_most=len(self._open), elsewhere=True)
+            with self._lock:
+                self._refusal, self._refused_call = message.error, message.call
+                refused = list(self._open.values()) if message.call == self.call else []
+            for work in refused:
+                self._withdraw(work)
+                work.refuse(message.error)
+                work.settle_elsewhere()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        """Of what has moved; to ask MPI may run callbacks of users, so nothing is locked meanwhile."""
+        moved = {launched.number for launched in list(self._launched) if launched.has_moved()}
+        with self._lock:
+            self._launched = [launched for launched in self._launched if launched.number not in moved]
+            self._look_through = 2 * len(self._launched)
+
+    def _log(self, number: int, signature: Signature) -> int | None:
+        return self._board.log(self.rank, (number, signature)) if self._board is not None else None
+
+    def _begun(self) -> int:
+        """The first operation that may have to be asked about."""
+        with self._lock:
+            asking = [*self._open, *(work.number for work in self._launched if work.was_left)]
+        return min(asking, default=0)
+
+    def _can_meet(self, signature: Signature) -> bool:
+        """Whether the rank at the other end of a message looks at the board."""
+        return signature.peer < 0 or self._board is None or not self._board.is_open_to_all(signature.peer)
+
+    def _say(self, work: AnnouncedWork, state: int) -> None:
+        if work.meeting is not None and work.meeting.digest:
+            self._write(work.meeting.digest, state)
+
+    def _write(self, digest: int, state: int) -> None:
+        if self._board is not None:
+            hidden = self._shown.get(self._board.say(self.rank, digest, state))
+            if hidden is not None:  # a rank that has seen it before may wait, and take this one to be under way
+                self._in_doubt.append(hidden)
+
+    def _resolve_doubts(self) -> None:
+        while True:
+            try:
+                work = self._in_doubt.popleft()
+            except IndexError:  # that was all, or another thread has taken the last
+                return
+            self._ask(work, waits=False)
+
+    def _states(self, work: AnnouncedWork) -> list[int]:
+        assert work.meeting is not None and self._board is not None
+        return self._board.states(work.meeting.others, work.meeting.digest)
+
+    def _others_ask(self, work: AnnouncedWork) -> bool:
+        """Also those whose operation is another one."""
+        assert work.meeting is not None and self._board is not None
+        return ASKS in self._board.states(work.meeting.others, work.meeting.place)
+
+    def _ask(self, work: AnnouncedWork, waits: bool) -> None:
+        with self._launching, self._lock:
+            if work.number not in self._open or (work.asked and not waits):
+                return
+            work.asked = True
+            self._say(work, ASKS)
+            if work.meeting is not None:
+                self._write(work.meeting.place, ASKS)
+        self.send(Asks(self.call, work.number, waits))
+        self._resolve_doubts()
+
+    def _may_go(self, work: AnnouncedWork) -> bool:
+        if work.granted is not None:
+            return True
+        if work.meeting is None or not work.meeting.digest:
+            return False
+        states = self._states(work)
+        if work.asked:
+            if GOES not in states:  # another rank has seen this one there, a moment before it asked
+                return False
+        elif ABSENT in states or ASKS in states:
+            if self._others_ask(work):
+                self._in_doubt.append(work)
+            return False
+        self._say(work, GOES)
+        again = self._states(work)
+        work.was_left = POSTED in again
+        if ABSENT not in again:
+            return True
+        # withdrawn meanwhile, by a rank that will see what this one has said; or hidden, and this one is believed to go
+        self._in_doubt.append(work)
+        return False
+
+    def _launch(self, work: AnnouncedWork) -> bool:
+        with self._lock:
+            if self._open.pop(work.number, None) is None:
+                return False
+            self._forget(work)
+            self._launched.append(work)
+        work.launch()
+        return True
+
+    def _forget(self, work: AnnouncedWork) -> None:
+        if work.meeting is not None:
+            self._shown.pop(work.meeting.digest, None)
+
+    def _withdraw(self, work: AnnouncedWork) -> None:
+        """This rank will never launch an operation."""
+        with self._launching, self._lock:
+            if self._open.pop(work.number, None) is None:
+                return
+            self.withdrawn.append(work.number)
+            if work.meeting is None or not work.meeting.digest:
+                return
+            self._forget(work)
+        self._say(work, ABSENT)
+        assert self._board is not None
+        if self._board.may_have_gone(work.meeting.others, work.meeting.digest):
+            self.is_torn = True
+
+
+def _looks(seconds: float) -> Iterator[None]:
+    """Let the caller look at once, and again after each nap, for so long; the naps get longer."""
+    until, nap = time.perf_counter() + seconds, _NAP_S
+    yield
+    while time.perf_counter() < until:
+        sleep(nap)
+        yield
+        nap = min(1.1 * nap, _LONG_NAP_S)
+
+
+class GroupEngine:
+    """The engine of one watched group: its operations go to ``real``."""
+
+    def __init__(self, announcer: Announcer, real: Any) -> None:
+        self._announcer = announcer
+        self._real = real
+
+    def post(self, operation: Operation) -> dist.Work:
+        """See :class:`pdlcheck.worlds.watch.Engine`."""
+        refuse(operation)
+        refuse_as_gloo(operation)
+        return self._announcer.post(operation, self._real)

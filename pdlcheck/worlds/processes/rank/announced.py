@@ -1,0 +1,241 @@
+"""The handle of an operation that is announced, later launched, at last complete."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from contextlib import suppress
+from copy import copy
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pdlcheck.errors import PeerFailed
+from pdlcheck.uncompiled import uncompiled
+from pdlcheck.worlds.processes.exchange.meeting import Meeting
+from pdlcheck.worlds.watch import Operation, Signature, WatchedWork, is_limit, refuse_future, uncounted
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.processes.rank.announce import Announcer
+
+__all__ = ["AnnouncedWork", "own_error"]
+
+_PATIENCE_S = 0.02  # most ranks arrive sooner: then the controller need not hear of the wait
+_SHORT_PATIENCE_S = 0.001  # for a grant that is under way
+_LOOK_S = 0.05  # at most, once the controller was asked
+_UNDER_WAY = timedelta(seconds=30)  # data for which nobody has waited
+
+
+@uncompiled
+class AnnouncedWork(WatchedWork):
+    """What :class:`Announcer` gives back for an operation."""
+
+    def __init__(self, announcer: Announcer, number: int, operation: Operation, real: Any) -> None:
+        super().__init__(operation)
+        self.number = number
+        self.meeting: Meeting | None = None
+        self.asked = False  # the controller decides
+        self.granted: int | None = None  # by the controller; see `grant`
+        self.way = _way(operation.signature, -1)  # operations of one way are launched in the order posted
+        self.way_of_anybody = self.way if operation.signature.op != "recv" else (*self.way[:2], -1, *self.way[3:])
+        self.was_left = False  # when it was launched, some other rank was about something else
+        self.is_decided = False  # it is under way, or never will be
+        self._announcer = announcer
+        self._group = real
+        self._real: Any = None  # the work of the real group
+        self._error: Exception | None = None
+        self._decided = threading.Lock()
+        self._decided.acquire()
+        self._resolving = threading.Lock()
+        self._resolver = 0  # the thread that runs what users have put behind the operation, for which it is complete
+
+    # -- for the announcer -------------------------------------------------------------------------
+
+    def grant(self, source: int) -> None:
+        """The controller lets the operation go; ``source``: global rank that a message comes from, else -1."""
+        self.granted = source
+        self.way = _way(self.operation.signature, source)
+
+    def launch(self) -> None:
+        """Make the call on the real group."""
+        signature = self.operation.signature
+        method, args = self.operation.method, self.operation.args
+        source = self.granted if self.granted is not None and self.granted >= 0 else signature.peer
+        if signature.op == "recv":
+            self._source = signature.members.index(source)
+        if method == "recv_anysource":  # the controller has chosen the source
+            tensors, tag = args
+            method, args = "recv", (tensors, self._source, tag)
+        try:
+            if self._group is not None:
+                with torch.no_grad(), uncounted():  # C++ calls a group below autograd, which would see views of outputs
+                    self._real = getattr(self._group, method)(*args)
+        except Exception as error:  # what the real group refuses, the waiting rank raises
+            self._error = self._noted(error)
+        self._decide()
+
+    def refuse(self, error: Exception) -> None:
+        """The operation will never go."""
+        if not self.is_decided:
+            self._error = own_error(error, self.operation)
+            self._decide()
+
+    def settle(self) -> None:
+        """See to it that the future, if one was asked for, is resolved although nobody may wait.
+
+        What users have put behind it may run here and now, and wait for other operations.
+        """
+        if self._future is not None:
+            self._settle_future()
+
+    def settle_elsewhere(self) -> None:
+        """As :meth:`settle`, for the control thread, whose messages such operations need."""
+        if self._future is not None:
+            threading.Thread(target=self._settle_future, name="pdlcheck future", daemon=True).start()
+
+    def has_moved(self) -> bool:
+        """True once the tensors are no longer used."""
+        return self.is_decided and (self._real is None or self._real.is_completed())
+
+    def finish(self) -> None:
+        """Wait for data that is under way: gloo reads nothing more from a rank whose message finds its tensor gone."""
+        if not self.has_moved():
+            with suppress(RuntimeError):  # the next operation tells of a broken connection
+                self._real.wait(_UNDER_WAY)
+
+    # -- what torch and users call -----------------------------------------------------------------
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self.is_decided:
+            self._await_decision(timeout)
+        if self._error is not None:
+            raise self._error
+        if self._real is None or self._resolver == threading.get_ident():
+            return True
+        try:
+            if self.was_left:
+                self._announcer.await_others(self, _PATIENCE_S)
+            done = self._real.wait(timeout) if is_limit(timeout) else self._real.wait()
+        except Exception as error:
+            self._announcer.is_torn = True
+            self._resolve(self._noted(error))
+            raise
+        self._resolve()
+        return bool(done)
+
+    def is_completed(self) -> bool:
+        self._go_on()
+        return self.has_moved()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Any:
+        return self._error
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        if self._is_of_gloo():
+            refuse_future(self.operation.signature)
+        future = super().get_future()
+        if torch._C._current_graph_task_id() == -1:
+            self._go_on()
+        elif not self.has_moved():  # the backward pass waits for it in the end, or a hook of DDP at once, in C++
+            self._announcer.reminders.add(self)
+        return future
+
+    def remind(self) -> None:
+        """See :class:`pdlcheck.worlds.processes.rank.reminders.Remembered`."""
+        if not self.has_moved():
+            self._go_on(elsewhere=True)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _go_on(self, *, elsewhere: bool = False) -> None:
+        """See to it that the operation goes, here and on the other ranks, though nobody may ever wait for it."""
+        if not self.is_decided:
+            self._announcer.advance(self, elsewhere=elsewhere)
+        if not self.is_decided:
+            self._announcer.ask(self)
+        elif not self.has_moved():
+            self._announcer.tell_others(self)
+
+    def _decide(self) -> None:
+        self.is_decided = True
+        self._decided.release()
+
+    def _is_settled(self) -> bool:
+        return self.is_decided
+
+    def _await_decision(self, timeout: Any) -> None:
+        announcer = self._announcer
+        limit = timeout.total_seconds() if is_limit(timeout) else math.inf
+        until = time.perf_counter() + limit
+        if announcer.look(self, min(_PATIENCE_S, limit)) or (self.asked and self._decided_within(_SHORT_PATIENCE_S)):
+            return
+        announcer.ask(self, waits=limit == math.inf)  # with a limit it ends, whatever the others do
+        pause = _SHORT_PATIENCE_S
+        while not self._decided_within(min(pause, max(until - time.perf_counter(), 0.0))):
+            announcer.advance(self)
+            if not self.is_decided and time.perf_counter() > until:
+                self._give_up(limit)
+            pause = min(2 * pause, _LOOK_S)
+
+    def _give_up(self, limit: float) -> None:
+        """As gloo: a collective can be waited for again, after a message nothing of the group reaches this rank."""
+        signature = self.operation.signature
+        if signature.is_p2p and signature.peer >= 0 and self._is_of_gloo():
+            if self._announcer.abandon(self):
+                self._announcer.is_torn = True
+                with suppress(RuntimeError):
+                    self._real.wait(timedelta(milliseconds=1))
+                self._error = RuntimeError("Application timeout caused pair closure")
+                raise RuntimeError(f"Timed out waiting {1000 * limit:g}ms for {signature.op} operation to complete")
+            return
+        raise RuntimeError(f"Operation timed out! {limit:g} s have passed in {signature}")
+
+    def _noted(self, error: Exception) -> Exception:
+        """With the operation, which the words of a backend do not name, and which the rank may have posted long ago."""
+        error.add_note(f"{self._group.name()} said so of {self.operation.signature}")
+        return error
+
+    def _is_of_gloo(self) -> bool:
+        return self._group is not None and self._group.name() == "gloo"
+
+    def _decided_within(self, seconds: float) -> bool:
+        if self._decided.acquire(timeout=seconds):
+            self._decided.release()
+        return self.is_decided
+
+    def _settle_future(self) -> None:
+        if self._error is not None:
+            self._resolve(self._error)
+            return
+        self._real.get_future().add_done_callback(lambda _: self._resolve())
+
+    def _resolve(self, error: Exception | None = None) -> None:
+        future = self._future
+        if future is None or future.done():
+            return
+        with self._resolving:
+            if future.done():
+                return
+            self._resolver = threading.get_ident()
+            try:
+                if error is None:
+                    future.set_result(self.result())
+                else:
+                    future.set_exception(error if not isinstance(error, PeerFailed) else RuntimeError(str(error)))
+            finally:
+                self._resolver = 0
+
+
+def _way(s: Signature, source: int) -> tuple[object, ...]:
+    """Of a receive from anybody it is known with its source; before that, no later receive may go."""
+    return (s.group, s.op, s.peer if s.peer >= 0 else source, s.tag) if s.is_p2p else (s.group,)
+
+
+def own_error(error: Exception, operation: Operation) -> Exception:
+    """A copy for one place to raise; that of a failed peer says where this rank was stopped."""
+    return PeerFailed(f"in {operation.signature}") if isinstance(error, PeerFailed) else copy(error)

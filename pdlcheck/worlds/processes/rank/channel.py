@@ -1,0 +1,125 @@
+"""A rank's end of its pipe, and the thread that listens to it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, cast
+
+from pdlcheck.worlds.processes.exchange.messages import (
+    AreYouThere,
+    Call,
+    Command,
+    Halted,
+    Here,
+    Report,
+    Stack,
+    Stop,
+    WhereAreYou,
+    put,
+)
+from pdlcheck.worlds.processes.rank.position import place_of
+
+__all__ = ["Channel"]
+
+_DEAF = 70  # the exit code of a rank whose listening thread failed: sysexits' "internal software error"
+_GRACE_S = 0.25  # so long after it was told to stop, a rank says where it is, wherever that is
+
+
+class Channel:
+    """Calls go to the main thread through a queue; others are handled at once, by a thread of its own.
+
+    When the pipe ends, the controller has gone and the process ends, whatever it does at that moment.
+    """
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._main = threading.main_thread().ident or 0
+        self._reported = 0  # the last call whose end was reported
+        self._busy = False
+        self.look_s = 0.02  # at the same instruction of a communication call for so long: blocked in it
+        self.on_message: Callable[[Command], None] = lambda message: None
+
+    def start(self) -> None:
+        """Begin to listen."""
+        threading.Thread(target=self._listen, name="pdlcheck control", daemon=True).start()
+
+    def next_call(self) -> Call | None:
+        """Wait for the next call; None when the controller wants this process to end."""
+        self._busy = False
+        call = self._calls.get()
+        self._busy = True
+        return call
+
+    def receive(self) -> Any:
+        """The next message itself; before :meth:`start`."""
+        return self._connection.recv()
+
+    def send(self, report: Report) -> None:
+        """Send a message, from any thread."""
+        with self._sending:
+            put(self._connection, report)
+
+    def end(self, call: int, report: Report) -> None:
+        """Report how a call ended, unless that was done."""
+        if threading.get_ident() == self._main:
+            self._busy = False  # before the controller knows, who may then hang up
+        with self._sending:
+            if self._reported < call:
+                self._reported = call
+                put(self._connection, report)
+
+    def _listen(self) -> None:
+        try:
+            while (message := self._next_message()) is not None:
+                self._handle(message)
+        except (BrokenPipeError, ConnectionResetError):  # the controller went while it was answered
+            pass
+        except BaseException:  # the others would wait for a rank that no longer listens
+            traceback.print_exc()
+            os._exit(_DEAF)
+        self._leave()
+
+    def _next_message(self) -> Command | None:
+        try:
+            return cast(Command, self._connection.recv())
+        except (EOFError, OSError):
+            return None
+
+    def _handle(self, message: Command) -> None:
+        if isinstance(message, Call):
+            self._calls.put(message)
+        elif isinstance(message, AreYouThere):
+            self.send(Here())
+        elif isinstance(message, WhereAreYou):
+            place = place_of(self._main)
+            self.send(Stack(message.call, place.words, place.stack))
+        else:
+            self.on_message(message)
+            if isinstance(message, Stop):
+                threading.Thread(target=self._halt, args=(message.call,), daemon=True).start()
+
+    def _halt(self, call: int) -> None:
+        """Say where the main thread is as soon as it is clear that it will not end the call by itself."""
+        pause = threading.Event()
+        last = None
+        for _ in range(int(_GRACE_S / self.look_s)):
+            place = place_of(self._main)
+            if place.communicates and place.mark == last:
+                break
+            last = place.mark
+            pause.wait(self.look_s)
+        self.end(call, Halted(call, place_of(self._main).words))
+
+    def _leave(self) -> None:
+        if self._busy:
+            os._exit(0)
+        self._calls.put(None)
+        threading.Event().wait(1.0)  # the main thread runs what was registered with atexit
+        os._exit(0)

@@ -1,0 +1,302 @@
+"""The main program of a rank: join the default group, then call what the controller sends, to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import random
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from pdlcheck.errors import PeerFailed, RankFailed
+from pdlcheck.worlds.outcome import text_of
+from pdlcheck.worlds.processes.exchange.board import Board
+from pdlcheck.worlds.processes.exchange.heard import hearing
+from pdlcheck.worlds.processes.exchange.journal import open_journal
+from pdlcheck.worlds.processes.exchange.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
+from pdlcheck.worlds.processes.exchange.payload import dump_error, dump_result, import_module_of, is_our_own, load_call
+from pdlcheck.worlds.processes.exchange.settings import AS_TORCH_BEGINS, Settings, put
+from pdlcheck.worlds.processes.rank import own_settings
+from pdlcheck.worlds.processes.rank.absent_devices import leave_absent_devices_alone
+from pdlcheck.worlds.processes.rank.announce import Announcer
+from pdlcheck.worlds.processes.rank.at_end import end, end_call
+from pdlcheck.worlds.processes.rank.channel import Channel
+from pdlcheck.worlds.processes.rank.imported import drawing_as_torch_begins
+from pdlcheck.worlds.processes.rank.own_device import own_device, select_own_device, take_device, was_lost
+from pdlcheck.worlds.processes.rank.own_group import offer, offer_groups
+from pdlcheck.worlds.processes.rank.own_rank import take_rank, users_code
+from pdlcheck.worlds.processes.rank.own_store import meet_at
+from pdlcheck.worlds.processes.rank.position import user_traceback
+from pdlcheck.worlds.processes.rank.taking_turns import take_turns
+from pdlcheck.worlds.processes.rank.watched_gloo import watch_gloo
+from pdlcheck.worlds.processes.rank.watched_groups import begin_call
+from pdlcheck.worlds.site import site_of
+from pdlcheck.worlds.watch import FROM_CALLBACK
+
+__all__ = ["adopt", "begin", "fresh_state", "main", "take_place"]
+
+_PR_SET_PDEATHSIG = 1
+_PEER_HAS_GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+)
+_LIMITS = {
+    which: resource.getrlimit(which)
+    for which in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)
+}
+_UNSENDABLE = (SystemExit, KeyboardInterrupt, GeneratorExit)  # raised in the controller they would end it
+
+
+def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, placed: bool = False) -> NoReturn:
+    """Serve as one rank.
+
+    ``fds``: pipe, stdout, stderr, journal; the board, if there is one; on rank 0, the store's listening socket.
+    ``placed``: a fork of a template, which has taken the rank's place already.
+    """
+    begin(fds, server_pid)
+    channel = Channel(Connection(fds[0]))
+    start: Start = channel.receive()
+    if not placed:
+        take_place(start)
+    announcer = Announcer(
+        start.rank, start.world_size, channel.send, Board(fds[4], start.world_size) if start.board else None
+    )
+    if start.watch:
+        take_turns()
+        channel.on_message = announcer.handle
+        channel.look_s = 0.1  # a watched wait ends by itself: only a call of the real group can be blocked
+        _watch(start.backend, announcer)
+    channel.start()
+    store = _join(start, fds[-1] if start.rank == 0 else None)
+    channel.send(Ready(missing))
+    while (call := channel.next_call()) is not None:
+        announcer.begin(call.call)
+        begin_call()
+        _serve(call, start, store, channel, announcer)
+    del store  # rank 0 hosts it: kept until here
+    end()
+
+
+def begin(fds: Sequence[int], parent_pid: int) -> None:
+    """What concerns the process alone: its end, and where it writes."""
+    _die_with(parent_pid)
+    open_journal(fds[3])
+    # text files in every fork; whatever the locale, the controller reads UTF-8, and pytest's capture refuses no letter
+    sys.stdout.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]
+    sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    faulthandler.enable(file=2, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)  # the main thread comes last
+
+
+def take_place(start: Start) -> None:
+    """Be that rank, as far as this is possible without a group."""
+    os.environ.update(start.variables)
+    take_rank(start.rank, start.world_size)
+    torch.set_num_threads(start.threads)
+    take_device(start.device, start.backend, int(os.environ["LOCAL_RANK"]))
+    leave_absent_devices_alone()
+
+
+def _die_with(server_pid: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server_pid:
+            os._exit(0)
+
+
+def _watch(backend: str, announcer: Announcer) -> None:
+    if backend == "mpi":
+        from pdlcheck.worlds.processes.rank.watched_mpi import (
+            watch_mpi,  # it imports MPI, which other ranks do not need
+        )
+
+        watch_mpi(announcer)
+    else:
+        watch_gloo(announcer)
+
+
+def _join(start: Start, listening: int | None) -> TCPStore:
+    store = TCPStore(
+        start.host,
+        start.port,
+        start.world_size,
+        is_master=start.rank == 0,
+        wait_for_workers=False,
+        master_listen_fd=listening,  # bound to that host; torch's own would listen everywhere
+    )
+    meet_at(start.host, start.port)
+    _init(start, store)
+    offer_groups()
+    return store
+
+
+def _rejoin(call: int, start: Start, store: TCPStore) -> None:
+    """A new default group on the same store; names of other groups count from the start again."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    offer(None)
+    own = PrefixStore(f"call {call}", store)
+    _init(start, own)
+
+
+def _init(start: Start, store: Store) -> None:
+    backend = start.backend
+    if backend == "mpi":
+        import pdlcheck.worlds.mpi as mpi  # importing it registers the backend
+
+        backend = mpi.BACKEND
+    # nccl connects at once then: a device that it cannot use is told here, and not in the first test
+    bound = own_device() if backend == "nccl" else None
+    dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.world_size, device_id=bound)
+
+
+def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announcer: Announcer) -> None:
+    default_group, fn = dist.group.WORLD, None
+    try:
+        if call.rejoin:
+            announcer.is_beginning = True
+            _rejoin(call.call, start, store)
+            announcer.is_beginning = False
+            default_group = dist.group.WORLD
+        adopt(call.changes, start.variables)
+        if call.seed is not None:
+            own_settings.put_back()
+        for module in call.modules:
+            with drawing_as_torch_begins():
+                import_module_of(*module)
+                if call.seed is not None:
+                    own_settings.hold()
+        fn, args, kwargs = load_call(call.payload)
+        if call.seed is not None:
+            fresh_state(call.seed, start, call.settings)
+        offer(default_group)
+        with hearing(call.ears) as heard:
+            with contextlib.nullcontext() if is_our_own(fn) else users_code():
+                value = _called(fn, args, kwargs, announcer)
+            told = heard()
+        announcer.end(failed=False)
+        result = dump_result(value, start.rank)
+        report: Any = Done(call.call, result, _aftermath(default_group, announcer), told)
+    except PeerFailed as error:
+        announcer.end(failed=True)
+        report = Halted(call.call, str(error), _aftermath(default_group, announcer))
+    except BaseException as error:  # every way to fail is a report, sys.exit and Ctrl-C included
+        if isinstance(error, MemoryError):
+            traceback.clear_frames(error.__traceback__)  # what the function hoarded, to have room for the report
+        announcer.end(failed=True)
+        after = _aftermath(default_group, announcer)
+        if was_lost(error):
+            after = replace(after, default_group=False)  # of no use without the device
+        report = _failed(call.call, error, start.rank, after)
+    if fn is not None and not is_our_own(fn):
+        end_call()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    channel.end(call.call, report)
+
+
+def _called(fn: Any, args: Any, kwargs: Any, announcer: Announcer) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    except RuntimeError as error:
+        if announcer.verdict is None or not text_of(error).startswith(FROM_CALLBACK):
+            raise
+        raise copy(announcer.verdict).with_traceback(error.__traceback__) from None  # torch has wrapped the verdict
+
+
+def adopt(changes: Changes, own: Mapping[str, str]) -> None:
+    """Take over what changed around the controller's code, but for the rank's own variables."""
+    if changes.path is not None:
+        sys.path[:] = changes.path
+    if changes.directory is not None:
+        os.chdir(changes.directory)
+    os.environ.update((name, value) for name, value in changes.set.items() if name not in own)
+    for name in changes.unset:
+        if name not in own:
+            os.environ.pop(name, None)
+
+
+def _aftermath(default_group: dist.ProcessGroup | None, announcer: Announcer) -> Aftermath:
+    same = dist.is_initialized() and dist.group.WORLD is default_group
+    return Aftermath(
+        same and not announcer.is_torn,
+        c10d._world.group_count,
+        len(c10d._world.pg_map),
+        tuple(announcer.withdrawn),
+        announcer.has_open,
+    )
+
+
+def fresh_state(seed: int, start: Start, settings: Settings = AS_TORCH_BEGINS) -> None:
+    """Undo what an earlier call may have left behind; every rank has random streams of its own.
+
+    Args:
+        seed: of the streams.
+        start: what the rank was told first.
+        settings: of torch, those of the controller.
+    """
+    own_seed = seed * 10_007 + start.rank
+    if torch.accelerator.current_accelerator() is None:
+        torch.default_generator.manual_seed(own_seed)
+    else:  # where there is nothing to seed it would note a stack trace for each kind of device, at every call
+        torch.manual_seed(own_seed)
+    select_own_device()
+    random.seed(own_seed)
+    np.random.seed(own_seed % 2**32)
+    put(settings)
+    for which, limits in _LIMITS.items():
+        if resource.getrlimit(which) != limits:
+            with contextlib.suppress(ValueError, OSError):  # the hard limit was lowered: not ours to raise
+                resource.setrlimit(which, limits)
+    if torch.get_num_threads() != start.threads:
+        torch.set_num_threads(start.threads)
+
+
+def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Failed:
+    text = user_traceback(error)
+    consequence = isinstance(error, RuntimeError) and any(words in text_of(error) for words in _PEER_HAS_GONE)
+    if isinstance(error, _UNSENDABLE):
+        error = _sendable(error, rank, text)
+    return Failed(
+        call,
+        dump_error(error),
+        type(error).__name__,
+        text_of(error),
+        _words(error),
+        text,
+        site_of(error),
+        consequence,
+        after,
+    )
+
+
+def _sendable(error: BaseException, rank: int, text: str) -> RankFailed:
+    """An error that the controller can raise, with what was noted at the rank's own."""
+    what = f"raised {type(error).__name__}"
+    if isinstance(error, SystemExit):
+        what = f"called sys.exit({error.code!r})"
+    cure = "raise an ordinary exception to make the call fail"
+    failed = RankFailed(f"rank {rank} {what}; {cure}", rank=rank, traceback=text)
+    vars(failed).update(_words(error))
+    return failed.with_traceback(error.__traceback__)
+
+
+def _words(error: BaseException) -> dict[str, str]:
+    return {name: value for name, value in vars(error).items() if isinstance(value, str)}

@@ -1,0 +1,121 @@
+"""Where a thread is, in the words of the user's code: the communication call, the file, the line."""
+
+from __future__ import annotations
+
+import gc
+import operator
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, repeat, starmap, takewhile, tee
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from pdlcheck.worlds.watch import calls_tests, short
+
+__all__ = ["Place", "is_machinery", "place_of", "user_traceback"]
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_DISTRIBUTED = os.path.join(_TORCH, "distributed") + os.sep
+_WORLDS = str(Path(__file__).parents[2]) + os.sep
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_PACKAGES = os.path.join(_LIBRARY, "site-packages") + os.sep
+_ITS_PLACE = operator.attrgetter("f_lineno", "f_lasti")  # other attributes are audited, in Python where one adds a hook
+_one_at_a_time = threading.Lock()
+
+
+class Place:
+    """The position of one thread at one moment.
+
+    Args:
+        words: ``in all_reduce at train.py:12``, ``at train.py:12``, or empty outside the user's code.
+        stack: the frames, innermost last, as a traceback shows them.
+        communicates: the thread is inside ``torch.distributed`` or a watched operation.
+        mark: equal for two moments between which the thread has not moved.
+    """
+
+    def __init__(self, words: str, stack: str, communicates: bool, mark: object) -> None:
+        self.words = words
+        self.stack = stack
+        self.communicates = communicates
+        self.mark = mark
+
+
+class _Frame(NamedTuple):
+    path: str
+    line: int
+    function: str
+
+
+def place_of(thread_id: int) -> Place:
+    """Where the Python thread ``thread_id`` is."""
+    seen = _frames_of(thread_id)
+    frames = [_Frame(frame.f_code.co_filename, line or 0, frame.f_code.co_name) for frame, (line, _) in seen]
+    mark = [(id(frame), instruction) for frame, (_, instruction) in seen]
+    call, where, communicates = "", "", False
+    for frame in frames:
+        if not _is_internal(frame.path):
+            where = f"at {short(frame.path)}:{frame.line}"
+            break
+        if frame.path.startswith(_DISTRIBUTED):
+            communicates = True
+            if frame.function != "wrapper":  # of torch's logging decorators
+                call = frame.function
+    words = f"in {call} {where}" if call and where else where
+    return Place(words, _stack(frames), communicates, mark)
+
+
+def _frames_of(thread_id: int) -> list[tuple[FrameType, tuple[int | None, int]]]:
+    """The frames of a thread at one moment, innermost first, each with its line and its last instruction.
+
+    Nobody else runs meanwhile: one call of C code goes through all frames, and no collection of garbage interrupts it.
+    On CPython 3.11 a new frame object may start a collection, a finalizer may let the other threads run, the frame may
+    end, and its object then reads whatever comes to lie in that memory.
+    """
+    with _one_at_a_time:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            innermost: Iterator[Any] = map(dict.get, starmap(sys._current_frames, [()]), [thread_id])
+            frames, again = tee(takewhile(operator.truth, accumulate(chain(innermost, repeat("f_back")), getattr)))
+            return list(zip(frames, map(_ITS_PLACE, again), strict=True))
+        finally:
+            if collects:
+                gc.enable()
+
+
+def user_traceback(error: BaseException) -> str:
+    """Format an exception without the frames of the worlds."""
+    formatted = traceback.TracebackException.from_exception(error)
+    todo, seen = [formatted], set()
+    while todo:
+        part = todo.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        frames = [frame for frame in part.stack if not frame.filename.startswith(_WORLDS)]
+        part.stack = traceback.StackSummary.from_list(frames)
+        todo += [link for link in (part.__cause__, part.__context__) if link is not None]
+        todo += part.exceptions or []
+    return "".join(formatted.format())
+
+
+def _is_internal(path: str) -> bool:
+    if path.startswith((_TORCH, _WORLDS, "<frozen")):
+        return True
+    return path.startswith(_LIBRARY) and not path.startswith(_PACKAGES)  # threading, contextlib, ...
+
+
+def is_machinery(path: str) -> bool:
+    """What calls the user's code: this package's own files, and pytest's where a test runs."""
+    return path == "<string>" or path.startswith(_WORLDS) or calls_tests(path)
+
+
+def _stack(frames: Sequence[_Frame]) -> str:
+    shown = [traceback.FrameSummary(*frame) for frame in reversed(frames) if not is_machinery(frame.path)]
+    return "".join(traceback.StackSummary.from_list(shown).format())

@@ -1,0 +1,283 @@
+"""A process that forks ranks: it waits, forks and reports who ended; it never computes.
+
+The fork server imports what ranks need and forks them, or templates of them, which serve in the same way.
+
+A fork of a process that has used torch's threads hangs at its first parallel operation, so this process must
+only import. ``multiprocessing``'s fork server does the same job but leaves its socket's directory behind when
+the controller is killed, imports the user's ``__main__`` again in every child, hides errors of its preload
+list, and there is one for the whole program; this one is reached through a nameless socket pair and dies with
+its controller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, NoReturn
+
+__all__ = ["FORK", "HEADER", "IMPORT", "RANK", "SIGNAL", "STATUS", "TEMPLATE", "Program", "main", "serve"]
+
+HEADER = struct.Struct("!cii")  # request, two numbers
+STATUS = struct.Struct("!i")  # through a rank's status pipe: first its pid, at its end the exit code
+FORK, IMPORT, SIGNAL = b"F", b"I", b"S"
+RANK, TEMPLATE = 0, 1  # what to fork
+
+_MAX_FDS = 8
+_EX_SOFTWARE = 70
+_END_S = 0.2  # for templates to end, with their ranks
+
+Program = Callable[[int, Sequence[int], Mapping[str, str], int, int], NoReturn]
+_Handler = Callable[[int, FrameType | None], Any] | int | None
+
+
+@dataclass(slots=True)
+class _Forks:
+    """Those of this process that live. ``status``: the pipe of each; ``templates``: which of them fork themselves."""
+
+    owner: int = field(default_factory=os.getpid)
+    status: dict[int, int] = field(default_factory=dict)
+    templates: set[int] = field(default_factory=set)
+
+
+def main(control_fd: int, controller_pid: int) -> NoReturn:
+    """The fork server."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # for ranks, also where a shell ignores it
+    gc.disable()  # a collection would leave holes, which are filled in every rank's own copy of the page
+    serve(socket.socket(fileno=control_fd), controller_pid, _program, missing={}, own_fds=())
+
+
+def serve(
+    control: socket.socket, controller_pid: int, program: Program, missing: dict[str, str], own_fds: Sequence[int]
+) -> NoReturn:
+    """Serve requests until the controller has gone, then kill every rank.
+
+    FORK n kind, with n file descriptors: fork a rank or a template; the first is its status pipe, the rest its own.
+    IMPORT n 0, then n bytes of JSON: import these modules, for the ranks forked from now on.
+    SIGNAL pid signal: send a signal to a rank; SIGKILL also to all processes that it started.
+
+    Args:
+        control: where requests come from.
+        controller_pid: whose end is the end of this process.
+        program: what a fork runs: called with its kind, its descriptors, ``missing``, the pid of this process and of
+            the controller.
+        missing: modules that could not be imported, with the reason.
+        own_fds: descriptors that forks do not need.
+    """
+    forks = _Forks()
+    handlers: dict[int, _Handler] = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C is the controller's to handle
+        signal.SIGCHLD: signal.signal(signal.SIGCHLD, lambda *_: None),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: _end(forks)),
+    }
+    wake_r, wake_w = socket.socketpair()
+    wake_r.setblocking(False)
+    wake_w.setblocking(False)
+    signal.set_wakeup_fd(wake_w.fileno())
+    selector = selectors.DefaultSelector()
+    selector.register(control, selectors.EVENT_READ)
+    selector.register(wake_r, selectors.EVENT_READ)
+    foreign = [*own_fds, control.fileno(), wake_r.fileno(), wake_w.fileno()]
+    controller = _watch_process(controller_pid)
+    if controller is not None:
+        selector.register(controller, selectors.EVENT_READ)
+        foreign.append(controller)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj == controller:
+                _end(forks)
+            elif key.fileobj is wake_r:
+                _drain(wake_r)
+                _reap(forks)
+            else:
+                header, fds, _, _ = socket.recv_fds(control, HEADER.size, _MAX_FDS)
+                if len(header) < HEADER.size:
+                    _end(forks)
+                request, first, second = HEADER.unpack(header)
+                if request == FORK:
+                    pid = _fork(fds, forks, second)
+                    if pid == 0:
+                        _restore(handlers)
+                        for fd in (*foreign, fds[0], *forks.status.values()):
+                            os.close(fd)
+                        _become(program, second, fds[1:], missing, controller_pid)
+                elif request == IMPORT:
+                    names = json.loads(_read(control, first))
+                    with _noticing_hang_up(control, forks):
+                        missing |= _import(names)
+                elif request == SIGNAL and first in forks.status:
+                    _signal(first, second)
+
+
+def _watch_process(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends, even if a child of it holds our socket."""
+    if not hasattr(os, "pidfd_open"):
+        return None  # not Linux
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None  # an old kernel, or a sandbox; the end of the socket tells as well
+
+
+@contextlib.contextmanager
+def _noticing_hang_up(control: socket.socket, forks: _Forks) -> Iterator[None]:
+    """An import may take long, and the controller may end meanwhile: a thread notices. It has ended before any fork."""
+    done_r, done_w = os.pipe()
+    poll = select.poll()
+    poll.register(control, 0)
+    poll.register(done_r, select.POLLIN)
+
+    def watch() -> None:
+        if done_r not in dict(poll.poll()):
+            _end(forks)
+
+    watching = threading.Thread(target=watch, name="pdlcheck hang-up")
+    watching.start()
+    try:
+        yield
+    finally:
+        os.write(done_w, b".")
+        watching.join()
+        os.close(done_r)
+        os.close(done_w)
+
+
+def _import(names: list[str]) -> dict[str, str]:
+    failed = {}
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:  # whatever the module does: the controller reports it
+            failed[name] = f"{type(error).__name__}: {error}"
+    return failed
+
+
+def _fork(fds: list[int], forks: _Forks, kind: int) -> int:
+    """Returns 0 in the fork."""
+    status, *rest = fds
+    gc.freeze()  # what was imported stays; a rank that looked through it for garbage would copy all of it
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _tell(status, -(error.errno or 1))
+        for fd in fds:
+            os.close(fd)
+        return -1
+    if pid == 0:
+        return 0
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)  # the child does it too: whoever is first
+    forks.status[pid] = status
+    if kind == TEMPLATE:
+        forks.templates.add(pid)
+    _tell(status, pid)
+    for fd in rest:
+        os.close(fd)
+    return pid
+
+
+def _restore(handlers: Mapping[int, _Handler]) -> None:
+    signal.set_wakeup_fd(-1)
+    for signo, handler in handlers.items():
+        signal.signal(signo, handler if handler is not None else signal.SIG_DFL)  # None: not from Python
+
+
+def _become(program: Program, kind: int, fds: list[int], missing: dict[str, str], controller_pid: int) -> NoReturn:
+    try:
+        gc.enable()
+        server = os.getppid()
+        os.setpgid(0, 0)
+        os.dup2(fds[1], 1)
+        os.dup2(fds[2], 2)
+        program(kind, fds, missing, server, controller_pid)
+    except BaseException:
+        for name, why in missing.items():  # a second attempt at an import fails for another reason than the first
+            print(f"the fork server could not import {name}: {why}", file=sys.stderr)
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(_EX_SOFTWARE)
+
+
+def _program(kind: int, fds: Sequence[int], missing: Mapping[str, str], server: int, controller: int) -> NoReturn:
+    if kind == TEMPLATE:
+        from pdlcheck.worlds.processes.rank.template import main as template_main
+
+        template_main(fds, missing, server, controller)
+    from pdlcheck.worlds.processes.rank.main import main as rank_main  # preloaded; here its errors reach stderr
+
+    rank_main(fds, missing, server)
+
+
+def _signal(pid: int, signo: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if signo == signal.SIGKILL:
+            os.killpg(pid, signo)
+        else:
+            os.kill(pid, signo)
+
+
+def _reap(forks: _Forks) -> None:
+    for pid, status in list(forks.status.items()):
+        ended, code = os.waitpid(pid, os.WNOHANG)
+        if not ended:
+            continue
+        _signal(pid, signal.SIGKILL)  # what it started and left behind
+        del forks.status[pid]
+        forks.templates.discard(pid)
+        _tell(status, os.waitstatus_to_exitcode(code))
+        os.close(status)
+
+
+def _tell(status: int, number: int) -> None:
+    with contextlib.suppress(OSError):  # the controller no longer listens
+        os.write(status, STATUS.pack(number))
+
+
+def _end(forks: _Forks) -> NoReturn:
+    if os.getpid() != forks.owner:  # a signal has met a fork before it has its own handlers
+        os._exit(_EX_SOFTWARE)
+    for pid in forks.templates:  # only they can tell what their ranks have started
+        _signal(pid, signal.SIGTERM)
+        _signal(pid, signal.SIGCONT)
+    until = time.monotonic() + _END_S
+    while any(_runs(pid) for pid in forks.templates) and time.monotonic() < until:
+        time.sleep(0.001)
+    for pid in forks.status:
+        _signal(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _runs(pid: int) -> bool:
+    """A process that has ended is not waited for: its number stays its own."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+def _drain(sock: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while sock.recv(4096):
+            pass
+
+
+def _read(sock: socket.socket, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        piece = sock.recv(nbytes - len(data))
+        if not piece:
+            os._exit(0)
+        data += piece
+    return data

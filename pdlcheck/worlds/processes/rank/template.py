@@ -1,0 +1,65 @@
+"""The main program of a template: be a rank but for its group, do what every fork would do first, then fork ranks.
+
+What the user's code does in a template it does once, and every fork has it: that is right for what is in memory. Where
+there is more, the template says that it is unfit and ends; see ``unfit.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+from pdlcheck.worlds.processes.exchange.messages import Prepare, Prepared, put
+from pdlcheck.worlds.processes.exchange.payload import load_call
+from pdlcheck.worlds.processes.rank.at_end import end
+from pdlcheck.worlds.processes.rank.main import adopt, begin, fresh_state, take_place
+from pdlcheck.worlds.processes.rank.main import main as rank_main
+from pdlcheck.worlds.processes.rank.server import serve
+from pdlcheck.worlds.processes.rank.unfit import Watch, without_group
+
+__all__ = ["main"]
+
+
+def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, controller_pid: int) -> NoReturn:
+    """Serve as the template of one rank. ``fds``: pipe, stdout, stderr, journal."""
+    begin(fds, server_pid)
+    connection = Connection(fds[0])
+    prepare: Prepare = connection.recv()
+    take_place(prepare.start)
+    unfit = _prepare(prepare)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    put(connection, Prepared(unfit))
+    if unfit:
+        end()
+    gc.disable()  # as in the fork server
+    serve(socket.socket(fileno=fds[0]), controller_pid, _program, dict(missing), own_fds=fds[1:])
+
+
+def _prepare(prepare: Prepare) -> str:
+    """Why the process must not be forked; empty if it may."""
+    *ours, users = prepare.calls
+    try:
+        adopt(prepare.changes, prepare.start.variables)
+        for payload in ours:
+            _call(prepare, payload)
+        watch = Watch()
+        with without_group() as asked:
+            _call(prepare, users)
+    except BaseException as error:  # where it is no matter of templates, the ranks will say so
+        return f"{type(error).__name__}: {error}"
+    return "it has asked for its group" if asked else watch.unfit()
+
+
+def _call(prepare: Prepare, payload: bytes) -> None:
+    fn, args, kwargs = load_call(payload)
+    fresh_state(prepare.seed, prepare.start)
+    fn(*args, **kwargs)
+
+
+def _program(kind: int, fds: Sequence[int], missing: Mapping[str, str], parent: int, controller: int) -> NoReturn:
+    rank_main(fds, missing, parent, placed=True)

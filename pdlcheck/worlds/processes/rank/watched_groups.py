@@ -1,0 +1,82 @@
+"""What watched groups of every backend have in common.
+
+Before a group is made all ranks meet at the controller: a group that some of them do not make, or make in another
+order, can be reported. Collectives are numbered from 0 in each call.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+from pdlcheck.errors import Unsupported
+from pdlcheck.worlds.processes.rank.announce import Announcer
+from pdlcheck.worlds.watch import WatchedGroup, among_all, is_local, key_among, members_of_default, new_group
+
+__all__ = ["begin_call", "being_made", "meet_in_new_group", "numbered"]
+
+_SIMULATED = "sim"
+
+
+class Made(NamedTuple):
+    """What torch does not tell the class of a group: its name, its ranks, and those of the default group it is of."""
+
+    name: str
+    members: tuple[int, ...]
+    among: str
+
+
+being_made: list[Made] = []  # under construction
+_default = Made("", (), "")  # the default group that this process has
+_groups: weakref.WeakSet[WatchedGroup] = weakref.WeakSet()
+
+
+def meet_in_new_group(announcer: Announcer) -> None:
+    """From now on, all ranks, or the members alone, wait for one another at the controller before they make a group."""
+    real_helper = getattr(c10d, "_new_process_group_helper", None)
+    if real_helper is None:
+        raise Unsupported(
+            f"watched processes do not know torch {torch.__version__}: distributed_c10d lacks "
+            "_new_process_group_helper; use ProcessWorld(watch=False), or a torch from the tested range"
+        )
+
+    def make(group_size: int, group_rank: int | None, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        """In the place of torch's helper, which makes one group on one rank; returns what that returns."""
+        backend, store, name = args[:3]
+        if backend == _SIMULATED:  # a cluster that this rank simulates, all in its own process
+            return real_helper(group_size, group_rank, ranks, *args, **kwargs)
+        global _default
+        members, among = tuple(ranks) or tuple(range(group_size)), ""
+        if c10d._world.default_pg is None:  # it is being made
+            if announcer.call and not announcer.is_beginning:  # by the program; else it is that of all ranks
+                members = tuple(members_of_default(store, group_rank or 0, group_size, announcer.rank))
+                among = among_all(members, announcer.world_size)
+            _default = Made(str(name), members, among)
+        else:
+            members, among = tuple(_default.members[place] for place in members), _default.among
+        made = Made(str(name), members, among)
+        waits_for = members if is_local(made.name) else _default.members
+        being_made.append(made)
+        try:
+            if announcer.call and announcer.rank in waits_for:
+                announcer.meet(new_group(announcer.rank, key_among(made.name, made.among), members, waits_for))
+            return real_helper(group_size, group_rank, ranks, *args, **kwargs)
+        finally:
+            being_made.pop()
+
+    c10d._new_process_group_helper = make  # type: ignore[assignment]  # it passes everything on
+
+
+def numbered(group: WatchedGroup) -> None:
+    """Have the collectives of ``group`` counted anew in each call."""
+    _groups.add(group)
+
+
+def begin_call() -> None:
+    """A call starts."""
+    for group in _groups:
+        group.count_anew()

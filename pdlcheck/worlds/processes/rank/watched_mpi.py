@@ -1,0 +1,36 @@
+"""Makes every MPI group of this process a watched one."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from pdlcheck.worlds.mpi.group import MpiGroup, wrap_groups
+from pdlcheck.worlds.processes.rank.announce import Announcer, GroupEngine
+from pdlcheck.worlds.processes.rank.watched_groups import being_made, meet_in_new_group, numbered
+from pdlcheck.worlds.watch import WatchedGroup
+
+__all__ = ["watch_mpi"]
+
+
+def watch_mpi(announcer: Announcer) -> None:
+    """From now on, MPI groups announce what they are asked to do."""
+    meet_in_new_group(announcer)
+
+    class WatchedMpi(WatchedGroup):
+        """One rank's end of an MPI group whose calls are compared before they are made."""
+
+        def __init__(self, real: MpiGroup) -> None:
+            engine = GroupEngine(announcer, real)
+            made = being_made[-1]
+            super().__init__(made.name, real.rank(), made.members, engine, real.getBackendName(), made.among)
+            self._real = real
+
+        def shutdown(self) -> None:
+            self._real.shutdown()
+
+    def watched(real: MpiGroup) -> dist.ProcessGroup:
+        group = WatchedMpi(real)
+        numbered(group)
+        return group
+
+    wrap_groups(watched)

@@ -1,0 +1,1 @@
+"""What ``torch.distributed`` is to a simulated rank."""

@@ -1,0 +1,96 @@
+"""``monitored_barrier`` on simulated ranks: it names those that are lost, and those that a time limit finds late."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from pdlcheck.worlds.outcome import text_of
+from pdlcheck.worlds.simulated.network.losses import (
+    TIMEOUT_MS,
+    closed_by,
+    failed_to_pass,
+    heard_nobody,
+    is_consequence,
+    is_time_limit,
+    timed_out,
+)
+from pdlcheck.worlds.simulated.schedules.access import Question
+from pdlcheck.worlds.simulated.turns.scheduler import RankThread, current_rank
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.simulated.network.network import Network
+    from pdlcheck.worlds.simulated.network.work import SimulatedWork
+
+__all__ = ["monitored_barrier"]
+
+
+def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """Meet the ranks of ``group``, in which all others answer to rank 0.
+
+    Without a ``timeout``, ranks that are well and do not come are a deadlock, and no wait of half an hour.
+
+    Raises:
+        RuntimeError: a rank is lost or late; on rank 0 it says which, elsewhere that rank 0 knows. A rank that finds
+            its connection closed when it comes is told no more than that, as by gloo.
+    """
+    if c10d._rank_not_in_group(group):
+        dist.barrier(group)  # says so
+        return
+    group = group or c10d._get_default_group()
+    limit = None if timeout is None or dist.get_rank(group) else timedelta(milliseconds=_milliseconds(timeout))
+    if limit == timedelta(0) and dist.get_world_size(group) > 1:
+        raise heard_nobody(wait_all_ranks)
+    work: SimulatedWork | None = None
+    try:
+        work = cast("SimulatedWork", group.post_monitored_barrier())
+        work.wait(limit)
+    except RuntimeError as error:
+        me = current_rank()
+        assert me is not None
+        if limit is not None and work is not None and not work.is_lost:
+            raise _too_late(work, me.network, _milliseconds(limit), wait_all_ranks) from None
+        me.network.scheduler.switch(Question(me.network.last[me.rank]))  # who is lost is a matter of the moment
+        members, gone = dist.get_process_group_ranks(group), me.network.suffering.gone
+        lost = [place for place, rank in enumerate(members) if rank in gone]
+        place, came_too_late = members.index(me.rank), work is None
+        if place and not lost and work is not None and text_of(error) == text_of(closed_by(members[0])):
+            raise failed_to_pass(place, lost, 0, error, wait_all_ranks) from None  # by its time limit
+        if not is_consequence(error) or not lost or (came_too_late and (place == 0 or 0 in lost)):
+            raise
+        limit_ms = _milliseconds(timeout)
+        if place and is_time_limit(error) and 0 in lost:
+            original = timed_out("send")
+        elif place:  # rank 0 has failed: it leaves, or it has closed its connections, or it goes on to something else
+            left = is_time_limit(error) or _leaves(me, me.network.scheduler.ranks[members[0]])
+            original = closed_by(members[0]) if left else timed_out("recv")
+        else:
+            original = timed_out("recv", limit_ms) if is_time_limit(error) else closed_by(members[lost[0]])
+        raise failed_to_pass(place, lost, limit_ms, original, wait_all_ranks) from None
+
+
+def _too_late(work: SimulatedWork, network: Network, limit_ms: int, every: bool) -> RuntimeError:
+    """Some ranks have not come to rank 0 in time, which closes its connections in the group."""
+    signature = work.operation.signature
+    late = [signature.members.index(rank) for rank in network.missing(signature)]
+    network.close(signature)
+    return failed_to_pass(0, late, limit_ms, timed_out("recv", limit_ms), every)
+
+
+def _leaves(me: RankThread, leader: RankThread) -> bool:
+    """Wait until ``leader`` ends; False if it does not before nobody else can go on."""
+    patient = me.network.suffering.patient
+    patient.add(me.rank)
+    me.network.scheduler.wait_until(
+        lambda: leader.outcome is not None or me.rank not in patient, f"monitored_barrier, for rank {leader.rank}"
+    )
+    return leader.outcome is not None
+
+
+def _milliseconds(timeout: Any) -> int:
+    if timeout is None:
+        return TIMEOUT_MS
+    return round(1000 * (timeout.total_seconds() if isinstance(timeout, timedelta) else timeout))

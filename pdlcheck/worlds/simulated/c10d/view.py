@@ -1,0 +1,277 @@
+"""Gives each rank thread its own view of ``torch.distributed``.
+
+``torch.distributed`` keeps its groups in one module-level ``_world`` object, and its source names replacing that state
+as the way to run several ranks in one process. The object's class is exchanged for one that answers with the groups
+of the simulated rank that asks, and with the process's own to every other thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+import torch.distributed.nn.functional  # it captures the default group when it is imported: do that now
+from torch._C import _distributed_c10d as _c10d
+from torch.distributed import c10d_logger
+
+from pdlcheck.errors import Unsupported
+from pdlcheck.worlds.handles import keep_handles_of_reducers
+from pdlcheck.worlds.jit_wait import jit_waits_as_the_future
+from pdlcheck.worlds.simulated.c10d.groups import BACKEND, install, name_backends
+from pdlcheck.worlds.simulated.c10d.meshes import own_meshes
+from pdlcheck.worlds.simulated.c10d.monitored import monitored_barrier
+from pdlcheck.worlds.simulated.c10d.torchs_stores import simulate_stores
+from pdlcheck.worlds.simulated.network.backward import Engine
+from pdlcheck.worlds.simulated.own.eager import ranks_do_not_compile
+from pdlcheck.worlds.simulated.own.profiled import one_profile_at_a_time
+from pdlcheck.worlds.simulated.turns.scheduler import RankThread, current_rank, running_rank
+from pdlcheck.worlds.simulated.turns.sleeping import sleeps_give_turns
+from pdlcheck.worlds.simulated.turns.threads import follow_threads, rank_behind
+from pdlcheck.worlds.watch import WatchedGroup, among_all, members_of_default
+
+__all__ = [
+    "has_group",
+    "has_left_group",
+    "is_as_joined",
+    "join_group",
+    "leave_alone",
+    "rank_local_torch_distributed",
+    "serve_another_world",
+]
+
+_FIELDS: dict[str, Callable[[], Any]] = {
+    "comms": list,
+    "default_pg": lambda: None,
+    "group_count": int,
+    "pg_backend_config": dict,
+    "pg_coalesce_state": dict,
+    "pg_group_ranks": dict,
+    "pg_map": dict,
+    "pg_names": dict,
+    "pg_to_tag": dict,
+    "tags_to_pg": dict,
+}
+
+
+def _self_test() -> None:
+    """Fail with a reason on a torch that lacks a name this module is built on."""
+    needed: list[tuple[Any, str]] = [
+        (c10d, "_world"),
+        (c10d, "_World"),
+        (_c10d, "_set_thread_isolation_mode"),
+        (_c10d, "_unregister_all_process_groups"),
+        (torch._C, "_ImperativeEngine"),
+        (torch._C.Future, "wait"),
+        (c10d_logger, "_c10d_logger"),
+        (c10d_logger, "_get_msg_dict"),
+    ]
+    missing = [f"{where.__name__}.{name}" for where, name in needed if not hasattr(where, name)]
+    missing += [f"_World.{name}" for name in ("default_pg", "pg_map", "pg_names") if not hasattr(c10d._World, name)]
+    if missing:
+        raise Unsupported(
+            f"the simulated world does not know torch {torch.__version__}: it lacks {', '.join(missing)}; "
+            "use --world gloo, or a torch from the tested range"
+        )
+
+
+_self_test()
+_set_thread_isolation_mode: Callable[[bool], None] = getattr(_c10d, "_set_thread_isolation_mode")  # noqa: B009 - no stub
+
+
+def _rank_local(name: str) -> property:
+    original = getattr(c10d._World, name)
+
+    def get(self: Any) -> Any:
+        rank = current_rank() or rank_behind()
+        return original.fget(self) if rank is None else rank.c10d[name]
+
+    def set(self: Any, value: Any) -> None:
+        rank = current_rank()
+        if rank is None:
+            original.fset(self, value)
+        else:
+            rank.c10d[name] = value
+
+    return property(get, set)
+
+
+_RankLocalWorld = type(
+    "_RankLocalWorld", (c10d._World,), {n: _rank_local(n) for n in _FIELDS if hasattr(c10d._World, n)}
+)
+
+
+_wait_in_cpp = torch._C.Future.wait
+
+
+def _wait_for_future(self: torch._C.Future[Any]) -> Any:
+    """``Future.wait`` that gives other ranks their turn, also for futures that C++ made (``then``, DDP's join)."""
+    rank = current_rank()
+    if rank is not None and not self.done():
+        rank.network.wait(self.done, "Future.wait of an asynchronous operation")
+    if rank is not None and rank.network.recorder is not None:
+        rank.network.recorder.wait_for_futures(rank.rank)
+    return _wait_in_cpp(self)
+
+
+def _reads(name: str) -> Callable[..., Any]:
+    """A method of tensors that reads their memory without telling torch's dispatcher."""
+    original = getattr(torch.Tensor, name)
+
+    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        rank = current_rank()
+        if rank is not None:
+            rank.network.reads(rank.rank, self, f"Tensor.{name}")
+        return original(self, *args, **kwargs)
+
+    return wraps(original)(read)
+
+
+def _of_this_rank(seed_all: Callable[[Any], torch.Generator]) -> Callable[[Any], torch.Generator]:
+    """Of ``torch.manual_seed``: a simulated rank computes on the CPU; the devices' streams stay the controller's.
+
+    torch keeps the seed for devices that come later together with a stack trace, which takes as long as a collective.
+    """
+
+    @wraps(seed_all)
+    def manual_seed(seed: Any) -> torch.Generator:
+        return seed_all(seed) if current_rank() is None else torch.default_generator.manual_seed(int(seed))
+
+    return manual_seed
+
+
+def _not_in_ranks(describe: Callable[..., Any]) -> Callable[..., Any]:
+    """What a log entry would say; for a group that the rank is not in, it would raise another error."""
+    return lambda *args, **kwargs: {} if current_rank() is not None else describe(*args, **kwargs)
+
+
+def _install() -> None:
+    if type(c10d._world) is not _RankLocalWorld:
+        c10d._world.__class__ = _RankLocalWorld
+        install()
+        keep_handles_of_reducers()
+        jit_waits_as_the_future()
+        follow_threads(current_rank)
+        one_profile_at_a_time()
+        own_meshes()
+        simulate_stores()
+        torch._C.Future.wait = _wait_for_future  # type: ignore[method-assign]
+        torch.autograd.Variable._execution_engine = Engine()
+        for name in ("numpy", "tolist"):
+            setattr(torch.Tensor, name, _reads(name))
+        torch.manual_seed = torch.random.manual_seed = _of_this_rank(torch.manual_seed)  # type: ignore[assignment]
+        # torch logs each exception that passes through it, once a rank; the verdict tells all of it
+        c10d_logger._c10d_logger.addFilter(lambda record: current_rank() is None)
+        c10d_logger._get_msg_dict = _not_in_ranks(c10d_logger._get_msg_dict)
+
+
+@contextmanager
+def rank_local_torch_distributed() -> Iterator[None]:
+    """While the block runs, each rank thread has process groups of its own."""
+    _install()
+    ranks_do_not_compile()
+    sleeps_give_turns()
+    _set_thread_isolation_mode(True)
+    try:
+        yield
+    finally:
+        _set_thread_isolation_mode(False)
+
+
+def has_group() -> bool:
+    """Is the running rank in a default group?"""
+    rank = current_rank()
+    assert rank is not None
+    return rank.c10d.get("default_pg") is not None
+
+
+def has_left_group() -> bool:
+    """Has the code of the running rank destroyed the group that it was given?"""
+    rank = current_rank()
+    assert rank is not None
+    return bool(rank.c10d) and rank.c10d["default_pg"] is None
+
+
+def leave_alone(network: Any) -> RankThread:
+    """Leave the running rank without any process group; return it."""
+    rank = current_rank()
+    assert rank is not None
+    own = {"store": network.store, "adopted": True, "joining": False}
+    rank.c10d = {name: make() for name, make in _FIELDS.items()} | own
+    rank.network = network
+    _c10d._unregister_all_process_groups()
+    return rank
+
+
+def join_group(network: Any) -> None:
+    """Give the running rank a fresh default process group on ``network``."""
+    rank = leave_alone(network)
+    world_size = len(network.scheduler.ranks)
+    rank.c10d["joining"] = True
+    dist.init_process_group(BACKEND, store=network.store, rank=rank.rank, world_size=world_size)
+    rank.c10d["joining"] = False
+    rank.c10d["adopted"] = False
+    rank.joined = _copied(rank.c10d)
+
+
+def serve_another_world(rank: RankThread) -> None:
+    """A rank that has kept its group is to be as :func:`join_group` would leave it there."""
+    rank.c10d["adopted"] = False
+    if name_backends(rank):
+        rank.joined = _copied(rank.c10d)
+
+
+def is_as_joined() -> bool:
+    """Has the running rank the groups that :func:`join_group` gave it, no others, and its thread no mode of torch?"""
+    rank = current_rank()
+    assert rank is not None
+    modes = (
+        not torch.is_grad_enabled()  # nor is it in inference mode
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+    )
+    return not modes and rank.c10d | {"adopted": False} == rank.joined
+
+
+def _copied(value: Any) -> Any:
+    """The same groups in containers of their own."""
+    if isinstance(value, dict):
+        return {key: _copied(held) for key, held in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
+class SimulatedGroup(WatchedGroup):
+    """A rank's end of a simulated group."""
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """As ``dist.monitored_barrier`` of this group."""
+        monitored_barrier(self, timeout, wait_all_ranks)
+
+    def post_monitored_barrier(self) -> dist.Work:
+        """A barrier that meets others of its kind alone."""
+        options = c10d.BarrierOptions()
+        options.asyncOp = False
+        return self._post("monitored_barrier", [], "barrier", (options,))
+
+
+def _create(options: Any, backend_options: Any) -> WatchedGroup:
+    if current_rank() is None and rank_behind() is None:
+        raise Unsupported('backend "sim" exists inside a simulated world: pdlcheck.worlds.get_world("sim").run(...)')
+    me = running_rank()
+    default = me.c10d["default_pg"]
+    if default is None:
+        members = list(range(options.group_size))
+        if not me.c10d["joining"]:
+            members = members_of_default(options.store, options.group_rank, options.group_size, me.rank)
+        among = among_all(members, len(me.network.scheduler.ranks))
+    else:
+        members, among = [default.members[place] for place in options.global_ranks_in_group], default.among
+    return SimulatedGroup(str(options.group_id), options.group_rank, members, me.network, BACKEND, among)
+
+
+dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])

@@ -1,0 +1,100 @@
+"""Backward passes of simulated ranks: when one has ended, and that no two of them meet in a parameter.
+
+torch locks a parameter while its gradient is accumulated, hooks included. A rank whose hook communicates gives up its
+turn there; another rank that came to the same parameter would wait in C++, where nobody could wake it. So would a rank
+that collects, in a hook of a DDP, that DDP itself, which a failed test has left as garbage on a model that lives on.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from pdlcheck.errors import Unsupported
+from pdlcheck.worlds.simulated.turns.scheduler import current_rank
+from pdlcheck.worlds.watch import user_line
+
+__all__ = ["Engine"]
+
+# the class of nodes that hold a leaf: C++ makes it when it first shows one to Python
+_AccumulateGrad: Any = type(get_gradient_edge(torch.ones(1, requires_grad=True)).node)
+_accumulating: dict[Any, int] = {}  # the node of a parameter -> the rank whose pass is under way
+_passes = 0  # under way on all ranks
+_collects = False  # as the garbage collector was before the first of them
+
+
+class Engine(torch._C._ImperativeEngine):
+    """Autograd's engine, as torch's Python code calls it."""
+
+    def run_backward(self, tensors: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> Any:
+        rank = current_rank()
+        if rank is None:
+            return super().run_backward(tensors, *args, **kwargs)
+        taken = _take(rank.rank, _leaves(tensors)) if kwargs.get("accumulate_grad") else ()
+        for node in taken:
+            rank.network.shared.accumulate(rank.rank, node.variable)
+        try:
+            with _without_collector():
+                return super().run_backward(tensors, *args, **kwargs)
+        finally:
+            for node in taken:
+                del _accumulating[node]
+            rank.network.after_backward(rank.rank)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """No garbage is collected until the passes of all ranks have ended."""
+    global _passes, _collects
+    if not _passes:
+        _collects = gc.isenabled()
+        gc.disable()
+    _passes += 1
+    try:
+        yield
+    finally:
+        _passes -= 1
+        if not _passes and _collects:
+            gc.enable()
+
+
+def _take(rank: int, leaves: set[Any]) -> set[Any]:
+    """Hold parameters for a pass of this rank; return those that no pass of it holds yet, as a pass may start another.
+
+    Raises:
+        Unsupported: another rank holds one.
+    """
+    free = leaves - _accumulating.keys()
+    if len(free) < len(leaves):
+        for node in leaves - free:
+            if (other := _accumulating[node]) != rank:
+                raise Unsupported(
+                    f"rank {rank} computes the gradient of a tensor of shape {tuple(node.variable.shape)} at "
+                    f"{user_line()}, and so does rank {other}: simulated ranks share module globals, while a process "
+                    "would have its own; make the model in the function that the ranks run"
+                )
+    _accumulating.update(dict.fromkeys(free, rank))
+    return free
+
+
+def _leaves(roots: Sequence[Tensor | GradientEdge]) -> set[Any]:
+    """The nodes at which a pass from ``roots`` accumulates gradients, one for each leaf that it reaches."""
+    nodes: list[Any] = []
+    for root in roots:
+        if isinstance(root, GradientEdge):
+            nodes.append(root.node)
+        elif root.requires_grad:  # else torch says so
+            nodes.append(root.grad_fn or get_gradient_edge(root).node)
+    seen = set(nodes)
+    for node in nodes:  # which grows
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+    return {node for node in seen if type(node) is _AccumulateGrad}

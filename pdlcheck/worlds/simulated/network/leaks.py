@@ -1,0 +1,38 @@
+"""What ranks that have all returned left behind: operations that nobody waited for, messages that nobody received."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pdlcheck.errors import LeakedWork
+from pdlcheck.worlds.simulated.network.work import SimulatedWork
+
+__all__ = ["leaked"]
+
+
+def leaked(unmatched: Iterable[SimulatedWork], unwaited: Iterable[SimulatedWork]) -> LeakedWork | None:
+    """Make the error, or return None.
+
+    Operations that torch's own code posts and never waits for (DDP's join) are its own affair. A future counts as a
+    wait once it is done.
+    """
+    lost = {id(work): work for work in unmatched if work.operation.signature.op == "send" and work.matched}
+    waiting = {id(work): work for work in unwaited if not (work.origin.torchs_own or work.finished)}
+    works = sorted({**lost, **waiting}.values(), key=lambda work: work.operation.signature.rank)
+    if not works:
+        return None
+    lines = [
+        f"rank {work.operation.signature.rank}: {work.operation.signature}; "
+        + ("the message was never received" if id(work) in lost else _state(work))
+        for work in works
+    ]
+    head = f"all ranks have returned, and {len(works)} operation{'s were' if len(works) > 1 else ' was'} left behind"
+    return LeakedWork(
+        "\n  ".join([head, *lines, "wait for each operation before the end; on real backends its buffers are in use"]),
+        ranks=lines,
+        posted=[work.operation.signature.where for work in works],
+    )
+
+
+def _state(work: SimulatedWork) -> str:
+    return "nobody waited for it" if work.matched else "nobody waited for it, and its partners never came"

@@ -1,0 +1,336 @@
+"""The engine of the simulated world: pairs the operations of the ranks and moves their data.
+
+What is left open by the rules of ``torch.distributed`` is decided by :class:`pdlcheck.worlds.semantics.Semantics`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from pdlcheck.errors import CollectiveMismatch, PdlcheckError, Unsupported
+from pdlcheck.faults import Corrupt, Fault, Slow
+from pdlcheck.worlds.semantics import Semantics
+from pdlcheck.worlds.simulated.c10d.borrowed import Ended, require_own_group
+from pdlcheck.worlds.simulated.c10d.own_stores import forget_servers
+from pdlcheck.worlds.simulated.c10d.store import SimulatedStore
+from pdlcheck.worlds.simulated.c10d.view import is_as_joined, serve_another_world
+from pdlcheck.worlds.simulated.network.claims import Claims
+from pdlcheck.worlds.simulated.network.collectives import read_by, written_by
+from pdlcheck.worlds.simulated.network.lanes import Lanes
+from pdlcheck.worlds.simulated.network.leaks import leaked
+from pdlcheck.worlds.simulated.network.origin import origin
+from pdlcheck.worlds.simulated.network.shared import Shared
+from pdlcheck.worlds.simulated.network.suffering import RankGone, Suffering
+from pdlcheck.worlds.simulated.network.work import SimulatedWork, Transfer
+from pdlcheck.worlds.simulated.schedules.access import Post, Question, StoreAccess
+from pdlcheck.worlds.simulated.turns.scheduler import RankThread, Scheduler, current_rank, running_rank
+from pdlcheck.worlds.watch import (
+    Match,
+    Matcher,
+    Operation,
+    Signature,
+    Traffic,
+    WatchedGroup,
+    deadlock,
+    refuse,
+    refuse_as_gloo,
+)
+from pdlcheck.worlds.watch.traffic import nbytes_of
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.simulated.recorder import Recorder
+
+__all__ = ["Network"]
+
+
+class Network:
+    """Links the ranks of a simulated cluster; an ``Engine`` for their process groups."""
+
+    def __init__(self, world_size: int) -> None:
+        self.recorder: Recorder | None = None  # of the run under way, if anybody wants its times
+        self.scheduler = Scheduler(world_size, stuck=self._stuck, elapse=self._elapse)
+        self.store = SimulatedStore(self.scheduler)
+        self.worn = False  # a rank has left something behind that the next world's ranks would find
+        self._claims = [Claims() for _ in range(world_size)]
+        self._seed = 0
+        self._forget()
+
+    def serve(self, seed: int, semantics: Semantics) -> None:
+        """Belong to a world, which may have other ranks than the first one's only in what it says here."""
+        self.semantics = semantics
+        self._seed = seed
+        self.scheduler.seed(seed)
+        self.store.clear()
+        for rank in self.scheduler.ranks:
+            if rank.c10d:
+                serve_another_world(rank)
+
+    def reset(self) -> None:
+        """Forget all, after ranks failed in the middle of something; each makes its default group anew."""
+        self.worn = True
+        forget_servers()
+        self.store = SimulatedStore(self.scheduler)
+        for rank in self.scheduler.ranks:
+            for group in self._groups(rank):
+                group.end(Ended())
+            rank.c10d = {}
+        self._forget()
+
+    def break_off(self) -> None:
+        """Forget all but the groups, which are whole on some ranks only: those may still be torn down."""
+        self.worn = True
+        forget_servers()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._matcher = Matcher()
+        self._lanes = Lanes()
+        self._posted: dict[int, SimulatedWork] = {}  # not matched yet
+        self._open: dict[int, SimulatedWork] = {}  # asynchronous, and not waited for yet
+        self._unmoved: list[Transfer] = []  # data that moves at a random moment
+        self._unseen: list[SimulatedWork] = []  # complete, and nobody has been told
+        self.last: dict[int, Signature] = {}  # rank -> its last operation
+        self.begin()
+
+    def begin(self, faults: Sequence[Fault] = ()) -> None:
+        """A run starts, which suffers these faults: operations are counted from 0."""
+        self.last.clear()
+        self.shared = Shared()
+        for rank in self.scheduler.ranks:
+            for group in self._groups(rank):
+                group.count_anew()
+        self.suffering = Suffering(
+            [fault for fault in faults if not isinstance(fault, Slow)], len(self.scheduler.ranks)
+        )
+        self.traffic = Traffic(len(self.scheduler.ranks))
+        self._random = random.Random(self._seed)
+
+    @staticmethod
+    def _groups(rank: RankThread) -> list[WatchedGroup]:
+        return [group for group in rank.c10d.get("pg_map", ()) if isinstance(group, WatchedGroup)]
+
+    def _suffer(self, signature: Signature) -> list[Corrupt]:
+        """Apply the faults that this operation meets, and what earlier ones leave of it."""
+        damages = self.suffering.meet(signature, self._posted)
+        if self.suffering.is_stalled(signature.rank):
+            try:
+                self.scheduler.wait_until(lambda: self.suffering.over, f"{signature} (stalled by a fault)")
+            finally:
+                raise RankGone
+        self.last[signature.rank] = signature
+        self.suffering.check(signature)
+        return damages
+
+    def _elapse(self) -> bool:
+        """Nobody can go on: time limits may elapse, the shortest first."""
+        return self.scheduler.elapsing.elapse() or self.suffering.elapse(self._posted)
+
+    def leave(self, rank: int) -> None:
+        """The running rank has ended."""
+        self._claims[rank].clear()
+        self.worn = self.worn or not is_as_joined()
+
+    def rest(self) -> bool:
+        """Hold on to nothing of the last run; False if the ranks are no longer as those of a network just made."""
+        if self.worn:
+            forget_servers()
+            return False
+        self._forget()
+        self.scheduler.rest()
+        return True
+
+    def leaks(self) -> PdlcheckError | None:
+        """What the ranks left behind, once all have returned."""
+        return leaked(self._posted.values(), self._open.values()) if self.semantics.leaks else None
+
+    # -- operations --------------------------------------------------------------------------------
+
+    def post(self, operation: Operation) -> SimulatedWork:
+        """Take an operation of the running rank; it completes when its partners are there."""
+        refuse(operation)
+        refuse_as_gloo(operation, with_grad=self.semantics.messages != "in_order")  # NCCL writes below autograd
+        require_own_group(operation, self)
+        signature = operation.signature
+        post = Post(signature)
+        if self.suffering.loses_ranks:
+            post.kills = self.suffering.kills_next(signature.rank)
+        self.scheduler.post(post)
+        if self._unmoved or self._unseen:
+            self._let_things_happen()
+        damages = () if self.suffering.is_whole else self._suffer(signature)
+        self.last[signature.rank] = signature
+        work = SimulatedWork(self, operation, origin(operation), post)
+        if self.suffering.faults:
+            for fault in damages:
+                self.suffering.damage(fault, work)
+            self.suffering.remember(operation)
+        self._posted[id(work)] = work
+        if signature.op == "send" and self.semantics.buffers(nbytes_of(operation.parts[0].inputs[0])):
+            work.buffer()
+        if self.recorder is not None:
+            self.recorder.post(work)
+        self._protect(work)
+        try:
+            for match in self._matches(work):
+                self._complete(match)
+        except CollectiveMismatch as error:
+            self.scheduler.fail(error)
+            raise
+        except (RuntimeError, TypeError, ValueError) as error:  # of torch, in the midst of it: on no rank is it done
+            failed = Unsupported(f"simulated ranks cannot carry out {signature}: {error}")
+            self.scheduler.fail(failed)
+            raise failed from error
+        return work
+
+    def _matches(self, work: SimulatedWork) -> Iterable[Match]:
+        signature = work.operation.signature
+        if signature.is_p2p and self.semantics.messages == "in_order":
+            return self._lanes.post(signature, id(work), work.origin.batch)
+        match = self._matcher.post(signature, id(work))
+        return () if match is None else (match,)
+
+    def _complete(self, match: Match) -> None:
+        works = [self._posted.pop(key) for key in match.keys]  # type: ignore[call-overload]
+        self.traffic.count([work.operation for work in works])
+        self.shared.compare(works)
+        if self.recorder is not None:
+            self.recorder.meet(works)
+        transfer = Transfer(works, self._order)
+        for work in works:
+            work.match(transfer)
+        if match.signatures[0].is_p2p:
+            for work, source in zip(works, reversed(match.signatures), strict=True):
+                work.came_from(source.members.index(source.rank))  # torch asks for the number in the group
+        if self.semantics.data == "at_once":
+            transfer.move()
+        elif self.semantics.data == "random":
+            self._unmoved.append(transfer)
+        for work in works:
+            if self.semantics.completion == "in_order" or work.owner is None or work.owner.ready is not None:
+                work.show()
+            else:
+                self._unseen.append(work)
+
+    def _order(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.semantics.reduce == "rank_order":
+            return values
+        if self.semantics.reduce == "reversed":
+            return values[::-1]
+        places = list(range(len(values)))
+        random.Random(f"reduce {self._seed}").shuffle(places)  # the same order at every call, as real backends have
+        return [values[place] for place in places]
+
+    # -- buffers -----------------------------------------------------------------------------------
+
+    def _protect(self, work: SimulatedWork) -> None:
+        """Until the rank waits for the operation, its buffers are not the rank's own.
+
+        What torch itself posts (DDP's reducer, functional collectives) is poisoned and not watched: watching costs
+        time, and torch waits before it hands a result out.
+        """
+        operation, origin = work.operation, work.origin
+        claims = self._claims[operation.signature.rank]
+        if claims.held:
+            for tensor in read_by(operation):
+                claims.check(tensor, "read", operation.signature)
+            for tensor in written_by(operation):
+                claims.check(tensor, "write", operation.signature)
+        if origin.blocking:
+            return
+        work.protect(self.semantics.poison)
+        self._open[id(work)] = work
+        if self.semantics.hazards and not origin.torchs_own:
+            claims.hold(work, operation.signature, read_by(operation), written_by(operation))
+
+    def finished(self, work: SimulatedWork) -> None:
+        """The rank has waited for the operation."""
+        if not work.origin.blocking:
+            self._open.pop(id(work), None)
+            self._claims[work.operation.signature.rank].release(work)
+
+    def finish_earlier(self, waited: Signature) -> None:
+        """The running rank has waited for a collective, and by that for those before it on the group."""
+        for work in [] if waited.is_p2p else list(self._open.values()):
+            one = work.operation.signature
+            same = one.rank == waited.rank and one.group == waited.group and not one.is_p2p
+            if same and one.seq < waited.seq and work.may_go_on() and not work.is_lost:
+                work.finish()
+
+    def reads(self, rank: int, tensor: Tensor, by: str) -> None:
+        """The running rank reads a tensor where no dispatch mode sees it."""
+        self._claims[rank].check(tensor, "read", by)
+
+    def after_backward(self, rank: int) -> None:
+        """A backward pass of the running rank has ended."""
+        self._claims[rank].resume()
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def wait(self, ready: Callable[[], bool], waits_for: Any) -> None:
+        """Block the running rank until ``ready()``."""
+        __tracebackhide__ = True
+        if self._unmoved or self._unseen:
+            self._let_things_happen()
+            self._show(of=current_rank())
+        self.scheduler.wait_until(ready, waits_for)
+
+    def wait_for(self, work: SimulatedWork, limit_s: float) -> None:
+        """Block the running rank until it may go on with ``work``, which gives up when nobody else can go on either.
+
+        Ranks have no clock of their own, so that a limit elapses as late as it can, and of several the shortest does.
+        """
+        with self.scheduler.elapsing.limit(limit_s, work.operation.signature.rank, work.elapse):
+            self.wait(work.may_go_on, work.operation.signature)
+
+    def wait_in_store(self, ready: Callable[[], bool], waits_for: str, access: StoreAccess, limit_s: float) -> bool:
+        """Block the running rank until ``ready()``; False if that does not come about, as in :meth:`wait_for`."""
+        elapsed: list[bool] = []
+        with self.scheduler.elapsing.limit(limit_s, running_rank().rank, lambda: elapsed.append(True)):
+            self.scheduler.wait_until(lambda: bool(elapsed) or ready(), waits_for, access)
+        return ready()
+
+    def missing(self, signature: Signature) -> tuple[int, ...]:
+        """The ranks that an operation still waits for."""
+        return self._matcher.missing(signature)
+
+    def close(self, signature: Signature) -> None:
+        """A rank has given up waiting for a message; see :meth:`Suffering.close`."""
+        self.suffering.close(signature, self._posted)
+        self._open = {key: work for key, work in self._open.items() if not work.is_lost}
+
+    def poll(self, waits_for: Signature) -> None:
+        """The running rank asks whether an operation is complete."""
+        self._let_things_happen()
+        self.scheduler.poll(waits_for, Question(waits_for))
+
+    def _let_things_happen(self) -> None:
+        """Some of what the semantics leave open happens now."""
+        if self._unmoved:
+            for transfer in self._unmoved:
+                if self._random.random() < 0.5:
+                    transfer.move()
+            self._unmoved = [transfer for transfer in self._unmoved if not transfer.moved]
+        if self._unseen:
+            self._show(of=None)
+
+    def _show(self, of: RankThread | None) -> None:
+        """Show some operations to their ranks, and to the rank ``of`` all of its own, as it is about to block."""
+        if self._unseen:
+            chosen = [work for work in self._unseen if work.owner is of or self._random.random() < 0.5]
+            self._unseen = [work for work in self._unseen if work not in chosen]
+            self._random.shuffle(chosen)
+            for work in chosen:
+                work.show()
+
+    def _stuck(self, waiting: Sequence[RankThread], ranks: Sequence[RankThread]) -> PdlcheckError:
+        return deadlock(
+            waiting={rank.rank: rank.waits_for or "its own code" for rank in waiting},
+            ended={rank.rank: self.last.get(rank.rank) for rank in ranks if rank.outcome is not None},
+            missing={
+                rank.rank: self.missing(rank.waits_for) for rank in waiting if isinstance(rank.waits_for, Signature)
+            },
+        )

@@ -1,0 +1,1 @@
+"""What each simulated rank has for itself of what Python and torch keep for a process."""

@@ -1,0 +1,1 @@
+"""Module globals of its own for each simulated rank."""

@@ -1,0 +1,224 @@
+"""A simulated run in which each rank has module globals of its own, as on processes.
+
+It is a means to find out whether a difference between worlds comes from sharing them: at each switch the contents of
+what the user's modules hold are exchanged, all of them or those of some paths alone. That takes time in proportion to
+their number, and is an imitation: see :mod:`pdlcheck.worlds.simulated.own.isolation` for what it does not reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pdlcheck.worlds.simulated.own import isolation
+from pdlcheck.worlds.simulated.own_globals.holders import (
+    Contents,
+    find_holders,
+    identical,
+    leaf_value,
+    modules_holder,
+    own_leaves,
+    user_modules,
+)
+
+__all__ = ["CONTROLLER", "Change", "OwnGlobals", "UserState", "own_globals"]
+
+CONTROLLER = -1
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that a module of the user's holds, and the ranks that changed it; -1 is the controller."""
+
+    path: str
+    kind: str
+    ranks: tuple[int, ...]
+
+
+class UserState:
+    """What the user's modules hold now.
+
+    Args:
+        function: one that they do not hold, such as a lambda, whose defaults and closure count too.
+    """
+
+    def __init__(self, function: Any = None) -> None:
+        self._modules = user_modules()
+        self._seen: dict[int, Any] = {}
+        self.holders = [modules_holder(), *find_holders(self._modules, self._modules, self._seen)]
+        self._originals = self.read()
+        self._start = own_leaves(self._originals)
+        if function is not None:
+            self.add(function)
+
+    def add(self, function: Any) -> None:
+        """Look at what a function holds, too."""
+        name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+        more = find_holders({name: function}, self._modules, self._seen)
+        self.holders += more
+        self._originals += [holder.read() for holder in more]
+        self._start += own_leaves([holder.read() for holder in more])
+
+    def read(self) -> Contents:
+        return [holder.read() for holder in self.holders]
+
+    def fresh(self) -> Contents:
+        """Contents as they were at the beginning, with leaves of their own."""
+        return own_leaves(self._start)
+
+    def install(self, contents: Contents, only: Set[str] | None = None) -> None:
+        """Make the contents of the holders, or of the paths named, the present ones."""
+        for holder, wanted in zip(self.holders, contents, strict=True):
+            present = holder.read()
+            for name in present.keys() | wanted.keys():
+                if only is not None and holder.path(name) not in only:
+                    continue
+                if name not in wanted:
+                    holder.drop(name)
+                elif name not in present or not identical(present[name], wanted[name]):
+                    holder.put(name, wanted[name])
+
+    def begin_again(self) -> None:
+        """Go back to the beginning, with copies of the leaves."""
+        self.install(self.fresh())
+
+    def put_back(self) -> None:
+        """Undo :meth:`begin_again`, for the state that was there before it."""
+        self.install(self._originals)
+
+
+class OwnGlobals:
+    """Exchanges what the holders hold when another rank has its turn, and notes who changed what."""
+
+    def __init__(self, only: Set[str] | None, function: Any = None) -> None:
+        self._state = UserState(function)
+        self._only = only
+        self._running = CONTROLLER
+        self._contents: dict[int, Contents] = {}
+        self._at_turn = self._state.read()
+        self._changed: dict[str, tuple[str, set[int]]] = {}
+        self.failed: Exception | None = None
+        self._own = len(self._state.holders)  # what comes after them belongs to functions that were called
+        self._sent: list[tuple[int, str, Any]] = []
+
+    def arrive(self, rank: int) -> None:
+        """``rank`` has the turn now; it is -1 for the controller."""
+        if rank == self._running or self.failed is not None:
+            return
+        try:
+            self._exchange(rank)
+        except Exception as error:  # it would end a rank's thread, for which others wait
+            self.failed = error
+
+    def _exchange(self, rank: int) -> None:
+        left = self._leave()
+        if rank not in self._contents:
+            self._contents[rank] = self._travel(self._state.fresh())
+        there = self._contents[rank]
+        self._state.install(there, self._only)
+        self._running, self._at_turn = rank, self._state.read()
+        self._contents[left[0]] = left[1]
+
+    def call(self, fn: Callable[..., Any]) -> None:
+        """What ``fn`` holds travels to processes with every call; if ``fn`` does itself, so do the globals it names."""
+        known = len(self._state.holders)
+        self._state.add(fn)
+        now = self._state.read()
+        self._at_turn += now[known:]
+        named = _named(fn) if _travels(fn) else set()
+        self._sent = [
+            (number, name, content[name])
+            for number, (holder, content) in enumerate(zip(self._state.holders, now, strict=True))
+            for name in content
+            if number >= self._own or any(_is_below(holder.path(name), one) for one in named)
+        ]
+        for rank, contents in self._contents.items():
+            contents += self._state.fresh()[len(contents) :]
+            if rank != CONTROLLER:
+                self._travel(contents)
+
+    def _travel(self, contents: Contents) -> Contents:
+        copies = own_leaves([{name: value} for _, name, value in self._sent])
+        for (number, name, _), copy in zip(self._sent, copies, strict=True):
+            contents[number][name] = copy[name]
+        return contents
+
+    def _leave(self) -> tuple[int, Contents]:
+        now = self._state.read()
+        for holder, before, after in zip(self._state.holders, self._at_turn, now, strict=True):
+            for name in before.keys() | after.keys():
+                old, new = before.get(name), after.get(name)
+                if (name in before) != (name in after) or not identical(old, new):
+                    self._note(holder.path(name), holder.kind or _kind(new), self._running)
+        return self._running, now
+
+    def _note(self, path: str, kind: str, rank: int) -> None:
+        self._changed.setdefault(path, (kind, set()))[1].add(rank)
+
+    def changes(self) -> list[Change]:
+        """What was changed, in a run that has ended; leaves are compared with what they were."""
+        with _disable_current_modes():
+            start = self._state.fresh()
+            for rank, contents in self._contents.items():
+                for holder, before, after in zip(self._state.holders, start, contents, strict=True):
+                    for name in before.keys() & after.keys():
+                        if rank != CONTROLLER and _leaves_differ(before[name], after[name]):
+                            self._note(holder.path(name), holder.kind or _kind(after[name]), rank)
+        return [Change(path, kind, tuple(sorted(ranks))) for path, (kind, ranks) in self._changed.items()]
+
+
+def _leaves_differ(before: Any, after: Any) -> bool:
+    both = zip(_values(before), _values(after), strict=False)
+    return any(type(old) is type(new) and leaf_value(old) != leaf_value(new) for old, new in both)
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__.strip("_").removesuffix("_wrapper")
+
+
+def _values(content: Any) -> list[Any]:
+    parts = content if type(content) is tuple else (content,)
+    return [part[1] if type(part) is tuple and len(part) == 2 else part for part in parts]
+
+
+def _travels(fn: Any) -> bool:
+    """Processes import a function of a module; a lambda, a local one and one of the main script are sent by value."""
+    return "<" in getattr(fn, "__qualname__", "<") or getattr(fn, "__module__", "") == "__main__"
+
+
+def _named(fn: Any) -> set[str]:
+    """The globals that a function and those inside it mention, as ``module.name``."""
+    codes, names = [getattr(fn, "__code__", None)], set()
+    while codes:
+        code = codes.pop()
+        if code is not None:
+            names |= {f"{fn.__module__}.{name}" for name in code.co_names}
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return names
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith((f"{root}.", f"{root}(", f"{root}'s "))
+
+
+@contextmanager
+def own_globals(only: Set[str] | None = None, function: Any = None) -> Iterator[OwnGlobals]:
+    """In the block simulated ranks have module globals of their own, all of them or those of some paths alone.
+
+    The controller has its own again after the block, with what it changed itself. An object that refuses to be
+    exchanged raises what it raises.
+    """
+    observer = OwnGlobals(only, function)
+    isolation.observer = observer
+    try:
+        yield observer
+    finally:
+        isolation.observer = None
+        observer.arrive(CONTROLLER)
+        if observer.failed is not None:
+            raise observer.failed

@@ -1,0 +1,1 @@
+"""Which simulated rank runs."""

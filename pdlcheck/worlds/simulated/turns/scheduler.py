@@ -1,0 +1,436 @@
+"""Ranks as threads of which one runs at a time; a schedule chooses the next one.
+
+A rank gives up its turn only at a switch point (an operation is posted, waited for, or polled), so a run is a function
+of the schedule. Each rank owns one lock; a switch releases the lock of the next rank and acquires the own one.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import copy
+from time import perf_counter
+from typing import Any
+
+from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, stopped_by_nobody, text_of
+from pdlcheck.worlds.simulated.own.device_guard import outlives_ranks
+from pdlcheck.worlds.simulated.own.isolation import RankState, isolated_controller
+from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
+from pdlcheck.worlds.simulated.turns.core import never_preempt, on_one_core
+from pdlcheck.worlds.simulated.turns.elapsing import Elapsing
+from pdlcheck.worlds.simulated.turns.threads import raise_in, rank_behind, started_at
+from pdlcheck.worlds.site import site_of
+from pdlcheck.worlds.watch import FROM_CALLBACK, end_at_user_line, user_line
+
+__all__ = ["RankGone", "RankThread", "Scheduler", "current_rank", "running_rank"]
+
+_SIGNALS = "signal only works in main thread"  # as Python says it
+_GRACE_S = 0.5  # for ranks to end after an interrupt
+_MAX_POLLS = 20_000  # in a row, by all ranks together, while nothing else happens: a tenth of a second
+_LAST_S = 5.0  # for ranks that sleep, after another has failed
+_PATIENCE_S = 60  # with ranks that sleep between polls: they may look for something outside, too
+
+_local = threading.local()
+
+
+def current_rank() -> RankThread | None:
+    """The simulated rank that this thread is, if it is one."""
+    return getattr(_local, "rank", None)
+
+
+class _GivenUp(BaseException):
+    """Ends a rank in the midst of its own code. Not an ``Exception``: neither the user nor pytest is to keep it."""
+
+
+class RankGone(BaseException):
+    """Ends the thread of a rank that a fault took; no ``except Exception`` of the user's stops it."""
+
+
+class RankThread:
+    """One rank: its thread, its turn, what it waits for, and the torch state that belongs to it alone."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.state: RankState
+        self.body: Callable[[], Any] | None = None
+        self.turn = threading.Lock()
+        self.turn.acquire()
+        self.ready: Callable[[], bool] | None = None  # None: can run; else: blocked until it returns True
+        self.waits_for: Any = None  # what a report says about the wait
+        self.on_resume: list[Callable[[], None]] = []  # completions that must run in this rank's thread
+        self.acted = False  # since its turn began: has done or seen something that concerns other ranks
+        self.asked = False  # since it last slept: has polled
+        self.outcome: Outcome | None = None
+        self.c10d: dict[str, Any] = {}  # what torch.distributed keeps for this rank
+        self.joined: dict[str, Any] = {}  # the same when it had just got its default group
+        self.network: Any = None  # the engine of its process groups
+
+    def begin(self, body: Callable[[], Any]) -> None:
+        """Give the rank something to run."""
+        self.body = body
+        self.outcome = self.ready = self.waits_for = None
+        self.acted = self.asked = False
+
+
+class Scheduler:
+    """Run functions on every rank to the end, or to the point where nobody can go on.
+
+    The rank threads live from the first run until :meth:`close`, as torch keeps part of a group's state by thread.
+
+    Args:
+        world_size: number of ranks.
+        stuck: makes the error for ranks that all wait, from (waiting ranks, all ranks).
+        elapse: called when no rank can go on, and none that sleeps wakes first; True if it has changed something.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        stuck: Callable[[Sequence[RankThread], Sequence[RankThread]], PdlcheckError],
+        elapse: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.ranks = [RankThread(rank) for rank in range(world_size)]
+        self.error: PdlcheckError | None = None  # a verdict about the whole world; every rank raises it
+        self.given_up = False  # an interrupt has come in the midst of a run: nothing further can run on these ranks
+        self.elapsing = Elapsing()
+        self._stuck = stuck
+        self._elapse = elapse
+        self._pending: list[Any] = [None] * world_size
+        self._threads: list[threading.Thread] = []
+        self._running: RankThread | None = None
+        self._polls = 0  # in a row
+        self._slept: float | None = None  # when a rank began to sleep between them
+        self._all_done = threading.Event()
+
+    def seed(self, seed: int) -> None:
+        """From here on the random streams of the ranks start from ``seed``, in each run anew, but for what sets up."""
+        for rank in self.ranks:
+            rank.state = RankState(rank.rank, len(self.ranks), seed)
+
+    def run(
+        self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, limit_s: float | None = None
+    ) -> list[Outcome]:
+        """Call ``bodies[r]()`` as rank r; return how each rank ended.
+
+        Raises:
+            RankTimeout: a rank is busy after ``limit_s``. Nothing further can run on these ranks.
+        """
+        __tracebackhide__ = True
+        self._schedule = schedule
+        self.every_step = schedule.every_step
+        self.every_post = schedule.every_post
+        schedule.begin(len(self.ranks))
+        self._pending[:] = [None] * len(self.ranks)
+        self._failures = 0
+        self.elapsing = Elapsing()
+        self.progress()
+        self._stopping = False
+        self.error = None
+        self._refused: Unsupported | None = None
+        self._schedule_error: BaseException | None = None
+        self._all_done.clear()
+        for rank, body in zip(self.ranks, bodies, strict=True):
+            rank.begin(body)
+        with isolated_controller(), on_one_core():
+            if not self._threads:
+                self._start()
+            try:
+                self._pass_turn("begin", -1)
+                if not self._all_done.wait(limit_s):
+                    assert limit_s is not None
+                    self._end_late(limit_s)
+            except BaseException as interrupt:
+                self._give_up(interrupt)
+                raise
+        if self._schedule_error is not None:
+            raise self._schedule_error
+        return [rank.outcome for rank in self.ranks if rank.outcome is not None]
+
+    def _end_late(self, limit_s: float) -> None:
+        """Say where the ranks are; no limit counts where a debugger has stopped one."""
+        __tracebackhide__ = True
+        from pdlcheck.worlds.simulated.turns.late import late
+
+        running = self._running
+        error = late(limit_s, self.ranks, self._threads, running) if running is not None else None
+        if error is not None:
+            raise error
+        self._all_done.wait()
+
+    def _give_up(self, interrupt: BaseException) -> None:
+        """End the ranks: each at its next switch point, the running one at its next line; one may have no next line."""
+        self._stopping = self.given_up = True
+        if (running := self._running) is None:
+            return
+        if isinstance(interrupt, KeyboardInterrupt):
+            from pdlcheck.worlds.simulated.turns.late import interrupted
+
+            interrupt.add_note(interrupted(self.ranks, self._threads, running))
+        raise_in(self._threads[running.rank], _GivenUp)
+        if not self._all_done.wait(_GRACE_S) and (running := self._running) is not None:
+            interrupt.add_note(f"rank {running.rank} does not stop and is left behind; what follows has fresh ranks")
+
+    def rest(self) -> None:
+        """Hold on to nothing of the last run; :meth:`seed` comes before the next."""
+        for rank in self.ranks:
+            rank.body = rank.outcome = None
+            del rank.state
+
+    def close(self) -> None:
+        """End the rank threads."""
+        for rank in self.ranks:
+            rank.body = None
+            rank.turn.release()
+        for thread in self._threads:
+            thread.join(timeout=1.0)  # a rank that computes for ever is left behind, as a daemon
+
+    def _start(self) -> None:
+        outlives_ranks()
+        for rank in self.ranks:
+            thread = threading.Thread(target=self._main, args=(rank,), name=f"rank {rank.rank}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def switch(self, pending: Any = None) -> None:
+        """Let the schedule choose who goes on; ``pending`` is what the running rank does when its turn comes again."""
+        me = running_rank()
+        self._yield(me, "post", pending)
+        me.acted = True
+
+    def post(self, pending: Any) -> None:
+        """Like :meth:`switch`, for a rank that is about to post an operation.
+
+        Where that is the first thing of its turn to concern another rank, there is nothing to choose: whoever could go
+        first now could as well when the turn was given.
+        """
+        __tracebackhide__ = True
+        me = running_rank()
+        if me.acted or self.every_post:
+            self._yield(me, "post", pending)
+        else:
+            self._check(me)
+        me.acted = True
+        self.progress()
+
+    def wait_until(self, ready: Callable[[], bool], waits_for: Any, pending: Any = None) -> None:
+        """Block the running rank until ``ready()``; ``waits_for`` is what a report says about it."""
+        __tracebackhide__ = True
+        me = running_rank()
+        if ready():
+            self._check(me)
+            return
+        me.ready, me.waits_for = ready, waits_for
+        try:
+            while True:
+                self._yield(me, "wait", pending)
+                if ready():
+                    break
+        finally:
+            me.ready = None
+        me.waits_for = None  # kept when the wait ends by an error: it is where the rank was stopped
+
+    def poll(self, waits_for: Any, pending: Any = None) -> None:
+        """Like :meth:`switch`, for a rank that asks whether something has happened; nobody may ask for ever."""
+        __tracebackhide__ = True
+        me = running_rank()
+        me.waits_for = waits_for
+        me.asked = True
+        self._polls += 1
+        if self._polls > _MAX_POLLS and self._elapse():
+            self._polls = 0
+        if self._polls > _MAX_POLLS and (self._slept is None or perf_counter() - self._slept > _PATIENCE_S):
+            self.fail(self._livelock())
+        if self._polls % (2 * len(self.ranks)) == 0:
+            self.elapsing.wake()
+        self._yield(me, "poll", pending)
+        me.waits_for = None
+        me.acted = True
+
+    def sleep(self, seconds: float) -> None:
+        """Let the others go on for so long: until none of them can, or those that can only poll."""
+        __tracebackhide__ = True
+        me = running_rank()
+        if not me.asked:  # what it waits for comes from outside
+            self.progress()
+        elif self._slept is None:
+            self._slept = perf_counter()
+        me.asked = False
+        with self.elapsing.sleep(seconds, me.rank) as awake:
+            self.wait_until(awake, f"time.sleep({seconds:g})")
+
+    def progress(self) -> None:
+        """Something has happened that a rank may be asking for."""
+        self._polls = 0
+        self._slept = None
+
+    def fail(self, error: PdlcheckError) -> None:
+        """Give a verdict about the whole world: every rank raises it at its next switch point."""
+        if self.error is None:
+            self.error = error
+
+    def refuse(self, error: Unsupported) -> None:
+        """End the run for what a thread of a rank has done; ranks raise it at the latest when they return."""
+        self._refused = error
+        self.fail(error)
+
+    # -- turns -------------------------------------------------------------------------------------
+
+    def _main(self, me: RankThread) -> None:
+        _local.rank = me
+        never_preempt()
+        with suppress(_GivenUp):  # which may come after the body has ended
+            while not self.given_up:
+                me.turn.acquire()
+                if me.body is None:
+                    return
+                me.outcome = self._call(me, me.body)
+                if self.error is None and not self._stopping:
+                    self._pending[me.rank] = None
+                self.progress()
+                self._pass_turn("end", me.rank)
+
+    def _call(self, me: RankThread, body: Callable[[], Any]) -> Outcome:
+        __tracebackhide__ = True
+        if self.given_up:
+            return Stopped(me.rank)
+        try:
+            value = self._as_rank(me, body)
+            if self._refused is not None:
+                raise copy(self._refused)
+            return Returned(me.rank, value)
+        except PeerFailed as error:
+            if self._stopping or self.error is not None:
+                return Stopped(me.rank, f"in {me.waits_for}" if me.waits_for is not None else "")
+            self._fails(within_s=_LAST_S)
+            own = stopped_by_nobody(me.rank, text_of(error)).with_traceback(error.__traceback__)
+            return Raised(me.rank, own, order=self._failures, site=site_of(error))
+        except BaseException as error:
+            self._fails(within_s=math.inf if isinstance(error, RankGone) else _LAST_S)
+            if self.error is not None and text_of(error).startswith(FROM_CALLBACK):  # torch has wrapped the verdict
+                error = copy(self.error).with_traceback(error.__traceback__)
+            if isinstance(error, PdlcheckError):
+                end_at_user_line(error)
+            elif isinstance(error, ValueError) and text_of(error).startswith(_SIGNALS):
+                error.add_note("simulated ranks are threads: run this on processes, with --world gloo")
+            return Raised(me.rank, error, order=self._failures, site=site_of(error))
+
+    def _fails(self, within_s: float) -> None:
+        self._failures += 1
+        self.elapsing.end_within(within_s)
+
+    def _as_rank(self, me: RankThread, body: Callable[[], Any]) -> Any:
+        __tracebackhide__ = True
+        me.state.enter()
+        try:
+            self._check(me)
+            return me.state.context.run(body)
+        finally:
+            if not self.given_up:  # else the process is no longer this rank's to change
+                me.state.leave()
+
+    def _yield(self, me: RankThread, kind: str, pending: Any) -> None:
+        __tracebackhide__ = True
+        if self.error is None and not self._stopping:  # else the rank only ends
+            self._pending[me.rank] = pending
+        following = self._choose(kind, me.rank)
+        me.acted = False
+        if following is not me:
+            me.state.save()
+            self._running = following
+            following.turn.release()
+            me.turn.acquire()
+            if not self.given_up:  # as above
+                me.state.restore()
+        self._check(me)
+
+    def _pass_turn(self, kind: str, current: int) -> None:
+        if all(rank.outcome is not None for rank in self.ranks):
+            self._running = None
+            self._all_done.set()
+            return
+        self._running = following = self._choose(kind, current)
+        following.turn.release()
+
+    def _choose(self, kind: str, current: int) -> RankThread:
+        runnable = _runnable(self.ranks)
+        while not runnable and self.error is None and not self._stopping and (self.elapsing.wake() or self._elapse()):
+            runnable = _runnable(self.ranks)
+        if not runnable:
+            waiting = [rank for rank in self.ranks if rank.outcome is None]
+            if self.error is None and not self._stopping:
+                if self._failures:
+                    self._stopping = True
+                else:
+                    self.error = self._stuck(waiting, self.ranks)
+            return waiting[0]
+        if self.error is not None or self._stopping:
+            return runnable[0]  # the ranks only end: nothing to choose
+        if len(runnable) == 1 and not self.every_step:
+            return runnable[0]
+        point = SwitchPoint(kind, current, tuple([rank.rank for rank in runnable]), self._pending)
+        try:
+            return self.ranks[self._schedule.choose(point)]
+        except BaseException as error:  # it belongs to the controller; here it would end a thread that others wait for
+            self._schedule_error = error
+            self._stopping = True
+            return runnable[0]
+
+    def _call_back(self, me: RankThread, callback: Callable[[], None]) -> None:
+        """Run a callback of a future in the midst of a wait: it may communicate, and then it is what the rank does."""
+        __tracebackhide__ = True
+        ready, waits_for = me.ready, me.waits_for
+        me.ready = me.waits_for = None
+        try:
+            callback()
+        finally:
+            me.ready = ready
+        me.waits_for = waits_for  # kept when the callback ends by an error
+
+    def _livelock(self) -> Livelock:
+        waiting = [rank for rank in self.ranks if rank.outcome is None]
+        lines = [f"rank {rank.rank}: {_is_doing(rank)}" for rank in waiting]
+        head = f"no rank makes progress: they have asked {_MAX_POLLS} times in a row for something that does not come"
+        return Livelock("\n  ".join([head, *lines]), ranks=lines, polls=_MAX_POLLS)
+
+    def _check(self, me: RankThread) -> None:
+        __tracebackhide__ = True
+        while me.on_resume:
+            self._call_back(me, me.on_resume.pop(0))
+        if self.error is not None:
+            raise copy(self.error)  # each rank its own traceback
+        if self._stopping:
+            raise PeerFailed("another rank failed")
+
+
+def _runnable(ranks: Sequence[RankThread]) -> list[RankThread]:
+    return [r for r in ranks if r.outcome is None and (r.ready is None or r.on_resume or r.ready())]
+
+
+def _is_doing(rank: RankThread) -> str:
+    if rank.waits_for is None:
+        return "runs its own code"
+    return f"blocked in {rank.waits_for}" if rank.ready is not None else f"asks for {rank.waits_for}"
+
+
+def running_rank() -> RankThread:
+    """The simulated rank that this thread is.
+
+    Raises:
+        Unsupported: it is another thread. If a rank has started it, the run ends.
+    """
+    me: RankThread | None = getattr(_local, "rank", None)
+    if me is not None:
+        return me
+    rank = rank_behind()
+    error = Unsupported(
+        f"a thread that {'simulated code' if rank is None else f'rank {rank.rank}'} started communicates, at "
+        f"{user_line() or started_at()}; a simulated rank is one thread: communicate in the rank itself, or test this "
+        "on processes, with --world gloo"
+    )
+    if rank is not None:
+        rank.network.scheduler.refuse(error)
+    raise error

@@ -1,0 +1,57 @@
+"""``time.sleep`` of a simulated rank gives the others their turn.
+
+A rank that waits in a loop for a file, or for a flag in memory, may need another rank for it. While another can go on
+nobody sleeps; where none can, the first to wake does, as long as it has said and as long as its processes and threads
+may need.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from functools import wraps
+from traceback import walk_stack
+
+from pdlcheck.worlds.simulated.c10d.rebinding import rebind
+from pdlcheck.worlds.simulated.turns.scheduler import current_rank
+
+__all__ = ["sleeps_give_turns"]
+
+_real = (time.sleep,)  # nobody rebinds it there
+_IMPORTS = "<frozen importlib._bootstrap>", "_find_and_load"
+_thread = threading.local()
+
+
+@wraps(time.sleep)
+def _sleep(seconds: float, /) -> None:
+    __tracebackhide__ = True
+    rank = current_rank()
+    if rank is None or not isinstance(seconds, int | float) or not seconds >= 0 or _must_keep_turn():
+        _real[0](seconds)
+        return
+    began = time.perf_counter()
+    rank.network.scheduler.sleep(seconds)
+    _real[0](max(seconds - (time.perf_counter() - began), 0.0))
+
+
+def _must_keep_turn() -> bool:
+    """In a process that a rank has forked nobody takes a turn, and in an import others would wait for its lock."""
+    if getattr(_thread, "is_forked", False):
+        return True
+    return any((frame.f_code.co_filename, frame.f_code.co_name) == _IMPORTS for frame, _ in walk_stack(None))
+
+
+def sleeps_give_turns() -> None:
+    """See to it, unless a program has put something of its own in the place of ``time.sleep``."""
+    if time.sleep is _real[0]:
+        time.sleep = _sleep  # type: ignore[assignment]  # the decorator hides what it decorates
+        rebind(_real[0], _sleep, but=__name__)
+
+
+def _fork() -> None:
+    _thread.is_forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fork)
