@@ -26,7 +26,7 @@ from catalogue_page.page import NO_FAULT, NOT_ON_GLOO, Seen, counts, page  # noq
 from catalogue_page.shown import classify, same_values  # noqa: E402
 
 from pdlcheck.worlds import get_world  # noqa: E402
-from pdlcheck.worlds.processes import forkserver  # noqa: E402
+from pdlcheck.worlds.processes.controller import forkserver  # noqa: E402
 from suites.meta.catalogue import FAULTS, Fault  # noqa: E402
 from suites.meta.catalogue.entry import lines_named_by  # noqa: E402
 

@@ -30,6 +30,6 @@ def test_a_rank_that_stops_early_meets_the_check_and_that_is_said(name):
 
         return model, step
 
-    met = r"rank 0: all_gather.* at replicas\.py:\d+, where the check compares ranks"
+    met = r"rank 0: all_gather.* at in_sync\.py:\d+, where the check compares ranks"
     with pytest.raises(CollectiveMismatch, match=met):
         check_replicas_in_sync(start, get_world(name), steps=3)

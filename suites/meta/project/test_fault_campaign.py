@@ -83,7 +83,7 @@ BROKEN = {
 @pytest.mark.parametrize("which", BROKEN)
 def test_a_broken_world_is_seen(which, tmp_path, monkeypatch):
     code, told = BROKEN[which]
-    head = "import os, socket, tempfile, time\nfrom pdlcheck.worlds.processes import collect, pool\n"
+    head = "import os, socket, tempfile, time\nfrom pdlcheck.worlds.processes.controller import collect, pool\n"
     (tmp_path / "broken_world.py").write_text(head + textwrap.dedent(code))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     done = run_campaign("--count", "4", "--seed", "0", "--kinds", "kill-self", "--plugin", "broken_world", cwd=tmp_path)

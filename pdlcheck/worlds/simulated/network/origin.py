@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from pdlcheck.worlds.watch.callsite import WRAPPERS
 __all__ = ["Origin", "origin"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_WORLDS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_WORLDS = str(Path(__file__).parents[2]) + os.sep
 _PASSED_THROUGH = (c10d.__file__, c10d_logger.__file__, *WRAPPERS)
 _THAT_WAIT = {"recv", "send"}  # functions of torch.distributed that wait for what they post
 

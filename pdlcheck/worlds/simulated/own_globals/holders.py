@@ -18,6 +18,7 @@ from argparse import Namespace
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from copy import deepcopy
+from pathlib import Path
 from types import CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -41,7 +42,7 @@ MANY = 20_000  # objects that are looked at
 LONG = 10_000  # items, above which a container is left alone
 LARGE = 2**24  # bytes, above which a tensor or array is left alone
 
-_HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_HERE = str(Path(__file__).parents[3]) + os.sep
 _STDLIB = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _OPEN = (nn.Module, torch.optim.Optimizer, SimpleNamespace, Namespace)  # instances of others' classes that are walked
