@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness.collection import cases, debugged_rank, misused, repeated, unittest_cases
-from pdlcheck.harness.running import differing, interrupt, launched
+from pdlcheck.harness.collection import cases, debugged_rank, misused, options, repeated, unittest_cases
+from pdlcheck.harness.running import context, differing, interrupt, launched, skips, worlds
 from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
 from pdlcheck.worlds.registry import when_made
@@ -146,8 +146,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): time limit of the test on its ranks")
-    cases.check_options(config)
-    when_made(cases.look_after)
+    options.check_options(config)
+    when_made(worlds.look_after)
     if not config.getoption("fulltrace", True):  # absent in ranks
         config.pluginmanager.register(interrupt, "pdlcheck.harness.running.interrupt")
     if hasattr(config, "workerinput"):
@@ -163,7 +163,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    cases.warm_up(session.config)
+    worlds.warm_up(session.config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -186,22 +186,22 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     try:
         result = yield
     except (session.Failed, session.Interrupted, pytest.exit.Exception) as end:  # and not Ctrl-C, which ends ranks too
-        if cases.open_worlds(session.config):
+        if worlds.open_worlds(session.config):
             from pdlcheck.harness.running.ranked import finish_ranks, status_of
 
             finish_ranks(session.config, status_of(end))
         raise
-    if session.config.pluginmanager.hasplugin("_cov") and cases.open_worlds(session.config):
+    if session.config.pluginmanager.hasplugin("_cov") and worlds.open_worlds(session.config):
         from pdlcheck.harness.rank.coverage import hand_over
 
-        cases.close_worlds(session.config)  # ranks write their last data when they end
-        cases.bring_coverage(session.config)
+        worlds.close_worlds(session.config)  # ranks write their last data when they end
+        worlds.bring_coverage(session.config)
         hand_over(session.config)
     return result
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    cases.close_worlds(config)
+    worlds.close_worlds(config)
     if config.getoption("--rank-pdb") is not None and not cases.runs_in_a_rank(config):
         from pdlcheck.harness.reporting.terminal import take_back
 
@@ -248,7 +248,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         from pdlcheck.harness.running.time_limits import not_counted
 
         with not_counted(item):  # torch is imported here at the latest
-            cases.isolate(item)
+            worlds.isolate(item)
             if cases.case_of(item) is not None:
                 from pdlcheck.harness.running.ranked import prepare
 
@@ -258,7 +258,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
 def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]:
     __tracebackhide__ = True
-    with cases.too_few_ranks_skip(item), cases.plain_skips():
+    with skips.too_few_ranks_skip(item), skips.plain_skips():
         yield
         if cases.runs_in_a_rank(item.config):
             misused.require_own_values(item)
@@ -302,7 +302,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     try:
         yield
     finally:  # also where the last teardown fails: ranks of other world sizes may keep fixtures
-        if nextitem is None and cases.open_worlds(item.config):
+        if nextitem is None and worlds.open_worlds(item.config):
             from pdlcheck.harness.running.ranked import finish_ranks
 
             finish_ranks(item.config, int(item.session.testsfailed > 0))
@@ -312,11 +312,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     __tracebackhide__ = True
     if cases.runs_in_a_rank(item.config):
-        with cases.too_few_ranks_skip(item):
+        with skips.too_few_ranks_skip(item):
             yield
         return
     world = getattr(item, "funcargs", {}).get("world")
-    with cases.too_few_ranks_skip(item), cases.plain_skips(), cases.with_faults(item):
+    with skips.too_few_ranks_skip(item), skips.plain_skips(), worlds.with_faults(item):
         if cases.case_of(item) is not None or cases.world_of(item) is None or world is None:
             yield
             return
@@ -378,31 +378,31 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session")
 def world(request: pytest.FixtureRequest) -> World:
     """Where ranks run: ``world.run(fn, *args, world_size=N)`` calls fn on every rank, once for each ``--world``."""
-    return cases.open_world(request.config, getattr(request, "param", None))
+    return worlds.open_world(request.config, getattr(request, "param", None))
 
 
 @pytest.fixture
 def world_size() -> int:
     """Number of ranks of this test."""
-    return cases.rank_context("world_size").world_size
+    return context.rank_context("world_size").world_size
 
 
 @pytest.fixture
 def rank() -> int:
     """This rank, from 0 to ``world_size - 1``."""
-    return cases.rank_context("rank").rank
+    return context.rank_context("rank").rank
 
 
 @pytest.fixture
 def device() -> torch.device:
     """The device of this rank: the CPU; on nccl, and with ``--rank-device cuda``, its CUDA device."""
-    return cases.rank_context("device").device
+    return context.rank_context("device").device
 
 
 @pytest.fixture
 def group() -> dist.ProcessGroup:
     """The default process group."""
-    return cases.rank_context("group").group
+    return context.rank_context("group").group
 
 
 @pytest.fixture(name=unittest_cases.LIFE)

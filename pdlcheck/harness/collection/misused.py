@@ -6,7 +6,8 @@ from typing import Any, NoReturn, TypeGuard
 
 import pytest
 
-from pdlcheck.harness.collection import cases
+from pdlcheck.harness.collection import cases, markers
+from pdlcheck.harness.running.context import rank_context
 
 __all__ = ["require_own_values", "require_sense"]
 
@@ -41,7 +42,7 @@ def require_sense(item: pytest.Item) -> None:
 
 def _check_markers(item: pytest.Item) -> None:
     """Also where they say nothing, as on processes."""
-    cases.semantics_of(item)
+    markers.semantics_of(item)
     if item.get_closest_marker("schedules") is not None:
         from pdlcheck.harness.collection.schedules import wanted_schedules
 
@@ -50,12 +51,12 @@ def _check_markers(item: pytest.Item) -> None:
 
 def require_own_values(item: pytest.Item) -> None:
     """On a rank, when the item is set up: fixtures of the user's that stand in the place of ours say the same."""
-    context, arguments = cases.rank_context("rank"), getattr(item, "funcargs", {})
+    here, arguments = rank_context("rank"), getattr(item, "funcargs", {})
     size, rank = arguments.get("world_size"), arguments.get("rank")
-    if _is_number(size) and size != context.world_size:
-        _refuse_size(item, size, context.world_size)
-    if _is_number(rank) and rank != context.rank:
-        _refuse_rank(item, rank, f"rank {context.rank}")
+    if _is_number(size) and size != here.world_size:
+        _refuse_size(item, size, here.world_size)
+    if _is_number(rank) and rank != here.rank:
+        _refuse_rank(item, rank, f"rank {here.rank}")
 
 
 def _refuse_harnesses(item: pytest.Item) -> None:

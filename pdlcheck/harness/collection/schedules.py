@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pdlcheck.harness.collection import cases
+from pdlcheck.harness.collection import cases, markers
+from pdlcheck.harness.running import worlds
 from pdlcheck.harness.running.folders import Folders
 
 __all__ = ["FOUND", "call_under_schedules", "runs_under_schedules", "search_schedules"]
@@ -54,7 +55,7 @@ def call_under_schedules(item: pytest.Function) -> None:
     count, _ = wanted_schedules(item)
     if count is None:
         pytest.fail('schedules("all") needs the ranks of one run: mark the test world_size', pytrace=False)
-    world = cases.open_world(item.config, "sim")
+    world = worlds.open_world(item.config, "sim")
     assert isinstance(world, SimulatedWorld)
     arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
     before, steps = world.schedule, 1
@@ -84,7 +85,7 @@ def wanted_schedules(item: pytest.Item) -> tuple[int | None, int]:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         pytest.fail(
             f'{item.nodeid}: schedules takes a number of schedules, such as schedules(50), or "all" with at_most=N; '
-            f"got {cases.given_to(marker)}",
+            f"got {markers.given_to(marker)}",
             pytrace=False,
         )
     return count, _MANY

@@ -30,7 +30,7 @@ from _pytest.tmpdir import tmppath_result_key
 from _pytest.warnings import catch_warnings_for_item
 
 from pdlcheck.errors import PdlcheckError
-from pdlcheck.harness.collection.cases import IN_RANK, RankContext, set_rank_context
+from pdlcheck.harness.collection.cases import IN_RANK
 from pdlcheck.harness.rank import coverage as rank_coverage
 from pdlcheck.harness.rank import debugger as rank_debugger
 from pdlcheck.harness.rank.asserts import explain_for
@@ -42,6 +42,7 @@ from pdlcheck.harness.rank.settings import RankSettings
 from pdlcheck.harness.rank.terminal import silent_reporter
 from pdlcheck.harness.reporting.reports import RANK_CRASH, RANK_MESSAGE, RANK_REPORT, RANK_XFAIL
 from pdlcheck.harness.running.at_once import only_own_teardown
+from pdlcheck.harness.running.context import RankContext, set_rank_context
 from pdlcheck.harness.running.examples import is_property
 from pdlcheck.harness.running.folders import SEEN_FROM, SHARED
 from pdlcheck.harness.running.stopped import finish_stopped_fixtures, note_stop

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pdlcheck.harness.collection.cases import open_world, world_of
+from pdlcheck.harness.collection.cases import world_of
+from pdlcheck.harness.running.worlds import open_world
 
 __all__ = ["draw"]
 

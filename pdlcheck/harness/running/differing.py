@@ -18,6 +18,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from pdlcheck.harness.collection import cases
+from pdlcheck.harness.running import worlds
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.simulated.own_globals.cause import Finding, Separate
@@ -123,7 +124,7 @@ class Differing:
 
     def _run_with(self, item: pytest.Item, names: Sequence[str]) -> str | None:
         """The same with modules of its own for each rank, which holds for what fixtures of ranks do, too."""
-        world: Any = cases.open_world(self.config, "sim")
+        world: Any = worlds.open_world(self.config, "sim")
         given = world.own_globals
         world.own_globals = (*given, *(name for name in names if name not in given))
         try:

@@ -20,7 +20,7 @@ import pytest
 from _pytest.capture import CaptureFixture
 from _pytest.logging import caplog_handler_key, caplog_records_key
 
-from pdlcheck.harness.collection import cases
+from pdlcheck.harness.running import context
 from pdlcheck.worlds.simulated.own.isolation import Own
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank, running_rank
 
@@ -90,7 +90,7 @@ def follow_patches() -> None:
     def follow(self: pytest.MonkeyPatch) -> None:
         init(self)
         rank = current_rank()
-        if rank is not None and not cases.sets_up_for_all():
+        if rank is not None and not context.sets_up_for_all():
             rank.state.own.append(_Patches(self))
 
     pytest.MonkeyPatch.__init__ = follow  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any
 from unittest import mock
 
-from pdlcheck.harness.collection import cases
+from pdlcheck.harness.running import context
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank
 
 __all__ = ["follow_mocks"]
@@ -32,7 +32,7 @@ def _enter(enter: Any, own: Any) -> Any:
     @wraps(enter)
     def entered(self: Any) -> Any:
         rank = current_rank()
-        if rank is None or cases.sets_up_for_all():
+        if rank is None or context.sets_up_for_all():
             return enter(self)
         if not any(isinstance(one, _Started) for one in rank.state.own):
             rank.state.own.append(_Started())

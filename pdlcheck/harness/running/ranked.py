@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import pytest
 
 from pdlcheck.harness.collection import cases
+from pdlcheck.harness.running import worlds
 from pdlcheck.harness.running.examples import is_property, ranks_receive_examples, refuse_own_fixtures
 from pdlcheck.harness.running.folders import clear_shared
 
@@ -36,7 +37,7 @@ def prepare(item: pytest.Item) -> None:
         return
     case = cases.case_of(item)
     assert case is not None
-    world = cases.open_world(item.config, case.world)
+    world = worlds.open_world(item.config, case.world)
     if world.shares_process:
         from pdlcheck.harness.running.simulated import SimulatedItem
         from pdlcheck.worlds.simulated import SimulatedWorld
@@ -84,7 +85,7 @@ def call(item: pytest.Function) -> None:
 
 def finish_ranks(config: pytest.Config, exitstatus: int) -> None:
     """End the pytest sessions in ranks: what they still have set up is torn down, and the first error raised."""
-    for world in cases.open_worlds(config):
+    for world in worlds.open_worlds(config):
         if world.shares_process:
             continue
         from pdlcheck.harness.running.processes import finish

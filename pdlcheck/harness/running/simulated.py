@@ -22,7 +22,7 @@ from _pytest.tmpdir import tmppath_result_key
 
 from pdlcheck.errors import Deadlock, RankTimeout, Unsupported
 from pdlcheck.faults import DrawnFaults
-from pdlcheck.harness.collection.cases import CASE, Case, RankContext, leave_rank_context, set_rank_context
+from pdlcheck.harness.collection.cases import CASE, Case
 from pdlcheck.harness.collection.misused import require_own_values
 from pdlcheck.harness.collection.schedules import runs_under_schedules, search_schedules
 from pdlcheck.harness.rank.benchmarks import name_benchmark
@@ -32,6 +32,7 @@ from pdlcheck.harness.reporting.rank_subtests import keep_reports, report
 from pdlcheck.harness.reporting.verdicts import verdict
 from pdlcheck.harness.running.at_once import needs_one_message
 from pdlcheck.harness.running.begun import Begun, noting_of
+from pdlcheck.harness.running.context import RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.running.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.running.folders import empty_shared
 from pdlcheck.harness.running.own_fixtures import (

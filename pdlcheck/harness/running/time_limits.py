@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness.collection import cases
+from pdlcheck.harness.collection import cases, markers
 
 if TYPE_CHECKING:
     from pdlcheck.worlds import World
@@ -41,7 +41,7 @@ def take_over(item: pytest.Item, timeout_s: float) -> bool:
 def _import_simulated() -> None:
     """Before somebody else's clock starts: the first test is not to pay for the import of torch."""
     with suppress(Exception):  # the item meets it again, where it can be reported
-        import pdlcheck.harness.running.simulated  # noqa: F401
+        import pdlcheck.worlds.simulated  # noqa: F401
 
 
 def read_marker(item: pytest.Item) -> None:
@@ -53,7 +53,7 @@ def read_marker(item: pytest.Item) -> None:
     try:
         seconds = float(given or 0)
     except (TypeError, ValueError):
-        words = f"timeout takes seconds, such as timeout(30); got {cases.given_to(marker)}"
+        words = f"timeout takes seconds, such as timeout(30); got {markers.given_to(marker)}"
         raise pytest.fail.Exception(f"{item.nodeid}: {words}", pytrace=False) from None
     if seconds > 0:
         take_over(item, seconds)

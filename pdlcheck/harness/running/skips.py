@@ -1,0 +1,40 @@
+"""Skips of tests on ranks: what they say. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pdlcheck.errors import WorldTooSmall
+
+__all__ = ["plain_skips", "too_few_ranks_skip"]
+
+
+@contextmanager
+def plain_skips() -> Iterator[None]:
+    """A skip that comes from ranks gives its reason alone, without their story."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except pytest.skip.Exception as skip:
+        if story := getattr(skip, "__notes__", None):
+            story.clear()
+            skip._use_item_location = True  # the rank's own lines do not reach the controller
+        raise
+
+
+@contextmanager
+def too_few_ranks_skip(item: pytest.Item) -> Iterator[None]:
+    """A test that needs more ranks than a launch has is skipped, and says so; of a property, the first such example."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, WorldTooSmall):
+            from pdlcheck.harness.running.examples import is_property
+
+            words = f"an example {error}; others may need more" if is_property(item) else str(error)
+            raise pytest.skip.Exception(words, _use_item_location=True) from None
+        raise

@@ -1,0 +1,151 @@
+"""The worlds that the session has open. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pdlcheck.errors import PdlcheckError, WorldUnavailable
+from pdlcheck.harness.collection.cases import runs_in_a_rank, world_names, world_of
+from pdlcheck.harness.collection.markers import isolation_of, require_faults, semantics_of
+from pdlcheck.harness.running import launched
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds import World
+
+__all__ = [
+    "LIMIT_S",
+    "bring_coverage",
+    "close_worlds",
+    "isolate",
+    "look_after",
+    "open_world",
+    "open_worlds",
+    "warm_up",
+    "with_faults",
+]
+
+LIMIT_S = 60.0  # of what runs on simulated ranks in one call, as that of processes
+
+_open: pytest.StashKey[dict[str, World]] = pytest.StashKey()
+
+
+def open_world(config: pytest.Config, name: str | None) -> World:
+    """The session's world of that name, opened on first use; a skip that says what is missing where it cannot be."""
+    from pdlcheck.worlds import get_world
+
+    name = name or world_names(config)[0]
+    worlds = config.stash.setdefault(_open, {})
+    if name not in worlds:
+        device, seed = config.getoption("--rank-device"), config.getoption("--pdl-seed")
+        try:
+            world = get_world(name, device=device, seed=seed, **_options(config, name))
+            world.check()
+        except WorldUnavailable as missing:
+            raise pytest.skip.Exception(str(missing), _use_item_location=True) from None
+        worlds[name] = world
+    return worlds[name]
+
+
+def open_worlds(config: pytest.Config) -> list[World]:
+    """The worlds that tests have used so far."""
+    return list(config.stash.get(_open, {}).values())
+
+
+def close_worlds(config: pytest.Config) -> None:
+    """Give back what the worlds of the session hold."""
+    for world in open_worlds(config):
+        world.close()
+
+
+def look_after(world: World) -> None:
+    """Let pytest's outcomes on the ranks of a world, and what these patch, be a rank's, whoever made the world."""
+    from pdlcheck.worlds import outcome
+
+    outcome.lesser[:] = [pytest.xfail.Exception, pytest.skip.Exception]
+    if world.shares_process:
+        from pdlcheck.harness.running.own_fixtures import follow_patches
+        from pdlcheck.harness.running.own_mocks import follow_mocks
+
+        follow_patches()
+        follow_mocks()
+
+
+def warm_up(config: pytest.Config) -> None:
+    """While tests are collected, let a fork server import what ranks will need, and launched processes join."""
+    if {*world_names(config)} - {"sim"} and not config.getoption("collectonly"):
+        from pdlcheck.worlds.processes.controller import forkserver
+
+        forkserver.start(preload=launched.PRELOAD)
+    launched.placement(config)
+
+
+def isolate(item: pytest.Item) -> None:
+    """Let the item's world share as much between tests as ``--isolation`` or the marker ``isolation`` says.
+
+    Simulated ranks get the semantics of ``--semantics`` or of the marker ``semantics``; elsewhere a test with the
+    marker ``faults`` is skipped.
+    """
+    name = world_of(item)
+    if name is None or runs_in_a_rank(item.config):
+        return
+    require_faults(item, name)
+    mode = isolation_of(item)
+    world = open_world(item.config, name)
+    if not world.shares_process:  # simulated ranks are new for each test in any case
+        world.isolation = mode
+    else:
+        world.semantics = semantics_of(item)  # type: ignore[attr-defined]  # a simulated world's
+        world.measures.forget()  # type: ignore[attr-defined]  # a simulated world's: what it measured is another test's
+
+
+@contextmanager
+def with_faults(item: pytest.Item) -> Iterator[None]:
+    """What simulated ranks run in the block suffers the faults of the marker; set-up and tear-down do not."""
+    __tracebackhide__ = True
+    marker = item.get_closest_marker("faults")
+    if marker is None or runs_in_a_rank(item.config):
+        yield
+        return
+    world: Any = open_world(item.config, "sim")
+    world.faults = marker.args
+    runs = world.measures.runs
+    try:
+        yield
+    finally:
+        world.faults = ()
+    if world.measures.runs == runs:
+        pytest.fail("the test is marked faults and ran nothing on its world: nobody suffered them", pytrace=False)
+
+
+def bring_coverage(config: pytest.Config) -> None:
+    """Let those nodes of a launch that do not see this one's disk send what their ranks have measured."""
+    own = launched.launch(config)
+    worlds = [world for world in open_worlds(config) if not world.shares_process and world.name != "mpi"]
+    if own is None or not launched.spans_nodes(config) or not worlds:
+        return
+    from pdlcheck.harness.rank.coverage import fetch
+
+    try:
+        fetch(config, worlds[0], own.world_size)
+    except PdlcheckError as error:  # such as a launched process that has gone
+        config.issue_config_time_warning(
+            pytest.PytestWarning(f"what ran on other nodes is not in the report of coverage: {error}"), stacklevel=1
+        )
+    worlds[0].close()
+
+
+def _options(config: pytest.Config, name: str) -> dict[str, Any]:
+    if name == "sim":
+        spec = config.getoption("--schedule")
+        timeline, own = config.getoption("--timeline") is not None, config.getini("pdlcheck_own_globals")
+        limit = LIMIT_S if config.getoption("--rank-pdb") is None else None
+        options: dict[str, Any] = {"timeline": timeline, "own_globals": own, "timeout_s": limit}
+        return options if spec is None else options | {"schedule": spec}
+    from pdlcheck.harness.running.preparation import options_of_processes
+
+    options = options_of_processes(config)
+    return options if name == "mpi" else options | {"placement": launched.placement(config)}
