@@ -45,6 +45,8 @@ def refuse(operation: Operation) -> None:
         _refuse_dtypes(part, signature.op, signature.reduce_op)
         if signature.op in _LISTS and signature.root in (-1, signature.rank):
             _refuse_lists(part, signature)
+        if signature.op in ("all_to_all", "scatter"):
+            _refuse_shared(part, signature)
 
 
 def _refuse_memory(operation: Operation) -> None:
@@ -100,6 +102,33 @@ def _refuse_lists(part: Part, signature: Signature) -> None:
         gives, takes = _shapes("input", inputs), _shapes("output", part.outputs)
         cure = "" if op == "reduce_scatter" else "; pad tensors whose sizes differ between ranks, and cut them after it"
         raise RuntimeError(f"{op} needs tensors of one shape, got {gives} and {takes}{cure}")
+
+
+def _refuse_shared(part: Part, signature: Signature) -> None:
+    """Of what goes to one rank and what comes from another: some is received before the rest has been sent."""
+    inputs, outputs = ([*map(_place, tensors)] for tensors in part)
+    if {storage for storage, _ in inputs}.isdisjoint({storage for storage, _ in outputs}):
+        return
+    own = signature.members.index(signature.rank)
+    for target, read in enumerate(inputs):
+        for source, written in enumerate(outputs, own if signature.op == "scatter" else 0):
+            if not target == source == own and _overlap(read, written):
+                comes_from, goes_to = signature.members[source], signature.members[target]
+                raise RuntimeError(
+                    f"{signature.op} would write what comes from rank {comes_from} to memory from which it reads what "
+                    f"goes to rank {goes_to}; give it an output of its own, such as torch.empty_like(input)"
+                )
+
+
+def _place(tensor: Tensor) -> tuple[int, range]:
+    """Its storage, and which bytes of that it takes; none where it is strided, and may take each second."""
+    begin, nbytes = tensor.storage_offset() * tensor.element_size(), tensor.numel() * tensor.element_size()
+    return tensor.untyped_storage()._cdata, range(begin, begin + nbytes * tensor.is_contiguous())
+
+
+def _overlap(one: tuple[int, range], other: tuple[int, range]) -> bool:
+    (storage, some), (other_storage, others) = one, other
+    return storage == other_storage and max(some.start, others.start) < min(some.stop, others.stop)
 
 
 def _shapes(name: str, tensors: Sequence[Tensor]) -> str:

@@ -14,7 +14,14 @@ from ..needs_mpi import needs_mpi
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch renames functions from release to release
 
+
+def _all_to_all_in_place():
+    x = torch.ones(4)
+    dist.all_to_all_single(x, x)
+
+
 CALLS = {
+    "all_to_all would write what comes from rank ": _all_to_all_in_place,
     "broadcast got src -1: src is a rank from 0 to 1, group_src a place in the group from 0 to 1": (
         lambda: dist.broadcast(torch.ones(1), -1)
     ),
@@ -85,6 +92,43 @@ def test_each_rank_is_told_when_it_calls(world_of_two):
     for told in world_of_two.run(_told, list(CALLS.values()), world_size=2):
         for words, said in zip(CALLS, told, strict=True):
             assert said.startswith(words)
+
+
+def test_all_to_all_is_told_of_memory_that_it_reads_and_writes(world_of_two):
+    def program():
+        x, y = torch.arange(4.0) + 10 * dist.get_rank(), torch.arange(6.0)
+        told = _told([lambda: dist.all_to_all_single(x, x), lambda: dist.all_to_all_single(y[:4], y[2:])])
+        dist.all_to_all_single(y[:2], y[2:4])
+        dist.all_to_all_single(y[4:], y[2:4], [1, 1], [1, 1])
+        return told, x.tolist(), y.tolist()
+
+    cure = "give it an output of its own, such as torch.empty_like(input)"
+    head = "all_to_all would write what comes from rank {} to memory from which it reads what goes to rank {}; " + cure
+    first, second = world_of_two.run(program, world_size=2)
+    assert first == ([head.format(1, 1), head.format(1, 0)], [0, 1, 2, 3], [2, 2, 2, 3, 2, 2])
+    assert second == ([head.format(0, 0), head.format(1, 0)], [10, 11, 12, 13], [3, 3, 2, 3, 3, 3])
+
+
+def test_scatter_is_told_of_an_output_that_goes_to_another_rank(world_of_two):
+    def program(place):
+        parts, root = [torch.full((2,), float(r)) for r in range(2)], dist.get_rank() == 1
+        out = parts[place] if root else torch.zeros(2)
+        dist.scatter(out, parts if root else None, 1)
+        return out.tolist()
+
+    assert world_of_two.run(program, 1, world_size=2) == [[0, 0], [1, 1]]
+    with pytest.raises(RuntimeError, match=r"scatter would write what comes from rank 1 to memory from .* rank 0"):
+        world_of_two.run(program, 0, world_size=2)
+
+
+def test_what_stays_on_its_rank_may_stay_in_its_memory():
+    def program():
+        kept, sent, taken = torch.full((1,), 7.0), torch.full((1,), float(dist.get_rank())), torch.zeros(1)
+        order = slice(None, None, -1 if dist.get_rank() else 1)
+        dist.all_to_all([kept, taken][order], [kept, sent][order])
+        return kept.item(), taken.item()
+
+    assert get_world("sim").run(program, world_size=2) == [(7, 1), (7, 0)]
 
 
 def _gathered(sizes):
