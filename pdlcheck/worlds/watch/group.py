@@ -24,6 +24,7 @@ from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.watch.addresses import checked_tag, global_rank
 from pdlcheck.worlds.watch.counted import count
 from pdlcheck.worlds.watch.forms import FORMS, numbers
+from pdlcheck.worlds.watch.memory_order import orders_between_ranks
 from pdlcheck.worlds.watch.naming import Name, line_and_names
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature, key_among
@@ -178,6 +179,7 @@ class WatchedGroup(dist.ProcessGroup):
             seq,
             tuple([tuple(t.shape) for t in compare]),
             tuple([_dtype_names[t.dtype] if t.layout is _strided else _sparse(t) for t in compare]),
+            orders_between_ranks(op, compare),
             _reduce_name(reduce_op) if reduce_op is not None else "",
             rooted,
             -1,  # no peer

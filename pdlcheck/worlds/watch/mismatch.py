@@ -16,6 +16,7 @@ _MUST_AGREE = (
     ("reduce_op", "the reduce-op"),
     ("dtypes", "the dtype"),
     ("shapes", "the shape"),
+    ("orders", "the order of elements in memory"),
 )
 
 # all of these, and what says that two operations meet, lie side by side: one comparison does where nothing differs
@@ -44,6 +45,8 @@ def mismatch(there: Signature, arriving: Signature, all_there: Iterable[Signatur
         if mine != others:
             if name == "dtypes" and len(mine) != len(others):  # coalesced calls, lists of parts
                 mine, others, words = len(mine), len(others), "the number of tensors"
+            if name == "orders":
+                return _mixed(one, other, [*all_there, arriving])
             return _error(
                 f"ranks {one.rank} and {other.rank} met in collective {one.seq} of the {one.group_text} "
                 f"and differ in {words}: {_text(mine)} and {_text(others)}",
@@ -59,6 +62,22 @@ def _lie_alike(some: Sequence[tuple[int, ...]], others: Sequence[tuple[int, ...]
     """Shapes that differ in dimensions of one element, such as ``()`` and ``(1,)``: backends count elements alone."""
     without_ones = [[[size for size in shape if size != 1] for shape in shapes] for shapes in (some, others)]
     return without_ones[0] == without_ones[1]
+
+
+def _mixed(one: Signature, other: Signature, all_there: Sequence[Signature]) -> CollectiveMismatch:
+    at = next(at for at in range(len(one.shapes)) if _order(one, at) != _order(other, at))
+    return _error(
+        f"ranks {one.rank} and {other.rank} met in collective {one.seq} of the {one.group_text} and differ in the "
+        f"order of elements in memory, by which backends go: {_order(one, at)} and {_order(other, at)}, of shape "
+        f"{one.shapes[at]}; call .contiguous() on both, or give all ranks one memory_format",
+        "the order of elements in memory",
+        all_there,
+    )
+
+
+def _order(signature: Signature, at: int) -> str:
+    order = signature.orders[at] if signature.orders else ()
+    return f"dimensions {order}" if order else "contiguous"
 
 
 def _split_mismatch(one: Signature, other: Signature) -> CollectiveMismatch | None:

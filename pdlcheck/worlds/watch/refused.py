@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pdlcheck.worlds.watch.memory_order import refuse_mixed_orders
 from pdlcheck.worlds.watch.operation import Operation, Part
 from pdlcheck.worlds.watch.signature import Signature
 
@@ -47,6 +48,7 @@ def refuse(operation: Operation) -> None:
             _refuse_lists(part, signature)
         if signature.op in ("all_to_all", "scatter"):
             _refuse_shared(part, signature)
+        refuse_mixed_orders(part, operation)
 
 
 def _refuse_memory(operation: Operation) -> None:

@@ -29,6 +29,7 @@ class Signature(NamedTuple):
         members: global ranks of the group, in group order.
         seq: number of this collective in the group, counted on this rank from 0; -1 for send and recv.
         shapes, dtypes: of the tensors that must agree between the ranks (or of the message).
+        orders: in which their dimensions lie in memory, where that must agree, too; empty if all are contiguous.
         reduce_op: ``SUM``, ``MAX``, ...; empty where nothing is reduced.
         root: global rank of the source or destination of a rooted collective, -1 without one.
         peer: global rank at the other end of a send or recv; -1 for a receive from any source.
@@ -46,6 +47,7 @@ class Signature(NamedTuple):
     seq: int = -1
     shapes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[str, ...] = ()
+    orders: tuple[tuple[int, ...], ...] = ()
     reduce_op: str = ""
     root: int = -1
     peer: int = -1

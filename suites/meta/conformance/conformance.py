@@ -18,7 +18,7 @@ from pdlcheck.worlds import get_world
 from .torchs_tests import call, names
 
 _AT_ONCE = r"no rank can go on: 1 of \d are blocked"  # instead of the time that torch's test would wait
-_GROUPS = r"make different groups: new_group\(0\) and new_group\(1\)"  # see docs/findings/subgroups_of_a_group.md
+_GROUPS = r"make different groups: new_group\(\d\) and new_group\(\d\)"  # see docs/findings/subgroups_of_a_group.md
 _NAMES = r"'(sim|pdlcheck_mpi)' != '(gloo|mpi)'"
 _PROCESSES = r"Expected \d but got 1"  # it counts processes
 
