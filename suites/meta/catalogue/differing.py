@@ -65,6 +65,16 @@ def one_rank_in_double_precision(right):
     return x.tolist()
 
 
+@fault(CollectiveMismatch, fields={"what": "the order of elements in memory"})
+def channels_last_on_one_rank(right):
+    """A rank has its model in channels_last: gradients are added as they lie in memory."""
+    gradient = torch.arange(24.0).reshape(2, 3, 2, 2)
+    if dist.get_rank() == 0 or right:
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+    dist.all_reduce(gradient)  # differs
+    return gradient.flatten().tolist()
+
+
 @fault(CollectiveMismatch, fields={"what": "the reduce-op"})
 def maximum_on_one_rank(right):
     """The op is chosen by a setting that differs from rank to rank."""

@@ -24,7 +24,12 @@ from pdlcheck.worlds.processes import ProcessWorld
 
 from ..every_world.programs import DEADLOCKS, EXPECTED, MISMATCHES, train_ddp
 from ..needs_mpi import needs_mpi
-from .programs import AS_SIMULATED, moves_while_nobody_waits, train_with_no_sync_and_uneven_inputs
+from .programs import (
+    AS_SIMULATED,
+    a_reduction_keeps_the_inputs_of_others,
+    moves_while_nobody_waits,
+    train_with_no_sync_and_uneven_inputs,
+)
 
 pytestmark = needs_mpi
 
@@ -119,6 +124,11 @@ def test_replicas_of_ddp_are_equal_bit_for_bit(world):
         first, *others = world.run(program, world_size=3)
         for other in others:
             torch.testing.assert_close(other, first, rtol=0, atol=0)
+
+
+def test_a_reduction_keeps_the_inputs_of_others(world):
+    """Simulated ranks leave NaN there: gloo leaves partial sums."""
+    assert world.run(a_reduction_keeps_the_inputs_of_others, world_size=4) == [True] * 4
 
 
 def test_a_long_message_moves_while_its_sender_waits_for_something_else(world):

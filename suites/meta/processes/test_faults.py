@@ -440,7 +440,7 @@ def late_for_a_barrier() -> None:
 
 
 def refused_under_way() -> None:
-    work = dist.all_reduce(torch.ones(1, dtype=torch.uint16), async_op=True)
+    work = dist.all_reduce(torch.ones(1, dtype=torch.int16), async_op=True)
     with pytest.raises(RuntimeError, match="Invalid scalar type"):
         work.wait()
 
