@@ -85,15 +85,23 @@ def test_channels_last_is_an_order(world):
         world.run(sum_of_images, (True, False), world_size=2)
 
 
-def total_of_one_channel():
-    x = torch.ones(2, 1, 3, 3)
+def sum_of_one_channel():
+    x = torch.arange(18.0).reshape(2, 1, 3, 3)
     x = x.to(memory_format=torch.channels_last) if dist.get_rank() else x
     dist.all_reduce(x)
-    return x.sum().item()
+    return x.flatten().tolist()
 
 
-def test_dimensions_of_one_element_lie_anywhere(world):
-    assert world.run(total_of_one_channel, world_size=2) == [36.0, 36.0]
+def sum_of_lines():
+    x = torch.arange(24.0).reshape(2, 3, 1, 4)
+    x = x[:, :, 0].mT.contiguous().mT if dist.get_rank() else x.contiguous(memory_format=torch.channels_last)
+    dist.all_reduce(x)
+    return x.flatten().tolist()
+
+
+@pytest.mark.parametrize(("program", "count"), [(sum_of_one_channel, 18), (sum_of_lines, 24)])
+def test_dimensions_of_one_element_lie_anywhere(world, program, count):
+    assert world.run(program, world_size=2) == [[2.0 * i for i in range(count)]] * 2
 
 
 def scatter_into(transposed):

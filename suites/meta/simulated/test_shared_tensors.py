@@ -41,6 +41,11 @@ def gather_into(tensor):
     dist.all_gather([tensor, torch.zeros(3)], torch.ones(3))
 
 
+def gather_into_what_another_sends(tensor):
+    is_first = dist.get_rank() == 0
+    dist.all_gather([tensor if is_first else torch.zeros(3), torch.zeros(3)], torch.ones(3) if is_first else tensor)
+
+
 @pytest.mark.parametrize(
     ("program", "told"),
     [
@@ -51,8 +56,9 @@ def gather_into(tensor):
         (pass_on, r": rank 0 in send to rank 1 of float32 \(3,\), .*, rank 1 in recv from rank 0 of float32"),
         (change_and_gather, ": ranks 0 and 1 in all_gather of float32"),
         (gather_into, ": ranks 0 and 1 in all_gather of float32"),
+        (gather_into_what_another_sends, ": ranks 0 and 1 in all_gather of float32"),
     ],
-    ids=["all_reduce", "message", "changed between", "output"],
+    ids=["all_reduce", "message", "changed between", "output", "output and input"],
 )
 def test_a_tensor_from_outside_is_told_of_and_one_of_each_rank_is_not(program, told):
     shared = torch.ones(3)
@@ -96,7 +102,7 @@ def test_a_gradient_that_ranks_add_up_in_one_tensor_is_told_of():
     (warning,) = run(lambda: accumulate(model, zero=False))
     assert "rank 1 adds to the gradient of rank 0 of a tensor of shape (1" in warning
     assert "test_shared_tensors.py:" in warning
-    assert run(lambda: accumulate(nn.Linear(2, 1), zero=False)) == []
+    assert run(lambda: [accumulate(one, zero=False) for one in [nn.Linear(2, 1)] * 2]) == []
 
 
 def test_one_rank_has_what_it_has():
