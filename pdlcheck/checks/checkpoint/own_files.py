@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -79,33 +81,43 @@ def require_own_files(
 
 
 class Renames:
-    """Records what is renamed in this process, by whatever name the function is called, while any rank asks for that.
+    """Records what is renamed in this process, while any of its ranks asks for that.
 
-    Python tells an audit hook; none can be removed, so there is one, which does nothing at other times.
+    The functions are exchanged wherever a module has them, as it may have imported them by name. An audit hook would
+    see more, but cannot be removed, and slows down all that comes after it.
     """
 
     def __init__(self) -> None:
-        self._lock, self._users, self._hooked = threading.Lock(), 0, False
+        self._lock, self._users = threading.Lock(), 0
         self._renamed: list[tuple[str, str]] = []
+        self._exchanged: list[tuple[dict[str, Any], str, Any]] = []
 
     def __enter__(self) -> list[tuple[str, str]]:
         with self._lock:
             self._users += 1
             if self._users == 1:
                 self._renamed = []
-            if not self._hooked:
-                sys.addaudithook(self._record)
-                self._hooked = True
+                self._exchange({real: functools.partial(self._record, real) for real in (os.rename, os.replace)})
             return self._renamed
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._users -= 1
+            while self._exchanged and not self._users:
+                names, name, real = self._exchanged.pop()
+                names[name] = real
 
-    def _record(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self._users and event == "os.rename":  # os.replace, too
-            src, dst = (os.path.abspath(os.fsdecode(path)) for path in arguments[:2])
-            self._renamed.append((src, dst))
+    def _exchange(self, ours: dict[Any, Callable[..., None]]) -> None:
+        for module in list(sys.modules.values()):
+            names = vars(module) if issubclass(type(module), ModuleType) else {}
+            for name, value in list(names.items()):
+                if type(value) is BuiltinFunctionType and value in ours:
+                    names[name] = ours[value]
+                    self._exchanged.append((names, name, value))
+
+    def _record(self, real: Callable[..., None], src: Any, dst: Any, **keywords: Any) -> None:
+        real(src, dst, **keywords)
+        self._renamed.append((os.path.abspath(os.fsdecode(src)), os.path.abspath(os.fsdecode(dst))))
 
 
 _RENAMES = Renames()

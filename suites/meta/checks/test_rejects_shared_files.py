@@ -146,7 +146,21 @@ def test_the_correct_twins_pass(world, save):
     check_resume(training(save), world)
 
 
-@pytest.mark.parametrize("rename", [replace, os.rename, shutil.move, Path.replace], ids=lambda one: one.__qualname__)
+def test_renaming_is_as_before_after_a_check(world):
+    before = os.rename, os.replace, replace
+    check_resume(training(by_all_through_a_name_of_their_own), world)
+    assert (os.rename, os.replace, replace) == before
+
+
+def by_a_name_of_its_own(src, dst):
+    replace(src, dst)
+
+
+def by_the_name_of_os(src, dst):
+    os.rename(src, dst)
+
+
+@pytest.mark.parametrize("rename", [by_a_name_of_its_own, by_the_name_of_os, shutil.move, Path.replace])
 def test_a_name_is_known_by_whatever_function_a_file_gets_it(world, rename):
     """Also one that was imported before the check."""
 
