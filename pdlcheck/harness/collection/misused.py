@@ -23,7 +23,7 @@ def require_sense(item: pytest.Item) -> None:
     if case is not None:
         if _is_number(size) and size != case.world_size:
             _refuse_size(item, size, case.world_size)
-        if "rank" in parameters and case.world_size > 1:
+        if case.world_size > 1 and _may_be_a_rank(parameters.get("rank"), case.world_size):
             _refuse_rank(item, parameters["rank"], "every rank")
         _refuse_harnesses(item)
     elif _is_number(size) and any(_is_our_own(item, name) for name in _OURS):
@@ -55,7 +55,7 @@ def require_own_values(item: pytest.Item) -> None:
     size, rank = arguments.get("world_size"), arguments.get("rank")
     if _is_number(size) and size != here.world_size:
         _refuse_size(item, size, here.world_size)
-    if _is_number(rank) and rank != here.rank:
+    if _may_be_a_rank(rank, here.world_size) and rank != here.rank:
         _refuse_rank(item, rank, f"rank {here.rank}")
 
 
@@ -88,6 +88,11 @@ def _refuse_rank(item: pytest.Item, rank: Any, where: str) -> NoReturn:
 
 def _is_number(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _may_be_a_rank(value: object, world_size: int) -> bool:
+    """A larger number is something else that is called so, such as the rank of a matrix."""
+    return _is_number(value) and 0 <= value < world_size
 
 
 def _is_our_own(item: pytest.Item, name: str) -> bool:

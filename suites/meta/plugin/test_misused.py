@@ -24,6 +24,11 @@ def test_direct(rank, world_size):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank(rank):
     pass
+
+@W
+@pytest.mark.parametrize("rank", [8, "full"])
+def test_of_a_matrix(rank, world_size):
+    assert rank in (8, "full") and world_size == 2
 """
 CURE = "@pytest.mark.world_size(3); give an argument of your own another name"
 
@@ -31,7 +36,7 @@ CURE = "@pytest.mark.world_size(3); give an argument of your own another name"
 @WORLDS
 def test_numbers_of_ranks_are_not_parametrized(run, world):
     result = run(PARAMETERS, world=world)
-    result.assert_outcomes(passed=2, errors=6)
+    result.assert_outcomes(passed=4, errors=6)
     of_size = "its argument 'world_size' is 3 and it runs on 2 ranks: how many is for the marker to say, such as"
     lines = [
         "*test_no_ranks?2?: parametrize gives its argument 'world_size' the value 2 and the test no ranks: write "
