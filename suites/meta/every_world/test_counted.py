@@ -61,7 +61,8 @@ def plain(mesh):
         dist.all_gather_into_tensor(torch.zeros(2), one)
         dist.reduce_scatter(one, [torch.ones(1)] * 2)
         dist.reduce_scatter_tensor(one, two)
-        dist.all_to_all(pair, [torch.ones(1)] * 2)
+        if torch.__version__ >= (2, 13):  # gloo had no such operation
+            dist.all_to_all(pair, [torch.ones(1)] * 2)
         dist.all_to_all_single(torch.zeros(2), two)
         dist.gather(one, pair if first else None, 0)
         dist.scatter(one, [torch.ones(1)] * 2 if first else None, 0)
@@ -96,4 +97,4 @@ def unwatched():
 def test_the_counts_are_those_of_torchs_own_groups(world, unwatched, make):
     watched, real = (one.run(counted, make, world_size=2) for one in (world, unwatched))
     assert watched == real
-    assert sum(watched[0].values()) >= (11 if make is plain else 1)
+    assert sum(watched[0].values()) >= (10 if make is plain else 1)
