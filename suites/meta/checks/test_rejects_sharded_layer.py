@@ -15,7 +15,21 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from pdlcheck.checks import check_sharded_layer
 from pdlcheck.errors import Inconclusive
 
-from .layers_by_hand import TOKENS, Add, Columns, Copy, Mlp, Same, X, mlp, parameter, part, positions
+from .layers_by_hand import (
+    TOKENS,
+    Add,
+    Columns,
+    Copy,
+    Mlp,
+    Same,
+    X,
+    mlp,
+    parameter,
+    part,
+    positions,
+    with_a_way_back,
+    without_a_way_back,
+)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -338,16 +352,6 @@ class CentredOverRanks(nn.Module):
 
     def forward(self, x):
         return (x - self.total(x.sum((0, 1))) / 12) * self.scale
-
-
-def with_a_way_back(x):
-    return Copy.apply(Add.apply(x))
-
-
-def without_a_way_back(x):
-    x = x.detach().clone()
-    dist.all_reduce(x)
-    return x
 
 
 @pytest.mark.parametrize("total", [with_a_way_back, without_a_way_back], ids=lambda one: one.__name__)

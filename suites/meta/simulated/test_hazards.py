@@ -21,7 +21,6 @@ from . import network_programs
 
 LEAKS = [fault.program for fault in FAULTS if fault.file == "leaks.py"]
 
-NAN = float("nan")
 SILENT = {"poison": False, "hazards": False, "leaks": False}  # as a real backend is
 
 
@@ -53,28 +52,6 @@ def test_what_is_read_too_early_is_poison(dtype, early):
     seen, after = run(program, semantics=Semantics(hazards=False))[1]
     assert early in seen
     assert after == 0
-
-
-def reduced(dtype):
-    x = torch.full((3,), dist.get_rank() + 1).to(dtype)
-    dist.reduce(x, 1)
-    return str(x[0].item())
-
-
-@pytest.mark.parametrize(
-    ("semantics", "dtype", "elsewhere"),
-    [
-        ("rendezvous", torch.float32, ["nan", "nan"]),
-        ("gloo", torch.float32, ["nan", "nan"]),
-        ("rendezvous", torch.int64, [str(-(2**63))] * 2),
-        ("nccl", torch.float32, ["1.0", "3.0"]),
-        (Semantics(poison=False), torch.float32, ["1.0", "3.0"]),
-    ],
-)
-def test_what_a_reduce_leaves_on_other_ranks_than_its_destination_is_of_no_use(semantics, dtype, elsewhere):
-    first, destination, last = run(reduced, dtype, semantics=semantics, world_size=3)
-    assert [first, last] == elsewhere
-    assert float(destination) == 6
 
 
 def test_without_the_checks_the_faults_are_silent():
@@ -361,20 +338,6 @@ def test_the_reversed_order_adds_the_last_rank_first():
 
     assert run(program, world_size=3) == [0.0] * 3
     assert run(program, semantics=Semantics(reduce="reversed"), world_size=3) == [1.0] * 3
-
-
-def greatest(mine):
-    x = torch.tensor([mine[dist.get_rank()]])
-    dist.all_reduce(x, dist.ReduceOp.MAX)
-    return str(x.item())
-
-
-@pytest.mark.parametrize(
-    ("mine", "order", "found"),
-    [((NAN, 2.0), "rank_order", "nan"), ((2.0, NAN), "rank_order", "2.0"), ((2.0, NAN), "reversed", "nan")],
-)
-def test_a_nan_is_the_maximum_where_it_comes_first(mine, order, found):
-    assert run(greatest, mine, semantics=Semantics(reduce=order)) == [found] * 2
 
 
 def test_callbacks_of_futures_may_run_in_any_order():
