@@ -245,13 +245,16 @@ def agent_of_rank_1(rank):
         os.kill(int(pathlib.Path("agent").read_text()), signal.SIGKILL)
 """
     )
-    second = by_hand(tmp_path, 1, place)
+    two = "test_the_next_one or test_a_group_that_is_made_again"
+    second = by_hand(tmp_path, 1, place, "-k", two)
     (tmp_path / "agent").write_text(str(second.pid))
-    first = by_hand(tmp_path, 0, place)
-    text = first.communicate(timeout=60)[0]
+    first = by_hand(tmp_path, 0, place, "-k", two)
+    text = first.communicate(timeout=150)[0]  # longer than the time limit of a test, which would tell where it waits
     second.communicate(timeout=10)
     assert (first.returncode, second.returncode) == (1, -signal.SIGKILL)
     assert "RankDied: rank 1 went down with the process that had forked it" in text
+    assert re.search(r"WorldUnavailable: launched process 1 on \S+ does not answer; see what torchrun says of it", text)
+    assert "2 failed" in text
 
 
 def test_when_rank_0_is_killed_the_others_end(tmp_path):

@@ -14,7 +14,7 @@ from pdlcheck.checks import check_pipeline, check_schedule
 from pdlcheck.errors import Inconclusive
 from pdlcheck.worlds import get_world
 
-from .pipelines_by_hand import EVEN, MSE, UNEVEN, ByHand, M, batches, net, starter
+from ..pipelines_by_hand import EVEN, MSE, UNEVEN, ByHand, M, batches, net, starter
 
 
 def tied():

@@ -9,7 +9,7 @@ from torch import nn
 
 from pdlcheck.checks import check_sharded_layer
 
-from .layers_by_hand import Columns, Join, Mlp, X, mlp, parameter, part, positions
+from ..layers_by_hand import Columns, Join, Mlp, X, mlp, parameter, part, positions
 
 
 class Experts(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 
 from pdlcheck.checks import check_same_trajectory, check_world_size_does_not_matter
 
-from .layers_by_hand import with_a_way_back, without_a_way_back
+from ..layers_by_hand import with_a_way_back, without_a_way_back
 
 DATA = torch.randn(32, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

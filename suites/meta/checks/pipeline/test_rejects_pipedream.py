@@ -12,7 +12,7 @@ from pdlcheck.checks import check_pipedream
 from pdlcheck.errors import Inconclusive
 from pdlcheck.worlds import get_world
 
-from .pipelines_by_hand import MSE, ByHand, batches, net, starter
+from ..pipelines_by_hand import MSE, ByHand, batches, net, starter
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 

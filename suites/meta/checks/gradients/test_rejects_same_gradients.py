@@ -10,7 +10,7 @@ from pdlcheck.checks import check_same_gradients
 from pdlcheck.errors import Inconclusive
 from pdlcheck.worlds import get_world
 
-from .pipelines_by_hand import EVEN, MSE, M, net, starter
+from ..pipelines_by_hand import EVEN, MSE, M, net, starter
 
 
 def random_net():

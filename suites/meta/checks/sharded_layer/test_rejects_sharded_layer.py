@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from pdlcheck.checks import check_sharded_layer
 from pdlcheck.errors import Inconclusive
 
-from .layers_by_hand import (
+from ..layers_by_hand import (
     TOKENS,
     Add,
     Columns,

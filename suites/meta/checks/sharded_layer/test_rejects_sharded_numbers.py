@@ -10,7 +10,7 @@ from torch import nn
 
 from pdlcheck.checks import check_sharded_layer
 
-from .layers_by_hand import Add, Copy, part
+from ..layers_by_hand import Add, Copy, part
 
 
 class Whole(nn.Module):

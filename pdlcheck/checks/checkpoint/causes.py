@@ -1,0 +1,113 @@
+"""What was lost where training that is resumed goes on otherwise than without a stop: found by putting it back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pdlcheck.checks.checkpoint.lost import IN_CONTAINERS, NUMBERS, first_difference
+from pdlcheck.checks.checkpoint.runs import (
+    OF_NO_FUNCTION,
+    PASS,
+    STEPS,
+    Plan,
+    Start,
+    Trace,
+    first_apart,
+    fresh_start,
+    resumed_run,
+)
+from pdlcheck.checks.state import differing, digest
+
+__all__ = ["REPLICAS", "find_cause"]
+
+REPLICAS = (
+    "; where ranks are meant to hold the same, they differed before saving: check_replicas_in_sync says since when"
+)
+
+_ONLY_BUFFERS = (
+    "; only buffers differ, parameters are alike: right only for statistics of a rank's own data, which buffers=False "
+    "accepts"
+)
+_ONE_MORE_PASS = (
+    f"{PASS}: one more begins after loading; restore them once the iterator is there, or give the loader a generator "
+    "of its own"
+)
+
+
+def find_cause(
+    start: Start, plan: Plan, world: Any, pair: tuple[list[Trace], list[Trace]], trouble: tuple[int, int, str]
+) -> tuple[str, str | None]:
+    """What was lost, and how that shows."""
+    resumed, straight = pair
+    if trouble[0] == 0:
+        return _cause_in_weights(start, plan, world, pair, trouble), None
+    evidence = {}
+    for part in straight[0].left:
+        texts = (
+            first_difference(mine.left.get(part, {}), wanted.left.get(part, {}), part)
+            for mine, wanted in zip(resumed, straight, strict=True)
+        )
+        evidence[part] = next((text for text in texts if text), None)
+    suspects = [part for part, text in evidence.items() if text]
+
+    def heals(names: list[str]) -> bool:
+        left = [trace.left for trace in straight]
+        return first_apart(world.run(resumed_run, start, plan, left, names, world_size=len(straight)), straight) is None
+
+    begun = [PASS] if resumed[0].loaders else []
+    held = [part for part in suspects if not part.startswith(NUMBERS)]  # a run that goes on may count for itself
+    tries = [suspects, begun, held, *([[*suspects, *begun], [*held, *begun]] if begun else []), [*suspects, STEPS]]
+    tries = [names for number, names in enumerate(tries) if names and names not in tries[:number]]
+    suspects = next((names for names in tries if heals(names)), [])
+    if not suspects:
+        differ = "; ".join(text for part, text in evidence.items() if text and part not in OF_NO_FUNCTION)
+        tried = [part for part, text in evidence.items() if text or not part.startswith(NUMBERS)]
+        return f"none of the weights, {', '.join(tried)} alone", differ or None
+    for suspect in list(suspects):
+        fewer = [other for other in suspects if other != suspect]
+        if fewer and heals(fewer):
+            suspects = fewer
+    ran = STEPS in suspects  # which changes whatever load does not restore: all that differs may be lost, but for logs
+    others = {part for part in evidence if ran and part not in OF_NO_FUNCTION and not part.startswith(IN_CONTAINERS)}
+    lost = [part for part, text in evidence.items() if text and (part in suspects or part in others)]
+    shown = [text for part in lost if (text := evidence[part]) and part not in OF_NO_FUNCTION]
+    return _told(lost, ran, PASS in suspects), "; ".join(shown) or None
+
+
+def _told(lost: list[str], ran: bool, one_more_pass: bool) -> str:
+    names = " and ".join(lost)
+    if one_more_pass and not lost:
+        return f"{_ONE_MORE_PASS}; with that seed drawn elsewhere, the training goes on exactly"
+    if one_more_pass:
+        return f"lost: {names}; and {_ONE_MORE_PASS}; with both put right, the training goes on exactly"
+    if not ran:
+        return f"lost: {names}; put back from the run without a stop, the training goes on exactly"
+    if not lost:
+        return f"lost: {STEPS}; with those steps taken before loading, the training goes on exactly"
+    return (
+        f"lost: {names} and {STEPS}; the training does not go on exactly with {names} alone put back from the run "
+        "without a stop, it does with those steps taken before loading too"
+    )
+
+
+def _cause_in_weights(
+    start: Start, plan: Plan, world: Any, pair: tuple[list[Trace], list[Trace]], trouble: tuple[int, int, str]
+) -> str:
+    resumed, straight = pair
+    _, rank, name = trouble
+    found = {name: resumed[rank].states[0].get(name)}
+    for other, trace in enumerate(straight):
+        if other != rank and not differing([digest(found), digest({name: trace.states[0].get(name)})]):
+            own = f"it is what rank {other} held: each rank's own was not saved"
+            return own + (_ONLY_BUFFERS if _only_buffers_differ(resumed, straight) else REPLICAS)
+    fresh = world.run(fresh_start, start, plan, world_size=len(straight))
+    if not differing([digest(found), digest({name: fresh[rank].get(name)})]):
+        return f"it is what start made: load does not restore this {name.split()[0]}"
+    return f"save does not write this {name.split()[0]} as it is, or load does not"
+
+
+def _only_buffers_differ(resumed: Sequence[Trace], straight: Sequence[Trace]) -> bool:
+    """Whether ranks have loaded every parameter."""
+    pairs = ([digest(mine.states[0]), digest(wanted.states[0])] for mine, wanted in zip(resumed, straight, strict=True))
+    return all(name.startswith("buffer") for pair in pairs for name in differing(pair))

@@ -1,0 +1,1 @@
+"""The checks reject broken subjects, say why, and accept the correct twins."""
