@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -66,10 +66,23 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
         self._store.set(_KEY, json.dumps({"host": self.host, "port": self.port, "key": self._key.hex()}))
 
-    def accept(self, until: float) -> Connection[Any, Any]:
-        """Wait for a process of this launch; raise ``TimeoutError`` when ``time.monotonic()`` passes ``until``."""
+    def accept(self, until: float, asked: Connection[Any, Any] | None = None) -> Connection[Any, Any]:
+        """Wait for a process of this launch.
+
+        Args:
+            until: a time of ``time.monotonic()``.
+            asked: the connection to the one that is awaited, on which it says nothing meanwhile.
+
+        Raises:
+            TimeoutError: that time has come.
+            EOFError: the awaited process has gone.
+        """
+        ends = [self._socket] if asked is None else [self._socket, asked]
         while (left := until - time.monotonic()) > 0:
-            self._socket.settimeout(left)
+            ready = wait(ends, left)
+            if asked in ready and self._socket not in ready:
+                raise EOFError
+            self._socket.settimeout(max(until - time.monotonic(), 0.001))
             connected, _ = self._socket.accept()
             with contextlib.suppress(AuthenticationError, EOFError, OSError):  # nobody of ours
                 return _greeted(connected, self._key, deliver_challenge, answer_challenge)

@@ -185,7 +185,7 @@ class LaunchedPlacement:
         links: dict[bool, Connection[Any, Any]] = {}
         until = time.monotonic() + _ANSWER_S
         while len(links) < 2:
-            connection = self._listener.accept(until)
+            connection = self._listener.accept(until, self._agents[rank][0])
             link = connection.recv()
             if link == Link(rank, self._forks, link.is_pipe):
                 links[link.is_pipe] = connection
