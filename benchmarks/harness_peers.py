@@ -2,9 +2,9 @@
 
 Usage: python benchmarks/harness_peers.py [--quick] [--install-peers] [--json]
 
-Every figure comes from whole pytest sessions on generated files of n and of 2n tests: the difference is the cost of n
-tests, collection included; the rest is start-up. All harnesses take their turn in every round, so that a busy moment
-hits each of them; on a machine that others use, trust ratios.
+Every figure comes from whole pytest sessions on generated files of n and of 2n tests, which pytest has collected once
+before: the difference is the cost of n tests, collection included; the rest is start-up. All harnesses take their turn
+in every round, so that a busy moment hits each of them; on a machine that others use, trust ratios.
 Peers that need packages of their own get an environment in the user's cache folder with --install-peers.
 The exit code is 1 if a target that was measured is not held.
 """
