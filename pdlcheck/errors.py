@@ -64,10 +64,15 @@ class Livelock(Deadlock):
 
 
 class CollectiveMismatch(PdlcheckError):
-    """Ranks met in one collective with different arguments. Fields: ``ranks``, one line for each; ``what`` differs."""
+    """Ranks met in one collective with different arguments, or a message does not fit.
+
+    Fields: ``ranks``, one line for each; ``what`` differs; ``odd``, those ranks that differ from more others than there
+    are of them, empty where it is one against one.
+    """
 
     ranks: Sequence[str]
     what: str
+    odd: Sequence[int]
 
 
 class BufferHazard(PdlcheckError):

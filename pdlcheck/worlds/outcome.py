@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from traceback import StackSummary, TracebackException
 from typing import Any
 
-from pdlcheck.errors import RankFailed
+from pdlcheck.errors import PdlcheckError, RankFailed
 from pdlcheck.worlds.site import is_ours
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Returned",
     "Stopped",
     "check_has_run",
+    "first_cause",
     "lesser",
     "results",
     "stopped_by_nobody",
@@ -113,14 +114,21 @@ def without_addresses(text: str) -> str:
 def results(outcomes: Sequence[Outcome]) -> list[Any]:
     """Return the value of every rank, or raise the first cause with notes that tell the story of all ranks."""
     __tracebackhide__ = True
-    raised = sorted((o for o in outcomes if isinstance(o, Raised)), key=lambda o: (weight(o.error), o.order))
+    raised = [outcome for outcome in outcomes if isinstance(outcome, Raised)]
     if not raised:
         return [o.value for o in outcomes if isinstance(o, Returned)]
-    first = raised[0]
+    first = first_cause(raised)
     told = getattr(first.error, "ranks", None) is not None  # Deadlock and its kin tell about every rank
     for note in _output(first) if told else _story(first, outcomes):
         first.error.add_note(note)
     raise first.error
+
+
+def first_cause(raised: Sequence[Raised]) -> Raised:
+    """What failed first; of ranks that raise one verdict, one that it is about: its line is the one to show."""
+    first = min(raised, key=lambda outcome: (weight(outcome.error), outcome.order))
+    odd = getattr(first.error, "odd", ()) if isinstance(first.error, PdlcheckError) else ()
+    return next((outcome for outcome in raised if outcome.rank in odd and _alike(outcome, first)), first)
 
 
 def weight(error: BaseException) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pdlcheck.harness.reporting.reports import RANK_REPORT, RANK_XFAIL
-from pdlcheck.worlds.outcome import Outcome, Raised, results, without_addresses
+from pdlcheck.worlds.outcome import Outcome, Raised, first_cause, results, without_addresses
 
 __all__ = ["verdict"]
 
@@ -32,8 +32,8 @@ def verdict(outcomes: Sequence[Outcome]) -> list[Any]:
         else:
             reason = "; ".join(f"rank {o.rank} of {len(outcomes)} skipped: {o.error}" for o in skipped)
         raise pytest.skip.Exception(reason, _use_item_location=True)
-    first = min((outcome.order for outcome in raised), default=0)
-    return results([_rendered(outcome, first) for outcome in ranked])
+    first = first_cause(raised) if raised else None
+    return results([_rendered(outcome, is_first=outcome is first) for outcome in ranked])
 
 
 def _in_order(outcome: Outcome) -> Outcome:
@@ -47,11 +47,11 @@ def _in_order(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _rendered(outcome: Outcome, first: int) -> Outcome:
+def _rendered(outcome: Outcome, *, is_first: bool) -> Outcome:
     """A rank's report tells more than the bare traceback; ``reports.py`` in this folder shows the first cause's."""
     if isinstance(outcome, Raised) and isinstance(outcome.error, pytest.exit.Exception):
         return replace(outcome, traceback="")  # its reason is all that pytest shows
     report = getattr(outcome.error, RANK_REPORT, None) if isinstance(outcome, Raised) else None
     if report is None or not isinstance(outcome, Raised):
         return outcome
-    return replace(outcome, traceback="" if outcome.order == first else report, output="")
+    return replace(outcome, traceback="" if is_first else report, output="")

@@ -77,7 +77,7 @@ class Listener:
             TimeoutError: that time has come.
             EOFError: the awaited process has gone.
         """
-        ends = [self._socket] if asked is None else [self._socket, asked]
+        ends = [end for end in (self._socket, asked) if end is not None]
         while (left := until - time.monotonic()) > 0:
             ready = wait(ends, left)
             if asked in ready and self._socket not in ready:
@@ -155,9 +155,7 @@ def _store(launch: Launch, until: float | None = None) -> Store:
     seconds = max(until - time.monotonic(), 0.01) if until is not None else _PATIENCE_S
     if _private_directory(launch) is not None:  # it may be that of a run that was killed: look again soon
         seconds = min(seconds, 2.0)
-    found = next(
-        rendezvous(launch.init_method, launch.rank, launch.world_size, timeout=timedelta(seconds=seconds))
-    )
+    found = next(rendezvous(launch.init_method, launch.rank, launch.world_size, timeout=timedelta(seconds=seconds)))
     store: Store = found[0]
     return store
 

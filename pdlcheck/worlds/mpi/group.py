@@ -53,10 +53,8 @@ class MpiEngine:
         """Raise on every rank where the ranks differ, before data moves."""
         assert self._communicator is not None
         everybody = _progress.call(self._communicator.allgather, mine)
-        for other in everybody[1:]:
-            error = mismatch(everybody[0], other, [one for one in everybody if one is not other])
-            if error is not None:
-                raise error
+        if error := mismatch(everybody):
+            raise error
 
     def close(self) -> None:
         """Give the communicator back."""

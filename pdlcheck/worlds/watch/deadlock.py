@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pdlcheck.errors import Deadlock
 from pdlcheck.worlds.watch.signature import Signature, told_apart
+from pdlcheck.worlds.watch.words import in_common, who
 
 __all__ = ["deadlock"]
 
@@ -20,16 +21,16 @@ def deadlock(
         ended: rank -> its last operation, if it had one, for the ranks that have returned.
         missing: rank -> the ranks that its operation still needs.
     """
-    lines = []
+    words: dict[int, str] = {}
     known = told_apart(each for each in (*waiting.values(), *ended.values()) if isinstance(each, Signature))
     for rank in sorted({*waiting, *ended}):
         if rank in ended:
             last = f"; last operation {known[rank]}" if ended[rank] is not None else " without an operation"
-            lines.append(f"rank {rank}: has returned{last}")
+            words[rank] = f"has returned{last}"
             continue
         needs = [other for other in missing.get(rank, ()) if other != rank]
-        wanted = f"; waits for {_names(needs)}" if needs else ""
-        lines.append(f"rank {rank}: blocked in {known.get(rank, waiting[rank])}{wanted}")
+        wanted = f"; waits for {who([needs])}" if needs else ""
+        words[rank] = f"blocked in {known.get(rank, waiting[rank])}{wanted}"
     cycle = _cycle(missing)
     head = f"no rank can go on: {len(waiting)} of {len(waiting) + len(ended)} are blocked"
     tail = [f"wait cycle: {' -> '.join(f'rank {r}' for r in [*cycle, cycle[0]])}"] if cycle else []
@@ -38,7 +39,8 @@ def deadlock(
         tail.append(
             f"rank {gone[0]} has returned and will not take part: fewer steps, or an early return, on that rank"
         )
-    return Deadlock("\n  ".join([head, *lines, *tail]), ranks=lines, cycle=cycle)
+    lines = [f"rank {rank}: {said}" for rank, said in words.items()]
+    return Deadlock("\n  ".join([head, *in_common(words), *tail]), ranks=lines, cycle=cycle)
 
 
 def _cycle(missing: Mapping[int, Sequence[int]]) -> list[int]:
@@ -56,8 +58,3 @@ def _cycle(missing: Mapping[int, Sequence[int]]) -> list[int]:
                     seen.add(rank)
                     paths.append([*path, rank])
     return best
-
-
-def _names(ranks: Sequence[int]) -> str:
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {', '.join(map(str, ranks))}"

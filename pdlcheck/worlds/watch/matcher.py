@@ -7,11 +7,12 @@ announcements that its ranks send, so both give the same verdicts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
-from operator import attrgetter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from itertools import islice
 from typing import NamedTuple
 
-from pdlcheck.worlds.watch.mismatch import mismatch, p2p_mismatch
+from pdlcheck.errors import CollectiveMismatch
+from pdlcheck.worlds.watch.mismatch import fits, mismatch, p2p_mismatch
 from pdlcheck.worlds.watch.order import Orders
 from pdlcheck.worlds.watch.signature import Signature
 
@@ -39,6 +40,7 @@ class Matcher:
 
     def __init__(self) -> None:
         self._collectives: dict[tuple[str, int], dict[int, _Posted]] = defaultdict(dict)
+        self._spoiled: dict[tuple[str, int], None] = {}  # those that cannot be, as their ranks differ
         self._orders = Orders()
         self._sends: dict[tuple[str, int, int], list[_Posted]] = defaultdict(list)  # (group, dst, tag)
         self._recvs: dict[tuple[str, int, int], list[_Posted]] = defaultdict(list)
@@ -47,11 +49,19 @@ class Matcher:
         """Add an operation; return what it completes.
 
         Raises:
-            CollectiveMismatch: its arguments do not fit those of a rank that is already there, or the ranks make
-                equal calls in another order.
+            CollectiveMismatch: all ranks of the collective are there, and their arguments do not fit, or they make
+                equal calls in another order; a message does not fit its buffer.
         """
         posted = _Posted(signature, key)
         return self._post_p2p(posted) if signature.is_p2p else self._post_collective(posted)
+
+    def spoils(self, signature: Signature) -> bool:
+        """Whether a collective that is posted cannot be: ranks differ that are there already."""
+        return (signature.group, signature.seq) in self._spoiled and not signature.is_p2p
+
+    def verdict(self) -> CollectiveMismatch | None:
+        """On the first collective that cannot be, by the ranks that are there; None if there is no such one."""
+        return next((_verdict(self._collectives[place]) for place in self._spoiled), None)
 
     def missing(self, signature: Signature) -> tuple[int, ...]:
         """Global ranks that a waiting operation still needs; for a receive from any rank, all others."""
@@ -60,27 +70,35 @@ class Matcher:
                 return (signature.peer,)
             return tuple(rank for rank in signature.members if rank != signature.rank)
         there = self._collectives.get((signature.group, signature.seq), {})
-        return tuple(rank for rank in signature.members if rank not in there)
+        needed: Iterable[int] = signature.members
+        if self.spoils(signature):  # ranks may differ in who takes part
+            needed = sorted({rank for posted in there.values() for rank in posted.signature.members})
+        return tuple(rank for rank in needed if rank not in there)
 
     def _post_collective(self, posted: _Posted) -> Match | None:
         signature = posted.signature
-        there = self._collectives[signature.group, signature.seq]
-        self._compare(signature, there)
+        place = signature.group, signature.seq
+        there = self._collectives[place]
+        if not self._agrees(signature, there):
+            self._spoiled[place] = None
         there[signature.rank] = posted
+        if self._spoiled and place in self._spoiled:
+            if not self.missing(signature) and (error := _verdict(there)):
+                raise error
+            return None
         if len(there) < len(signature.members):
             return None
-        del self._collectives[signature.group, signature.seq]
+        del self._collectives[place]
         ordered = [there[rank] for rank in signature.members]
         if error := self._orders.met([p.signature for p in ordered]):
             raise error
         return Match(*zip(*ordered, strict=True))
 
-    def _compare(self, arriving: Signature, there: Mapping[int, _Posted]) -> None:
-        for other in there.values():
-            if error := mismatch(other.signature, arriving, map(_signature_of, there.values())):
-                raise error
-            if arriving.op != "all_to_all":
-                return  # they agree with one another, so one of them speaks for all, but not about what they exchange
+    def _agrees(self, arriving: Signature, there: Mapping[int, _Posted]) -> bool:
+        others = iter(there.values())
+        if arriving.op != "all_to_all":  # else those there agree with one another, but not about what they exchange
+            others = islice(others, 1)
+        return all(fits(other.signature, arriving) for other in others)
 
     def _post_p2p(self, posted: _Posted) -> Match | None:
         signature = posted.signature
@@ -99,7 +117,8 @@ class Matcher:
         return _message(partner, posted)
 
 
-_signature_of = attrgetter("signature")
+def _verdict(there: Mapping[int, _Posted]) -> CollectiveMismatch | None:
+    return mismatch([posted.signature for posted in there.values()])
 
 
 def _take(queue: list[_Posted], fits: Callable[[Signature], bool]) -> _Posted | None:

@@ -1,13 +1,16 @@
-"""Do two ranks that meet in one operation mean the same thing?"""
+"""Do ranks that meet in one operation mean the same thing?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import combinations, starmap
+from typing import Any
 
 from pdlcheck.errors import CollectiveMismatch
 from pdlcheck.worlds.watch.signature import Signature, told_apart
+from pdlcheck.worlds.watch.words import in_common, listed, who
 
-__all__ = ["mismatch", "p2p_mismatch"]
+__all__ = ["fits", "mismatch", "p2p_mismatch"]
 
 _MUST_AGREE = (
     ("op", "the operation"),
@@ -23,56 +26,65 @@ _MUST_AGREE = (
 _AT_ONCE = slice(Signature._fields.index("op"), Signature._fields.index("peer"))
 
 
-def mismatch(there: Signature, arriving: Signature, all_there: Iterable[Signature]) -> CollectiveMismatch | None:
-    """Compare two members of one collective; ``all_there`` are the ones that the report lists.
+def fits(there: Signature, arriving: Signature) -> bool:
+    """Whether two members of one collective mean the same thing."""
+    if there[_AT_ONCE] != arriving[_AT_ONCE]:
+        return mismatch([there, arriving]) is None
+    return arriving.op != "all_to_all" or _split_mismatch(there, arriving) is None
 
-    The lower rank is named first, whichever came first: the words do not depend on the schedule.
+
+def mismatch(there: Sequence[Signature]) -> CollectiveMismatch | None:
+    """Compare those members of one collective that are there; None if they mean the same thing.
+
+    Those that fewer ranks mean come first, of as many those of the lowest rank: the words do not depend on who came
+    first, and where one rank differs from all others, it is the first that they name.
     """
-    if there[_AT_ONCE] == arriving[_AT_ONCE] and arriving.op != "all_to_all":
-        return None
-    one, other = sorted((there, arriving))  # by rank
-    if one.op != other.op and one.is_new_group and other.is_new_group:
-        return _error(
-            f"ranks {one.rank} and {other.rank} make different groups: {one.op} and {other.op}; all ranks, "
-            "also those that are not in a group, must make the same groups in the same order",
-            "the ranks of the group",
-            [*all_there, arriving],
-        )
+    there = sorted(there)  # by rank
     for name, words in _MUST_AGREE:
-        mine, others = getattr(one, name), getattr(other, name)
-        if name == "shapes" and _lie_alike(mine, others):
-            continue
-        if mine != others:
-            if name == "dtypes" and len(mine) != len(others):  # coalesced calls, lists of parts
-                mine, others, words = len(mine), len(others), "the number of tensors"
-            if name == "orders":
-                return _mixed(one, other, [*all_there, arriving])
-            return _error(
-                f"ranks {one.rank} and {other.rank} met in collective {one.seq} of the {one.group_text} "
-                f"and differ in {words}: {_text(mine)} and {_text(others)}",
-                words,
-                [*all_there, arriving],
-            )
-    if one.op == "all_to_all":
-        return _split_mismatch(one, other)
+        sides = _sides(name, there)
+        if len(sides) > 1:
+            return _differ(name, words, sides)
+    if there[0].op == "all_to_all":
+        return next(filter(None, starmap(_split_mismatch, combinations(there, 2))), None)
     return None
 
 
-def _lie_alike(some: Sequence[tuple[int, ...]], others: Sequence[tuple[int, ...]]) -> bool:
+def _sides(name: str, there: Sequence[Signature]) -> list[list[Signature]]:
+    """The members by what they have, fewest first."""
+    sides: dict[Any, list[Signature]] = {}
+    for one in there:
+        value = getattr(one, name)
+        sides.setdefault(_without_ones(value) if name == "shapes" else value, []).append(one)
+    return sorted(sides.values(), key=len)  # of as many, the lowest rank's are first already
+
+
+def _differ(name: str, words: str, sides: Sequence[Sequence[Signature]]) -> CollectiveMismatch:
+    firsts = [side[0] for side in sides]
+    one, ranks = firsts[0], who([[one.rank for one in side] for side in sides])
+    values = [getattr(first, name) for first in firsts]
+    if name == "op" and all(first.is_new_group for first in firsts):
+        head = (
+            f"{ranks} make different groups: {listed(values)}; all ranks, also those that are not in a group, must "
+            "make the same groups in the same order"
+        )
+        return _error(head, "the ranks of the group", sides)
+    head = f"{ranks} met in collective {one.seq} of the {one.group_text} and differ in "
+    if name == "orders":
+        at = next(at for at in range(len(one.shapes)) if len({_order(first, at) for first in firsts}) > 1)
+        orders = listed([_order(first, at) for first in firsts])
+        head += (
+            f"the order of elements in memory, by which backends go: {orders}, of shape {one.shapes[at]}; call "
+            ".contiguous() on every rank, or give all ranks one memory_format"
+        )
+        return _error(head, words, sides)
+    if name == "dtypes" and len({len(value) for value in values}) > 1:  # coalesced calls, lists of parts
+        values, words = [len(value) for value in values], "the number of tensors"
+    return _error(f"{head}{words}: {listed([_text(value) for value in values])}", words, sides)
+
+
+def _without_ones(shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     """Shapes that differ in dimensions of one element, such as ``()`` and ``(1,)``: backends count elements alone."""
-    without_ones = [[[size for size in shape if size != 1] for shape in shapes] for shapes in (some, others)]
-    return without_ones[0] == without_ones[1]
-
-
-def _mixed(one: Signature, other: Signature, all_there: Sequence[Signature]) -> CollectiveMismatch:
-    at = next(at for at in range(len(one.shapes)) if _order(one, at) != _order(other, at))
-    return _error(
-        f"ranks {one.rank} and {other.rank} met in collective {one.seq} of the {one.group_text} and differ in the "
-        f"order of elements in memory, by which backends go: {_order(one, at)} and {_order(other, at)}, of shape "
-        f"{one.shapes[at]}; call .contiguous() on both, or give all ranks one memory_format",
-        "the order of elements in memory",
-        all_there,
-    )
+    return tuple(tuple(size for size in shape if size != 1) for shape in shapes)
 
 
 def _order(signature: Signature, at: int) -> str:
@@ -91,7 +103,7 @@ def _split_mismatch(one: Signature, other: Signature) -> CollectiveMismatch | No
                 f"rank {sender.rank} sends {sent} elements to rank {receiver.rank} in all_to_all, "
                 f"rank {receiver.rank} has room for {taken}",
                 "the split",
-                [one, other],
+                [[one], [other]],
             )
     return None
 
@@ -107,14 +119,18 @@ def p2p_mismatch(send: Signature, recv: Signature) -> CollectiveMismatch | None:
                 f"the message from rank {send.rank} to rank {recv.rank} differs in {words}: "
                 f"{sent} sent, {taken} expected",
                 words,
-                [send, recv],
+                [[send], [recv]],
             )
     return None
 
 
-def _error(head: str, what: str, signatures: Sequence[Signature]) -> CollectiveMismatch:
-    lines = [f"rank {rank}: {words}" for rank, words in sorted(told_apart(signatures).items())]
-    return CollectiveMismatch("\n".join([head, *(f"  {line}" for line in lines)]), what=what, ranks=lines)
+def _error(head: str, what: str, sides: Sequence[Sequence[Signature]]) -> CollectiveMismatch:
+    told = told_apart(one for side in sides for one in side)
+    lines = [f"rank {rank}: {words}" for rank, words in sorted(told.items())]
+    shown = [line for side in sides for line in in_common({one.rank: told[one.rank] for one in side})]
+    fewest, next_to_it = (len(side) for side in sides[:2])
+    odd = [one.rank for one in sides[0]] if fewest < next_to_it else []
+    return CollectiveMismatch("\n".join([head, *(f"  {line}" for line in shown)]), what=what, ranks=lines, odd=odd)
 
 
 def _text(value: object) -> str:

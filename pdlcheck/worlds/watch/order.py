@@ -20,6 +20,7 @@ from pdlcheck.errors import CollectiveMismatch
 from pdlcheck.worlds.watch.branches import are_branches_on_rank
 from pdlcheck.worlds.watch.naming import FRAMES, Name
 from pdlcheck.worlds.watch.signature import Signature
+from pdlcheck.worlds.watch.words import who
 
 __all__ = ["Orders"]
 
@@ -36,6 +37,9 @@ class _Meeting(NamedTuple):
         return next((own for own in self.names[side] if own[:2] == name), None)
 
 
+_Crossing = tuple[_Meeting, Name, Name, _Meeting, Name, Name]
+
+
 class Orders:
     """Remembers which names met, for each group and kind of call."""
 
@@ -49,19 +53,28 @@ class Orders:
         """
         first = signatures[0]
         known = {name[:2] for name in first.names}
+        crossings: dict[int, _Crossing] = {}
         for other in signatures[1:]:
             if known == {name[:2] for name in other.names}:
                 continue
             unlike = _not_among(first.names, other.names), _not_among(other.names, first.names)
             if not any(unlike):
                 continue
-            kind = (first.group, first.op, first.reduce_op, first.root, first.shapes, first.dtypes, other.rank)
-            meetings = self._met[kind]
+            meetings = self._met[_kind(first, other)]
             meetings.append(_Meeting((first, other), unlike))
             if crossing := _crossing(meetings):
-                meetings.clear()
-                return _error(*crossing)
-        return None
+                crossings[other.rank] = crossing
+        if not crossings:
+            return None
+        alike = [one.rank for one in signatures if one is first or not self._met.get(_kind(first, one))]
+        for rank in crossings:
+            self._met[_kind(first, next(one for one in signatures if one.rank == rank))].clear()
+        return _error(*next(iter(crossings.values())), sides=sorted([alike, list(crossings)], key=len))
+
+
+def _kind(first: Signature, other: Signature) -> object:
+    """The calls that two ranks may make in another order without a trace."""
+    return first.group, first.op, first.reduce_op, first.root, first.shapes, first.dtypes, other.rank
 
 
 def _not_among(names: Sequence[Name], others: Sequence[Name]) -> frozenset[Name]:
@@ -77,7 +90,7 @@ def _not_among(names: Sequence[Name], others: Sequence[Name]) -> frozenset[Name]
     return frozenset(name for name in names if name[:2] not in known)
 
 
-def _crossing(meetings: Sequence[_Meeting]) -> tuple[_Meeting, Name, Name, _Meeting, Name, Name] | None:
+def _crossing(meetings: Sequence[_Meeting]) -> _Crossing | None:
     """Find a collective where rank r used ``x`` and rank s ``y``, both of which the other rank used elsewhere.
 
     A name counts when both ranks have used it equally often: the same calls, made in another order.
@@ -108,16 +121,21 @@ def _takes_turns(x: Name, y: Name, there: Name, again: Name) -> bool:
     return x.where == again.where and y.where == there.where and are_branches_on_rank(x, y)
 
 
-def _error(one: _Meeting, x: Name, y: Name, other: _Meeting, there: Name, again: Name) -> CollectiveMismatch:
+def _error(
+    one: _Meeting, x: Name, y: Name, other: _Meeting, there: Name, again: Name, *, sides: Sequence[Sequence[int]]
+) -> CollectiveMismatch:
+    """``sides``: the ranks that agree with the first, and those that do not, the fewer of them first."""
     first, second = sorted((one, other), key=lambda meeting: meeting.signatures[0].seq)
     words = [(x, y), (there, again)] if first is one else [(there, again), (x, y)]
     call = first.signatures[0]
     lines = list(_lines_of(first, second, words))
     head = (
-        f"ranks {call.rank} and {first.signatures[1].rank} differ in the order of equal calls: {call.kind} "
-        f"in the {call.group_text}; shapes and dtypes fit, so the values are mixed up in silence"
+        f"{who(sides)} differ in the order of equal calls: {call.kind} in the {call.group_text}; shapes and dtypes "
+        "fit, so the values are mixed up in silence"
     )
-    return CollectiveMismatch("\n".join([head, *(f"  {line}" for line in lines)]), what="the order", ranks=lines)
+    text = "\n".join([head, *(f"  {line}" for line in lines)])
+    odd = list(sides[0]) if len(sides[0]) < len(sides[1]) else []
+    return CollectiveMismatch(text, what="the order", ranks=lines, odd=odd)
 
 
 def _lines_of(first: _Meeting, second: _Meeting, words: Sequence[tuple[Name, Name]]) -> Iterator[str]:

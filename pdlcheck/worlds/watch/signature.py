@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pdlcheck.worlds.watch.naming import Name
+from pdlcheck.worlds.watch.words import spans
 
 __all__ = ["NEW_GROUP", "P2P", "Signature", "key_among", "told_apart"]
 
@@ -107,7 +108,7 @@ class Signature(NamedTuple):
         """``the default group``, or the name of another one, with its ranks."""
         name = self.group.partition("@")[0]
         name = "default group" if name in ("", _DEFAULT_GROUP) else f"group {name}"
-        return f"{name} (ranks {_ranks(self.members)})"
+        return f"{name} (ranks {spans(self.members)})"
 
     def _tensors(self) -> str:
         parts = [f"{dtype} {shape}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
@@ -124,9 +125,3 @@ def told_apart(signatures: Iterable[Signature]) -> dict[int, str]:
         one.rank: f"{one}, called at {one.caller}" if one.caller and len(ways[one.where]) > 1 else str(one)
         for one in signatures
     }
-
-
-def _ranks(members: tuple[int, ...]) -> str:
-    if len(members) > 2 and members == tuple(range(members[0], members[-1] + 1)):
-        return f"{members[0]}-{members[-1]}"
-    return ", ".join(map(str, members))

@@ -60,7 +60,7 @@ def call(collective, transposed):
 def test_ranks_whose_elements_lie_in_other_orders_are_told(world, collective):
     text = (
         r"ranks 0 and 1 met in collective 0 of the default group .* and differ in the order of elements in memory, by "
-        r"which backends go: contiguous and dimensions \(1, 0\), of shape \(2, 3\); call .contiguous\(\) on both"
+        r"which backends go: contiguous and dimensions \(1, 0\), of shape \(2, 3\); call .contiguous\(\) on every rank"
     )
     with pytest.raises(CollectiveMismatch, match=text):
         world.run(call, collective, (False, True), world_size=2)

@@ -297,7 +297,7 @@ def never_joins(port):
 
 
 def test_waits_without_a_limit_are_a_deadlock_on_simulated_ranks(port):
-    with pytest.raises(Deadlock, match=r"rank 1: blocked in store.wait for 'never set'"):
+    with pytest.raises(Deadlock, match=r"ranks 0, 1: blocked in store.wait for 'never set'"):
         get_world("sim").run(waits_for_ever, port, world_size=2)
     with pytest.raises(Deadlock, match=f"rank 0: blocked in TCPStore at port {port}, for 2 workers to join"):
         get_world("sim").run(never_joins, port, world_size=2)

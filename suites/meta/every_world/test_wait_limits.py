@@ -153,4 +153,4 @@ def test_a_wait_in_the_store_with_a_limit_ends_and_is_no_deadlock(run, world):
 def test_a_wait_in_the_store_without_a_limit_is_a_deadlock_and_set_timeout_sets_one(run):
     result = run(DEADLOCK + OWN_LIMIT, world="sim")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*rank 0: blocked in store.wait for '*missing'*"])
+    result.stdout.fnmatch_lines(["*ranks 0, 1: blocked in store.wait for '*missing'*"])

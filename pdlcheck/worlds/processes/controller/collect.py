@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import signal
 import time
@@ -36,6 +37,7 @@ __all__ = ["Collector"]
 
 _GRACE_S = 0.3  # after a first failure, for the other ranks to report theirs
 _STACKS_S = 0.5
+_HESITATES_S = 1.0  # after ranks did not fit, for others to say what they post
 _CONSEQUENCE = 1_000_000  # "connection closed by peer" is never the first cause if there is another one
 
 Events = Sequence[tuple[Member, Report | Died]]
@@ -82,18 +84,21 @@ class Collector:
         self._heard: dict[int, bytes] = {}
         self._granted: set[tuple[int, int]] = set()  # (rank, operation)
         self._withdrawn: set[tuple[int, int]] = set()  # by ranks that have ended
+        self._speaks_at: float | None = None
 
     def outcomes(self) -> list[Outcome]:
         """Wait until every rank has ended the call, in one way or another."""
         while self._pending:
             left = self._until - time.monotonic()
-            events = self._wait(max(left, 0.0))
+            events = self._wait(max(min(left, self._patience()), 0.0))
             if not events and left <= 0:
                 if not self._stopping:
                     self._time_out()
                 break
             for member, report in events:
                 self._take(member, report)
+            if self._patience() <= 0:
+                self._speak()
         for rank in list(self._pending):
             self._end(rank, Stopped(rank, self._waits_in(rank)))
         if self._verdict is not None:
@@ -186,6 +191,18 @@ class Collector:
             for operation, signature in self._board.take(rank, self._call):
                 self._posted(rank, operation, signature)
 
+    def _patience(self) -> float:
+        """For how long the referee may hesitate, from now on."""
+        if self._referee is None or not self._referee.hesitates or self._stopping:
+            return math.inf
+        if self._speaks_at is None:
+            self._speaks_at = time.monotonic() + _HESITATES_S
+        return self._speaks_at - time.monotonic()
+
+    def _speak(self) -> None:
+        self._catch_up(range(len(self._members)))
+        self._judge(lambda referee: referee.speak())
+
     def _posted(self, rank: int, operation: int, signature: Any) -> None:
         if self._referee is not None:
             self._referee.saw(rank, signature)
@@ -242,6 +259,8 @@ class Collector:
         self._failures += 1
         order = self._failures + (_CONSEQUENCE if consequence else 0)
         self._end(rank, Raised(rank, error, traceback, order, output, site=site, consequence=consequence))
+        if not self._stopping and self._referee is not None and self._referee.hesitates and not weight(error):
+            self._speak()
         if self._stopping:
             return
         reason = PeerFailed("another rank failed")

@@ -28,6 +28,7 @@ class Referee:
         self._granted: dict[tuple[int, int], list[tuple[int, Grant]]] = {}  # of which no rank has asked, and none need
         self._ended: set[int] = set()
         self._unwatched = False
+        self.hesitates = False  # ranks do not fit, and others may have something to say to it
 
     def saw(self, rank: int, signature: Any) -> None:
         """Note what a rank posted, for reports."""
@@ -38,12 +39,13 @@ class Referee:
         """Take an announcement; return the grants that it completes, if one of their ranks has asked.
 
         Raises:
-            CollectiveMismatch: the operation does not fit what other ranks have announced.
+            CollectiveMismatch: the operation does not fit what other ranks have announced, and all of them have.
         """
         self._waiting.pop(rank, None)
         self._open[rank, operation] = signature
         match = self._matcher.post(signature, (rank, operation))
         if match is None:
+            self.hesitates = self.hesitates or self._matcher.spoils(signature)
             return []
         source = match.signatures[0].rank if signature.is_p2p else -1
         grants = []
@@ -79,6 +81,7 @@ class Referee:
 
         Raises:
             Deadlock: all ranks do.
+            CollectiveMismatch: the same, and some of them do not fit.
         """
         signature = self._open.get((rank, operation))
         if signature is not None:  # else the grant is under way
@@ -113,10 +116,20 @@ class Referee:
         """What a rank announced last; empty if nothing."""
         return str(self._last.get(rank, ""))
 
+    def speak(self) -> None:
+        """Hesitate no longer.
+
+        Raises:
+            CollectiveMismatch: ranks do not fit.
+        """
+        if error := self._matcher.verdict():
+            raise error
+
     def _check(self) -> None:
         live = self._world_size - len(self._ended)
         if self._unwatched or not live or len(self._waiting) < live:
             return
+        self.speak()
         raise deadlock(
             waiting=self._waiting,
             ended={rank: self._last.get(rank) for rank in self._ended},

@@ -133,6 +133,7 @@ def _refused(warn: Callable[..., Any]) -> Callable[..., Any]:
             f"as it is\n  {line}\n  call it on the members alone",
             what="the group",
             ranks=[line],
+            odd=[me.rank],
         )
 
     return refuse

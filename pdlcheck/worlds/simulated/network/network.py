@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pdlcheck.errors import CollectiveMismatch, PdlcheckError, Unsupported
+from pdlcheck.errors import CollectiveMismatch, PdlcheckError, PeerFailed, Unsupported
 from pdlcheck.faults import Corrupt, Fault, Slow
 from pdlcheck.worlds.semantics import Semantics
 from pdlcheck.worlds.simulated.c10d.borrowed import Ended, require_own_group
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from pdlcheck.worlds.simulated.recorder import Recorder
 
 __all__ = ["Network"]
+
+_PATIENCE = 10_000  # turns of other ranks
 
 
 class Network:
@@ -177,6 +180,8 @@ class Network:
         try:
             for match in self._matches(work):
                 self._complete(match)
+            if self._matcher.spoils(signature):
+                self._await_the_others(signature)
         except CollectiveMismatch as error:
             self.scheduler.fail(error)
             raise
@@ -192,6 +197,24 @@ class Network:
             return self._lanes.post(signature, id(work), work.origin.batch)
         match = self._matcher.post(signature, id(work))
         return () if match is None else (match,)
+
+    def _await_the_others(self, signature: Signature) -> None:
+        """The running rank has met others in a collective that cannot be: wait for what the rest has to say.
+
+        Raises:
+            CollectiveMismatch: the rest is there, or it cannot come, or has not come in a long time.
+        """
+        __tracebackhide__ = True
+        elapsed: list[bool] = []
+        turns = iter(range(_PATIENCE))
+
+        def is_over() -> bool:
+            return bool(elapsed) or not self.missing(signature) or next(turns, None) is None
+
+        with suppress(PeerFailed), self.scheduler.elapsing.limit(0.0, signature.rank, lambda: elapsed.append(True)):
+            self.scheduler.wait_until(is_over, signature)
+        if error := self._matcher.verdict():
+            raise error
 
     def _complete(self, match: Match) -> None:
         works = [self._posted.pop(key) for key in match.keys]  # type: ignore[call-overload]

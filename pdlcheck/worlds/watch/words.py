@@ -1,0 +1,63 @@
+"""Ranks in words: which of them, and what is said of those that have it in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+__all__ = ["in_common", "listed", "spans", "who"]
+
+_MANY = 4
+
+
+def who(sides: Sequence[Sequence[int]]) -> str:
+    """Ranks, by what they have in common.
+
+    Example:
+        >>> who([[2]]), who([[0], [1]]), who([[2], [0, 1, 3, 4, 5]])
+        ('rank 2', 'ranks 0 and 1', 'rank 2 and ranks 0, 1, 3-5')
+    """
+    if len(sides) > 1 and all(len(side) == 1 for side in sides):
+        return f"ranks {listed([side[0] for side in sides])}"
+    return listed([f"rank{'s' * (len(side) > 1)} {spans(side)}" for side in sides])
+
+
+def listed(parts: Sequence[object]) -> str:
+    """All of a few, the first of many.
+
+    Example:
+        >>> listed("a"), listed("ab"), listed("abc"), listed("abcdef")
+        ('a', 'a and b', 'a, b and c', 'a, b, c, d, ...')
+    """
+    texts = [str(part) for part in parts]
+    if len(texts) > _MANY:
+        return f"{', '.join(texts[:_MANY])}, ..."
+    return " and ".join([*filter(None, [", ".join(texts[:-1])]), texts[-1]])
+
+
+def spans(ranks: Sequence[int]) -> str:
+    """Ranks in the order given, runs of three and more in short.
+
+    Example:
+        >>> spans((0, 1, 2, 3)), spans((0, 1)), spans((4, 5, 6, 2))
+        ('0-3', '0, 1', '4-6, 2')
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def in_common(words: Mapping[int, str]) -> list[str]:
+    """One line for all ranks of which the same is said.
+
+    Example:
+        >>> in_common({0: "blocked", 1: "has returned", 2: "blocked"})
+        ['ranks 0, 2: blocked', 'rank 1: has returned']
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, said in words.items():
+        ranks.setdefault(said, []).append(rank)
+    return [f"{who([those])}: {said}" for said, those in ranks.items()]
