@@ -71,6 +71,8 @@ def check_resume(
         Inconclusive: the straight run is not deterministic, or no parameter changes after saving.
 
     Example:
+        >>> import torch
+        >>> from torch import nn
         >>> from pdlcheck.primitives import load_checkpoint, save_checkpoint
         >>> from pdlcheck.worlds import get_world
         >>> def start():
