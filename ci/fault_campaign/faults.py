@@ -232,7 +232,7 @@ def _mismatch(base: _Base) -> Fault:
         expects = (
             r"CollectiveMismatch: ",
             rf"rank {base.rank}: .*\({wrong},\)",
-            rf"rank \d: .*\({right},\)",
+            rf"ranks? [\d, -]+: .*\({right},\)",
         )
     else:
         victim = base.rank if wrong < right else r"\d"
