@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["in_common", "listed", "spans", "who"]
+__all__ = ["alike", "in_common", "listed", "spans", "who"]
 
 _MANY = 4
 
@@ -57,7 +57,12 @@ def in_common(words: Mapping[int, str]) -> list[str]:
         >>> in_common({0: "blocked", 1: "has returned", 2: "blocked"})
         ['ranks 0, 2: blocked', 'rank 1: has returned']
     """
+    return [f"{who([ranks])}: {said}" for said, ranks in alike(words).items()]
+
+
+def alike(words: Mapping[int, str]) -> dict[str, list[int]]:
+    """The ranks of which the same is said, in the order of the first of them."""
     ranks: dict[str, list[int]] = {}
     for rank, said in words.items():
         ranks.setdefault(said, []).append(rank)
-    return [f"{who([those])}: {said}" for said, those in ranks.items()]
+    return ranks

@@ -59,7 +59,7 @@ def test_the_limits_of_pytest_timeout_are_kept_by_the_ranks(run, pytester):
             "E     rank 0: has returned; last operation barrier, default group *, collective 0, at test_inner.py:14",
             "E   *Failed: Timeout *from pytest-timeout*",
             "E   *RankTimeout: no result within * s from ranks 0, 1 of 2",
-            "E*   rank 0: busy at test_inner.py:27",
+            "E*   ranks 0, 1: busy at test_inner.py:27",
         ]
     )
     assert "/_pytest/" not in result.stdout.str(), "the stacks are the user's"

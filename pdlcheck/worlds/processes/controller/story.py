@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pdlcheck.errors import RankDied, RankTimeout
 from pdlcheck.worlds.processes.controller.member import Died
 from pdlcheck.worlds.processes.rank.position import is_machinery
+from pdlcheck.worlds.watch.words import alike, in_common, who
 
 __all__ = ["rank_died", "rank_interrupt", "rank_timeout", "take_stack"]
 
@@ -37,25 +38,26 @@ def rank_timeout(timeout_s: float, states: Mapping[int, str], stacks: Mapping[in
         states: rank -> where it is or how it ended, for every rank.
         stacks: rank -> its Python stack, for those that did not finish; None for one that tells nothing.
     """
-    ranks = _by_rank(states)
-    shown = [_stack_of(rank, stack.rstrip()) for rank, stack in sorted(stacks.items()) if stack is not None]
-    head = f"no result within {timeout_s:g} s from {_named(stacks)} of {len(states)}"
-    message = "\n  ".join([head, *ranks]) + "\n" + "\n".join(shown)
-    return RankTimeout(message, timeout_s=timeout_s, ranks=ranks, stacks=shown)
+    known = {rank: stack.rstrip() for rank, stack in sorted(stacks.items()) if stack is not None}
+    head = f"no result within {timeout_s:g} s from {who([sorted(stacks)])} of {len(states)}"
+    shown = [_stack_of(ranks, stack) for stack, ranks in alike(known).items()]
+    return RankTimeout(
+        "\n  ".join([head, *in_common(_by_rank(states))]) + "\n" + "\n".join(shown),
+        timeout_s=timeout_s,
+        ranks=[f"rank {rank}: {state}" for rank, state in _by_rank(states).items()],
+        stacks=[_stack_of([rank], stack) for rank, stack in known.items()],
+    )
 
 
 def rank_interrupt(states: Mapping[int, str], late: Iterable[int]) -> str:
     """In words, where ranks are when Ctrl-C ends them; ``states`` as above, ``late`` are those that have not ended."""
-    return "\n  ".join([f"interrupted before {_named(late)} of {len(states)} had ended", *_by_rank(states)])
+    return "\n  ".join(
+        [f"interrupted before {who([sorted(late)])} of {len(states)} had ended", *in_common(_by_rank(states))]
+    )
 
 
-def _by_rank(states: Mapping[int, str]) -> list[str]:
-    return [f"rank {rank}: {states[rank]}" for rank in sorted(states)]
-
-
-def _named(ranks: Iterable[int]) -> str:
-    numbers = sorted(ranks)
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
+def _by_rank(states: Mapping[int, str]) -> dict[int, str]:
+    return {rank: states[rank] for rank in sorted(states)}
 
 
 def take_stack(stderr: str) -> tuple[str, str]:
@@ -83,10 +85,10 @@ def _users(frames: Sequence[str]) -> Sequence[str]:
     return chosen or frames
 
 
-def _stack_of(rank: int, stack: str) -> str:
+def _stack_of(ranks: Sequence[int], stack: str) -> str:
     if not stack:
-        return f"stack of rank {rank}: it cannot be asked"
-    return f"stack of rank {rank}, innermost call last:\n{stack}"
+        return f"stack of {who([ranks])}: it cannot be asked"
+    return f"stack of {who([ranks])}, innermost call last:\n{stack}"
 
 
 def _tail(text: str) -> Sequence[str]:

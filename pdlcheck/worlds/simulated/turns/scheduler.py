@@ -24,6 +24,7 @@ from pdlcheck.worlds.simulated.turns.elapsing import Elapsing
 from pdlcheck.worlds.simulated.turns.threads import raise_in, rank_behind, started_at
 from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.watch import FROM_CALLBACK, end_at_user_line, user_line
+from pdlcheck.worlds.watch.words import in_common
 
 __all__ = ["RankGone", "RankThread", "Scheduler", "current_rank", "running_rank"]
 
@@ -392,9 +393,10 @@ class Scheduler:
 
     def _livelock(self) -> Livelock:
         waiting = [rank for rank in self.ranks if rank.outcome is None]
-        lines = [f"rank {rank.rank}: {_is_doing(rank)}" for rank in waiting]
+        words = {rank.rank: _is_doing(rank) for rank in waiting}
+        lines = [f"rank {rank}: {said}" for rank, said in words.items()]
         head = f"no rank makes progress: they have asked {_MAX_POLLS} times in a row for something that does not come"
-        return Livelock("\n  ".join([head, *lines]), ranks=lines, polls=_MAX_POLLS)
+        return Livelock("\n  ".join([head, *in_common(words)]), ranks=lines, polls=_MAX_POLLS)
 
     def _check(self, me: RankThread) -> None:
         __tracebackhide__ = True
