@@ -172,8 +172,11 @@ def told_before_it_is_waited_for():
 @pytest.mark.parametrize("world", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
 def test_a_verdict_that_a_callback_hands_on_is_still_the_verdict(world):
     with closing(get_world(world)) as opened, opened.open(2) as ranks:
-        for outcome in ranks.outcomes(told_before_it_is_waited_for):
-            assert type(outcome.error) is CollectiveMismatch
+        outcomes = ranks.outcomes(told_before_it_is_waited_for)
+        kinds = {
+            type(outcome.error) for outcome in outcomes if not isinstance(outcome, Stopped)
+        }  # one may come too late
+        assert kinds == {CollectiveMismatch}
 
 
 def test_an_error_of_the_users_own_in_a_callback_stays_his():
