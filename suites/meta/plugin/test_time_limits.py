@@ -151,6 +151,36 @@ def test_simulated_ranks_that_do_not_end_are_replaced(pytester):
     assert text.count("rank 0 is torn down") == text.count("rank 1 is torn down") == 6, text
 
 
+CHANGES = """
+import os, threading
+from unittest import mock
+import state
+
+@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.world_size(2)
+@pytest.mark.timeout(1)
+def test_changes(rank, monkeypatch, stops):
+    state.rank = rank
+    os.environ["MINE"] = str(rank)
+    monkeypatch.setattr(os, "sep", "patched")
+    mock.patch.object(os, "linesep", "patched").start()
+    while stops:
+        pass
+    threading.Event().wait(3)
+
+@pytest.mark.world_size(2)
+def test_after():
+    assert (state.rank, os.environ.get("MINE"), os.sep, os.linesep) == (None, None, "/", "\\n")
+"""
+
+
+def test_what_a_simulated_rank_has_changed_is_undone_if_it_is_given_up(pytester):
+    pytester.makepyfile(test_inner=HEAD + CHANGES, state="rank = None")
+    pytester.makeini("[pytest]\npdlcheck_own_globals = state\n")
+    result = pytester.runpytest_subprocess("--world", "sim", "-p", "no:randomly", timeout=60)
+    result.assert_outcomes(passed=1, failed=2)
+
+
 @pytest.mark.parametrize("place", ["test", "fixture"])
 def test_ctrl_c_ends_a_run_of_simulated_ranks_that_sleep(pytester, place):
     press = """

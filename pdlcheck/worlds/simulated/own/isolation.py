@@ -31,7 +31,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -113,9 +113,11 @@ class RankState:
         self.context = contextvars.Context()  # in which the rank's code runs
         self.own: list[Own] = []  # added while the rank runs
         self.begins_here = False  # the runs to come begin with the random numbers and the dtype at the end of this one
+        self._is_here = False  # the process is this rank's now
 
     def enter(self) -> None:
         """The rank starts."""
+        self._is_here = True
         _set_numpy(self._numpy)
         if self._first is None:
             torch.default_generator.manual_seed(self._seed)
@@ -158,6 +160,7 @@ class RankState:
         for own in reversed(self.own):
             own.leave()
         self._take_environment()
+        self._is_here = False
         self._torch = torch.default_generator.get_state()
         self._python = python_stream(self._python)
         self._normal = kept_normal()
@@ -169,6 +172,7 @@ class RankState:
 
     def restore(self) -> None:
         """The rank has its turn again."""
+        self._is_here = True
         torch.default_generator.set_state(self._torch)
         set_python_stream(self._python)
         _set_numpy(self._numpy)
@@ -189,6 +193,7 @@ class RankState:
         for own in reversed(self.own):
             own.leave()
         self._take_environment()
+        self._is_here = False
         self.left = of_thread.present()
         self._flags = self.left.flags
         if self.begins_here:
@@ -196,6 +201,14 @@ class RankState:
             self._first = _First(state, python_stream(), numpy, torch.get_default_dtype())
         self._kept = diverted.end()
         torchs_own.end(self._began)
+
+    def take_back(self) -> None:
+        """In the controller: what the rank has changed is nobody's, if it was given up in its turn."""
+        if self._is_here:
+            self._is_here = False
+            for undo in (*(own.leave for own in reversed(self.own)), self._take_environment):
+                with suppress(Exception):  # it may have been given up while it did that itself
+                    undo()
 
     def give_to_controller(self) -> None:
         """In the controller, after a run: what this rank has changed for its thread is everybody's from here on."""

@@ -174,6 +174,8 @@ class Scheduler:
         raise_in(self._threads[running.rank], _GivenUp)
         if not self._all_done.wait(_GRACE_S) and (running := self._running) is not None:
             interrupt.add_note(f"rank {running.rank} does not stop and is left behind; what follows has fresh ranks")
+        for rank in self.ranks:
+            rank.state.take_back()
 
     def rest(self) -> None:
         """Hold on to nothing of the last run; :meth:`seed` comes before the next."""
