@@ -39,8 +39,21 @@ def deadlock(
         tail.append(
             f"rank {gone[0]} has returned and will not take part: fewer steps, or an early return, on that rank"
         )
+    if any(_needs_outsiders(signature, missing.get(rank, ())) for rank, signature in waiting.items()):
+        tail.append(
+            "new_group is for all ranks to call, also for those that are not in the group; "
+            "with use_local_synchronization=True for its members alone"
+        )
     lines = [f"rank {rank}: {said}" for rank, said in words.items()]
     return Deadlock("\n  ".join([head, *in_common(words), *tail]), ranks=lines, cycle=cycle)
+
+
+def _needs_outsiders(operation: Signature | str, needs: Sequence[int]) -> bool:
+    """Does it make a group, and wait for a rank that is not to be in it?"""
+    if not isinstance(operation, Signature) or not operation.is_new_group:
+        return False
+    members = operation.op[operation.op.index("(") + 1 : -1].split(", ")
+    return any(str(rank) not in members for rank in needs)
 
 
 def _cycle(missing: Mapping[int, Sequence[int]]) -> list[int]:

@@ -54,6 +54,7 @@ def test_a_group_that_some_ranks_do_not_make_is_a_deadlock():
         run(made_by_some, False)
     assert "blocked in new_group(1, 2)" in caught.value.ranks[1]
     assert "test_groups.py:" in caught.value.ranks[1]
+    assert "new_group is for all ranks to call, also for those that are not in the group; with use" in str(caught.value)
     assert run(made_by_some, True) == [None, 5.0, 5.0]
 
 
@@ -67,8 +68,9 @@ def test_groups_made_in_another_order_are_a_mismatch():
 
 def test_with_local_synchronisation_the_members_alone_make_a_group():
     assert run(made_by_members_that_say_so, True) == [4.0, None, 4.0]
-    with pytest.raises(Deadlock, match=r"blocked in new_group\(0, 2\)"):
+    with pytest.raises(Deadlock, match=r"blocked in new_group\(0, 2\)") as caught:
         run(made_by_members_that_say_so, False)
+    assert "all ranks" not in str(caught.value)
 
 
 def test_a_rank_that_uses_a_group_it_is_not_in_is_told():
