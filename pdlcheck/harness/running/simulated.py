@@ -81,6 +81,7 @@ class _RankFixtures:
     of_item: dict[str, Any] = field(default_factory=dict)  # attributes of the item that are the rank's own
     begun: Begun = field(default_factory=Begun)
     aside: list[tuple[Any, Any, list[Callable[[], object]]]] = field(default_factory=list)
+    finalizers: list[Callable[[], object]] = field(default_factory=list)  # which the body has added
     captured: list[Captured] = field(default_factory=list)
     properties: Properties | None = None
     reports: list[dict[str, Any]] = field(default_factory=list)  # of subtests
@@ -278,8 +279,8 @@ class SimulatedItem:
                 verdict(ended)
 
     def _asked_for_more(self, ranks: list[_RankFixtures]) -> bool:
-        """Whether a body has had fixtures set up that the test does not name."""
-        return any(rank.begun.in_order() for rank in ranks)
+        """Whether a body has had fixtures set up that the test does not name, or has added finalizers."""
+        return any(rank.begun.in_order() or rank.finalizers for rank in ranks)
 
     def _on_rank(self, rank: int, work: Callable[[], Any]) -> Outcome:
         """Run ``work`` as one rank while the others stand still."""
@@ -356,6 +357,8 @@ class SimulatedItem:
     def _fill(self, mine: _RankFixtures) -> None:
         item = self._item
         self._begin()
+        request: Any = item._request
+        request.addfinalizer = mine.finalizers.append  # the item's own are the controller's to run
         mine.body = item.obj
         follow_log(item)
         if "record_property" in item.fixturenames:
@@ -380,6 +383,8 @@ class SimulatedItem:
             for definition in definitions:
                 stack.callback(definition._finalizers.clear)  # of a set-up that was given up
                 stack.callback(definition.finish, rank.request)
+            for finalizer in rank.finalizers:
+                stack.callback(finalizer)
 
     def _finish(self, rank: _RankFixtures) -> None:
         aside = _put_back(rank)

@@ -198,6 +198,33 @@ def test_after():
         assert result.stdout.str().count(f"torn down {rank} {rank}") == 2
 
 
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_body_may_add_finalizers(run, world):
+    result = run(
+        """
+@W
+def test_alone(request, rank):
+    request.addfinalizer(lambda: print(f"last {rank} {dist.get_rank()}"))
+    request.addfinalizer(dist.barrier)
+
+@W
+@pytest.mark.schedules(2)
+def test_beside_a_fixture(request, rank, tmp_path):
+    request.addfinalizer(lambda: dist.barrier() or tmp_path.rmdir())
+
+@W
+def test_fails(request, rank):
+    request.addfinalizer(lambda: 1 / rank)
+""",
+        "-rA",
+        world=world,
+    )
+    result.assert_outcomes(passed=3, errors=1)
+    result.stdout.fnmatch_lines(["E   ZeroDivisionError: division by zero"])
+    for rank in range(2):
+        assert result.stdout.str().count(f"last {rank} {rank}") == 1
+
+
 PARAMETERS = """
 @pytest.fixture(params=["a", "b"])
 def letter(request, rank):
