@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import SkipTest
 
 import pytest
 
@@ -13,6 +14,7 @@ from pdlcheck.worlds.outcome import Outcome, Raised, first_cause, results, witho
 
 __all__ = ["verdict"]
 
+_SKIPS = (pytest.skip.Exception, SkipTest)  # in a body as well as in a TestCase
 _LATER = 1_000_000_000  # a skip is never the first cause where there is a failure
 
 
@@ -24,7 +26,7 @@ def verdict(outcomes: Sequence[Outcome]) -> list[Any]:
     __tracebackhide__ = True
     ranked = [_in_order(outcome) for outcome in outcomes]
     raised = [outcome for outcome in ranked if isinstance(outcome, Raised)]
-    skipped = [outcome for outcome in raised if isinstance(outcome.error, pytest.skip.Exception)]
+    skipped = [outcome for outcome in raised if isinstance(outcome.error, _SKIPS)]
     if raised and len(skipped) == len(raised):
         reasons = {without_addresses(str(outcome.error)) for outcome in skipped}
         if len(skipped) == len(outcomes) and len(reasons) == 1:
@@ -40,7 +42,7 @@ def _in_order(outcome: Outcome) -> Outcome:
     if not isinstance(outcome, Raised):
         return outcome
     error = outcome.error
-    if isinstance(error, pytest.skip.Exception):
+    if isinstance(error, _SKIPS):
         return replace(outcome, order=outcome.order + 2 * _LATER)
     if isinstance(error, pytest.xfail.Exception) or hasattr(error, RANK_XFAIL):
         return replace(outcome, order=outcome.order + _LATER)

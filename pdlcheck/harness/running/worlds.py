@@ -63,9 +63,11 @@ def close_worlds(config: pytest.Config) -> None:
 
 def look_after(world: World) -> None:
     """Let pytest's outcomes on the ranks of a world, and what these patch, be a rank's, whoever made the world."""
+    from unittest import SkipTest  # which is a skip to pytest, too
+
     from pdlcheck.worlds import outcome
 
-    outcome.lesser[:] = [pytest.xfail.Exception, pytest.skip.Exception]
+    outcome.lesser[:] = [pytest.xfail.Exception, pytest.skip.Exception, SkipTest]
     if world.shares_process:
         from pdlcheck.harness.running.own_fixtures import follow_patches
         from pdlcheck.harness.running.own_mocks import follow_mocks

@@ -190,3 +190,35 @@ def test_odd(rank):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(['>           raise Odd("thing", 7)', "E * test_inner.Odd: thing 7"])
     assert "traceback on rank" not in result.stdout.str()
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_skip_of_unittest_in_a_body_or_fixture_hides_no_failure_and_names_its_rank(run, world):
+    result = run(
+        """
+import unittest
+
+@pytest.fixture
+def skips_or_fails(rank):
+    raise unittest.SkipTest("no") if rank == 0 else ValueError("wrong")
+
+@W
+def test_in_a_fixture(skips_or_fails): pass
+
+def skip_or_fail():
+    raise unittest.SkipTest("no") if dist.get_rank() == 0 else ValueError("wrong")
+
+def test_called(world):
+    world.run(skip_or_fail, world_size=2)
+
+@W
+def test_waited_for(rank):
+    if rank == 1:
+        raise unittest.SkipTest("not here")
+    dist.barrier()
+""",
+        "-rs",
+        world=world,
+    )
+    result.assert_outcomes(errors=1, failed=1, skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED * rank 1 of 2 skipped: not here"])
