@@ -141,6 +141,8 @@ class Differing:
         if on_real.failure is not None and " cannot be sent to the " in _first_line(on_real.failure):
             on_real.failure.sections.append((SECTION, how + _SENT))
             return
+        if on_sim.failure is not None and _says_why(on_sim.failure):
+            return
         again, with_own = partial(self._run_again, on_sim.item), partial(self._run_with, on_sim.item)
         modules = [name for name in user_modules() if name not in ("__main__", "__mp_main__")]
 
@@ -218,6 +220,13 @@ def _first_line(report: pytest.TestReport) -> str:
     """Of what a failure says."""
     crash = getattr(report.longrepr, "reprcrash", None)
     return (str(getattr(crash, "message", report.longrepr)).splitlines() or [""])[0]
+
+
+def _says_why(on_sim: pytest.TestReport) -> bool:
+    """Whether the failure itself tells why it comes about on simulated ranks alone."""
+    from pdlcheck.worlds.simulated.turns.scheduler import ARE_THREADS
+
+    return ARE_THREADS in on_sim.longreprtext
 
 
 def _words(finding: Finding, how: str, failed: bool) -> list[str]:

@@ -473,3 +473,18 @@ def test_result(world):
         "test_result[gloo]": "passes on sim, fails on gloo: functions, what they enclose, and results are sent to and "
         "from processes, simulated ranks have them as they are."
     }
+
+
+def test_what_the_failure_itself_explains_is_not_put_on_globals(run):
+    result, sections = run(
+        """
+import signal
+
+
+@pytest.mark.world_size(2)
+def test_handler(rank):
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+"""
+    )
+    result.assert_outcomes(failed=1, passed=1)
+    assert sections == {}

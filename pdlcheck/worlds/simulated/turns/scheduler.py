@@ -26,8 +26,9 @@ from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.watch import FROM_CALLBACK, end_at_user_line, user_line
 from pdlcheck.worlds.watch.words import in_common
 
-__all__ = ["RankGone", "RankThread", "Scheduler", "current_rank", "running_rank"]
+__all__ = ["ARE_THREADS", "RankGone", "RankThread", "Scheduler", "current_rank", "running_rank"]
 
+ARE_THREADS = "simulated ranks are threads: run this on processes, with --world gloo"
 _SIGNALS = "signal only works in main thread"  # as Python says it
 _GRACE_S = 0.5  # for ranks to end after an interrupt
 _MAX_POLLS = 20_000  # in a row, by all ranks together, while nothing else happens: a tenth of a second
@@ -318,7 +319,7 @@ class Scheduler:
             if isinstance(error, PdlcheckError):
                 end_at_user_line(error)
             elif isinstance(error, ValueError) and text_of(error).startswith(_SIGNALS):
-                error.add_note("simulated ranks are threads: run this on processes, with --world gloo")
+                error.add_note(ARE_THREADS)
             return Raised(me.rank, error, order=self._failures, site=site_of(error))
 
     def _fails(self, within_s: float) -> None:
