@@ -87,6 +87,7 @@ def _compare(
         find_modules,
         told,
     )
+    from pdlcheck.worlds.simulated.own_globals.early import early_reads
     from pdlcheck.worlds.simulated.own_globals.run import UserState
 
     def run(world: World) -> list[Any] | Exception:
@@ -121,6 +122,8 @@ def _compare(
 
     finding = find_modules(find_cause(again, as_on_real, start, fn), with_own, as_on_real, start)
     details = [("likely cause", _CAUSES[finding.cause].format(real=real.name, shared=finding.shared))]
+    if finding.cause == "other" and (reads := early_reads()):
+        details = [("likely cause", _READ_EARLY), *(("", str(one)) for one in reads)]
     details += [("shared" if number == 0 else "", line) for number, line in enumerate(told(finding))]
     if finding.blamed and not finding.alone:
         details.append(("", "it takes them together"))
@@ -138,6 +141,10 @@ _CAUSES = {
     "other": "not module globals, as far as they can be told apart: with its own for each rank sim still differs",
     "before": "it ran before, or what it uses did: from the same beginning a second run on sim ends as {real} does",
 }
+_READ_EARLY = (
+    "read when a module is imported, where simulated ranks have no rank yet, and each process has its own: "
+    "read it in a function"
+)
 
 
 def _alike(one: Any, other: Any) -> bool:

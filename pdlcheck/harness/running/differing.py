@@ -249,6 +249,15 @@ def _words(finding: Finding, how: str, failed: bool) -> list[str]:
             return [f"{how}; but {end} on sim too when it runs alone: a test before it has changed what it uses."]
         case "unknown":
             return [f"{how}; whether that comes from module globals was not found out: {finding.like}"]
+    from pdlcheck.worlds.simulated.own_globals.early import early_reads
+
+    if reads := early_reads():
+        return [
+            f"{how}. What modules make of a launcher's variables when they are imported,",
+            "simulated ranks share as the controller made it, where no rank is set; each process makes its own:",
+            *(f"  {one}" for one in reads),
+            "Read in a function, they are each rank's own in every world.",
+        ]
     imported = "What an import draws from numpy or random, unseeded, is one on sim; each process draws its own."
     return [
         how + _NO_GLOBALS.format(""),

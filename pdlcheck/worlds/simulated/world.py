@@ -33,6 +33,7 @@ from pdlcheck.worlds.simulated.network.network import Network
 from pdlcheck.worlds.simulated.network.suffering import RankGone, Suffering
 from pdlcheck.worlds.simulated.own import isolation
 from pdlcheck.worlds.simulated.own.arguments import own_copy
+from pdlcheck.worlds.simulated.own_globals import early
 from pdlcheck.worlds.simulated.own_globals.modules import OwnModules, check_own_globals, known_own_globals
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
 from pdlcheck.worlds.simulated.turns import idle
@@ -263,6 +264,7 @@ class SimulatedRanks:
         try:
             outcomes = self._run(bodies, schedule or self._world.schedule, faults)
             self._warn_of_late_imports()
+            self._warn_of_early_reads()
             if (shared := self._network.shared.warning()) is not None:
                 warnings.warn(shared, stacklevel=2)
             return outcomes
@@ -279,6 +281,16 @@ class SimulatedRanks:
             warnings.warn(
                 f"simulated ranks shared {' and '.join(late)} in this run, which keeps the rank of a process: it was "
                 "imported while they ran; import it at the top of the file of the test, and each rank has its own",
+                stacklevel=2,
+            )
+
+    def _warn_of_early_reads(self) -> None:
+        """What a module has made of a rank's variables, simulated ranks share, as it was made in the controller."""
+        if self.world_size > 1 and (reads := early.not_told_yet()):
+            warnings.warn(
+                "simulated ranks share what a module makes of a launcher's variables when it is imported, where no "
+                f"rank is set: {'; '.join(map(str, reads))}; read them in a function, or run this on processes, with "
+                "--world gloo",
                 stacklevel=2,
             )
 

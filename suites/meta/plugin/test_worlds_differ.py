@@ -488,3 +488,32 @@ def test_handler(rank):
     )
     result.assert_outcomes(failed=1, passed=1)
     assert sections == {}
+
+
+def test_a_module_that_reads_its_rank_when_it_is_imported_is_named(run):
+    result, sections = run(
+        """
+import os
+
+RANK = int(os.getenv("RANK", "-1"))
+
+
+@pytest.mark.world_size(2)
+def test_told_by_a_global(rank):
+    assert rank == RANK
+
+
+@pytest.mark.world_size(2)
+def test_told_by_a_function(rank):
+    assert rank == int(os.environ["RANK"])
+""",
+        "-Wignore:simulated ranks share what a module makes",
+    )
+    result.assert_outcomes(failed=1, passed=3)
+    own = "test_a_module_that_reads_its_rank_when_it_is_imported_is_named"
+    assert sections == {
+        "test_told_by_a_global[sim-2]": "fails on sim, passes on gloo. What modules make of a launcher's variables "
+        "when they are imported,\nsimulated ranks share as the controller made it, where no rank is set; each process "
+        f"makes its own:\n  {own}.RANK is made of RANK at {own}.py:5\n"
+        "Read in a function, they are each rank's own in every world."
+    }
