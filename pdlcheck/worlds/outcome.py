@@ -18,6 +18,7 @@ __all__ = [
     "Returned",
     "Stopped",
     "check_has_run",
+    "cure_of_exit",
     "first_cause",
     "lesser",
     "results",
@@ -96,6 +97,13 @@ def stopped_by_nobody(rank: int, words: str) -> RankFailed:
         rank=rank,
         traceback="",
     )
+
+
+def cure_of_exit(error: SystemExit) -> str:
+    """What to do about a rank that has called ``sys.exit``: a call on ranks has no exit code, it returns or fails."""
+    if not error.code:
+        return "a rank that has done its work returns: catch SystemExit around a program that ends so"
+    return "raise an ordinary exception to make the call fail"
 
 
 def text_of(error: BaseException) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
 import torch.distributed as dist
+
+from pdlcheck.errors import RankFailed
 
 
 class ConfigError(Exception):
@@ -51,3 +54,17 @@ def test_an_exception_with_fields_of_its_own(world):
     assert raised.value.limit == 7
     with pytest.raises(OddError, match="this and that"):
         world.run(raises, lambda: OddError("this", "that"), world_size=2)
+
+
+def exits(code):
+    dist.barrier()
+    sys.exit(code)
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_a_program_that_exits_well_is_told_to_return(world, code):
+    with pytest.raises((SystemExit, RankFailed)) as raised:
+        world.run(exits, code, world_size=2)
+    told = "\n".join([str(raised.value), *raised.value.__notes__])
+    assert "a rank that has done its work returns: catch SystemExit around a program that ends so" in told
+    assert "to make the call fail" not in told

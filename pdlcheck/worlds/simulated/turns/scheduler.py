@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported
-from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, stopped_by_nobody, text_of
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, cure_of_exit, stopped_by_nobody, text_of
 from pdlcheck.worlds.simulated.own.device_guard import outlives_ranks
 from pdlcheck.worlds.simulated.own.isolation import RankState, isolated_controller
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
@@ -320,6 +320,8 @@ class Scheduler:
                 end_at_user_line(error)
             elif isinstance(error, ValueError) and text_of(error).startswith(_SIGNALS):
                 error.add_note(ARE_THREADS)
+            elif isinstance(error, SystemExit) and not error.code:
+                error.add_note(cure_of_exit(error))
             return Raised(me.rank, error, order=self._failures, site=site_of(error))
 
     def _fails(self, within_s: float) -> None:
