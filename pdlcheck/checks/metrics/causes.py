@@ -15,6 +15,7 @@ Of = Callable[[Sequence[int]], Values]
 Shares = Sequence[Sequence[int]]  # of each rank: the places of its samples
 
 _LARGEST_BATCH = 16
+_TAILS = ("filled up", "short", "dropped")  # what becomes of the last samples
 _ASKED = 400  # so often is one process asked about some samples, at most
 
 
@@ -75,8 +76,8 @@ def _filled_up(alone: Alone, world_size: int, of: Of) -> Iterator[Mistake]:
 def _not_reduced(alone: Alone, world_size: int, sizes: Sequence[int], of: Of) -> Iterator[Mistake]:
     for size in sizes:
         dealt = f", dealt in batches of {size}" if size > 1 else ""
-        for filled in (True, False):
-            for rank, share in enumerate(_dealt(len(alone), world_size, size, filled)):
+        for tail in _TAILS:
+            for rank, share in enumerate(_dealt(len(alone), world_size, size, tail)):
                 yield f"the value of the samples of rank {rank} alone{dealt}: it was not reduced", of(share)
 
 
@@ -94,16 +95,18 @@ def _means_of_batches(alone: Alone, world_size: int, sizes: Sequence[int], of: O
 
 def _ways(count: int, world_size: int, batch: int) -> Iterator[Shares]:
     for size in (1, batch):
-        for filled in (True, False):
-            yield _dealt(count, world_size, size, filled)
+        for tail in _TAILS:
+            yield _dealt(count, world_size, size, tail)
     yield _blocks(count, world_size)
 
 
-def _dealt(count: int, world_size: int, size: int, filled: bool) -> Shares:
-    """Batches of ``size`` samples go to the ranks in turn; the last ones are filled up with the first samples."""
+def _dealt(count: int, world_size: int, size: int, tail: str) -> Shares:
+    """Batches of ``size`` samples go to the ranks in turn; what does not fill all ranks, see ``_TAILS``."""
     order = list(range(count))
-    if filled:
+    if tail == "filled up":  # with the first samples
         order += order[: -count % (world_size * size)]
+    elif tail == "dropped":
+        order = order[: count - count % (world_size * size)]
     batches = [order[i : i + size] for i in range(0, len(order), size)]
     return [[place for one in batches[rank::world_size] for place in one] for rank in range(world_size)]
 

@@ -86,6 +86,10 @@ def dropped_sum(errors):
     return padded_sum(errors, drop_last=True)
 
 
+def own_without_the_tail(errors):
+    return float(errors[list(DistributedSampler(errors, shuffle=False, drop_last=True))].mean())
+
+
 def mean(errors):
     return float(errors.mean())
 
@@ -106,6 +110,7 @@ CURE = r"as accelerate's gather_for_metrics\(\) does"
         (not_divided, r"a sum over the samples: it was not divided by their number\n"),
         (divided_twice, r"it was divided by the number of samples once too often\n"),
         (padded_sum, r"samples that a sampler repeats are in the sum, not in its number: the sum is divided by 21\n"),
+        (own_without_the_tail, r"the value of the samples of rank 0 alone: it was not reduced\n"),
         (dropped_sum, r"samples that a sampler drops are in the number, not in the sum: the sum is divided by 21\n"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
