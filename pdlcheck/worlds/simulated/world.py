@@ -249,7 +249,8 @@ class SimulatedRanks:
         Args:
             bodies, schedule, faults: see above.
             keep_groups: also after a failure, for what tears down; who has left them stays without.
-            sets_up: later runs begin with the random numbers and the default dtype that this one ends with.
+            sets_up: later runs begin with the random numbers and the default dtype that this one ends with. After both,
+                text goes on to where the ranks let it go.
         """
         __tracebackhide__ = True
         if not self.intact:
@@ -258,7 +259,7 @@ class SimulatedRanks:
             self._reset()
             self._broken_off = False
         for rank in self._network.scheduler.ranks:
-            rank.state.begins_here = sets_up
+            rank.state.begins_here, rank.state.leaves_streams = sets_up, sets_up or keep_groups
         faults = check_faults(self._world.faults if faults is None else faults, self.world_size)
         bodies = [partial(self._as_rank, rank, body, keep_groups) for rank, body in enumerate(bodies)]
         try:

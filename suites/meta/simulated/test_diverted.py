@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import sys
 import warnings
@@ -79,3 +80,38 @@ def test_blocks_that_end_in_another_order_leave_filters_and_streams_as_they_were
     assert sim.run(cross, world_size=2) == ["of 0\n", "of 1\n"]
     assert (warnings.filters, warnings.showwarning, sys.stdout) == (filters, shown, out)
     assert warnings.filters is filters and filters == before
+
+
+def only_rank_0_prints():
+    """As training scripts do it: the print of other ranks says nothing, and nobody puts it back."""
+    prints = builtins.print
+    builtins.print = lambda *args, **options: prints(*args, **options) if dist.get_rank() == 0 else None
+
+
+def only_rank_0_has_a_stream():
+    if dist.get_rank() != 0:
+        sys.stdout = sys.stderr = io.StringIO()
+
+
+@pytest.mark.parametrize("silence", [only_rank_0_prints, only_rank_0_has_a_stream])
+def test_ranks_that_are_silenced_silence_nobody_else(sim, silence, capsys):
+    plain, out, err = builtins.print, sys.stdout, sys.stderr
+
+    def say():
+        dist.barrier()
+        silence()
+        for turn in range(2):
+            dist.barrier()
+            print("turn", turn, "of rank", dist.get_rank())
+
+    def says():
+        dist.barrier()
+        print("again")
+
+    sim.run(say, world_size=3)
+    assert (builtins.print, sys.stdout, sys.stderr) == (plain, out, err)
+    assert capsys.readouterr().out == "turn 0 of rank 0\nturn 1 of rank 0\n"
+    with sim.open(2) as ranks:
+        ranks.run(silence)
+        ranks.run(says)
+    assert capsys.readouterr().out == "again\n" * 2

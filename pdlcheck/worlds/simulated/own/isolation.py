@@ -112,6 +112,7 @@ class RankState:
         self._base: contextvars.Context | None = None
         self.context = contextvars.Context()  # in which the rank's code runs
         self.own: list[Own] = []  # added while the rank runs
+        self.leaves_streams = False  # where its text goes at the end of this run is everybody's
         self.begins_here = False  # the runs to come begin with the random numbers and the dtype at the end of this one
         self._is_here = False  # the process is this rank's now
 
@@ -199,7 +200,7 @@ class RankState:
         if self.begins_here:
             numpy, state = np.random.get_state(), torch.default_generator.get_state()
             self._first = _First(state, python_stream(), numpy, torch.get_default_dtype())
-        self._kept = diverted.end()
+        self._kept = diverted.end(leaves=self.leaves_streams)
         torchs_own.end(self._began)
 
     def take_back(self) -> None:
