@@ -46,4 +46,4 @@ def broadcast_tensors(
 
 def _bytes_of(tensor: Tensor) -> Tensor:
     """In the logical order of the elements, whatever their strides."""
-    return tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    return tensor.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)

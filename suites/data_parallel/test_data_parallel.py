@@ -155,6 +155,34 @@ def test_low_precision_may_be_summed_in_float32(subject, rank, dtype):
     assert ((model.weight.grad - exact).abs() <= once).all()
 
 
+class Gaps(nn.Module):
+    """Parameters between whose elements memory lies that is not theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(3, 4, dtype=torch.float64)[:, ::2])
+        self.bias = nn.Parameter(torch.randn(6, dtype=torch.float64)[::2])
+        self.register_buffer("scale", torch.randn(6, dtype=torch.float64)[::2])
+
+    def forward(self, x):
+        return x @ self.rows * self.scale[:2] + self.bias[:2] * self.bias[2]
+
+
+@ddp
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+def test_parameters_with_gaps_in_memory_are_taken_and_reduced(subject, rank, as_view):
+    def loss(model, r):
+        return model(samples(r).view(-1)[:6].view(2, 3)).square().mean()
+
+    torch.manual_seed(rank)
+    model = Gaps()
+    wrapped, expected = subject(model, gradient_as_bucket_view=as_view), alike(Gaps)
+    assert all(map(torch.equal, model.state_dict().values(), expected.state_dict().values()))
+    loss(wrapped, rank).backward()
+    require_close(gradients(model), mean_gradients(2, loss, Gaps))
+
+
 @ddp
 @pytest.mark.world_size(2)
 def test_channels_last_gradients_keep_their_strides(subject, rank):

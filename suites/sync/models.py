@@ -15,7 +15,7 @@ def tanh_net() -> nn.Module:
 
 
 class Everything(nn.Module):
-    """Every kind of state: tied weights, mixed dtypes, buffers of every sort, channels last."""
+    """Every kind of state: tied weights, mixed dtypes, buffers of every sort, channels last, gaps in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,6 +26,8 @@ class Everything(nn.Module):
         self.conv = nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last)
         self.norm = nn.BatchNorm1d(3)
         self.frozen = nn.Parameter(torch.ones(2, dtype=torch.float64), requires_grad=False)
+        self.every_second = nn.Parameter(torch.ones(4, 6)[:, ::2])
+        self.register_buffer("last_bits", torch.ones(6, dtype=torch.bfloat16)[::3])
         self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
         self.register_buffer("short", torch.ones(3, dtype=torch.int16))
         self.register_buffer("rope", torch.ones(2, 2), persistent=False)
