@@ -154,12 +154,15 @@ def test_cores_are_shared_out_and_threads_can_be_given(processes):
 
 def test_ranks_see_the_launcher_variables_and_the_surroundings_of_the_controller(processes, tmp_path, monkeypatch):
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "FRUIT")
-    look = lambda: ([os.environ.get(name) for name in names], os.getcwd())  # noqa: E731
+    look = lambda: ([os.environ.get(name) for name in names], os.getcwd(), sys.argv)  # noqa: E731
     monkeypatch.setenv("FRUIT", "pear")
     monkeypatch.setenv("RANK", "7")
     monkeypatch.chdir(tmp_path)
+    arguments = [*sys.argv]
     found = processes.run(look, world_size=2)
-    assert found == [([str(r), str(r), "2", "2", "pear"], str(tmp_path)) for r in range(2)]
+    assert found == [([str(r), str(r), "2", "2", "pear"], str(tmp_path), arguments) for r in range(2)]
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "3"])
+    assert [own[2] for own in processes.run(look, world_size=2)] == [["train.py", "--epochs", "3"]] * 2
     monkeypatch.setenv("FRUIT", "plum")
     assert processes.run(look, world_size=2)[0][0][-1] == "plum"
     monkeypatch.delenv("FRUIT")

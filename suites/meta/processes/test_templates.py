@@ -365,7 +365,7 @@ def test_after(rank):
 
 def test_the_controllers_surroundings_reach_forks_of_older_templates(world, tmp_path, monkeypatch):
     def around():
-        return os.environ.get("MINE"), os.environ.get("GONE"), os.getcwd(), sys.path[0], os.environ["RANK"]
+        return os.environ.get("MINE"), os.environ.get("GONE"), os.getcwd(), sys.path[0], os.environ["RANK"], sys.argv
 
     def look():
         with world.open(2, beginning=Beginning("some", list)) as ranks:
@@ -380,8 +380,9 @@ def test_the_controllers_surroundings_reach_forks_of_older_templates(world, tmp_
     monkeypatch.delenv("GONE")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["train.py"])
     (_, after), _ = look()
-    assert after == ("2", None, str(tmp_path), str(tmp_path), "1")
+    assert after == ("2", None, str(tmp_path), str(tmp_path), "1", ["train.py"])
 
 
 def test_nothing_stays_open_when_a_world_is_closed(world, templates_of):

@@ -53,7 +53,7 @@ class Pool:
         self._setup = setup
         self._placement = placement
         self._calls = 0
-        self._surroundings = Surroundings(path=(), directory=None, environment=placement.environment)
+        self._surroundings = Surroundings(path=(), arguments=(), directory=None, environment=placement.environment)
         if templates is not None:
             self._surroundings = templates.surroundings
         self._selector = selectors.DefaultSelector()

@@ -1,4 +1,4 @@
-"""What the controller's code sees around it: import path, current directory, environment."""
+"""What the controller's code sees around it: import path, arguments of the command, current directory, environment."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Surroundings:
     """The controller's at one moment; those that ranks were told of last."""
 
     path: tuple[str, ...]
+    arguments: tuple[str, ...]
     directory: str | None
     environment: Mapping[str, str]
 
@@ -31,6 +32,7 @@ class Surroundings:
         same = now.environment is self.environment
         changes = Changes(
             path=now.path if now.path != self.path else None,
+            arguments=now.arguments if now.arguments != self.arguments else None,
             directory=now.directory if now.directory != self.directory else None,
             set={} if same else dict(now.environment.items() - self.environment.items()),
             unset=() if same else tuple(name for name in self.environment if name not in now.environment),
@@ -43,7 +45,7 @@ def _here() -> Surroundings:
         directory = getcwd()
     except FileNotFoundError:  # it was deleted; the ranks stay where they are
         directory = None
-    return Surroundings(import_path(), directory, _environment())
+    return Surroundings(import_path(), tuple(map(str, sys.argv)), directory, _environment())
 
 
 def _environment() -> Mapping[str, str]:

@@ -57,7 +57,7 @@ class Templates:
     ) -> None:
         self._processes: list[LocalProcess] = []
         self._forkers: list[Forker] = []
-        first = Surroundings(path=(), directory=None, environment=placement.environment)
+        first = Surroundings(path=(), arguments=(), directory=None, environment=placement.environment)
         changes, self.surroundings = first.changes()
         payloads = tuple(dump_call(fn, args, {})[0] for fn, args in calls)
         self.listening = socket.create_server((placement.host, 0), backlog=setup.world_size)

@@ -107,6 +107,7 @@ class Changes(_Message):
     """
 
     path: tuple[str, ...] | None = None
+    arguments: tuple[str, ...] | None = None
     directory: str | None = None
     set: Mapping[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()

@@ -225,6 +225,8 @@ def adopt(changes: Changes, own: Mapping[str, str]) -> None:
     """Take over what changed around the controller's code, but for the rank's own variables."""
     if changes.path is not None:
         sys.path[:] = changes.path
+    if changes.arguments is not None:
+        sys.argv = [*changes.arguments]
     if changes.directory is not None:
         os.chdir(changes.directory)
     os.environ.update((name, value) for name, value in changes.set.items() if name not in own)
