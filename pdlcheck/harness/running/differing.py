@@ -36,6 +36,10 @@ _NO_PACKAGES = (
 _SENT = (
     ": functions, what they enclose, and results are sent to and from processes, simulated ranks have them as they are."
 )
+_OF_THE_CALLER = (
+    "What the caller of world.run sets in a module, processes do not see: set it in the function that the ranks run, "
+    "or let the body of the test run on ranks, by the marker world_size, where monkeypatch is each rank's own."
+)
 _ONE_FOR_ALL = (
     "On processes let rank 0 make what all ranks are to have and broadcast it, or let each make the same from a seed; "
     "shared_tmp_path is the same folder on every rank."
@@ -235,6 +239,7 @@ def _words(finding: Finding, how: str, failed: bool) -> list[str]:
     match finding.cause:
         case "globals":
             end = f"fails on sim too: {finding.like}" if failed else "passes on sim too"
+            of_caller = [_OF_THE_CALLER] if finding.by_the_caller else []
             own = [" ".join(finding.modules)] if finding.modules else []
             together = [] if finding.alone else ["It takes them together."]
             return [
@@ -242,6 +247,7 @@ def _words(finding: Finding, how: str, failed: bool) -> list[str]:
                 f"With globals of its own for each rank it {end}",
                 *(f"  {line}" for line in told(finding)),
                 *together,
+                *of_caller,
                 *(f"pdlcheck_own_globals = {name}, in an ini file, makes it so in every run." for name in own),
             ]
         case "before":

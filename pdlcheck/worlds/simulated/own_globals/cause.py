@@ -54,6 +54,11 @@ class Finding:
             tuple(sorted(enclosed)), "module globals"
         )
 
+    @property
+    def by_the_caller(self) -> bool:
+        """Whether the code that calls ``world.run`` has changed one of them itself."""
+        return any(CONTROLLER in change.ranks for change in self.blamed)
+
 
 def find_cause(
     run: Callable[[Separate], Any], as_on_processes: Callable[[Any], bool], start: UserState, function: Any = None
