@@ -27,6 +27,7 @@ deep = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
 for parameter in deep.parameters():
     torch.nn.init.constant_(parameter, 0.25)
 ready = False
+__hidden = 0
 # constants of kinds that cannot be read as plain bytes
 sparse = torch.eye(2).to_sparse()
 shapes_alone = torch.zeros(2, device="meta")
@@ -186,6 +187,13 @@ def trained():
     return net.weight.grad.tolist()
 
 
+def hidden():
+    global __hidden
+    __hidden += dist.get_rank() + 1
+    dist.barrier()
+    return __hidden
+
+
 def flagged():
     """Each rank sets the same value, and yet only the first does the work."""
     global ready
@@ -312,6 +320,7 @@ ALSO_BROKEN = [
     (updated, "train.weights  Tensor, changed by ranks 0 and 1"),
     (trained, "train.net  Linear, changed by ranks 0 and 1"),
     (flagged, "train.ready  bool, changed by ranks 0 and 1"),
+    (hidden, "train.__hidden  int, changed by ranks 0 and 1"),
     (on_a_global_object, "train.trainer.own_steps  int, changed by ranks 0 and 1"),
     (enclosed, "train.read's known  dict, changed by ranks 0 and 1"),
     (on_a_function, "train.enclosed.calls  int, changed by ranks 0 and 1"),

@@ -212,11 +212,12 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _visible(names: Any) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in list(names.items())
-        if isinstance(name, str) and not name.startswith(("__", "_abc_", "@"))
-    }
+    return {name: value for name, value in list(names.items()) if isinstance(name, str) and not _is_reserved(name)}
+
+
+def _is_reserved(name: str) -> bool:
+    """A name of Python's own, or of what rewrites a test file; ``__rank`` is a user's."""
+    return name.startswith(("_abc_", "@")) or (name.startswith("__") and name.endswith("__"))
 
 
 def _items(value: Any) -> tuple[Any, ...]:
