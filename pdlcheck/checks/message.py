@@ -20,6 +20,7 @@ __all__ = [
     "likely_cause",
     "made_by_start",
     "name_of",
+    "require_list",
     "show",
     "takes_world",
     "wrong_on_ranks",
@@ -124,9 +125,17 @@ def made_by_start(made: Any, *names: str) -> Any:
         found = "None" if made is None else f"a {type(made).__name__}"
     elif len(made) != len(names):
         found = f"a {type(made).__name__} of {len(made)}"
+    elif names[0] == "model" and not hasattr(made[0], "named_parameters"):
+        found = f"a {type(made[0]).__name__} as the model"
     else:
         return made
     raise TypeError(f"start must return ({', '.join(names)}), it returned {found}")
+
+
+def require_list(value: object, words: str) -> None:
+    """TypeError with these words where a list of tensors should be, and one tensor is, which is a sequence too."""
+    if isinstance(value, Tensor):
+        raise TypeError(words)
 
 
 def show(value: object) -> str:

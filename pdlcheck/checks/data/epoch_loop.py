@@ -161,7 +161,13 @@ def _require_the_same(subject: str, one: tuple[int, list[int]], other: tuple[int
 def _visited(visit: Callable[[range, int], Any], num_samples: int, epochs: int) -> list[list[int]]:
     """On every rank, under other random numbers: the samples of each epoch."""
     seed_streams(dist.get_rank())
-    return [_numbers(held) for held in visit(range(num_samples), epochs)]
+    visited = visit(range(num_samples), epochs)
+    if visited is None:
+        raise TypeError(
+            f"check_epoch_loop needs what each epoch held, {name_of(visit)} returns None; return one tensor, or one "
+            "list of batches, for each epoch"
+        )
+    return [_numbers(held) for held in visited]
 
 
 def _numbers(held: Any) -> list[int]:

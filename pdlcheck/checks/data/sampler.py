@@ -184,8 +184,13 @@ def check_sampler_resumes(
 
 def _set_epoch(sampler: Any, epoch: int, *, shuffle: bool) -> None:
     """As a loop over epochs does; a sampler that keeps one order, or draws with replacement, may have none to call."""
-    if shuffle or hasattr(sampler, "set_epoch"):
+    if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)
+    elif shuffle:
+        raise TypeError(
+            f"the sampler, a {type(sampler).__name__}, has no set_epoch, by which ranks shuffle alike and each epoch "
+            "anew; pass shuffle=False if it keeps one order, repeats=None if it draws with replacement"
+        )
 
 
 def _passes(make_sampler: MakeSampler, promise: Repeats, epochs: int) -> list[tuple[int, list[int]]]:

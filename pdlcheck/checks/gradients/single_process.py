@@ -15,7 +15,17 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.gradients.no_gradients import tells_who_has_none
 from pdlcheck.checks.gradients.truth import Gradients, Loss, Reference, Shard, backward, gradients, or_zero
-from pdlcheck.checks.message import best_fit, case, failure, first_index, name_of, show, takes_world, wrong_on_ranks
+from pdlcheck.checks.message import (
+    best_fit,
+    case,
+    failure,
+    first_index,
+    name_of,
+    require_list,
+    show,
+    takes_world,
+    wrong_on_ranks,
+)
 from pdlcheck.checks.state import made_wide, whole
 from pdlcheck.checks.tolerances import require_dtype
 from pdlcheck.errors import Inconclusive
@@ -91,6 +101,13 @@ def require_gradients(
     False is for what does its own passes in ``sync``, as wrappers are checked.
     """
     __tracebackhide__ = True
+    pairs = "shards must be a list of (inputs, targets), one pair for each rank"
+    require_list(shards, pairs)
+    shards = list(shards)
+    for one in shards:
+        require_list(one, pairs)
+        if len(one) != 2:
+            raise TypeError(pairs)
     shards = [(_cast(x, dtype), _cast(y, dtype)) for x, y in shards]
     sizes = [len(x) for x, _ in shards]
     if not sum(sizes):

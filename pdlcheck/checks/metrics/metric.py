@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pdlcheck.checks.message import case, failure, name_of, show, takes_world
+from pdlcheck.checks.message import case, failure, name_of, require_list, show, takes_world
 from pdlcheck.checks.metrics.causes import less_usual
 from pdlcheck.checks.metrics.values import TAILS, Alone, Values, is_number, near, values_of
 from pdlcheck.errors import Inconclusive
@@ -62,6 +62,7 @@ def check_metric(
         >>> check_metric(mean_error, [torch.arange(7.0)], get_world("sim"))
     """
     __tracebackhide__ = True
+    require_list(samples, "check_metric takes as samples a list of tensors, such as inputs and targets; pass [samples]")
     count = min((len(tensor) for tensor in samples), default=0)
     if count < 2 or any(len(tensor) != count for tensor in samples):
         sizes = ", ".join(str(len(tensor)) for tensor in samples) or "none"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.gradients.no_gradients import none_on
 from pdlcheck.checks.held import bits
-from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world, wrong_on_ranks
+from pdlcheck.checks.message import case, failure, first_index, name_of, require_list, show, takes_world, wrong_on_ranks
 from pdlcheck.checks.sharded_layer import causes as likely
 from pdlcheck.checks.sharded_layer.passes import (
     Cut,
@@ -101,6 +101,7 @@ def check_sharded_layer(
           case            world=sim world_size=2 seed=0
     """
     __tracebackhide__ = True
+    require_list(batches, "check_sharded_layer takes as batches a list, one input of the layer each; pass [batch]")
     if not batches:
         raise ValueError("check_sharded_layer compares after each batch, it needs one or more, got none")
     if world_size < 2:

@@ -313,5 +313,5 @@ class InOrder:
 
 def test_a_sampler_that_keeps_one_order_needs_no_set_epoch(world):
     check_sampler(InOrder, world, num_samples=25, world_size=2, shuffle=False)
-    with pytest.raises(AttributeError, match="set_epoch"):
+    with pytest.raises(TypeError, match=r"a InOrder, has no set_epoch, .*; pass shuffle=False if it keeps one order"):
         check_sampler(InOrder, world, num_samples=25, world_size=2)

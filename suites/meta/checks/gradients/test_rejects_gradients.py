@@ -305,6 +305,13 @@ def test_check_same_trajectory_rejects_local_sgd_that_never_averages(world):
         check_same_trajectory(train(never), train(mean), net, world, world_size=3)
 
 
+@pytest.mark.parametrize("shards", [X, [X, Y, X], [(X, Y, X)]], ids=["one tensor", "tensors", "triples"])
+def test_shards_are_pairs(world, shards):
+    with pytest.raises(TypeError, match=r"shards must be a list of \(inputs, targets\), one pair for each rank"):
+        check_gradients_equal_single_process(net, MSE, shards, mean, world)
+    check_gradients_equal_single_process(net, MSE, (pair for pair in EVEN), mean, world)
+
+
 def test_a_wrapper_is_not_what_make_returns(world):
     def make():
         return DistributedDataParallel(net())
@@ -473,7 +480,5 @@ def test_a_gradient_of_another_shape_is_named(world):
             setattr(model, name, part)
 
     shards = [(torch.randn(2, 2), torch.randn(2, 3)) for _ in range(2)]
-    with pytest.raises(
-        AssertionError, match=r"sync: rank 0 holds a gradient of 'weight' of shape \(1,\), that of one"
-    ):
+    with pytest.raises(AssertionError, match=r"sync: rank 0 holds a gradient of 'weight' of shape \(1,\), that of one"):
         check_gradients_equal_single_process(lambda: nn.Linear(2, 3), nn.MSELoss(), shards, sync, world)

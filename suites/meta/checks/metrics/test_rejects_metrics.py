@@ -296,3 +296,8 @@ def test_what_shows_nothing_is_inconclusive(subject, samples, message, world):
 def test_arguments_that_cannot_be_are_named(samples, sizes, message, world):
     with pytest.raises(ValueError, match=message):
         check_metric(sum_and_count, samples, world, world_sizes=sizes)
+
+
+def test_samples_are_a_list_of_tensors(world):
+    with pytest.raises(TypeError, match=r"takes as samples a list of tensors, .*; pass \[samples\]"):
+        check_metric(sum_and_count, ERRORS[0], world)

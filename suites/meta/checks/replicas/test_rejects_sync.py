@@ -309,7 +309,15 @@ def test_one_rank_is_nothing_to_compare(world):
         check_replicas_in_sync(trainer(), world, world_size=1)
 
 
-@pytest.mark.parametrize(("made", "found"), [(net, "a Sequential"), (lambda: [net()], "a list of 1"), (print, "None")])
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (net, "a Sequential"),
+        (lambda: [net()], "a list of 1"),
+        (print, "None"),
+        (lambda: (print, net()), "a builtin_function_or_method as the model"),
+    ],
+)
 def test_a_start_that_makes_something_else_is_told(world, made, found):
     with pytest.raises(TypeError, match=rf"start must return \(model, step\), it returned {found}"):
         check_replicas_in_sync(made, world)

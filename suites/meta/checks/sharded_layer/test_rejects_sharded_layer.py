@@ -268,6 +268,7 @@ def test_an_output_that_depends_on_nothing_says_nothing(world):
     ("arguments", "error", "message"),
     [
         ({"batches": []}, ValueError, "needs one or more, got none"),
+        ({"batches": X}, TypeError, r"takes as batches a list, one input of the layer each; pass \[batch\]"),
         ({"batches": [3]}, TypeError, "batches must return a tensor"),
         ({"world_size": 1}, ValueError, "world_size must be at least 2, got 1"),
         ({"world": "sim"}, TypeError, "takes as world the fixture"),
