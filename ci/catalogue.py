@@ -38,13 +38,11 @@ PRELOAD = ("suites.meta.catalogue", "torch.nn.parallel", "torch.distributed.tens
 _here = threading.local()
 
 
-def outcome(run: Callable[[], list[Any]]) -> BaseException | list[Any]:
+def outcome(run: Callable[[], list[Any]]) -> Exception | list[Any]:
     """What the ranks return, or the error."""
     try:
         return run()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a rank may raise SystemExit
+    except Exception as error:
         return error
 
 

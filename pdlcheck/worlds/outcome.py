@@ -19,6 +19,7 @@ __all__ = [
     "Stopped",
     "check_has_run",
     "cure_of_exit",
+    "exited",
     "first_cause",
     "lesser",
     "results",
@@ -104,6 +105,14 @@ def cure_of_exit(error: SystemExit) -> str:
     if not error.code:
         return "a rank that has done its work returns: catch SystemExit around a program that ends so"
     return "raise an ordinary exception to make the call fail"
+
+
+def exited(rank: int, error: SystemExit, traceback: str) -> RankFailed:
+    """In the place of an exception that would end the controller, silently where its code is 0."""
+    failed = RankFailed(
+        f"rank {rank} called sys.exit({error.code!r}); {cure_of_exit(error)}", rank=rank, traceback=traceback
+    )
+    return failed.with_traceback(error.__traceback__)
 
 
 def text_of(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ from pdlcheck.clock.timeline import Timeline
 from pdlcheck.errors import Inconclusive
 from pdlcheck.faults import DrawnFaults, Fault
 from pdlcheck.worlds.arguments import check_faults, check_function, check_world_size
-from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, results
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, exited, results
 from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated.c10d.view import (
@@ -233,7 +234,7 @@ class SimulatedRanks:
 
         if isolation.observer is not None:
             isolation.observer.call(fn)
-        return self.run_bodies([body] * self.world_size)
+        return [_that_ends_no_process(outcome) for outcome in self.run_bodies([body] * self.world_size)]
 
     def run_bodies(
         self,
@@ -371,3 +372,11 @@ class SimulatedRanks:
         """Leave the rank threads and their group to the next world of as many ranks if they are as new, or end them."""
         self.intact = False
         idle.keep(self._network)
+
+
+def _that_ends_no_process(outcome: Outcome) -> Outcome:
+    """A ``sys.exit`` of a rank is a failure of its, as on processes: it would end the controller."""
+    if not isinstance(outcome, Raised) or not isinstance(outcome.error, SystemExit):
+        return outcome
+    text = "".join(traceback.format_exception(outcome.error))
+    return replace(outcome, error=exited(outcome.rank, outcome.error, text))

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pdlcheck.errors import CollectiveMismatch, Deadlock, Livelock, Unsupported
+from pdlcheck.errors import CollectiveMismatch, Deadlock, Livelock, RankFailed, Unsupported
 
 from .entry import fault
 
@@ -152,7 +152,7 @@ def raises_while_the_others_wait(right):
     return x.item()
 
 
-@fault(SystemExit)
+@fault(RankFailed, says=r"rank 1 called sys\.exit\(3\)")
 def exits_when_it_has_nothing_to_do(right):
     """A rank that has nothing to do ends its process, and the others wait."""
     x = torch.ones(1)

@@ -32,7 +32,7 @@ def first_error(fault, profile):
     for seed in range(fault.schedules):
         try:
             run(fault.program, False, world_size=fault.world_size, profile=profile, seed=seed)
-        except BaseException as error:  # a rank may raise SystemExit
+        except Exception as error:
             return error
     return None
 

@@ -61,10 +61,18 @@ def exits(code):
     sys.exit(code)
 
 
-@pytest.mark.parametrize("code", [None, 0])
-def test_a_program_that_exits_well_is_told_to_return(world, code):
-    with pytest.raises((SystemExit, RankFailed)) as raised:
+@pytest.mark.parametrize(
+    ("code", "cure"),
+    [
+        (None, "a rank that has done its work returns: catch SystemExit around a program that ends so"),
+        (0, "a rank that has done its work returns: catch SystemExit around a program that ends so"),
+        (3, "raise an ordinary exception to make the call fail"),
+        ("ill", "raise an ordinary exception to make the call fail"),
+    ],
+)
+def test_a_program_that_exits_ends_its_rank_alone(world, code, cure):
+    with pytest.raises(RankFailed) as raised:
         world.run(exits, code, world_size=2)
-    told = "\n".join([str(raised.value), *raised.value.__notes__])
-    assert "a rank that has done its work returns: catch SystemExit around a program that ends so" in told
-    assert "to make the call fail" not in told
+    assert str(raised.value).partition(" ")[2].partition(" ")[2] == f"called sys.exit({code!r}); {cure}"
+    assert "sys.exit(code)" in raised.value.traceback
+    assert any("ranks 0-1 of 2 raised this" in note for note in raised.value.__notes__)

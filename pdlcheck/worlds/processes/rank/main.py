@@ -24,7 +24,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from pdlcheck.errors import PeerFailed, RankFailed
-from pdlcheck.worlds.outcome import cure_of_exit, text_of
+from pdlcheck.worlds.outcome import exited, text_of
 from pdlcheck.worlds.processes.exchange.board import Board
 from pdlcheck.worlds.processes.exchange.heard import hearing
 from pdlcheck.worlds.processes.exchange.journal import open_journal
@@ -291,10 +291,11 @@ def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Fai
 
 def _sendable(error: BaseException, rank: int, text: str) -> RankFailed:
     """An error that the controller can raise, with what was noted at the rank's own."""
-    what, cure = f"raised {type(error).__name__}", "raise an ordinary exception to make the call fail"
     if isinstance(error, SystemExit):
-        what, cure = f"called sys.exit({error.code!r})", cure_of_exit(error)
-    failed = RankFailed(f"rank {rank} {what}; {cure}", rank=rank, traceback=text)
+        failed = exited(rank, error, text)
+    else:
+        what = f"raised {type(error).__name__}; raise an ordinary exception to make the call fail"
+        failed = RankFailed(f"rank {rank} {what}", rank=rank, traceback=text)
     vars(failed).update(_words(error))
     return failed.with_traceback(error.__traceback__)
 
