@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -92,3 +94,20 @@ def test_cached_parametrizations_are_a_ranks_own(sim):
         return same
 
     assert sim.run(program, world_size=2) == [True, False]
+
+
+def test_each_rank_sets_the_start_method_of_multiprocessing_once(sim):
+    before = multiprocessing.get_start_method(allow_none=True)
+
+    def program(method):
+        found = [multiprocessing.get_start_method(allow_none=True)]
+        multiprocessing.set_start_method(method)
+        dist.barrier()
+        with pytest.raises(RuntimeError, match="context has already been set"):
+            multiprocessing.set_start_method(method)
+        return [*found, multiprocessing.get_start_method()]
+
+    for method in ("spawn", "forkserver"):
+        assert sim.run(program, method, world_size=3) == [[before, method]] * 3
+    assert sim.run(lambda: multiprocessing.get_start_method(allow_none=True), world_size=2) == [before] * 2
+    assert multiprocessing.get_start_method(allow_none=True) == before

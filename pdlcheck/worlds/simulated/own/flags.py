@@ -1,11 +1,12 @@
 """Flags that torch keeps for the whole process in C++, and that its context managers set: a rank has its own.
 
 They are about kernels of attention (``sdpa_kernel``), determinism, the detection of anomalies, oneDNN, and the
-precision of products in float32.
+precision of products in float32. With them goes the start method of multiprocessing, which a program sets once.
 """
 
 from __future__ import annotations
 
+import multiprocessing.context
 from collections.abc import Callable
 from typing import Any
 
@@ -22,11 +23,13 @@ _PAIRS = (
     ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
     ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
 )
+_starts: Any = getattr(multiprocessing.context, "_default_context")  # noqa: B009 - its type stub does not export it
 _known = [(getattr(_c, get), getattr(_c, put)) for get, put in _PAIRS if hasattr(_c, get) and hasattr(_c, put)]
 _getters: list[Callable[[], Any]] = [
     *(get for get, _ in _known),
     *(_c._get_deterministic_algorithms, _c._get_deterministic_algorithms_warn_only),
     *(_c.is_anomaly_enabled, _c.is_anomaly_check_nan_enabled),
+    lambda: _starts._actual_context,
 ]
 
 
@@ -43,8 +46,8 @@ def put(wanted: tuple[Any, ...]) -> None:
     for (_, setter), value, own in zip(_known, wanted, now, strict=False):
         if value != own:
             setter(value)
-    *_, deterministic, warn_only, anomaly, check_nan = wanted
-    if now[-4:-2] != wanted[-4:-2]:
+    *_, deterministic, warn_only, anomaly, check_nan, _starts._actual_context = wanted
+    if now[-5:-3] != wanted[-5:-3]:
         _c._set_deterministic_algorithms(deterministic, warn_only=warn_only)
-    if now[-2:] != wanted[-2:]:
+    if now[-3:-1] != wanted[-3:-1]:
         _c.set_anomaly_enabled(anomaly, check_nan)
