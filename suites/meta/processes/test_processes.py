@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import rpc
 
 from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldUnavailable
@@ -167,6 +168,21 @@ def test_ranks_see_the_launcher_variables_and_the_surroundings_of_the_controller
     assert processes.run(look, world_size=2)[0][0][-1] == "plum"
     monkeypatch.delenv("FRUIT")
     assert processes.run(look, world_size=2)[0][0][-1] is None
+
+
+@pytest.mark.filterwarnings("ignore:You are using a Backend")
+def test_rpc_runs_and_again_on_the_same_ranks(processes):
+    """It makes a gloo group for itself, which torch must still know as one."""
+
+    def asks():
+        rpc.init_rpc(f"worker{dist.get_rank()}", rank=dist.get_rank(), world_size=dist.get_world_size())
+        found = rpc.rpc_sync(f"worker{dist.get_world_size() - 1}", torch.add, args=(torch.ones(1), dist.get_rank()))
+        rpc.shutdown()
+        dist.barrier()
+        return found.item()
+
+    for world_size in (2, 2, 3):
+        assert processes.run(asks, world_size=world_size) == [1.0 + rank for rank in range(world_size)]
 
 
 def test_a_module_in_a_folder_added_later_is_found(processes, tmp_path, monkeypatch):

@@ -35,7 +35,13 @@ def watch_gloo(announcer: Announcer) -> None:
     jit_waits_as_the_future()
     real_class = c10d.ProcessGroupGloo
 
-    class WatchedGloo(WatchedGroup):
+    class Named(type(WatchedGroup)):  # type: ignore[misc]  # pybind's
+        """A gloo group that was made by another name, as torch's rpc makes one, is one for ``isinstance`` too."""
+
+        def __instancecheck__(cls, group: object) -> bool:
+            return isinstance(group, real_class) or super().__instancecheck__(group)
+
+    class WatchedGloo(WatchedGroup, metaclass=Named):
         """One rank's end of a gloo group whose calls are compared before they are made."""
 
         def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta, **options: Any) -> None:
