@@ -78,3 +78,13 @@ def test_a_signal_handler_on_simulated_ranks_is_told_with_the_cure(run):
     result = run(source, world="sim")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*simulated ranks are threads: run this on processes, with --world gloo*"])
+
+
+def test_rpc_on_simulated_ranks_is_told_with_the_cure(run):
+    """torch keeps one worker for a process, in C++."""
+    source = (
+        "from torch.distributed import rpc\n@W\ndef test_it(rank): rpc.init_rpc(str(rank), rank=rank, world_size=2)\n"
+    )
+    result = run(source, world="sim")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*simulated ranks are threads: run this on processes, with --world gloo*"])

@@ -29,7 +29,8 @@ from pdlcheck.worlds.watch.words import in_common
 __all__ = ["ARE_THREADS", "RankGone", "RankThread", "Scheduler", "current_rank", "running_rank"]
 
 ARE_THREADS = "simulated ranks are threads: run this on processes, with --world gloo"
-_SIGNALS = "signal only works in main thread"  # as Python says it
+# as Python says it, and torch, whose rpc has one worker in a process
+_OF_A_PROCESS = ("signal only works in main thread", "Container is already initialized with worker_id")
 _GRACE_S = 0.5  # for ranks to end after an interrupt
 _MAX_POLLS = 20_000  # in a row, by all ranks together, while nothing else happens: a tenth of a second
 _LAST_S = 5.0  # for ranks that sleep, after another has failed
@@ -318,7 +319,7 @@ class Scheduler:
                 error = copy(self.error).with_traceback(error.__traceback__)
             if isinstance(error, PdlcheckError):
                 end_at_user_line(error)
-            elif isinstance(error, ValueError) and text_of(error).startswith(_SIGNALS):
+            elif isinstance(error, ValueError | RuntimeError) and text_of(error).startswith(_OF_A_PROCESS):
                 error.add_note(ARE_THREADS)
             elif isinstance(error, SystemExit) and not error.code:
                 error.add_note(cure_of_exit(error))
