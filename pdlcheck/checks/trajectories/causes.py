@@ -63,6 +63,7 @@ _APART = (
 _BUFFER = "ranks hold another buffer each: it was not broadcast, or each rank computes its own"
 _OWN_SAMPLES = "; what normalises by a batch, as batch norm does in training, sees a rank's own samples alone"
 _ROUNDING = 1e-5  # of the way: a wrong gradient is off by more
+_SEEN = 1e-2  # of the way: a factor nearer to 1 is told of beside it, by ``_ADAM``
 _NARROW = 2e-2  # of the way: what float16 and bfloat16 round in a step or two
 
 
@@ -147,7 +148,7 @@ def likely_cause(
 def why_another_way(
     way: Tensor, went: Tensor, what: str, wrong: Sequence[str], learned: Sequence[str], world_size: int
 ) -> str | None:
-    """Where ranks agree and no factor tells more.
+    """Where ranks agree and no number that a factor may be tells more.
 
     Args:
         way, went: of the wrong tensors.
@@ -155,7 +156,15 @@ def why_another_way(
         wrong, learned: the parameters that are wrong, and with them all that move, in the order of the model.
         world_size: ranks, of which each may have a factor.
     """
-    if not wrong or not way.any() or not went.any() or abs(_compared(way, went)[1]) > 1 - 1e-6:
+    if not wrong or not way.any() or not went.any():
+        return None
+    times, cosine = _compared(way, went)
+    if cosine > 1 - 1e-6 and abs(times - 1) > _SEEN:
+        return (
+            "all weights went the right way, another distance: learning rates differ, or one of the two clips and the "
+            "other does not, or gradients have a factor of which clipping hides a part, and shows it when left out"
+        )
+    if abs(cosine) > 1 - 1e-6:
         return None
     if factors := _factors(way, went, world_size):
         told = " or ".join(f"{factor:.6g}" for factor in factors)

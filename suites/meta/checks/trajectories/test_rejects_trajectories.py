@@ -220,6 +220,18 @@ def centred(factor, model, steps):
         model.centre += factor * centre / dist.get_world_size()
 
 
+def of_one_and_a_half(parameter):
+    mean(parameter)
+    parameter.grad *= 1.5
+
+
+def test_any_other_factor_is_told_with_what_may_make_it(world):
+    one = functools.partial(train, of_one_and_a_half)
+    cause = "likely cause +all weights went the right way, another distance: learning rates differ, or one of the two"
+    with pytest.raises(AssertionError, match=rf"they went 1.5 times as far in .*\n.*{cause}"):
+        check_same_trajectory(one, plainly, net, world, steps=1)
+
+
 @pytest.mark.parametrize(("factor", "cause"), [(2.0, "statistics are summed, not averaged"), (0.5, "divided by it")])
 def test_where_buffers_alone_are_wrong_nothing_is_said_of_gradients(world, factor, cause):
     right = functools.partial(centred, 1.0)
