@@ -61,9 +61,9 @@ def find_cause(
     tries = [names for number, names in enumerate(tries) if names and names not in tries[:number]]
     suspects = next((names for names in tries if heals(names)), [])
     if not suspects:
-        differ = "; ".join(text for part, text in evidence.items() if text and part not in OF_NO_FUNCTION)
+        differ = [text for part, text in evidence.items() if text and part not in OF_NO_FUNCTION]
         tried = [part for part, text in evidence.items() if text or not part.startswith(NUMBERS)]
-        return f"none of the weights, {', '.join(tried)} alone", differ or None
+        return f"none of the weights, {', '.join(tried)} alone", "; ".join([*differ, *_not_seen(resumed)]) or None
     for suspect in list(suspects):
         fewer = [other for other in suspects if other != suspect]
         if fewer and heals(fewer):
@@ -72,7 +72,15 @@ def find_cause(
     others = {part for part in evidence if ran and part not in OF_NO_FUNCTION and not part.startswith(IN_CONTAINERS)}
     lost = [part for part, text in evidence.items() if text and (part in suspects or part in others)]
     shown = [text for part in lost if (text := evidence[part]) and part not in OF_NO_FUNCTION]
+    if ran:
+        shown += _not_seen(resumed)
     return _told(lost, ran, PASS in suspects), "; ".join(shown) or None
+
+
+def _not_seen(resumed: Sequence[Trace]) -> list[str]:
+    """What may have been lost, too: its state could not be asked for."""
+    told = {name: text for trace in reversed(resumed) for name, text in trace.unread.items()}
+    return [f"{name} could not be looked at, its state_dict() raises {text}" for name, text in told.items()]
 
 
 def _told(lost: list[str], ran: bool, one_more_pass: bool) -> str:

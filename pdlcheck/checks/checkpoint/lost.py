@@ -148,15 +148,21 @@ def _named_apart(found: Sequence[Reached]) -> dict[str, Any]:
     return named
 
 
-def states_of(parts: dict[str, Any], *, buffers: bool = True) -> dict[str, Any]:
+def states_of(parts: dict[str, Any], *, buffers: bool = True, unread: dict[str, str] | None = None) -> dict[str, Any]:
     """Copies of the states of the streams and the parts; what has none, or cannot be copied, is left out.
 
     ``buffers``: False leaves out those of modules, such as an average of weights that averages statistics, too.
+    ``unread``: takes what raises where it is asked, by name, and what it raises.
     """
     states: dict[str, Any] = {name: copy.deepcopy(get()) for name, (get, _) in STREAMS.items()}
     for name, held in parts.items():
         try:
             own = _state(held) if buffers or not isinstance(held, nn.Module) else _without_buffers(held)
+        except Exception as error:
+            if unread is not None:
+                unread[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            continue
+        try:
             state = pickle.loads(pickle.dumps(own))  # it travels to the controller
         except Exception:
             continue

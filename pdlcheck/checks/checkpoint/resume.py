@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pdlcheck.checks.checkpoint.runs import (
     resumed_run,
     run_to_save,
     straight_run,
+    with_what_was_left,
 )
 from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.checks.state import differing, digest, require_bits
@@ -116,12 +117,17 @@ def check_resume(
         resumed = world.run(resumed_run, start, plan, None, [], world_size=world_size)
         trouble = first_apart(resumed, straight)
         if trouble is None:
-            _require_same_parts(who, resumed, straight, saved, facts)
+
+            def with_left() -> tuple[list[Trace], list[Trace]]:
+                return with_what_was_left(start, plan, world, resumed, straight)
+
+            _require_same_parts(who, resumed, straight, saved, with_left, facts)
             apart = Path(name) / "apart"
             save = partial(run_to_save, start, plan)
             require_own_files(who, save, world, apart, world_size=world_size, case=facts)
             return
-        cause, evidence = find_cause(start, plan, world, (resumed, straight), trouble)
+        pair = with_what_was_left(start, plan, world, resumed, straight)
+        cause, evidence = find_cause(start, plan, world, pair, trouble)
         _raise(
             f"{who}: resumed after step {saved_after},",
             trouble,
@@ -134,21 +140,34 @@ def check_resume(
 
 
 def _require_same_parts(
-    who: str, resumed: Sequence[Trace], straight: Sequence[Trace], saved: Sequence[Trace], facts: str
+    who: str,
+    resumed: Sequence[Trace],
+    straight: Sequence[Trace],
+    saved: Sequence[Trace],
+    with_left: Callable[[], tuple[list[Trace], list[Trace]]],
+    facts: str,
 ) -> None:
-    """The states of what the functions hold, but for those that differ without a stop too."""
+    """The states of what the functions hold, but for those that differ without a stop too.
+
+    ``with_left``: gives the first two with what was left in them, where that counts.
+    """
     __tracebackhide__ = True
-    for rank, (found, expected, again) in enumerate(zip(resumed, straight, saved, strict=True)):
+    differ: list[dict[str, str]] = []
+    for found, expected, again in zip(resumed, straight, saved, strict=True):
         kept = [part for part in expected.end if part not in OF_NO_FUNCTION and not part.startswith(NUMBERS)]
         kept = [part for part in kept if not first_difference(again.end.get(part), expected.end[part])]
-        runs = {part: [(trace.left.get(part), trace.end.get(part)) for trace in (found, expected)] for part in kept}
-        kept = [part for part, pair in runs.items() if not is_no_state(*pair)]
         texts = {part: first_difference(found.end.get(part), expected.end[part], part) for part in kept}
-        lost = [part for part in kept if texts[part]]
+        differ.append({part: text for part, text in texts.items() if text})
+    if not any(differ):
+        return
+    resumed, straight = with_left()
+    for rank, (found, expected, told) in enumerate(zip(resumed, straight, differ, strict=True)):
+        runs = {part: [(trace.left.get(part), trace.end.get(part)) for trace in (found, expected)] for part in told}
+        lost = [part for part, pair in runs.items() if not is_no_state(*pair)]
         if lost:
             own = _whose(lost[0], found, straight, rank)
             raise failure(
-                f"{who}: resumed, rank {rank} ends with the weights of a run without a stop, but {texts[lost[0]]}",
+                f"{who}: resumed, rank {rank} ends with the weights of a run without a stop, but {told[lost[0]]}",
                 likely_cause=f"not saved, or not loaded: {', '.join(lost)}, or what changes them"
                 if own is None
                 else f"{lost[0]} is what rank {own} held: each rank's own was not saved{REPLICAS}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ __all__ = [
     "resumed_run",
     "run_to_save",
     "straight_run",
+    "with_what_was_left",
 ]
 
 Start = Callable[[], tuple[nn.Module, Callable[[int], object], Callable[[Path], object], Callable[[Path], object]]]
@@ -63,26 +64,33 @@ class Plan:
 class Trace:
     """What a rank held after saving or loading and after each further step.
 
-    All else that has a state is in ``left`` after saving or loading, and in ``end`` after the last step. ``loaders``:
-    how many draw seeds from the random numbers of torch.
+    All else that has a state is in ``left`` after saving or loading, of a run that does not look the random numbers
+    alone, and in ``end`` after the last step. ``loaders``: how many draw seeds from the random numbers of torch.
+    ``unread``: what raises where its state is asked for, and what.
     """
 
     states: list[State]
     left: dict[str, Any]
     end: dict[str, Any]
     loaders: int = 0
+    unread: dict[str, str] = field(default_factory=dict)
 
 
-def straight_run(start: Start, plan: Plan, saves: bool) -> Trace:
-    """On this rank: the training without a stop; with ``saves``, saved on its way."""
+def straight_run(start: Start, plan: Plan, saves: bool, looks: bool = False) -> Trace:
+    """On this rank: the training without a stop; with ``saves``, saved on its way.
+
+    ``looks``: ask for the states of all that has one where it would be saved. Whoever is asked may do more than answer,
+    as a loader that begins a pass to have a state: what is compared are runs that do not look.
+    """
     seed_streams(plan.seed + dist.get_rank())
     model, step, save, load = made_by_start(start(), *_MADE)
     for i in range(plan.saved_after):
         step(i)
     if saves:
         save(Path(plan.file))
-    left = states_of(_parts(model, step, save, load))
-    return Trace(_go_on(model, step, plan), left, states_of(_parts(model, step, save, load), buffers=plan.buffers))
+    left, unread = _look(model, step, save, load) if looks else (states_of({}), {})
+    states = _go_on(model, step, plan)
+    return Trace(states, left, states_of(_parts(model, step, save, load), buffers=plan.buffers), unread=unread)
 
 
 def run_to_save(start: Start, plan: Plan, folder: Path) -> None:
@@ -94,12 +102,16 @@ def run_to_save(start: Start, plan: Plan, folder: Path) -> None:
     save(folder / Path(plan.file).name)
 
 
-def resumed_run(start: Start, plan: Plan, straight: list[dict[str, Any]] | None, names: list[str]) -> Trace:
+def resumed_run(
+    start: Start, plan: Plan, straight: list[dict[str, Any]] | None, names: list[str], looks: bool = False
+) -> Trace:
     """On this rank: the training resumed from the plan's file.
 
     Args:
+        start, plan: the training.
         straight: for each rank, what the training without a stop left after saving; None to put nothing back.
         names: which of it to put back.
+        looks: as in :func:`straight_run`, after loading.
     """
     seed_streams(plan.seed + 7919 + dist.get_rank())
     model, step, save, load = made_by_start(start(), *_MADE)
@@ -107,19 +119,43 @@ def resumed_run(start: Start, plan: Plan, straight: list[dict[str, Any]] | None,
         for i in range(plan.saved_after):
             step(i)
     load(Path(plan.file))
-    parts = _parts(model, step, save, load)
     if straight is not None:
+        parts = _parts(model, step, save, load)
         put_back(parts, straight[dist.get_rank()], [name for name in names if name not in (STEPS, PASS)])
-    left, loaders = states_of(parts), loaders_that_draw((step, save, load))
+    left, unread = _look(model, step, save, load) if looks else (states_of({}), {})
+    loaders = loaders_that_draw((step, save, load))
     with first_pass_draws_elsewhere(loaders if PASS in names else []) as first_step_is_over:
         states = _go_on(model, step, plan, first_step_is_over)
-    return Trace(states, left, states_of(_parts(model, step, save, load), buffers=plan.buffers), len(loaders))
+    end = states_of(_parts(model, step, save, load), buffers=plan.buffers)
+    return Trace(states, left, end, len(loaders), unread)
+
+
+def with_what_was_left(
+    start: Start, plan: Plan, world: Any, resumed: Sequence[Trace], straight: Sequence[Trace]
+) -> tuple[list[Trace], list[Trace]]:
+    """These runs with what is left in runs like them that look."""
+    size = len(straight)
+    looked = (
+        world.run(resumed_run, start, plan, None, [], True, world_size=size),
+        world.run(straight_run, start, plan, False, True, world_size=size),
+    )
+    seen = [
+        [replace(one, left=other.left, unread=other.unread) for one, other in zip(runs, others, strict=True)]
+        for runs, others in zip((resumed, straight), looked, strict=True)
+    ]
+    return seen[0], seen[1]
 
 
 def fresh_start(start: Start, plan: Plan) -> State:
     """The model of this rank as ``start`` makes it where a training is resumed."""
     seed_streams(plan.seed + 7919 + dist.get_rank())
     return state_of(start()[0])
+
+
+def _look(model: nn.Module, *functions: Callable[..., object]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The states of all that has one, and what raises where it is asked."""
+    unread: dict[str, str] = {}
+    return states_of(_parts(model, *functions), unread=unread), unread
 
 
 def _parts(model: nn.Module, *functions: Callable[..., object]) -> dict[str, Any]:

@@ -115,3 +115,101 @@ def test_a_pass_that_begins_once_more_may_draw_elsewhere_or_earlier(world, train
 def test_the_seed_of_one_more_pass_is_told(world, trainer, cause):
     with pytest.raises(AssertionError, match=rf"\n  likely cause  {cause}"):
         check_resume(starts(trainer), world, **CASE)
+
+
+class Loader:
+    """Has a state where a pass has begun, and begins one to have a state."""
+
+    def __init__(self):
+        self.epoch, self.skip, self.current = 0, 0, None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def begin(self):
+        order = torch.randperm(20, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        self.current, self.skip = order[self.skip :], 0
+
+    def next_batch(self):
+        if self.current is None:
+            self.begin()
+        batch, self.current = self.current[:2], self.current[2:] or None
+        return batch
+
+    def state_dict(self):
+        if self.current is None:
+            self.begin()
+        return {"used": 20 - len(self.current)}
+
+    def load_state_dict(self, state):
+        self.skip, self.current = state["used"], None
+
+
+def begins_a_pass_when_asked(remembers):
+    """Trains on after a stop within a pass."""
+    model = nn.Linear(1, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, epoch = Loader(), {"epoch": 0, "begun": False}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+
+    def step(_):
+        if not epoch["begun"]:
+            loader.set_epoch(epoch["epoch"])
+            epoch["begun"] = True
+        x = torch.tensor(loader.next_batch(), dtype=torch.float64).view(-1, 1) / 20
+        if loader.current is None:
+            epoch.update(epoch=epoch["epoch"] + 1, begun=False)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    def save(path):
+        state = {"model": model.state_dict(), "epoch": epoch["epoch"], "loader": loader.state_dict()}
+        torch.save(state, f"{path}-{dist.get_rank()}")
+
+    def load(path):
+        state = torch.load(f"{path}-{dist.get_rank()}", weights_only=True)
+        model.load_state_dict(state["model"])
+        loader.load_state_dict(state["loader"])
+        epoch["epoch"] = state["epoch"] if remembers else 0
+
+    return model, step, save, load
+
+
+def test_what_looking_does_to_a_loader_is_not_what_a_stop_does(world):
+    check_resume(lambda: begins_a_pass_when_asked(True), world, saved_after=13, steps=17)
+    with pytest.raises(AssertionError, match="resumed after step 13, rank 0 after step 14 holds"):
+        check_resume(lambda: begins_a_pass_when_asked(False), world, saved_after=13, steps=17)
+
+
+class SaysNothing(torch.optim.SGD):
+    """Its state cannot be had, as of one that is divided over ranks before it was brought together."""
+
+    def state_dict(self):
+        raise RuntimeError("call consolidate() first\nor else")
+
+
+def test_what_could_not_be_looked_at_is_told(world):
+    def start():
+        model = nn.Linear(1, 1)
+        optimizer = SaysNothing(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(i):
+            optimizer.zero_grad()
+            model(torch.full((1, 1), i + 1.0)).square().mean().backward()
+            optimizer.step()
+
+        def save(path):
+            torch.save(model.state_dict(), f"{path}-{dist.get_rank()}")
+
+        def load(path):
+            model.load_state_dict(torch.load(f"{path}-{dist.get_rank()}", weights_only=True))
+
+        return model, step, save, load
+
+    with pytest.raises(AssertionError) as error:
+        check_resume(start, world)
+    told = "optimizer could not be looked at, its state_dict() raises RuntimeError: call consolidate() first\n"
+    assert told in str(error.value), str(error.value)
