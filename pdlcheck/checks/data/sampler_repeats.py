@@ -19,6 +19,8 @@ __all__ = ["Repeats", "drawn", "require_repeats", "what_to_pass"]
 
 _OTHER_ORDERS = "ranks draw different orders, or cut the order in overlapping parts: its seed must be that of all ranks"
 
+_ONE_SEED = "each pass over the data begins from one seed again: draw all passes from one generator that goes on"
+
 
 @dataclass(frozen=True)
 class Repeats:
@@ -84,7 +86,10 @@ def require_repeats(
         else:
             _require_times(subject, order, promise, promise.times, facts)
     if promise.shuffle and enough:
-        require_other_orders(subject, orders, case(world, world_size, num_samples=promise.num_samples))
+        facts = case(world, world_size, num_samples=promise.num_samples)
+        if promise.endless:
+            _require_no_period(subject, orders, promise, facts)
+        require_other_orders(subject, orders, facts, _ONE_SEED if promise.endless else None)
 
 
 def what_to_pass(make_sampler: Callable[..., Any], world: Any, promise: Repeats, *, world_size: int) -> str | None:
@@ -113,6 +118,23 @@ def _orders(make_sampler: Callable[..., Any], promise: Repeats, epochs: int) -> 
             sampler.set_epoch(epoch)
         found.append(drawn(sampler, promise))
     return found
+
+
+def _require_no_period(subject: str, orders: Sequence[dict[int, list[int]]], promise: Repeats, facts: str) -> None:
+    """A stream that is dealt to the ranks in turn does not begin anew after all its samples.
+
+    Where their number does not divide by that of the ranks, each rank has other samples then.
+    """
+    __tracebackhide__ = True
+    streams = [itertools.chain(*(order[rank] for order in orders)) for rank in orders[0]]
+    dealt = list(itertools.chain(*zip(*streams, strict=True)))
+    whole = promise.num_samples * (promise.times or 1)
+    if len(dealt) >= 2 * whole and dealt[:whole] == dealt[whole : 2 * whole]:
+        raise failure(
+            f"{subject}: {some(dealt[:whole])} of all ranks in turn come again after them, in the same order",
+            likely_cause=_ONE_SEED,
+            case=facts,
+        )
 
 
 def _require_known(subject: str, ranks: dict[int, list[int]], promise: Repeats, facts: str) -> None:

@@ -85,8 +85,10 @@ def require_shards(
         )
 
 
-def require_other_orders(subject: str, orders: Sequence[dict[int, list[int]]], facts: str) -> None:
-    """Of each rank, in each epoch after the first, than in any before."""
+def require_other_orders(
+    subject: str, orders: Sequence[dict[int, list[int]]], facts: str, why: str | None = None
+) -> None:
+    """Of each rank, in each epoch after the first, than in any before; ``why`` not, where no epoch reaches it."""
     __tracebackhide__ = True
     for epoch, now in enumerate(orders):
         for earlier in reversed(range(epoch)):
@@ -94,7 +96,7 @@ def require_other_orders(subject: str, orders: Sequence[dict[int, list[int]]], f
                 if orders[earlier][rank] == later:
                     raise failure(
                         f"{subject}: rank {rank} has {some(later)} in epochs {earlier} and {epoch}",
-                        likely_cause=_why_again(epoch - earlier),
+                        likely_cause=why or _why_again(epoch - earlier),
                         case=facts,
                     )
 

@@ -121,6 +121,15 @@ class EndlessSameOrder(Endless):
         return itertools.cycle(order)
 
 
+class EndlessInBlocks(EndlessSameOrder):
+    """Each rank has a part of its own."""
+
+    def __iter__(self):
+        part = -(-self.total // self.num_replicas)
+        order = list(itertools.islice(self.orders(), part * self.num_replicas))
+        return itertools.cycle(order[self.rank * part : (self.rank + 1) * part])
+
+
 class Weighted:
     """All ranks draw one list by weights, each takes its part."""
 
@@ -213,11 +222,23 @@ def test_repeated_augmentation_that_is_broken_is_rejected(world, broken, message
 @rows(
     (EndlessSeedOfTheRank, r"sample \d+ is in the shards of ranks \[0, 1\]"),
     (EndlessSameOnAllRanks, r"sample \d+ is in the shards of ranks \[0, 1\].*\n.*\n.*every rank has the whole|.*same"),
-    (EndlessSameOrder, r"rank 0 has samples .* in epochs 0 and 1\n"),
+    (EndlessSameOrder, r"samples .* \(62 in all\) of all ranks in turn come again after them.*\n.*from one seed again"),
 )
 def test_streams_without_an_end_that_are_broken_are_rejected(world, broken, message):
     with pytest.raises(AssertionError, match=rf"^\w+: {message}"):
         check_sampler(broken, world, num_samples=62, world_size=2, endless=True)
+
+
+@pytest.mark.parametrize("num_samples", [61, 62, 63])
+def test_a_stream_with_one_order_is_rejected_for_any_number_of_samples(world, num_samples):
+    check_sampler(Endless, world, num_samples=num_samples, world_size=3, endless=True)
+    with pytest.raises(AssertionError, match=r"of all ranks in turn come again after them, in the same order\n"):
+        check_sampler(EndlessSameOrder, world, num_samples=num_samples, world_size=3, endless=True)
+
+
+def test_a_stream_that_each_rank_begins_anew_is_rejected(world):
+    with pytest.raises(AssertionError, match=r"rank 0 has samples .* in epochs 0 and 1\n.*from one seed again"):
+        check_sampler(EndlessInBlocks, world, num_samples=61, world_size=2, endless=True)
 
 
 @rows(
