@@ -298,6 +298,18 @@ class Resumed:
         ranks = self.world.run(_leg, *leg, stream - 1, world_size=self.world_size)
         return [samples for samples, _ in ranks] == right
 
+    def how_far_off(self, right: list[list[int]]) -> str | None:
+        """By how many samples each rank goes on too late or too early; None where that is not what is wrong."""
+        off = {len(must) - len(own) for own, must in zip(self.given, right, strict=True)}
+        by = off.pop()
+        if off or not by or not all(self.given) or not all(right) or self._begins_anew(self.given):
+            return None
+        longer, shorter = (right, self.given) if by > 0 else (self.given, right)
+        if [one[abs(by) :] for one in longer] != shorter:
+            return None
+        whose = f"{abs(by)} of its samples" if abs(by) > 1 else "a sample"
+        return f"each rank goes on {whose} too {'late: never used' if by > 0 else 'early: used once more'}"
+
     def _begins_anew(self, given: list[list[int]]) -> bool:
         """Whether ranks give the whole epoch, but for the tail."""
         together = set(itertools.chain(*given))
@@ -318,7 +330,7 @@ def _require_same(subject: str, resumed: Resumed, undisturbed: list[list[int]], 
     for rank, (found, expected) in enumerate(zip(given, undisturbed, strict=True)):
         if found == expected:
             continue
-        cause = resumed.why_anew(undisturbed)
+        cause = resumed.why_anew(undisturbed) or resumed.how_far_off(undisturbed)
         if any(given) and given == [one[FETCHED_AHEAD:] for one in undisturbed]:
             cause = "the position counts what the loader fetched ahead, not what training used"
         elif sorted(itertools.chain(*given)) == sorted(itertools.chain(*undisturbed)):

@@ -122,6 +122,16 @@ class CountsWhatIsFetched(Right):
         pass
 
 
+class OneTooFar(Right):
+    def state_dict(self):
+        return {"epoch": self.epoch, "start": self.start + (self.used + 1) * self.num_replicas}
+
+
+class TwoTooFew(Right):
+    def state_dict(self):
+        return {"epoch": self.epoch, "start": self.start + (self.used - 2) * self.num_replicas}
+
+
 class CountsItsOwnSamples(Right):
     def state_dict(self):
         return {"epoch": self.epoch, "start": self.start + self.used}
@@ -263,6 +273,11 @@ def test_check_sampler_resumes_accepts_blocks_while_ranks_stay_as_many(world):
 @rows(
     (ForgetsThePosition, "resumed, rank 0 gives .*, the undisturbed run gives .*\n[\\s\\S]*the epoch begins anew"),
     (CountsWhatIsFetched, "resumed, rank 0 gives .*\n[\\s\\S]*counts what the loader fetched ahead"),
+    (OneTooFar, r"resumed, rank 0 gives .*\n[\s\S]*cause  each rank goes on a sample too late: never used\n"),
+    (
+        TwoTooFew,
+        r"resumed, rank 0 gives .*\n[\s\S]*cause  each rank goes on 2 of its samples too early: used once more",
+    ),
     (CountsItsOwnSamples, r"resumed, rank 0 gives .*\n.*used before .*\n  case"),
     (ForgetsTheEpoch, r"resumed, rank 0 gives .*\n[\s\S]*the epoch begins anew: it is not part of the state"),
     (ResetsInSetEpoch, r"resumed, rank 0 gives .*\n[\s\S]*cause  set_epoch\(\) loses the position that was loaded"),
