@@ -15,7 +15,6 @@ from pdlcheck.errors import Inconclusive
 __all__ = ["check_epoch_loop"]
 
 _ONE_REPLICA = ": right if each holds one replica of the model, as in tensor parallelism: pass same_samples={}"
-_DEALT = "; if whole batches are dealt to ranks in turn, as accelerate's loaders do, pass dealt_in=, the samples in one"
 
 
 @takes_world
@@ -111,7 +110,6 @@ def check_epoch_loop(
             batch=drop_last or 1,
             dealt_in=dealt_in,
             sets=_ONE_REPLICA,
-            padded=_DEALT if dealt_in == 1 else "",
         )
     if shuffle:
         require_other_orders(subject, orders, case(world, world_size, num_samples=num_samples))

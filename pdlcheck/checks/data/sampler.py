@@ -9,6 +9,7 @@ import collections
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -43,6 +44,7 @@ def check_sampler(
     epochs: int = 3,
     repeats: int | None = 1,
     endless: bool = False,
+    dealt_in: int = 1,
 ) -> None:
     """In every epoch the ranks' samples must be disjoint, cover the data, and be as many as ``len`` says.
 
@@ -62,6 +64,8 @@ def check_sampler(
             replacement, as by weights: then only, no rank may draw what another does, or did in an epoch before.
         endless: whether the stream never ends. Its first samples, as many as an epoch has, are looked at as an epoch,
             and those that follow must have another order; ``len`` and ``set_epoch`` do not count.
+        dealt_in: the samples in a batch, where each rank has whole batches, filled up or dropped, as in
+            :func:`check_shards`.
 
     Raises:
         AssertionError: names samples, ranks and the epoch.
@@ -77,6 +81,11 @@ def check_sampler(
         raise ValueError(f"check_sampler takes repeats as 1 or more, or None for any number, got {repeats}")
     promise = Repeats(num_samples, repeats, endless, tail == "uneven", shuffle)
     by_intention = endless or repeats != 1
+    if dealt_in < 1 or (dealt_in > 1 and by_intention):
+        raise ValueError(
+            "check_sampler takes dealt_in as the samples in a batch, 1 or more, and only where each sample comes once "
+            f"in an epoch that ends, got {dealt_in}"
+        )
 
     def shards(num_samples: int, *, rank: int, world_size: int, epoch: int) -> list[int]:
         sampler = make_sampler(range(num_samples), num_replicas=world_size, rank=rank)
@@ -88,9 +97,11 @@ def check_sampler(
         require_repeats(make_sampler, world, promise, world_size=world_size, epochs=epochs)
     if endless:
         return
+    shared = {"num_samples": num_samples, "world_size": world_size}
+    require = partial(check_shards, shards, world, **shared, tail=tail, dealt_in=dealt_in)
     for epoch in range(epochs if not by_intention else 0):
         try:
-            check_shards(shards, world, num_samples=num_samples, world_size=world_size, epoch=epoch, tail=tail)
+            require(epoch=epoch)
         except AssertionError as error:
             if told := what_to_pass(make_sampler, world, promise, world_size=world_size):
                 error.add_note(told)

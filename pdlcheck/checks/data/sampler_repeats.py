@@ -100,7 +100,7 @@ def what_to_pass(make_sampler: Callable[..., Any], world: Any, promise: Repeats,
     one_share = all(sorted(indices) == sorted(ranks[0]) for indices in ranks)  # the rank is not used, most likely
     if times > 1 and not one_share and _come_so_often(counts, times, world_size) and len(counts) > 4 * world_size:
         return f"if ranks are to have each sample {times} times together (repeated augmentation), pass repeats={times}"
-    if all(len(set(indices)) < len(indices) for indices in ranks):
+    if len(counts) < promise.num_samples and all(len(set(indices)) < len(indices) for indices in ranks):
         return "if samples are drawn with replacement, as by weights, pass repeats=None"
     return None
 

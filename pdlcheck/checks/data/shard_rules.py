@@ -23,7 +23,6 @@ def require_shards(
     batch: int = 1,
     dealt_in: int = 1,
     sets: str = "",
-    padded: str = "",
 ) -> None:
     """The shards are disjoint and cover the data.
 
@@ -36,7 +35,6 @@ def require_shards(
         batch: of so many samples the last one is left out where it is not full.
         dealt_in: samples that go to a rank together, so that a round of all ranks has ``world_size`` times as many.
         sets: what to say where sets of ranks have the same samples each; ``{}`` in it stands for the sets.
-        padded: what to say where all ranks have as many samples, some of them again.
     """
     __tracebackhide__ = True
     world_size = len(ranks)
@@ -55,7 +53,8 @@ def require_shards(
     if max(lengths) - min(lengths) > allowed:
         raise failure(
             f"{subject}: the shards have {lengths} samples, they may differ by {allowed}",
-            likely_cause="ranks without a batch leave the others waiting at the end of the epoch",
+            likely_cause="ranks without a batch leave the others waiting at the end of the epoch"
+            + ("; if they have as many, of unlike sizes, pass tail='uneven'" if dealt_in > 1 and not allowed else ""),
             case=facts,
         )
     repeats = sum(lengths) - len(owners)
@@ -73,7 +72,7 @@ def require_shards(
         raise failure(
             f"{subject}: {found}",
             repeated=f"{repeats} samples more than there are, {least} allowed",
-            likely_cause=_why_repeated(ranks, num_samples, least, sets, padded),
+            likely_cause=_why_repeated(ranks, num_samples, least, sets, dealt=dealt_in > 1 or batch > 1),
             case=facts,
         )
     missing = sorted(set(range(num_samples)) - owners.keys())
@@ -110,8 +109,11 @@ def _why_again(period: int) -> str:
     )
 
 
-def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, told: str, padded: str) -> str:
-    """Whether ranks share samples, or draw their own again, or pad their shards to one length."""
+def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, told: str, *, dealt: bool) -> str:
+    """Whether ranks share samples, or draw their own again, or pad their shards to one length.
+
+    ``dealt``: how many go to a rank together has been said.
+    """
     ranks = list(by_rank.values())
     sets = [set(indices) for indices in ranks]
     covered = set().union(*sets)
@@ -127,11 +129,27 @@ def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, t
         return f"the ranks of each of {together} have the same samples in one order{told.format(together)}"
     if len(covered) == num_samples and {len(indices) for indices in ranks} == {-(-num_samples // len(ranks))}:
         return "the shards are padded to one length with samples that come again"
+    if not dealt and len(covered) == num_samples and (batch := _whole_batches(ranks, num_samples)):
+        more = sum(map(len, ranks)) - num_samples
+        return (
+            f"all samples come, {more} of them again, as where the last batch of each rank is filled up: if ranks have "
+            f"whole batches, as accelerate's loaders deal them, pass dealt_in=, the samples in one, such as {batch}; "
+            "if not, they cut the order in overlapping parts"
+        )
     if sum(map(len, sets)) - len(covered) <= least:
         again = [rank for rank, indices in by_rank.items() if len(set(indices)) < len(indices)]
-        return f"ranks {again} draw samples of their own again{padded}"
-    several = padded if len(set(map(len, ranks))) == 1 and len(covered) == num_samples else ""
-    return f"ranks draw different orders, or cut the order in overlapping parts{several}"
+        return f"ranks {again} draw samples of their own again"
+    return "ranks draw different orders, or cut the order in overlapping parts"
+
+
+def _whole_batches(ranks: Sequence[list[int]], num_samples: int) -> int | None:
+    """The fewest samples in a batch that explain how many each rank has; None where they have not as many."""
+    lengths = {len(indices) for indices in ranks}
+    size = lengths.pop()
+    if lengths:
+        return None
+    a_round = (batch * len(ranks) for batch in range(2, size + 1) if not size % batch)
+    return next((one // len(ranks) for one in a_round if num_samples + -num_samples % one == size * len(ranks)), None)
 
 
 def _why_missing(missing: list[int], num_samples: int, order: list[int], lengths: list[int]) -> str | None:

@@ -27,6 +27,7 @@ def check_shards(
     world_size: int,
     epoch: int = 0,
     tail: Literal["uneven", "pad", "drop"] = "uneven",
+    dealt_in: int = 1,
 ) -> None:
     """The ranks' shards must be disjoint, cover all samples, and differ in length as ``tail`` allows.
 
@@ -39,6 +40,8 @@ def check_shards(
         tail: ``"uneven"``: each sample once, lengths differ by at most 1; ``"pad"``: equal lengths, fewer
             than ``world_size`` repeats; ``"drop"``: equal lengths, fewer than ``world_size`` samples left
             out.
+        dealt_in: the samples in a batch, where ranks have whole batches: ``world_size * dealt_in`` takes the place of
+            ``world_size`` in these numbers.
 
     Raises:
         AssertionError: names the samples and the ranks.
@@ -49,10 +52,12 @@ def check_shards(
         >>> check_shards(shard_indices, get_world("sim"), num_samples=7, world_size=3)
     """
     __tracebackhide__ = True
+    if dealt_in < 1:
+        raise ValueError(f"check_shards takes dealt_in as the samples in a batch, 1 or more, got {dealt_in}")
     ranks = _draw(shards, world, num_samples, world_size, epoch)
     facts = case(world, world_size, num_samples=num_samples, epoch=epoch, tail=tail)
     by_rank, alone = dict(enumerate(ranks)), partial(_order_of_one_rank, shards, world, num_samples, epoch)
-    require_shards(name_of(shards), by_rank, num_samples, tail, facts, alone)
+    require_shards(name_of(shards), by_rank, num_samples, tail, facts, alone, dealt_in=dealt_in)
 
 
 @takes_world

@@ -151,9 +151,13 @@ def test_check_epoch_loop_accepts_batches_that_are_dealt(world, tail, num_sample
 
 
 def test_check_epoch_loop_says_what_to_pass_for_batches_that_are_dealt(world):
-    told = "if whole batches are dealt to ranks in turn, as accelerate's loaders do, pass dealt_in=, the samples in one"
+    told = (
+        "all samples come, 7 of them again, as where the last batch .* pass dealt_in=, the samples in one, such as 4;"
+    )
     with pytest.raises(AssertionError, match=told):
         check_epoch_loop(dealt("pad"), world, num_samples=41, world_size=2)
+    with pytest.raises(AssertionError, match=r"they may differ by 0\n.*if they have as many, .* pass tail='uneven'"):
+        check_epoch_loop(dealt("uneven"), world, num_samples=45, world_size=2, dealt_in=4)
 
 
 @rows(

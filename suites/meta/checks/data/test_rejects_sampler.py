@@ -330,3 +330,48 @@ def test_a_sampler_that_keeps_one_order_needs_no_set_epoch(world):
     check_sampler(InOrder, world, num_samples=25, world_size=2, shuffle=False)
     with pytest.raises(TypeError, match=r"a InOrder, has no set_epoch, .*; pass shuffle=False if it keeps one order"):
         check_sampler(InOrder, world, num_samples=25, world_size=2)
+
+
+class InWholeBatches(Right):
+    """Filled up until each rank has whole batches of 4, with the first samples of the order, or those of the rank."""
+
+    own = False
+
+    def __iter__(self):
+        order = self.order()
+        if self.own:
+            order += order[: -len(order) % self.num_replicas]
+            mine = order[self.rank :: self.num_replicas]
+            return iter(mine + mine[: -len(mine) % 4])
+        return iter((order + order[: -len(order) % (4 * self.num_replicas)])[self.rank :: self.num_replicas])
+
+    def __len__(self):
+        return -(-self.total // (4 * self.num_replicas)) * 4
+
+
+class FilledUpByEachRank(InWholeBatches):
+    own = True
+
+
+class FilledUpToLarger(InWholeBatches):
+    def __iter__(self):
+        order = self.order()
+        return iter((order + order[: -len(order) % (8 * self.num_replicas)])[self.rank :: self.num_replicas])
+
+
+@pytest.mark.parametrize("sampler", [InWholeBatches, FilledUpByEachRank])
+def test_a_sampler_that_fills_up_whole_batches_is_right_if_that_is_meant(world, sampler):
+    case = {"num_samples": 53, "world_size": 3}
+    check_sampler(sampler, world, dealt_in=4, **case)
+    told = r"all samples come, 7 of them again, .* pass dealt_in=, the samples in one, such as 4; if not"
+    with pytest.raises(AssertionError, match=told) as error:
+        check_sampler(sampler, world, **case)
+    assert not any("replacement" in note for note in getattr(error.value, "__notes__", []))
+    with pytest.raises(AssertionError, match=r"19 samples more than there are, 7 allowed\n"):
+        check_sampler(FilledUpToLarger, world, dealt_in=4, **case)
+
+
+def test_samples_in_a_batch_are_one_or_more_and_of_an_epoch(world):
+    for more in ({"dealt_in": 0}, {"dealt_in": 4, "endless": True}):
+        with pytest.raises(ValueError, match="takes dealt_in as the samples in a batch, 1 or more, and only where"):
+            check_sampler(InWholeBatches, world, num_samples=53, world_size=3, **more)
