@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
-from pdlcheck.checks.metrics.values import LEAVE_OUT, Alone, Values, is_number
+from pdlcheck.checks.metrics.values import LEAVE_OUT, Alone, Values, is_number, near
 
-__all__ = ["less_usual"]
+__all__ = ["in_other_places", "less_usual", "of_how_many"]
 
 Mistake = tuple[str, Values]
 Of = Callable[[Sequence[int]], Values]
@@ -25,8 +26,35 @@ def less_usual(alone: Alone, world_size: int) -> Iterator[Iterator[Mistake]]:
     batches = [size for size in range(2, _LARGEST_BATCH + 1) if size * world_size <= len(alone)]
     yield _wrong_counts(alone, world_size)
     yield _filled_up(alone, world_size, of)
+    yield _any_one(alone, world_size, of)
     yield _not_reduced(alone, world_size, (1, *batches), of)
     yield _means_of_batches(alone, world_size, batches, of)
+
+
+def of_how_many(alone: Alone, world_size: int, found: Values) -> str | None:
+    """Why there are more numbers than one process reports, or fewer."""
+    count, expected = len(alone), len(alone.of_all)
+    if expected % count or len(found) % (expected // count):
+        each = len(found) == world_size * expected
+        return "there is a value of each rank: they are gathered, not reduced" if each else None
+    samples = len(found) // (expected // count)
+    if samples == world_size * count:
+        why = "each rank has all: the sampler is missing"
+    elif samples > count:
+        why = f"as where shares or batches are filled up: {LEAVE_OUT}"
+    elif samples <= -(-count // world_size):
+        why = "those of a rank: they are not gathered"
+    else:
+        why = "what does not fill all ranks, or a batch, is dropped"
+    return f"there are {samples} samples of {count}: {why}"
+
+
+def in_other_places(found: Sequence[Any], expected: Sequence[Any]) -> bool:
+    """Whether two numbers or more are the expected ones in another order."""
+    numbers = [*found, *expected]
+    if len(found) < 2 or not all(isinstance(one, int | float) for one in numbers):
+        return False
+    return all(near(one, other, 0.0) for one, other in zip(sorted(found), sorted(expected), strict=True))
 
 
 class _Asked:
@@ -71,6 +99,18 @@ def _filled_up(alone: Alone, world_size: int, of: Of) -> Iterator[Mistake]:
         if again > 1:
             text = f"the first {again} samples count twice, as a loader fills up the last batches"
             yield f"{text}: {LEAVE_OUT}", of([*range(count), *range(again)])
+
+
+def _any_one(alone: Alone, world_size: int, of: Of) -> Iterator[Mistake]:
+    """One sample again, or left out, by a sampler that shuffles."""
+    count = len(alone)
+    everything = range(count)
+    if -count % world_size == 1:
+        text = f"one sample counts twice, as a sampler that shuffles pads to {count + 1}: {LEAVE_OUT}"
+        yield from ((text, of([*everything, one])) for one in everything)
+    if count % world_size == 1:
+        text = f"one sample counts not at all, as a sampler that shuffles drops what does not fill {world_size} ranks"
+        yield from ((text, of([other for other in everything if other != one])) for one in everything)
 
 
 def _not_reduced(alone: Alone, world_size: int, sizes: Sequence[int], of: Of) -> Iterator[Mistake]:

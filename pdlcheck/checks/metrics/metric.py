@@ -8,13 +8,19 @@ from typing import Any
 from torch import Tensor
 
 from pdlcheck.checks.message import case, failure, name_of, require_list, show, takes_world
-from pdlcheck.checks.metrics.causes import less_usual
+from pdlcheck.checks.metrics.causes import in_other_places, less_usual, of_how_many
 from pdlcheck.checks.metrics.values import TAILS, Alone, Values, is_number, near, values_of
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_metric"]
 
 _ORDERS = 2  # other orders, for each thing that may be done with the tail
+_LISTED = 6
+_UNLIKE = "ranks report unlike numbers: each has that of its own samples, or what is reduced does not reach all of them"
+_OTHER_PLACES = (
+    "these are the right numbers in other places: what ranks have is put end to end, where samples are dealt to them "
+    "in turn, or the other way round"
+)
 _MANY = 4  # mistakes that give one number, such as 0 or 1: none of them is likely
 
 
@@ -131,7 +137,9 @@ def _compare(alone: Alone, world_size: int) -> None:
     for rank, found in told:
         if found.keys() != expected.keys():
             raise failure(
-                f"{who}: rank {rank} reports {_listed(found)}, one process reports {_listed(expected)}", case=facts
+                f"{who}: rank {rank} reports {_listed(found)}, one process reports {_listed(expected)}",
+                likely_cause=of_how_many(alone, world_size, found),
+                case=facts,
             )
         for place, value in expected.items():
             held = found[place]
@@ -143,24 +151,36 @@ def _compare(alone: Alone, world_size: int) -> None:
                 f"{who}: rank {rank} reports {_shown(held)}{place}, "
                 f"one process on all {len(alone)} samples reports {_shown(value)}",
                 ranks=", ".join(f"rank {other}: {_shown(values.get(place))}" for other, values in told),
-                likely_cause=_why(alone, world_size, place, found),
+                likely_cause=_why(alone, world_size, place, found)
+                or (_UNLIKE if _differ([values.get(place) for _, values in told]) else None),
                 case=facts,
             )
 
 
 def _why(alone: Alone, world_size: int, place: str, found: Values) -> str | None:
-    """Every usual mistake that gives all the wrong numbers, each once, or a less usual one; else what gives this one.
+    """Every usual mistake that gives all the wrong numbers, each once, or a less usual one; else what gives this one,
+    and as many others as not.
 
     None where so many give it that they say nothing.
     """
     wrong = [where for where, value in found.items() if not alone.accepts(world_size, where, value)]
+    if in_other_places([found[where] for where in wrong], [alone.of_all[where] for where in wrong]):
+        return _OTHER_PLACES
+    everywhere = [_usual(alone, world_size, where, found[where]) for where in wrong]
     usual = _usual(alone, world_size, place, found[place])
-    texts = [text for text in usual if all(text in _usual(alone, world_size, where, found[where]) for where in wrong)]
+    texts = [text for text in usual if all(text in causes for causes in everywhere)]
     for group in less_usual(alone, world_size):
         if not texts:
             texts = [text for text, values in group if all(near(found[at], values.get(at), 0.0) for at in wrong)]
-    texts = list(dict.fromkeys(texts or usual))
+    often = [text for text in usual if 2 * sum(text in causes for causes in everywhere) >= len(wrong)]
+    texts = list(dict.fromkeys(texts or often))
     return "; or ".join(texts) if 0 < len(texts) < _MANY else None
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    """Whether ranks that report something do not report the same."""
+    told = [value for value in values if value is not None]
+    return not all(near(value, told[0], 0.0) for value in told)
 
 
 def _usual(alone: Alone, world_size: int, place: str, held: Any) -> list[str]:
@@ -172,4 +192,6 @@ def _shown(value: Any) -> str:
 
 
 def _listed(values: Values) -> str:
-    return ", ".join(f"{_shown(value)}{place}" for place, value in values.items()) or "nothing"
+    texts = [f"{_shown(value)}{place}" for place, value in list(values.items())[:_LISTED]]
+    more = f", ... ({len(values)} in all)" if len(values) > _LISTED else ""
+    return ", ".join(texts) + more or "nothing"

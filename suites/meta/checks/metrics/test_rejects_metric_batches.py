@@ -135,3 +135,81 @@ def test_a_cause_that_gives_all_wrong_numbers_goes_before_one_that_gives_some(wo
 
     with pytest.raises(AssertionError, match=r"at \['small'\].*\n.*\n.*the first sample counts twice, as [^;]*\n"):
         check_metric(both, ERRORS, world)
+
+
+def rows_of(count, **more):
+    return torch.tensor(list(DistributedSampler(range(count), seed=3, **more)))
+
+
+def shuffled(errors, drop_last=False):
+    values = errors[rows_of(len(errors), drop_last=drop_last)]
+    return summed(values.sum()) / summed(len(values))
+
+
+def shuffled_and_dropped(errors):
+    return shuffled(errors, drop_last=True)
+
+
+def sums_on_rank_0(errors):
+    total = torch.tensor([float(own(errors).sum()), float(len(own(errors)))])
+    dist.reduce(total, 0)
+    return float(total[0] / total[1]) if dist.get_rank() == 0 else -1.0
+
+
+def end_to_end(errors):
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, own(errors).tolist())
+    return {"values": [value for part in parts for value in part], "mean": summed(own(errors).sum()) / len(errors)}
+
+
+def in_turn(errors):
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, own(errors).tolist())
+    values = [part[place] for place in range(len(parts[0])) for part in parts if place < len(part)]
+    return {"values": values, "mean": summed(own(errors).sum()) / len(errors)}
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (shuffled, r"one sample counts twice, as a sampler that shuffles pads to 22: .*\n"),
+        (shuffled_and_dropped, r"one sample counts not at all, as a sampler that shuffles drops what does not fill 2 "),
+        (sums_on_rank_0, r"ranks report unlike numbers: each has that of its own samples, or what is reduced does "),
+        (end_to_end, r"these are the right numbers in other places: what ranks have is put end to end"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_is_told_of_single_samples_places_and_ranks_that_differ(world, broken, message):
+    with pytest.raises(AssertionError, match=rf"\n  likely cause  {message}"):
+        check_metric(broken, ERRORS, world)
+
+
+def test_what_is_put_back_in_turn_passes(world):
+    check_metric(in_turn, ERRORS, world)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            lambda count: rows_of(count, shuffle=False),
+            r"there are 22 samples of 21: as where shares .*filled up: ",
+        ),
+        (lambda count: rows_of(count, drop_last=True), r"there are 20 samples of 21: what does not fill all ranks, or"),
+        (lambda count: torch.arange(count), r"there are 42 samples of 21: each rank has all: the sampler is missing\n"),
+    ],
+    ids=["padded", "dropped", "everything"],
+)
+def test_another_number_of_samples_is_told_in_a_few_words(world, rows, message):
+    def predictions(errors):
+        return gathered(errors[rows(len(errors))]) if dist.get_world_size() > 1 else errors
+
+    with pytest.raises(AssertionError, match=rf", \.\.\. \(\d+ in all\), .*21 in all\)\n  likely cause  {message}"):
+        check_metric(predictions, ERRORS, world, world_sizes=[2])
+
+
+def test_what_is_gathered_of_a_rank_alone_is_told(world):
+    with pytest.raises(AssertionError, match=r"there are 11 samples of 21: those of a rank: they are not gathered\n"):
+        check_metric(own, ERRORS, world)
+    with pytest.raises(AssertionError, match=r"there is a value of each rank: they are gathered, not reduced\n"):
+        check_metric(lambda errors: gathered(own(errors).mean()[None]), ERRORS, world)
