@@ -94,8 +94,11 @@ def of_output(
     size = len(everyone)
     for name, parameter in parameters.items():
         if parameter.dim() == 1 and parameter.shape == value.shape[-1:]:
-            again = (size - 1) * parameter.detach()
+            own = parameter.detach()
+            again = (size - 1) * own
             yield f"{name!r} is added on each rank, before the sum over ranks", value, goal + again
+            averaged = own + (goal - own) / size
+            yield f"{name!r} is added to the mean over ranks, where it belongs to the sum", value, averaged
             if all(part.shape == goal.shape for part in everyone):
                 total = torch.stack(list(everyone)).sum(0) - again
                 text = f"it is this rank's own part and {name!r}: all parts, and that once, add up to what is right"
@@ -104,7 +107,13 @@ def of_output(
 
 
 def of_parameter(
-    value: Tensor, goal: Tensor, numbers: Tensor, total: Tensor, holders: Tensor, world_size: int
+    value: Tensor,
+    goal: Tensor,
+    numbers: Tensor,
+    total: Tensor,
+    holders: Tensor,
+    world_size: int,
+    namesakes: Sequence[Tensor],
 ) -> Iterator[Cause]:
     """The gradient of one parameter of one rank.
 
@@ -114,6 +123,7 @@ def of_parameter(
         total: of each element, what all its holders have together.
         holders: of each element, how many ranks hold it.
         world_size: ranks.
+        namesakes: what the gradients of all ranks should be that have this name, where they are of other elements.
     """
     padded = torch.where(numbers == 0, torch.zeros_like(value), value)
     yield "the whole layer has no such element: zeros that pad a parameter would be learned", padded, goal
@@ -123,4 +133,13 @@ def of_parameter(
         yield f"it is {several} times too small: divided once too often by its holders", value * holders, goal
         yield f"it is this rank's own part: {several} ranks hold the parameter, and their sum is right", total, goal
     yield from scaled(value, goal, world_size)
+    if namesakes:
+        added = torch.stack(list(namesakes)).sum(0)
+        for how, mixed in (("sum", added), ("mean", added / len(namesakes))):
+            yield (
+                f"it is the {how} over ranks that have other elements of the whole layer under this name: each keeps "
+                "its own gradient",
+                value,
+                mixed,
+            )
     yield from multiple(value, goal)

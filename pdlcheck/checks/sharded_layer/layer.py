@@ -255,13 +255,23 @@ def _require_parameters(
             numbers = everyone[rank].numbers[name]
             goal = whole_grads[numbers]
             value = _or_zeros(everyone[rank].passes[number].parameters_grad[name], goal)
-            causes = likely.of_parameter(value, goal, numbers, total[numbers], held[numbers], len(everyone))
+            others = _namesakes(name, everyone, whole_grads)
+            causes = likely.of_parameter(value, goal, numbers, total[numbers], held[numbers], len(everyone), others)
             where = wrong_on_ranks(wrong, [len(cut.numbers) for cut in everyone])
             what = f" of the gradient of {name!r}"
             more = {"wrong_gradients": where}
             if none := none_on([_none_of(cut, number, numbers) for cut in everyone]):
                 more["none_reached"] = f"{none}, in the backward pass"
             _require(f"{when} rank {rank} holds", what, value, goal, causes, terms, **more)
+
+
+def _namesakes(name: str, everyone: Sequence[Cut], whole_grads: Tensor) -> list[Tensor]:
+    """What the gradient of that name should be on each rank; empty where not all have other elements of one shape."""
+    numbers = [cut.numbers[name] for cut in everyone if name in cut.numbers]
+    if len(numbers) < len(everyone) or any(one.shape != numbers[0].shape for one in numbers):
+        return []
+    every = torch.cat([one.flatten() for one in numbers])
+    return [whole_grads[one] for one in numbers] if len(set(every.tolist())) == len(every) else []
 
 
 def _none_of(cut: Cut, number: int, numbers: Tensor) -> list[str]:

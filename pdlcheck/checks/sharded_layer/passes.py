@@ -74,7 +74,7 @@ def _pass(
 ) -> Pass:
     parameters.zero_grad()
     given = tuple(x.detach().clone().requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs)
-    outputs = tensors_of(module(*given), "the layer")
+    outputs = tuple(map(_joined, tensors_of(module(*given), "the layer")))
     gradients, none = gradient_of(outputs), list[str]()
     if _fit_everywhere(outputs, gradients):
         pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if y.requires_grad]
@@ -93,6 +93,13 @@ def _pass(
         {plain_name(name): whole(buffer) for name, buffer in parameters.named_buffers()},
         none,
     )
+
+
+def _joined(output: Tensor) -> Tensor:
+    """All of a DTensor, to begin the backward pass with a plain gradient of all of it."""
+    gather: Any = getattr(output, "full_tensor", None)
+    joined: Tensor = output if gather is None else gather()
+    return joined
 
 
 def _fit_everywhere(outputs: Tensors, gradients: Tensors) -> bool:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from pdlcheck.checks import check_sharded_layer
@@ -91,6 +92,23 @@ def tensor_parallel(whole):
 
 def test_accepts_what_torch_makes_of_them(world):
     check_sharded_layer(tensor_parallel, mlp, [X], world, world_size=2)
+
+
+@pytest.mark.parametrize("layout", [Replicate(), Shard(0), Shard(2)], ids=str)
+def test_an_output_that_is_a_dtensor_is_looked_at_whole(world, layout):
+    def shard(whole):
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        out = RowwiseParallel(output_layouts=layout, use_local_output=False)
+        return parallelize_module(whole, mesh, {"0": ColwiseParallel(), "2": out})
+
+    def without_gradients_of_the_input(whole):
+        made = shard(whole)
+        made.register_forward_pre_hook(lambda _, inputs: (inputs[0].detach() + 0 * inputs[0],))
+        return made
+
+    check_sharded_layer(shard, mlp, [X], world, world_size=2)
+    with pytest.raises(AssertionError, match=r"at \(0, 0, 0\) of the gradient of its input[^$]*it is zero, or None"):
+        check_sharded_layer(without_gradients_of_the_input, mlp, [X], world, world_size=2)
 
 
 def joined(whole):
@@ -320,6 +338,16 @@ def with_bias():
     layer = nn.Linear(6, 4)
     nn.init.normal_(layer.bias)
     return layer
+
+
+def row_parallel_with_a_mean(whole):
+    return RowParallel(whole, lambda x: Add.apply(x) / dist.get_world_size())
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_mean_for_a_sum_is_told_beside_a_bias(world, world_size):
+    with pytest.raises(AssertionError, match="'bias' is added to the mean over ranks, where it belongs to the sum"):
+        check_sharded_layer(row_parallel_with_a_mean, with_bias, [X], world, world_size=world_size)
 
 
 @pytest.mark.parametrize("shard", [row_parallel_without_sum, row_parallel_in_a_group_of_its_own])

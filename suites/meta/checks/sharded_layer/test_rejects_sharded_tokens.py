@@ -82,9 +82,6 @@ def test_rejects_experts_whose_tokens_learn_from_their_own_rank(world):
         check_sharded_layer(forgetful_expert, Experts, [X], world, world_size=2, inputs_of=samples, output_of=samples)
 
 
-
-
-
 class Attention(nn.Module):
     def forward(self, q, k, v):
         return nn.functional.scaled_dot_product_attention(q, k, v)
@@ -134,9 +131,6 @@ def test_rejects_attention_to_own_positions(world):
         check_sharded_layer(of_own_positions, Attention, [(X, X, X)], world, world_size=3, **own)
 
 
-
-
-
 class Chooses(nn.Module):
     """Returns which expert is best, and its score."""
 
@@ -180,3 +174,18 @@ def test_a_shape_that_is_wrong_on_one_rank_is_told_although_others_communicate(w
 
     with pytest.raises(AssertionError, match=r"rank 1 returns shape \(1, 3, 5\), expected shape \(4, 3, 5\)"):
         check_sharded_layer(Half, mlp, [X], world, world_size=2)
+
+
+@pytest.mark.parametrize(("op", "told"), [(dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "mean")])
+def test_gradients_of_experts_that_are_added_as_those_of_copies_are_told(world, op, told):
+    def as_of_copies(expert):
+        for one in expert.parameters():
+            dist.all_reduce(one.grad)
+            if op == dist.ReduceOp.AVG:
+                one.grad /= dist.get_world_size()
+
+    cause = f"it is the {told} over ranks that have other elements of the whole layer under this name: each keeps"
+    with pytest.raises(AssertionError, match=cause):
+        check_sharded_layer(
+            Expert, Experts, [X], world, world_size=2, inputs_of=samples, output_of=samples, sync=as_of_copies
+        )
