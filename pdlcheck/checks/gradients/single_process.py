@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.gradients.no_gradients import tells_who_has_none
-from pdlcheck.checks.gradients.truth import Gradients, Loss, Reference, Shard, backward, gradients, or_zero
+from pdlcheck.checks.gradients.truth import Gradients, Loss, Reference, Shard, gradients, or_zero
 from pdlcheck.checks.message import (
     best_fit,
     case,
@@ -189,7 +189,9 @@ def _synchronised(
         if results:
             model.zero_grad()
         if len(inputs):
-            backward(model, loss, (inputs, targets), factor)
+            value = factor * loss(model(inputs), targets)
+            _require_way_back(name_of(sync), model, value)
+            value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         with tells_who_has_none(model, asks=False) if again else nullcontext():
             sync(model, len(inputs))
         parameters = dict(model.named_parameters())
@@ -199,6 +201,17 @@ def _synchronised(
         ):
             break  # it took a step, too: the next gradient would be of another model
     return results
+
+
+def _require_way_back(who: str, model: nn.Module, value: Tensor) -> None:
+    """The loss of this rank depends on the model; that of all samples does, as there would be no reference else."""
+    __tracebackhide__ = True
+    if not value.requires_grad and any(parameter.requires_grad for parameter in model.parameters()):
+        raise failure(
+            f"{who}: no gradient comes back from the loss of rank {dist.get_rank()}: no parameter is in it",
+            likely_cause="a collective in the loss or in the model cuts the way back: those of torch.distributed have "
+            "none, those of torch.distributed.nn.functional have one",
+        )
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

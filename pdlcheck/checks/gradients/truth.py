@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pdlcheck.checks.state import whole
 from pdlcheck.checks.tolerances import ABSOLUTE, RELATIVE, ROUNDED
 
-__all__ = ["Gradients", "Loss", "Reference", "Shard", "backward", "gradients", "or_zero"]
+__all__ = ["Gradients", "Loss", "Reference", "Shard", "gradients", "or_zero"]
 
 Shard = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -194,12 +194,8 @@ def gradients(model: nn.Module, loss: Loss, shard: Shard) -> Gradients:
     one = copy.deepcopy(model)
     one.zero_grad()
     if len(shard[0]):
-        backward(one, loss, shard)
+        loss(one(shard[0]), shard[1]).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return {name: None if p.grad is None else whole(p.grad) for name, p in one.named_parameters()}
-
-
-def backward(model: nn.Module, loss: Loss, shard: Shard, factor: float = 1.0) -> None:
-    (factor * loss(model(shard[0]), shard[1])).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def or_zero(grad: Tensor | None, like: Tensor) -> Tensor:

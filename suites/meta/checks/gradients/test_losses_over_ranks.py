@@ -96,3 +96,13 @@ def test_accepts_a_gather_that_gradients_come_back_through(world, rows):
 def test_rejects_losses_that_do_not_reach_all_ranks(world, loss, cause):
     with pytest.raises(AssertionError, match=rf"^mean: rank 0 holds [\s\S]*likely cause +.*{cause}"):
         check_gradients_equal_single_process(linear, loss, SHARDS, mean, world)
+
+
+def test_a_gather_that_cuts_every_way_back_is_told(world):
+    """Both sides of each pair are gathered, as where a rank computes the loss of all samples."""
+    loss = partial(contrastive, gather=without_a_way_back, rows="all")
+    told = (
+        r"^mean: no gradient comes back from the loss of rank \d: no parameter is in it\n  likely cause  a collective "
+    )
+    with pytest.raises(AssertionError, match=told):
+        check_gradients_equal_single_process(linear, loss, SHARDS, mean, world)
