@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pdlcheck.checks.data_parallel.comm_hook_results import Given, Results
 from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
-from pdlcheck.errors import Inconclusive
+from pdlcheck.errors import Inconclusive, PdlcheckError
 
 __all__ = ["check_comm_hook"]
 
@@ -97,7 +97,15 @@ def check_comm_hook(
     def trained(factors: list[float], looks_at: int) -> tuple[Results, list[Seen]]:
         given = _given(kinds, world_size, factors, seed, looks_at if unused else 0)
         train = (make_hook, kinds, given, wrap or _torchs, bucket_bytes, unused, residual, looks_at)
-        seen: list[Seen] = world.run(_train, *train, world_size=world_size)
+        try:
+            seen: list[Seen] = world.run(_train, *train, world_size=world_size)
+        except Exception as error:
+            if not isinstance(error, PdlcheckError):
+                error.add_note(
+                    f"while check_comm_hook trained parameters of shapes {', '.join(map(str, shapes))}; pass other "
+                    "shapes= for a hook that does not take such, as torch's PowerSGD takes none without dimensions"
+                )
+            raise
         _same_everywhere(seen[0].hook, [one.steps for one in seen], given, facts)
         if not seen[0].buckets:
             raise failure(

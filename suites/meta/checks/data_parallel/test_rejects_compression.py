@@ -231,6 +231,19 @@ def test_check_comm_hook_sees_a_hook_that_is_never_called(world):
         check_comm_hook(lambda module: (None, a_mean), world, relative=EXACT, wrap=wrap)
 
 
+def test_check_comm_hook_says_which_shapes_a_hook_could_not_take(world):
+    def rows(state, bucket):
+        for gradient in bucket.gradients():
+            gradient.view(gradient.shape[0], -1)
+        return a_mean(state, bucket)
+
+    with pytest.raises(IndexError) as error:
+        check_comm_hook(lambda module: (None, rows), world, relative=EXACT)
+    told = "while check_comm_hook trained parameters of shapes (8, 12), (5,), (6, 9), (2, 3, 8), (); pass other shapes="
+    assert any(note.startswith(told) for note in error.value.__notes__), error.value.__notes__
+    check_comm_hook(lambda module: (None, rows), world, relative=EXACT, shapes=MATRICES)
+
+
 def test_check_comm_hook_is_inconclusive_where_it_sees_nothing(world):
     with pytest.raises(Inconclusive, match="was told of no promise; pass relative, error_feedback or residual"):
         check_comm_hook(lambda module: (None, a_mean), world)
