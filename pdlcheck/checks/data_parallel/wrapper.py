@@ -18,6 +18,7 @@ from pdlcheck.checks.message import case, failure, first_index, name_of, show, t
 from pdlcheck.checks.replicas.in_sync import check_replicas_in_sync
 from pdlcheck.checks.state import scramble
 from pdlcheck.checks.tolerances import ABSOLUTE, RELATIVE, require_dtype
+from pdlcheck.errors import PdlcheckError
 
 __all__ = ["check_data_parallel"]
 
@@ -357,7 +358,16 @@ def _buffers_in_forward(wrap: Wrap, finish: Finish) -> list[Tensor]:
 def _require_local_without_sync(wrap: Wrap, world: Any, shards: Sequence[Shard], facts: str) -> None:
     """Inside of no_sync a rank's gradient is that of its own samples."""
     __tracebackhide__ = True
-    for rank, pairs in enumerate(world.run(_gradients_without_sync, wrap, shards, world_size=len(shards))):
+    try:
+        everyone = world.run(_gradients_without_sync, wrap, shards, world_size=len(shards))
+    except Exception as error:
+        if not isinstance(error, PdlcheckError):
+            error.add_note(
+                "while check_data_parallel tried a first backward pass inside of no_sync(); pass no_sync=False for a "
+                "wrapper that does not take that, as torch's DistributedDataParallel with static_graph=True"
+            )
+        raise
+    for rank, pairs in enumerate(everyone):
         for name, (found, expected) in pairs.items():
             relative, absolute = RELATIVE[expected.dtype], ABSOLUTE[expected.dtype]
             off = ~((found - expected).abs() <= relative * float(expected.abs().max()) + absolute)  # the same sums

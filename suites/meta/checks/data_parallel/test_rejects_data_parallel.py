@@ -315,6 +315,17 @@ def test_the_model_that_a_wrapper_dies_of_is_named(world):
     assert "while check_data_parallel wrapped a model with a parameter without dimensions" in notes
 
 
+def test_a_wrapper_that_does_not_begin_inside_of_no_sync_is_told_the_switch(world):
+    def static(module):
+        return TorchDistributedDataParallel(module, static_graph=True)
+
+    check_data_parallel(static, world, unused=False, no_sync=False)
+    with pytest.raises(RuntimeError, match="expect_autograd_hooks_") as raised:
+        check_data_parallel(static, world, unused=False)
+    notes = "\n".join(raised.value.__notes__)
+    assert "tried a first backward pass inside of no_sync(); pass no_sync=False for a wrapper that does not" in notes
+
+
 def test_a_wrapper_that_does_not_take_unused_parameters_is_told_the_switch(world):
     check_data_parallel(TorchDistributedDataParallel, world, unused=False)
     with pytest.raises(RuntimeError, match="find_unused_parameters=True") as raised:
