@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["ABSOLUTE", "RELATIVE", "ROUNDED", "require_dtype"]
+__all__ = ["ABSOLUTE", "NARROW", "RELATIVE", "ROUNDED", "require_dtype"]
 
 RELATIVE = {torch.float64: 1e-9, torch.float32: 2e-5}  # of the largest number of a tensor
 ABSOLUTE = {torch.float64: 1e-12, torch.float32: 1e-7}  # of the largest of all gradients
+
+NARROW = {torch.float16: 1e-3, torch.bfloat16: 8e-3}  # what the narrow dtypes round of the largest number, twice
 
 ROUNDED = "it differs by no more than float32 rounds: if that is meant to compute in float32, pass dtype=torch.float32"
 

@@ -257,3 +257,32 @@ def test_a_trajectory_that_cannot_be_compared(world):
         check_same_trajectory(descent, diverges, linear, world)
     with pytest.raises(ValueError, match="it needs 1 step or more, got 0"):
         check_same_trajectory(descent, descent, linear, world, steps=0)
+
+
+def sent_in(dtype):
+    def sync(model, num_samples):
+        for parameter in model.parameters():
+            sent = (parameter.grad * num_samples / len(DRAWN)).to(dtype)
+            dist.all_reduce(sent)
+            parameter.grad = sent.double()
+
+    return sync
+
+
+def a_little_less(model, num_samples):
+    weighted(model, num_samples)
+    for parameter in model.parameters():
+        parameter.grad *= 0.9995
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.float32, "float32"), (torch.float16, "float16"), (torch.bfloat16, "bfloat16")]
+)
+def test_gradients_that_are_sent_in_a_narrower_dtype_are_told_from_a_factor(world, dtype, name):
+    def model():
+        return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    with pytest.raises(AssertionError, match=f"cause +it differs by no more than {name} rounds: "):
+        check_gradients_equal_single_process(model, MSE, SHARDS, sent_in(dtype), world)
+    with pytest.raises(AssertionError, match=r"best fit +0\.9995 times [^\n]*\n  case"):
+        check_gradients_equal_single_process(model, MSE, SHARDS, a_little_less, world)
