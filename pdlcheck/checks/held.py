@@ -162,7 +162,7 @@ class Calls:
             contributions=None if contributions is None else listed(contributions, at),
             allowed=None if rounding is None else rounding.told(at),
             wrong_elements=f"{int(wrong.sum())} of {found.numel()} on rank {rank}",
-            likely_cause=likely_cause(found, wrong, causes()),
+            likely_cause=likely_cause(found, wrong, causes(), None if rounding is None else 2 * rounding.slack),
             case=self.facts,
         )
 

@@ -159,16 +159,22 @@ def first_index(wrong: Tensor) -> tuple[int, ...]:
     return tuple(int(i) for i in wrong.nonzero()[0])
 
 
-def likely_cause(found: Tensor, wrong: Tensor, causes: Iterable[tuple[str, Tensor]]) -> str | None:
+def likely_cause(
+    found: Tensor, wrong: Tensor, causes: Iterable[tuple[str, Tensor]], slack: Tensor | None = None
+) -> str | None:
     """The first cause that explains every wrong element.
 
     Args:
         found: what a rank holds.
         wrong: where that is not what is expected.
         causes: a text, and the tensor that the rank would hold if the text were true.
+        slack: how far each element may be off that; None where nothing rounds.
     """
     wide = torch.complex128 if found.is_complex() else torch.float64
     for text, candidate in causes:
-        if candidate.shape == found.shape and torch.equal(candidate.to(wide)[wrong], found.to(wide)[wrong]):
+        if candidate.shape != found.shape:
+            continue
+        goal, held = candidate.to(wide)[wrong], found.to(wide)[wrong]
+        if torch.equal(goal, held) or (slack is not None and bool(((goal - held).abs() <= slack[wrong]).all())):
             return text
     return None

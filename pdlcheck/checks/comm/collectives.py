@@ -42,14 +42,15 @@ def check_all_reduce(
 ) -> None:
     """Every rank must hold the sum over all ranks, or what another reduce-op makes of their tensors.
 
-    A mean or a product of floats may be off by ``world_size * eps * mean(|x|)``, or ``|product|``, the bound for
-    ``world_size`` terms in any order; all else is exact.
+    A sum of floats that depends on the order of adding may be off by ``world_size * eps * sum(|x|)``, a mean or a
+    product of floats by as many ``eps * mean(|x|)``, or ``|product|``, the bound for ``world_size`` terms in any order;
+    all else is exact.
 
     Args:
         all_reduce: called as ``all_reduce(tensor)``, or ``all_reduce(tensor, group=group)``, on every rank.
-        inputs: the tensor of each rank; their sum must be exact in any order, as it is for small integers, and no
-            product of some of them too large or too small for their dtype. A view such as ``x[:, :2]`` is given as it
-            is, with its strides: it shows what works on contiguous tensors only.
+        inputs: the tensor of each rank. Small integers show the most: their sum is exact in any order. No product of
+            some of them may be too large or too small for their dtype. A view such as ``x[:, :2]`` is given as it is,
+            with its strides: it shows what works on contiguous tensors only.
         world: where the ranks run.
         op: SUM, AVG, MAX, MIN or PRODUCT: what ``all_reduce`` computes, which it is not told: bind it, as in
             ``functools.partial(dist.all_reduce, op=op)``.
@@ -67,7 +68,7 @@ def check_all_reduce(
     __tracebackhide__ = True
     calls = Calls(all_reduce, inputs, world, ranks)
     reduction = reduction_of("check_all_reduce", op, inputs)
-    expected, rounding = reduction.of(inputs), None if reduction is SUM else reduction.rounding(inputs)
+    expected, rounding = reduction.of(inputs), reduction.allowed(inputs)
     what = f"the {reduction.noun} over ranks is"
     for rank, found in enumerate(calls.overwritten() if in_place else calls.returned()):
 
@@ -160,7 +161,7 @@ def check_reduce_scatter(
             yield from _causes_of_a_wrong_result(reduction, own, rank)
 
         what = f"part {rank} of the {reduction.noun} holds"
-        rounding = None if reduction is SUM else reduction.rounding(own)
+        rounding = reduction.allowed(own)
         calls.require(rank, found, parts[rank], what, causes, contributions=own, rounding=rounding)
 
 

@@ -33,7 +33,8 @@ def require_stacked(calls: Calls, rank: int, found: Tensor) -> None:
             yield f"the rows are shifted by {shift}", expected.roll(shift, 0)
         yield "these rows are zero: nothing arrived", torch.zeros_like(expected)
 
-    calls.require(rank, found, expected, "the first index is a rank, and that rank gave", causes)
+    forms = [(f"concatenated along dimension {dim}, which dim={dim} accepts", shape) for dim, shape in _joined(inputs)]
+    calls.require(rank, found, expected, "the first index is a rank, and that rank gave", causes, forms=forms)
 
 
 def require_list(calls: Calls, rank: int, found: Sequence[Tensor]) -> None:
@@ -84,6 +85,12 @@ def require_concatenated(calls: Calls, rank: int, found: Tensor, dim: int) -> No
     stacked = torch.Size([count, *inputs[0].shape])
     forms = [("it is stacked along a new first dimension", stacked), (_PADDED, torch.Size(padded))]
     calls.require(rank, found, expected, f"concatenated along dimension {dim} the inputs hold", causes, forms=forms)
+
+
+def _joined(inputs: Sequence[Tensor]) -> Iterator[tuple[int, torch.Size]]:
+    """Shapes of all of them one after the other, by the dimension."""
+    for dim in range(inputs[0].dim()):
+        yield dim, torch.cat(list(inputs), dim).shape
 
 
 def _differ_in_shape(tensors: Sequence[Tensor]) -> bool:

@@ -82,6 +82,10 @@ class Reduction:
         slack = len(inputs) * torch.finfo(dtype).eps * scale
         return Rounding(self._of_wide(inputs, None), slack, f"world_size * eps * {self.scale}")
 
+    def allowed(self, inputs: Sequence[Tensor]) -> Rounding | None:
+        """As :meth:`rounding`; None also for a sum that is the same in any order, as of small integers."""
+        return None if self is SUM and _add_up_exactly(inputs) else self.rounding(inputs)
+
     def _of_wide(self, inputs: Sequence[Tensor], world_size: int | None) -> Tensor:
         value = self.of_stack(torch.stack([_wide(x) for x in inputs]))
         if world_size is None or self.op != dist.ReduceOp.AVG:
@@ -128,6 +132,23 @@ def reduction_of(check: str, op: object, inputs: Sequence[Tensor]) -> Reduction:
 def reductions_for(dtype: torch.dtype) -> list[Reduction]:
     """Those that torch has for a dtype."""
     return [one for one in _ALL if _kind(dtype) in one.kinds]
+
+
+def _add_up_exactly(inputs: Sequence[Tensor]) -> bool:
+    """Whether no order of adding rounds: the lowest bit of all terms and their whole sum fit in one number.
+
+    True too where inf or NaN are among them, whose sums are what they are.
+    """
+    if _kind(inputs[0].dtype) == "integer":
+        return True
+    dtype = inputs[0].dtype
+    stack = torch.stack([torch.view_as_real(x) if x.is_complex() else x for x in inputs]).double()
+    if not stack.numel() or not bool(stack.isfinite().all()):
+        return True
+    mantissa, exponent = torch.frexp(stack)
+    whole = (mantissa * 2.0**53).long()
+    lowest = torch.ldexp((whole & -whole).double(), exponent - 53).masked_fill(stack == 0, torch.inf).amin(0)
+    return bool((stack.abs().sum(0) <= lowest * (2 / torch.finfo(dtype).eps)).all())
 
 
 def _kind(dtype: torch.dtype) -> str:

@@ -130,3 +130,59 @@ def test_what_python_says_of_a_call_stays(world):
         check_all_reduce(dist.all_reduce, [torch.ones(2)], world, seed=1)
     with pytest.raises(TypeError, match=r"check_all_reduce.* missing 2 required"):
         check_all_reduce(world=world)
+
+
+def drawn(dtype, ranks=3):
+    draws = torch.Generator().manual_seed(0)
+    return [torch.randn(6, 2, generator=draws, dtype=torch.float64).to(dtype) for _ in range(ranks)]
+
+
+def a_part(tensor, group=None):
+    own = tensor.clone()
+    dist.all_reduce(own, group=group)
+    return own.tensor_split(dist.get_world_size(group))[dist.get_rank(group)]
+
+
+def averaged(tensor, group=None):
+    dist.all_reduce(tensor, group=group)
+    tensor /= dist.get_world_size(group)
+
+
+def without_the_last_rank(tensor, group=None):
+    if dist.get_rank(group) == 2:
+        tensor.zero_()
+    dist.all_reduce(tensor, group=group)
+
+
+def a_bit_too_large(tensor, group=None):
+    dist.all_reduce(tensor, group=group)
+    tensor.copy_(torch.nextafter(tensor, torch.full_like(tensor, torch.inf)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+def test_sums_of_any_floats_may_be_added_in_any_order(world, dtype):
+    inputs = [one.to(dtype) for one in drawn(torch.complex64 if dtype.is_complex else dtype)]
+    check_all_reduce(summed, inputs, world)
+    check_reduce_scatter(a_part, inputs, world)
+    for broken, cause in ((averaged, "divided by world_size"), (without_the_last_rank, "rank 2 is missing")):
+        with pytest.raises(AssertionError, match=rf"allowed +\S+ = world_size \* eps \* sum[^$]*cause .*{cause}"):
+            check_all_reduce(broken, inputs, world)
+
+
+def test_a_sum_that_no_order_changes_is_exact(world):
+    """Of sixteenths, too; with a number that is far larger the order counts."""
+    sixteenths = [one / 16 for one in WHOLE]
+    check_all_reduce(summed, sixteenths, world)
+    for inputs in (WHOLE, sixteenths):
+        with pytest.raises(AssertionError, match=r"wrong elements +12 of 12 on rank 0"):
+            check_all_reduce(a_bit_too_large, inputs, world)
+    check_all_reduce(a_bit_too_large, [sixteenths[0] + 2.0**20, *sixteenths[1:]], world)
+
+
+def test_gathered_one_after_the_other_is_told_how_to_pass(world):
+    def joined(tensor, group=None):
+        return torch.cat(everyone(tensor, group), 1)
+
+    check_all_gather(joined, WHOLE, world, dim=1)
+    with pytest.raises(AssertionError, match="cause  concatenated along dimension 1, which dim=1 accepts"):
+        check_all_gather(joined, WHOLE, world)
