@@ -126,10 +126,14 @@ def _other_phases(rule: Rule, every: int) -> Iterator[tuple[str, Rule]]:
         return f"{first}, {first + every}, ..."
 
     kind = "local steps" if rule.synchronous_steps else "steps"
-    for first, text in ((rule.first - 1, " one step too early,"), (rule.first + 1, " one step too late,"), (1, "")):
+    near = {rule.first - 1: " one step too early,", rule.first + 1: " one step too late,"}
+    for first in dict.fromkeys([*near, *range(1, rule.first + 2 * every)]):
         if first not in (0, rule.first):
             found = f"after {kind} {steps(first)} and not {steps(rule.first)}, which first_round={first} accepts"
-            yield f"models are averaged{text} {found}", replace(rule, first_round=first)
+            yield f"models are averaged{near.get(first, '')} {found}", replace(rule, first_round=first)
+    for other in (every - 1, every + 1):
+        if other > 1:
+            yield f"models are averaged after every {other} steps, not {every}", replace(rule, models_every=other)
 
 
 def with_other_buffers(rule: Rule) -> Iterator[tuple[str, Rule]]:

@@ -87,6 +87,14 @@ class EveryThird(Trainer):
     every, first = 3, 1
 
 
+class BeginsThreeStepsLate(Trainer):
+    first = 5
+
+
+class CountsToThree(Trainer):
+    every = 3
+
+
 class OfTorch(Trainer):
     """Post-local SGD as torch's documentation writes it."""
 
@@ -199,6 +207,8 @@ def test_check_local_sgd_takes_the_step_of_the_first_round(world):
             {"sync_every": 3},
             "averaged after steps 1, 4, ... and not 3, 6, ..., which first_round=1 accepts",
         ),
+        (BeginsThreeStepsLate, {}, "averaged after steps 5, 7, ... and not 2, 4, ..., which first_round=5 accepts"),
+        (CountsToThree, {}, "models are averaged after every 3 steps, not 2"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
