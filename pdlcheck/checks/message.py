@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = [
     "best_fit",
@@ -45,8 +45,12 @@ def failure(headline: str, /, **details: object) -> AssertionError:
 
 
 def takes_world(check: Callable[P, T]) -> Callable[P, T]:
-    """Has a check say what its argument ``world`` must be: the name of a world is what people try first."""
+    """Has a check say what its argument ``world`` must be: the name of a world is what people try first.
+
+    And that the first one, what is checked, is a function: what it makes is what people try. ``make`` says so itself.
+    """
     signature = inspect.signature(check)
+    first = next(iter(signature.parameters))
 
     @functools.wraps(check)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -55,6 +59,11 @@ def takes_world(check: Callable[P, T]) -> Callable[P, T]:
             given = signature.bind_partial(*args, **kwargs).arguments
         except TypeError:  # the call itself is wrong, and Python says how
             given = {}
+        subject = given.get(first, checked)
+        if first != "make" and (not callable(subject) or isinstance(subject, nn.Module)):
+            raise TypeError(
+                f"{name_of(check)} takes as {first} a function, which it calls, got a {type(subject).__name__} itself"
+            )
         world = given.get("world", checked)
         if world is not checked and not callable(getattr(world, "run", None)):
             raise TypeError(
@@ -115,8 +124,8 @@ def name_of(subject: object) -> str:
     return getattr(subject, "__name__", type(subject).__name__)
 
 
-def made_by_start(made: Any, *names: str) -> Any:
-    """What the function ``start`` of a check returned, if that is one thing for each of ``names``.
+def made_by_start(made: Any, *names: str, by: str = "start") -> Any:
+    """What the function ``start`` of a check, or another one, returned, if that is one thing for each of ``names``.
 
     Raises:
         TypeError: it is something else.
@@ -129,7 +138,7 @@ def made_by_start(made: Any, *names: str) -> Any:
         found = f"a {type(made[0]).__name__} as the model"
     else:
         return made
-    raise TypeError(f"start must return ({', '.join(names)}), it returned {found}")
+    raise TypeError(f"{by} must return ({', '.join(names)}), it returned {found}")
 
 
 def require_list(value: object, words: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -160,10 +160,10 @@ def _visited(visit: Callable[[range, int], Any], num_samples: int, epochs: int) 
     """On every rank, under other random numbers: the samples of each epoch."""
     seed_streams(dist.get_rank())
     visited = visit(range(num_samples), epochs)
-    if visited is None:
+    if not isinstance(visited, Iterable):
         raise TypeError(
-            f"check_epoch_loop needs what each epoch held, {name_of(visit)} returns None; return one tensor, or one "
-            "list of batches, for each epoch"
+            f"visit must return what each epoch's batches held, it returned a {type(visited).__name__}; have it return "
+            "a list with one entry for each epoch"
         )
     return [_numbers(held) for held in visited]
 

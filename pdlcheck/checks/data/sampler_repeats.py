@@ -53,7 +53,13 @@ def drawn(sampler: Any, promise: Repeats) -> list[int]:
     """
     told = len(sampler) if hasattr(sampler, "__len__") else 0
     most = max(told, 4 * promise.num_samples * (promise.times or 1))
-    found = [int(sample) for sample in itertools.islice(sampler, most + 1)]
+    given = list(itertools.islice(sampler, most + 1))
+    if given and isinstance(given[0], list | tuple):
+        raise TypeError(
+            f"check_sampler takes samplers of single samples, a {type(sampler).__name__} gives batches; give what it "
+            "takes them from, or see check_epoch_loop"
+        )
+    found = [int(sample) for sample in given]
     if len(found) > most:
         raise failure(
             f"{type(sampler).__name__}: goes on after {most} samples of {promise.num_samples}",

@@ -9,6 +9,8 @@ from pdlcheck.checks.message import failure
 
 __all__ = ["ENOUGH_SAMPLES", "require_other_orders", "require_shards", "some"]
 
+_IN_ORDER = "samples come in the order of the data set: nothing is shuffled, which shuffle=False accepts"
+
 # 12! orders: that two epochs draw the same one by chance happens once in 5e8 times.
 ENOUGH_SAMPLES = 12
 
@@ -95,7 +97,7 @@ def require_other_orders(
                 if orders[earlier][rank] == later:
                     raise failure(
                         f"{subject}: rank {rank} has {some(later)} in epochs {earlier} and {epoch}",
-                        likely_cause=why or _why_again(epoch - earlier),
+                        likely_cause=why or (_IN_ORDER if later == sorted(later) else _why_again(epoch - earlier)),
                         case=facts,
                     )
 

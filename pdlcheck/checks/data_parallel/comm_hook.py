@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.checks.data_parallel.comm_hook_results import Given, Results
-from pdlcheck.checks.message import case, failure, name_of, takes_world
+from pdlcheck.checks.message import case, failure, made_by_start, name_of, takes_world
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
 from pdlcheck.errors import Inconclusive, PdlcheckError
 
@@ -100,10 +100,11 @@ def check_comm_hook(
         try:
             seen: list[Seen] = world.run(_train, *train, world_size=world_size)
         except Exception as error:
-            if not isinstance(error, PdlcheckError):
+            if not isinstance(error, PdlcheckError | TypeError):
                 error.add_note(
                     f"while check_comm_hook trained parameters of shapes {', '.join(map(str, shapes))}; pass other "
-                    "shapes= for a hook that does not take such, as torch's PowerSGD takes none without dimensions"
+                    "shapes= for a hook that does not take such, as torch's PowerSGD takes none without dimensions; "
+                    "buckets are made anew after the first backward pass: what is kept for one may have another size"
                 )
             raise
         _same_everywhere(seen[0].hook, [one.steps for one in seen], given, facts)
@@ -200,7 +201,7 @@ def _train(
     """``looks_at`` is the number of steps after which the residual is looked at."""
     model = _Model(shapes)
     ddp = wrap(model, bucket_bytes, unused)
-    state, hook = make_hook(model)
+    state, hook = _made(make_hook, model)
     places = []
 
     def counted(state: Any, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations
@@ -217,6 +218,19 @@ def _train(
         if residual is not None and len(steps) == looks_at:
             held = {name: tensor.clone() for name, tensor in residual(state).items()}
     return Seen(name_of(hook), max(places, default=-1) + 1, steps, held)
+
+
+def _made(make_hook: MakeHook, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
+    """The state and the hook; a hook itself in the place of what makes it is told."""
+    try:
+        made = make_hook(model)
+    except TypeError as error:
+        error.add_note(
+            "make_hook is called as make_hook(module) and returns (state, hook), as lambda m: (None, hook) does"
+        )
+        raise
+    state, hook = made_by_start(made, "state", "hook", by="make_hook")
+    return state, hook
 
 
 def _same_everywhere(who: str, everyone: list[list[State]], given: Given, facts: str) -> None:

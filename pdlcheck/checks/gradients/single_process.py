@@ -5,7 +5,7 @@ In float64, on the model that every rank is given, so that only the synchronisat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,7 +21,6 @@ from pdlcheck.checks.message import (
     failure,
     first_index,
     name_of,
-    require_list,
     show,
     takes_world,
     wrong_on_ranks,
@@ -101,13 +100,7 @@ def require_gradients(
     False is for what does its own passes in ``sync``, as wrappers are checked.
     """
     __tracebackhide__ = True
-    pairs = "shards must be a list of (inputs, targets), one pair for each rank"
-    require_list(shards, pairs)
-    shards = list(shards)
-    for one in shards:
-        require_list(one, pairs)
-        if len(one) != 2:
-            raise TypeError(pairs)
+    shards = _pairs(shards)
     shards = [(_cast(x, dtype), _cast(y, dtype)) for x, y in shards]
     sizes = [len(x) for x, _ in shards]
     if not sum(sizes):
@@ -190,6 +183,7 @@ def _synchronised(
             model.zero_grad()
         if len(inputs):
             value = factor * loss(model(inputs), targets)
+            _require_one_number(value)
             _require_way_back(name_of(sync), model, value)
             value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         with tells_who_has_none(model, asks=False) if again else nullcontext():
@@ -201,6 +195,35 @@ def _synchronised(
         ):
             break  # it took a step, too: the next gradient would be of another model
     return results
+
+
+def _pairs(shards: Iterable[Any]) -> list[Shard]:
+    """Inputs and targets of each rank, tensors of samples."""
+    if isinstance(shards, Tensor):
+        raise TypeError("shards has (inputs, targets) of each rank, got one tensor")
+    shards = list(shards)
+    if not shards:
+        raise ValueError("shards has inputs and targets of each rank, got none")
+    for rank, shard in enumerate(shards):
+        if not isinstance(shard, tuple | list) or len(shard) != 2:
+            raise TypeError(f"shards has (inputs, targets) of each rank, rank {rank} has a {type(shard).__name__}")
+        for what, one in zip(("inputs", "targets"), shard, strict=True):
+            if not isinstance(one, Tensor):
+                raise TypeError(
+                    f"shards has tensors whose first dimension is samples, the {what} of rank {rank} are a "
+                    f"{type(one).__name__}; give a tensor, and have make return a module that takes it"
+                )
+            if not one.dim():
+                raise ValueError(
+                    f"shards has tensors whose first dimension is samples, the {what} of rank {rank} have none"
+                )
+    return shards
+
+
+def _require_one_number(value: Any) -> None:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise TypeError(f"loss must return one number, a mean or a sum over samples, it returned {given}")
 
 
 def _require_way_back(who: str, model: nn.Module, value: Tensor) -> None:

@@ -69,6 +69,13 @@ def check_metric(
     """
     __tracebackhide__ = True
     require_list(samples, "check_metric takes as samples a list of tensors, such as inputs and targets; pass [samples]")
+    for one in samples:
+        if not isinstance(one, Tensor) or not one.dim():
+            what = "tensor without dimensions" if isinstance(one, Tensor) else type(one).__name__
+            raise TypeError(
+                f"check_metric takes as samples a list of tensors whose first dimension is samples, got a {what} "
+                "in it; for other samples give their places, torch.arange(number), and have evaluate look them up"
+            )
     count = min((len(tensor) for tensor in samples), default=0)
     if count < 2 or any(len(tensor) != count for tensor in samples):
         sizes = ", ".join(str(len(tensor)) for tensor in samples) or "none"
@@ -180,7 +187,7 @@ def _why(alone: Alone, world_size: int, place: str, found: Values) -> str | None
 def _differ(values: Sequence[Any]) -> bool:
     """Whether ranks that report something do not report the same."""
     told = [value for value in values if value is not None]
-    return not all(near(value, told[0], 0.0) for value in told)
+    return not all(near(value, told[0], 0.0) or _shown(value) == _shown(told[0]) for value in told)
 
 
 def _usual(alone: Alone, world_size: int, place: str, held: Any) -> list[str]:

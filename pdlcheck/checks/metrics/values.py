@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -212,6 +213,8 @@ def values_of(report: Any, place: str = "") -> Values:
         return {f" at {place}": None} if place else {}
     if isinstance(report, Mapping):
         items = [(f"[{key!r}]", value) for key, value in report.items()]
+    elif dataclasses.is_dataclass(report) and not isinstance(report, type):
+        items = [(f".{one.name}", getattr(report, one.name)) for one in dataclasses.fields(report)]
     elif isinstance(report, list | tuple):
         items = [(f"[{index}]", value) for index, value in enumerate(report)]
     elif hasattr(report, "tolist"):  # a tensor, an array or one number of an array

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from pdlcheck.checks.message import failure, first_index, name_of, show
+from pdlcheck.checks.message import failure, first_index, made_by_start, name_of, show
 from pdlcheck.checks.state import whole
 
 __all__ = [
@@ -66,7 +66,7 @@ def train(
 ) -> list[Taken]:
     """On every rank: a step for each batch."""
     torch.manual_seed(dist.get_rank() + 1)
-    module, step = start(copy.deepcopy(model))
+    module, step = made_by_start(start(copy.deepcopy(model)), "module", "step")
     params = list(module.parameters())
     steps = optimizer(params) if optimizer and params else None
     taken = []

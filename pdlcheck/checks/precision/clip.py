@@ -64,6 +64,13 @@ def check_clip_grad_norm(
         >>> check_clip_grad_norm(clip, get_world("sim"), gradients=gradients, max_norm=1.0)
     """
     __tracebackhide__ = True
+    for rank, own in enumerate(gradients):
+        for one in own:
+            if one is not None and not isinstance(one, Tensor):
+                raise TypeError(
+                    f"check_clip_grad_norm takes as gradients a list of tensors for each rank, rank {rank} has a "
+                    f"{type(one).__name__}; call torch.tensor on it"
+                )
     norms = _Norms(gradients, counted or [[True] * len(own) for own in gradients], norm_type)
     norm = norms.of_all()
     if not norm:

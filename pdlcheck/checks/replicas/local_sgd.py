@@ -146,6 +146,9 @@ def _trained(wrap: Callable[..., Any], course: Course, nodes: Sequence[Sequence[
     groups = [dist.new_group(list(part)) for part in nodes]
     mine = [group for group, part in zip(groups, nodes, strict=True) if rank in part]
     trainer = wrap(optimizer, course.model, node_group=mine[0]) if mine else wrap(optimizer, course.model)
+    needed = ["step", *(["finish"] if course.finish else [])]
+    if missing := [name for name in needed if not callable(getattr(trainer, name, None))]:
+        raise TypeError(f"wrap must return an object with {missing[0]}(), it returned a {type(trainer).__name__}")
     trace: Trace = []
     for step in range(course.steps[rank]):
         backward(course, course.model, rank, step)

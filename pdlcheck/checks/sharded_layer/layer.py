@@ -361,7 +361,7 @@ def _or_zeros(tensor: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _cast(batch: Tensor | Tensors, dtype: torch.dtype) -> Tensors:
-    return tuple(x.to(dtype) if x.is_floating_point() else x for x in tensors_of(batch, "batches"))
+    return tuple(x.to(dtype) if x.is_floating_point() else x for x in tensors_of(batch, "a batch"))
 
 
 def _shapes(tensors: Tensors) -> str:

@@ -74,7 +74,7 @@ def _pass(
 ) -> Pass:
     parameters.zero_grad()
     given = tuple(x.detach().clone().requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs)
-    outputs = tuple(map(_joined, tensors_of(module(*given), "the layer")))
+    outputs = tuple(map(_joined, tensors_of(module(*given), "what the layer returns")))
     gradients, none = gradient_of(outputs), list[str]()
     if _fit_everywhere(outputs, gradients):
         pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if y.requires_grad]
@@ -167,12 +167,15 @@ def _module(shard: Callable[[nn.Module], nn.Module], layer: nn.Module) -> nn.Mod
 def _select(select: Select | None, tensors: Tensors, name: str) -> Tensors:
     if select is None:
         return tensors
-    return tuple(each.detach().clone() for each in tensors_of(select(*tensors), name))
+    return tuple(each.detach().clone() for each in tensors_of(select(*tensors), f"what {name} returns"))
 
 
 def tensors_of(value: Any, who: str) -> Tensors:
     tensors = tuple(value) if isinstance(value, tuple | list) else (value,)
     for each in tensors:
         if not isinstance(each, Tensor):
-            raise TypeError(f"{who} must return a tensor or a tuple of tensors, it returned {type(each).__name__}")
+            raise TypeError(
+                f"{who} must be a tensor or a tuple of tensors, got a {type(each).__name__}; put a module around the "
+                "layer that takes and returns them"
+            )
     return tensors

@@ -254,8 +254,3 @@ def test_batches_may_be_dicts_and_arrays(world, collate):
 def test_batches_that_do_not_say_their_samples_are_refused(world, collate, message):
     with pytest.raises(TypeError, match=f"check_epoch_loop .*{message}"):
         check_epoch_loop(collated(collate), world, num_samples=25, world_size=2)
-
-
-def test_a_loop_that_returns_nothing_is_told_what_to_return(world):
-    with pytest.raises(TypeError, match="needs what each epoch held, <lambda> returns None; return one tensor, or one"):
-        check_epoch_loop(lambda dataset, epochs: None, world, num_samples=25, world_size=2)

@@ -62,9 +62,14 @@ class GoesOnDrawing(Right):
         return torch.randperm(self.total, generator=self.stream).tolist()
 
 
-class IgnoresTheEpoch(Right):
+class InOneOrder(Right):
     def order(self):
         return list(range(self.total))
+
+
+class IgnoresTheEpoch(Right):
+    def order(self):
+        return torch.randperm(self.total, generator=torch.Generator().manual_seed(0)).tolist()
 
 
 class WithoutTheTail(Right):
@@ -232,6 +237,7 @@ def test_check_sampler_accepts(world):
 @rows(
     (LongerThanItSays, r"in epoch 0 len\(\) of rank 0 is 12, it gives 13 samples"),
     (GoesOnDrawing, r"asked again in epoch 0, rank 0 gives samples .*, it gave samples .*\n.*a stream that goes on"),
+    (InOneOrder, r"rank 0 has samples .* in epochs 0 and 1\n.*in the order of the data set: nothing is shuffled"),
     (IgnoresTheEpoch, r"rank 0 has samples .* in epochs 0 and 1\n.*set_epoch was forgotten"),
     (WithoutTheTail, r"samples \d+, \d+ in no shard, .* cover all 38\n.*the tail is dropped: pass tail='drop'"),
     (TwoOrders, r"rank 0 has samples .* in epochs 0 and 2\n.*the order comes again after 2 epochs: the number that"),

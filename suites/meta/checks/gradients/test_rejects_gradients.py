@@ -307,7 +307,7 @@ def test_check_same_trajectory_rejects_local_sgd_that_never_averages(world):
 
 @pytest.mark.parametrize("shards", [X, [X, Y, X], [(X, Y, X)]], ids=["one tensor", "tensors", "triples"])
 def test_shards_are_pairs(world, shards):
-    with pytest.raises(TypeError, match=r"shards must be a list of \(inputs, targets\), one pair for each rank"):
+    with pytest.raises(TypeError, match=r"shards has \(inputs, targets\) of each rank"):
         check_gradients_equal_single_process(net, MSE, shards, mean, world)
     check_gradients_equal_single_process(net, MSE, (pair for pair in EVEN), mean, world)
 

@@ -287,11 +287,11 @@ def test_an_output_that_depends_on_nothing_says_nothing(world):
     [
         ({"batches": []}, ValueError, "needs one or more, got none"),
         ({"batches": X}, TypeError, r"takes as batches a list, one input of the layer each; pass \[batch\]"),
-        ({"batches": [3]}, TypeError, "batches must return a tensor"),
+        ({"batches": [3]}, TypeError, "a batch must be a tensor or a tuple of tensors, got a int"),
         ({"world_size": 1}, ValueError, "world_size must be at least 2, got 1"),
         ({"world": "sim"}, TypeError, "takes as world the fixture"),
         ({"shard": lambda whole: None}, TypeError, "shard must return the module of this rank, it returned NoneType"),
-        ({"inputs_of": lambda x: None}, TypeError, "inputs_of must return a tensor or a tuple of tensors"),
+        ({"inputs_of": lambda x: None}, TypeError, "what inputs_of returns must be a tensor or a tuple of tensors"),
         ({"make": lambda: nn.Linear(6, 2, dtype=torch.complex64)}, TypeError, "takes real parameters, 'weight' is"),
         ({"make": norm()}, TypeError, "make must be a function that makes the model"),
     ],
