@@ -23,6 +23,7 @@ _COUPLED = (
     "samples of one shard see those of others, as in batch norm or a contrastive loss: on ranks they must see the same "
     "ones, through a gather that gradients come back through"
 )
+_MOST, _SAME = 1000, 1e-4  # divisors that are looked for, and how near a factor must come to theirs
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,25 @@ class Reference:
                 return text
         if all(replace(self, dtype=torch.float32).accepts(name, found[name]) for name in wrong):
             return ROUNDED
-        return _COUPLED if self._sees_others() else self._rounded(found, wrong)
+        if self._sees_others():
+            return _COUPLED
+        return self._another_divisor(found, wrong) or self._rounded(found, wrong)
+
+    def _another_divisor(self, found: Gradients, wrong: list[str]) -> str | None:
+        """Whether they are what ranks add up to, divided by another whole number than that of the ranks."""
+        expected = torch.cat([self.of(name).flatten() for name in wrong])
+        held = torch.cat([or_zero(found[name], self.of(name)).flatten() for name in wrong])
+        if held.is_complex() or not expected.any():
+            return None
+        world_size, times = len(self.sizes), float(held.dot(expected) / expected.dot(expected))
+        divisor = round(world_size / times) if times > 0 else 0
+        if not 1 < divisor < _MOST or abs(times * divisor / world_size - 1) > _SAME:
+            return None
+        if not all(self._near(found[name], self.of(name) * world_size / divisor, name) for name in wrong):
+            return None
+        return (
+            f"it is {times:.6g} times what is right: as a sum over world_size = {world_size} ranks divided by {divisor}"
+        )
 
     def _rounded(self, found: Gradients, wrong: list[str]) -> str | None:
         """Whether what is wrong is off by what a narrow dtype rounds, each element by another part of itself."""

@@ -286,3 +286,15 @@ def test_gradients_that_are_sent_in_a_narrower_dtype_are_told_from_a_factor(worl
         check_gradients_equal_single_process(model, MSE, SHARDS, sent_in(dtype), world)
     with pytest.raises(AssertionError, match=r"best fit +0\.9995 times [^\n]*\n  case"):
         check_gradients_equal_single_process(model, MSE, SHARDS, a_little_less, world)
+
+
+def divided_by_one_more(model, num_samples):
+    weighted(model, num_samples)
+    for parameter in model.parameters():
+        parameter.grad *= 2 / 3
+
+
+def test_another_divisor_than_the_number_of_ranks_is_told(world):
+    told = r"cause +it is 0\.666667 times what is right: as a sum over world_size = 2 ranks divided by 3\n"
+    with pytest.raises(AssertionError, match=told):
+        check_gradients_equal_single_process(lambda: nn.Linear(2, 1), MSE, SHARDS, divided_by_one_more, world)
