@@ -187,6 +187,11 @@ def _compare(
                 f"torch.manual_seed({one.seed}) in step {one.step} of rank {first} and in step {two.step} of rank "
                 f"{second}: sums of step and rank meet; step * world_size + rank does not"
             )
+    else:
+        cause = (
+            "the generator is in one state on both: add the rank to what it is seeded with; agreed= is for global ones "
+            "by which ranks decide together"
+        )
     raise failure(
         f"{who}: ranks {first} and {second} draw the same random numbers: "
         f"rank {first} in {one.where}, rank {second} in {two.where}",
