@@ -214,6 +214,8 @@ class _Norms:
             ("norms of ranks were added: add their powers instead", sum(own)),
             ("the powers of the norms were averaged, not added", self.of_all() / len(own) ** (1 / power)),
             ("norms of ranks were averaged", sum(own) / len(own)),
+            *([("the largest norm of a rank was taken: add powers instead", max(own))] if own[rank] < max(own) else []),
+            ("the powers of the norms were added, and no root was taken of the sum", self.of_all() ** power),
             *self._complex_mistakes(),
         ):
             yield text, min(1.0, max_norm / (norm + 1e-6))

@@ -66,6 +66,16 @@ def averages_squares(parameters, max_norm):
     return scaled(parameters, math.sqrt(squares_over_ranks(parameters) / dist.get_world_size()), max_norm)
 
 
+def largest_of_ranks(parameters, max_norm):
+    norm = own_squares(parameters).sqrt()
+    dist.all_reduce(norm, dist.ReduceOp.MAX)
+    return scaled(parameters, float(norm), max_norm)
+
+
+def without_a_root(parameters, max_norm):
+    return scaled(parameters, float(squares_over_ranks(parameters)), max_norm)
+
+
 def only_on_rank_0(parameters, max_norm):
     norm = math.sqrt(squares_over_ranks(parameters))
     return scaled(parameters, norm, max_norm if dist.get_rank() == 0 else math.inf)
@@ -132,6 +142,8 @@ def test_check_clip_grad_norm_accepts(world):
     (torchs_own, r"rank 0 holds [\s\S]*norms +13 over all ranks, rank 0: 3, rank 1: 12.6[\s\S]*of this rank alone"),
     (sums_norms, r"rank 0 holds [\s\S]*norms of ranks were added: add their powers"),
     (averages_squares, r"rank 0 holds [\s\S]*the powers of the norms were averaged, not added"),
+    (largest_of_ranks, r"rank 0 holds [\s\S]*the largest norm of a rank was taken: add powers instead"),
+    (without_a_root, r"rank 0 holds [\s\S]*the powers of the norms were added, and no root was taken of the sum"),
     (only_on_rank_0, r"rank 1 holds 4 at [\s\S]*the gradients were not clipped on this rank"),
     (zeros_on_rank_1, r"rank 1 holds 0 at [\s\S]*the gradients were multiplied by 0 on this rank\n"),
     (norm_on_rank_0_only, r"rank 1 holds inf at [\s\S]*multiplied by inf on this rank, as where a norm of 0 divides"),
