@@ -130,19 +130,26 @@ def likely_cause(
     if apart is not None:
         return apart.cause + (_OWN_SAMPLES if apart.cause == _BUFFER and not of_buffers else "")
     (times, cosine), as_many = _compared(way, went), f"as world_size is {world_size}"
-    if world_size > 1 and cosine > 1 - 1e-6:
-        if abs(times - world_size) < 1e-4 * world_size:
+    same, along = _of_a_factor(precision)
+    if world_size > 1 and cosine > along:
+        if abs(times - world_size) < same * world_size:
             summed = "gradients are summed, not averaged, over ranks or as many micro-batches"
             statistics = "statistics are summed, not averaged, over ranks"
             return f"{as_many}: " + (
                 statistics if of_buffers else f"{summed}, or the learning rate is multiplied by it"
             )
-        if abs(times * world_size - 1) < 1e-4:
+        if abs(times * world_size - 1) < same:
             what = "statistics" if of_buffers else "gradients"
             return f"{as_many}: {what} are divided by it, or by as many micro-batches, once too often"
-    if cosine > 1 - 1e-6 and not of_buffers:
-        return _of_a_number(times)
+    if cosine > along and not of_buffers:
+        return _of_a_number(times, same)
     return None
+
+
+def _of_a_factor(precision: Precision) -> tuple[float, float]:
+    """How near a factor must come to a number, and the least cosine: a tenth of what rounding may take of the way."""
+    part = precision.of_the_way / 10
+    return max(1e-4, part), 1 - max(1e-6, part**2)
 
 
 def why_another_way(
@@ -195,10 +202,10 @@ def _factors(way: Tensor, went: Tensor, most: int) -> list[float]:
     return firsts.tolist() if 1 < len(firsts) <= most and len(ratios) >= 4 * most else []
 
 
-def _of_a_number(times: float) -> str | None:
-    """A factor that is a whole number, or one over it, and not that of the ranks."""
+def _of_a_number(times: float, same: float) -> str | None:
+    """A factor that is a whole number, or one over it, and not that of the ranks; ``same``: up to that part of it."""
     number = round(times) if times > 1 else round(1 / times) if times > 0 else 0
-    if number < 2 or abs((times if times > 1 else 1 / times) - number) > 1e-4 * number:
+    if number < 2 or number * same > 0.25 or abs((times if times > 1 else 1 / times) - number) > same * number:
         return None
     if times > 1:
         return (
