@@ -131,6 +131,11 @@ def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, t
         return f"the ranks of each of {together} have the same samples in one order{told.format(together)}"
     if len(covered) == num_samples and {len(indices) for indices in ranks} == {-(-num_samples // len(ranks))}:
         return "the shards are padded to one length with samples that come again"
+    if sum(map(len, sets)) == len(covered) == num_samples and (times := _times_each(ranks)) > 1:
+        return (
+            f"each rank has each of its samples {times} times: the workers of its loader, if there are {times}, do not "
+            "share them out, as by get_worker_info()"
+        )
     if not dealt and len(covered) == num_samples and (batch := _whole_batches(ranks, num_samples)):
         more = sum(map(len, ranks)) - num_samples
         return (
@@ -144,13 +149,19 @@ def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, t
     return "ranks draw different orders, or cut the order in overlapping parts"
 
 
+def _times_each(ranks: Sequence[list[int]]) -> int:
+    """How often each rank has each sample that it has; 0 where not all come as often."""
+    often = {count for indices in ranks for count in collections.Counter(indices).values()}
+    return often.pop() if len(often) == 1 else 0
+
+
 def _whole_batches(ranks: Sequence[list[int]], num_samples: int) -> int | None:
     """The fewest samples in a batch that explain how many each rank has; None where they have not as many."""
     lengths = {len(indices) for indices in ranks}
     size = lengths.pop()
     if lengths:
         return None
-    a_round = (batch * len(ranks) for batch in range(2, size + 1) if not size % batch)
+    a_round = (batch * len(ranks) for batch in range(2, size) if not size % batch)  # two or more for a rank
     return next((one // len(ranks) for one in a_round if num_samples + -num_samples % one == size * len(ranks)), None)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
 from pdlcheck.checks import check_epoch_loop
 from pdlcheck.errors import Inconclusive
@@ -254,3 +254,31 @@ def test_batches_may_be_dicts_and_arrays(world, collate):
 def test_batches_that_do_not_say_their_samples_are_refused(world, collate, message):
     with pytest.raises(TypeError, match=f"check_epoch_loop .*{message}"):
         check_epoch_loop(collated(collate), world, num_samples=25, world_size=2)
+
+
+def by_workers(*, share):
+    """An iterable data set, of which each worker gives what is left to it, or all that the rank has."""
+
+    class Stream(IterableDataset):
+        def __init__(self, dataset, epoch):
+            self.dataset, self.epoch = dataset, epoch
+
+        def __iter__(self):
+            worker, count = get_worker_info(), dist.get_world_size()
+            order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.epoch)).tolist()
+            own = order[dist.get_rank() :: count]
+            return iter(own[worker.id :: worker.num_workers] if share else own)
+
+    def visit(dataset, epochs):
+        loaders = [DataLoader(Stream(dataset, epoch), batch_size=4, num_workers=2) for epoch in range(epochs)]
+        return [[batch.tolist() for batch in loader] for loader in loaders]
+
+    return visit
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")
+def test_workers_that_do_not_share_the_samples_of_their_rank_are_told(world):
+    check_epoch_loop(by_workers(share=True), world, num_samples=40, world_size=2)
+    told = r"each rank has each of its samples 2 times: the workers of its loader, if there are 2, do not share them"
+    with pytest.raises(AssertionError, match=told):
+        check_epoch_loop(by_workers(share=False), world, num_samples=40, world_size=2)
