@@ -78,9 +78,9 @@ def parts_of(model: nn.Module, functions: tuple[Callable[..., object], ...]) -> 
     """The objects with a state that ``functions`` reach, by the names that the functions have for them.
 
     Plain dicts and lists of tensors, and tensors, are among them; as a step may replace one, ask again before each use.
-    What shares parameters with ``model`` is the model. No part is a number, a tensor of one number, such as a loss, one
-    far larger than the model, such as data, or a generator from which a loader draws but a seed whenever a pass begins:
-    a run that goes on begins one more.
+    What shares parameters with ``model``, and holds nothing else, is the model. No part is a number, a tensor of one
+    number, such as a loss, one far larger than the model, such as data, or a generator from which a loader draws but a
+    seed whenever a pass begins: a run that goes on begins one more.
     """
     tensors = [*model.parameters(), *model.buffers()]
     own, places = {id(tensor) for tensor in tensors}, {_place(tensor) for tensor in tensors}
@@ -94,7 +94,7 @@ def parts_of(model: nn.Module, functions: tuple[Callable[..., object], ...]) -> 
         if id(held) in known or not (isinstance(held, (*_CONTAINERS, Tensor)) or has_state(held)):
             continue
         known.add(id(held))
-        if isinstance(held, nn.Module) and any(id(tensor) in own for tensor in held.parameters()):
+        if isinstance(held, nn.Module) and _is_of_the_model(held, own):
             continue
         if isinstance(held, Tensor):
             counts = held.numel() > 1 and _nbytes(held) <= most and _place(held) not in places
@@ -326,6 +326,17 @@ def _without_counts(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: _without_counts(value) for key, value in state.items() if key not in _COUNTS_OF_SCHEDULERS}
     return [_without_counts(one) for one in state] if type(state) is list else state
+
+
+def _is_of_the_model(module: nn.Module, own: set[int]) -> bool:
+    """Whether it shares parameters with the model, and has nothing beside, as an average that holds both models has.
+
+    Args:
+        module: what may be of the model.
+        own: the model's parameters and buffers.
+    """
+    shares = any(id(parameter) in own for parameter in module.parameters())
+    return shares and all(id(tensor) in own for tensor in [*module.parameters(), *module.buffers()])
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:

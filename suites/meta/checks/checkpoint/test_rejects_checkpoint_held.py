@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import pytest
@@ -163,7 +164,33 @@ def in_a_tensor_that_is_replaced(model):
     return after, lambda: average, put
 
 
+class Both(nn.Module):
+    """Holds the model that is averaged, too, and the average as a module, or in buffers."""
+
+    def __init__(self, model, in_buffers):
+        super().__init__()
+        self.online = model
+        if in_buffers:
+            for name, p in model.named_parameters():
+                self.register_buffer(f"average_{name}", p.detach().clone())
+        else:
+            self.average = copy.deepcopy(model).requires_grad_(False)
+        self.parts = [getattr(self, f"average_{n}") for n, _ in model.named_parameters()] if in_buffers else None
+
+    def after_step(self, i):
+        parts = list(self.average.parameters()) if self.parts is None else self.parts
+        for part, p in zip(parts, self.online.parameters(), strict=True):
+            part.lerp_(p.detach(), 0.1)
+
+
+def beside_the_model(model, in_buffers=False):
+    both = Both(model, in_buffers)
+    return both.after_step, both.state_dict, both.load_state_dict
+
+
 HELD = {
+    "a module that holds the model too": (beside_the_model, r"Both\['average\.weight'\] holds other values"),
+    "its buffers": (partial(beside_the_model, in_buffers=True), r"Both\['average_weight'\] holds other values"),
     "a callback": (in_a_callback, r"callbacks\[0\]\.shadow\['weight'\] holds other values"),
     "a callback of a callback": (
         in_a_callback_of_a_callback,
