@@ -20,16 +20,22 @@ State = dict[Any, bool | int | float | str]
 
 
 class OfObject:
-    """The numbers and texts among the attributes of an object of the program, such as a trainer's epoch."""
+    """The numbers and texts among the attributes of an object of the program, such as a trainer's epoch.
+
+    Those that its class has, with which it begins, count as its own.
+    """
 
     def __init__(self, holder: object) -> None:
         self._holder = holder
 
     def state_dict(self) -> State:
-        return {name: value for name, value in vars(self._holder).items() if type(value) in _KINDS}
+        classes = [one for one in type(self._holder).__mro__ if one.__module__ == type(self._holder).__module__]
+        held = [(name, value) for one in reversed(classes) for name, value in vars(one).items() if name[:2] != "__"]
+        return {name: value for name, value in [*held, *vars(self._holder).items()] if type(value) in _KINDS}
 
     def load_state_dict(self, state: State) -> None:
-        vars(self._holder).update(state)
+        now = self.state_dict()
+        vars(self._holder).update({name: value for name, value in state.items() if now.get(name, self) != value})
 
 
 class OfFunction:

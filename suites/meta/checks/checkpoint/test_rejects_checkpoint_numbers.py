@@ -65,6 +65,20 @@ class NoEpoch(Trainer):
         self.epoch = 0
 
 
+class EpochOfItsClass(Trainer):
+    """Begins with the number that its class has, and goes back to it."""
+
+    epoch = 0
+
+    def __init__(self):
+        super().__init__()
+        del self.epoch
+
+    def load(self, path):
+        super().load(path)
+        del self.epoch
+
+
 class OneEpochLessAndNoMomentum(OneEpochLess):
     def load(self, path):
         super().load(path)
@@ -97,6 +111,7 @@ def test_a_trainer_that_keeps_its_epoch_and_counts_those_of_a_run_is_right(world
     [
         (OneEpochLess, "the numbers of OneEpochLess;", r"the numbers of OneEpochLess\['epoch'\] is 1 instead of 2"),
         (NoEpoch, "the numbers of NoEpoch;", r"the numbers of NoEpoch\['epoch'\] is 0 instead of 2"),
+        (EpochOfItsClass, "the numbers of EpochOfItsClass;", r"EpochOfItsClass\['epoch'\] is 0 instead of 2"),
         (
             OneEpochLessAndNoMomentum,
             "the numbers of OneEpochLessAndNoMomentum and optimizer;",
