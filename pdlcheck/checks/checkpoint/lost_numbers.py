@@ -1,11 +1,15 @@
-"""The numbers that a program holds itself: attributes of its objects, names of its functions, entries of containers."""
+"""The numbers that a program holds itself: of its objects, functions and containers, and those that it draws."""
 
 from __future__ import annotations
 
 import collections
+import copy
 import inspect
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 from pdlcheck.checks.checkpoint.reach import Reached, is_of_the_program, reached
 
@@ -14,6 +18,7 @@ __all__ = ["IN_CONTAINERS", "NUMBERS", "numbers_reached"]
 NUMBERS = "the numbers "  # so begin the names
 IN_CONTAINERS = f"{NUMBERS}in "
 _KINDS = (bool, int, float, str)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _MOST = 4096  # entries of a container that counts; one with more is data
 
 State = dict[Any, bool | int | float | str]
@@ -71,6 +76,29 @@ class OfContainer:
             self._held.extend(state.values())
 
 
+class OfGenerator:
+    """A random stream of the program's own, of Python or NumPy."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        if isinstance(self._generator, random.Random):
+            version, words, left = self._generator.getstate()
+            return {"version": version, "state": np.array(words), "left": left}
+        if isinstance(self._generator, np.random.RandomState):
+            return {"state": copy.deepcopy(self._generator.get_state(legacy=False))}
+        return {"state": copy.deepcopy(self._generator.bit_generator.state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if isinstance(self._generator, random.Random):
+            self._generator.setstate((state["version"], tuple(state["state"].tolist()), state["left"]))
+        elif isinstance(self._generator, np.random.RandomState):
+            self._generator.set_state(state["state"])
+        else:
+            self._generator.bit_generator.state = state["state"]
+
+
 def numbers_reached(functions: tuple[Callable[..., object], ...]) -> Iterator[Reached]:
     """Those that ``functions`` reach, or of objects whose methods they are; by the names of classes and functions.
 
@@ -90,6 +118,10 @@ def numbers_reached(functions: tuple[Callable[..., object], ...]) -> Iterator[Re
         if found.state_dict():
             name = f"{NUMBERS}of {function.__name__}"
             yield Reached(name, f"{NUMBERS}of {function.__qualname__}", found)
+    drawn_from = {id(one.held): one for one in everything if isinstance(one.held, _GENERATORS)}
+    for one in drawn_from.values():
+        name, long_name = (f"{NUMBERS}that {label} draws" for label in (one.name, one.long_name))
+        yield Reached(name, long_name, OfGenerator(one.held))
     containers = {id(one.held): one for one in everything if _is_of_numbers(one.held)}
     for one in containers.values():
         yield Reached(f"{IN_CONTAINERS}{one.name}", f"{IN_CONTAINERS}{one.long_name}", OfContainer(one.held))

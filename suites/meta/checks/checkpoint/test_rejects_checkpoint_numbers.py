@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import collections
 import itertools
+import pickle
+import random
 import statistics
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -239,3 +242,45 @@ def test_a_log_of_numbers_is_not_what_an_iterator_has_lost(world):
         AssertionError, match=r"likely cause  lost: what the steps before leave behind, such as the pos"
     ):
         check_resume(start, world)
+
+
+DRAWS = {
+    "python": (random.Random, lambda stream: stream.random(), "holds other values"),
+    "numpy": (np.random.default_rng, lambda stream: stream.random(), r"is \d+ instead of \d+"),
+    "older numpy": (
+        np.random.RandomState,
+        lambda stream: stream.rand(),
+        r"\['pos'\] is \d+ instead of \d+|other values",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_random_streams_of_the_program_s_own_are_named(world, kind):
+    make, draw, shown = DRAWS[kind]
+
+    def start(restores=True):
+        torch.manual_seed(0)
+        model, noise = nn.Linear(2, 1), make(5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(i):
+            optimizer.zero_grad()
+            model(torch.full((1, 2), draw(noise))).square().mean().backward()
+            optimizer.step()
+
+        def save(path):
+            torch.save([model.state_dict(), pickle.dumps(noise)], f"{path}-{dist.get_rank()}")
+
+        def load(path):
+            nonlocal noise
+            weights, held = torch.load(f"{path}-{dist.get_rank()}", weights_only=True)
+            model.load_state_dict(weights)
+            noise = pickle.loads(held) if restores else noise
+
+        return model, step, save, load
+
+    check_resume(start, world)
+    words = rf"cause  lost: the numbers that noise draws; put back[^\n]*\n  evidence      [^\n]*{shown}"
+    with pytest.raises(AssertionError, match=words):
+        check_resume(lambda: start(restores=False), world)
