@@ -165,9 +165,18 @@ def _require_equal(who: str, reference: Reference, everyone: Sequence[Gradients]
         own_shards=", ".join(_own(shard[name], at, r) for r, shard in enumerate(reference.shards)),
         wrong_gradients=wrong_on_ranks(wrong, [len(reference.union)] * len(wrong)),
         best_fit=best_fit([or_zero(found[n], reference.of(n)) for n in names], [reference.of(n) for n in names]),
-        likely_cause=reference.cause(found, names, rank),
+        likely_cause=reference.cause(everyone, names, rank) or _on_some_alone(wrong),
         case=facts,
     )
+
+
+def _on_some_alone(wrong: Sequence[Sequence[str]]) -> str | None:
+    """Where some ranks hold the right gradients."""
+    right = [str(rank) for rank, names in enumerate(wrong) if not names]
+    if not right:
+        return None
+    whose = f"rank{'s' if len(right) > 1 else ''} {', '.join(right)} alone"
+    return f"they are right on {whose}: what is reduced does not reach all, as reduce() leaves it on dst"
 
 
 def _synchronised(

@@ -72,9 +72,11 @@ class Reference:
             return False
         return bool(((or_zero(found, expected) - expected).abs() <= self.allowed(name)).all())
 
-    def cause(self, found: Gradients, wrong: list[str], rank: int) -> str | None:
-        """The first candidate that explains all wrong gradients of ``rank``."""
-        for text, candidate in self._candidates(rank):
+    def cause(self, everyone: Sequence[Gradients], wrong: list[str], rank: int) -> str | None:
+        """The first candidate that explains all wrong gradients of ``rank``; ``everyone``: what each rank holds."""
+        found = everyone[rank]
+        alike = len(everyone) > 1 and all(_same(held[name], found[name]) for held in everyone for name in wrong)
+        for text, candidate in self._candidates(rank, alike=alike):
             if all(self._near(found[name], candidate(name), name) for name in wrong):
                 return text
         if all(replace(self, dtype=torch.float32).accepts(name, found[name]) for name in wrong):
@@ -127,6 +129,11 @@ class Reference:
 
         return mix
 
+    def _largest_of_shards(self, name: str) -> Tensor:
+        """Element by element; of complex ones, which have no order, the sum."""
+        parts = torch.stack([or_zero(grads[name], self.of(name)) for grads in self.shards])
+        return parts.sum(0) if parts.is_complex() else parts.amax(0)
+
     def _means(self) -> Callable[[str], Tensor]:
         return self._mix([n / sum(self.sizes) for n in self.sizes])
 
@@ -143,7 +150,8 @@ class Reference:
         # a candidate may be world_size times larger than any gradient that is allowed for
         return bool(((held - candidate).abs() <= self.allowed(name) * len(self.sizes)).all())
 
-    def _candidates(self, rank: int) -> Iterator[tuple[str, Callable[[str], Tensor]]]:
+    def _candidates(self, rank: int, *, alike: bool) -> Iterator[tuple[str, Callable[[str], Tensor]]]:
+        """``alike``: all ranks hold the same, which is then not what each has by itself."""
         world_size, total = len(self.sizes), sum(self.sizes)
 
         def one(place: int) -> Callable[[str], Tensor]:
@@ -174,7 +182,8 @@ class Reference:
         if sees_others:
             cut = ", or a gather in the loss cuts the way back to the outputs of other ranks"
         yield f"it is world_size = {world_size} times too small: divided once too often{cut}", scaled(1 / world_size)
-        yield "it is the gradient of this rank's own shard: it was never synchronised", one(rank)
+        if not alike:
+            yield "it is the gradient of this rank's own shard: it was never synchronised", one(rank)
         means, sums = self._means(), self._sums()
         if sees_others:
             coupled = (
@@ -203,6 +212,7 @@ class Reference:
             yield f"it is divided by {of_this_rank}", scaled(total / own)
         for other in range(world_size):
             yield f"it is the gradient of rank {other}'s shard: copied, not averaged", one(other)
+        yield "each element is the largest over ranks: reduced by MAX, not averaged", self._largest_of_shards
         for part in _parts_of(rank, world_size):
             only = f"only the shards of ranks {', '.join(map(str, part))} are in it"
             samples = sum(self.sizes[r] for r in part)
@@ -233,6 +243,10 @@ def gradients(model: nn.Module, loss: Loss, shard: Shard) -> Gradients:
     if len(shard[0]):
         loss(one(shard[0]), shard[1]).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return {name: None if p.grad is None else whole(p.grad) for name, p in one.named_parameters()}
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.equal(one, other)
 
 
 def or_zero(grad: Tensor | None, like: Tensor) -> Tensor:

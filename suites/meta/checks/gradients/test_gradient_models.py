@@ -298,3 +298,34 @@ def test_another_divisor_than_the_number_of_ranks_is_told(world):
     told = r"cause +it is 0\.666667 times what is right: as a sum over world_size = 2 ranks divided by 3\n"
     with pytest.raises(AssertionError, match=told):
         check_gradients_equal_single_process(lambda: nn.Linear(2, 1), MSE, SHARDS, divided_by_one_more, world)
+
+
+def of_rank_0(model, num_samples):
+    for parameter in model.parameters():
+        dist.broadcast(parameter.grad, 0)
+
+
+def the_largest(model, num_samples):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, dist.ReduceOp.MAX)
+
+
+def on_rank_0_alone(model, num_samples):
+    weighted(model, num_samples)
+    if dist.get_rank():
+        for parameter in model.parameters():
+            parameter.grad.sin_()
+
+
+@pytest.mark.parametrize(
+    ("sync", "told"),
+    [
+        (of_rank_0, "rank 0 holds [^$]* it is the gradient of rank 0's shard: copied, not averaged"),
+        (nothing, "rank 0 holds [^$]* it is the gradient of this rank's own shard: it was never synchronised"),
+        (the_largest, "rank 0 holds [^$]* each element is the largest over ranks: reduced by MAX"),
+        (on_rank_0_alone, "rank 1 holds [^$]* they are right on rank 0 alone: what is reduced does not reach all"),
+    ],
+)
+def test_what_all_ranks_hold_tells_a_copy_from_a_shard(world, sync, told):
+    with pytest.raises(AssertionError, match=rf"^{sync.__name__}: {told}"):
+        check_gradients_equal_single_process(lambda: nn.Linear(2, 1), MSE, SHARDS, sync, world)
