@@ -230,7 +230,10 @@ def _cause(where: int, names: list[str], gradients: bool, values: list[State]) -
         )
     if all(values[0].get(name.replace("parameter", "gradient of", 1)) is None for name in names):
         return "no gradient reaches them: what else changes them, such as an average of weights, differs between ranks"
-    return "gradients agree: optimizer states or learning rates differ, or weights were changed on some rank"
+    return (
+        "gradients agree: optimizer states or learning rates differ, or on some rank the step was not taken, or "
+        "weights were changed"
+    )
 
 
 def _shapes_differ(names: list[str], values: list[State]) -> bool:

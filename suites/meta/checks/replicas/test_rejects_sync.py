@@ -183,7 +183,7 @@ def test_check_replicas_in_sync_accepts(world):
         ),
         (
             {"after": not_at_step_1, "buffers": True},
-            r"differ after step 2: rank 1 .* of parameter '0.weight'[\s\S]*gradients agree: optimizer states",
+            r"differ after step 2: rank 1 .* of parameter '0.weight'[\s\S]*gradients agree: .* the step was not taken",
         ),
         (
             {"lr": lambda rank: 0.1 + rank, "buffers": True},
