@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors  # one call into C++ for all tensors
 
-__all__ = ["flatten", "sum_dtype", "unflatten", "wire_buckets"]
+__all__ = ["flatten", "gradient_dtype", "sum_dtype", "unflatten", "wire_buckets"]
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -22,6 +22,12 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype in LOW_PRECISION:
         return torch.float32
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
+
+
+def gradient_dtype(parameter: Tensor) -> torch.dtype:
+    """The dtype that the gradient of ``parameter`` has: its own, unless its attribute ``grad_dtype`` says otherwise."""
+    chosen = getattr(parameter, "grad_dtype", None) if parameter.is_leaf else None
+    return chosen or parameter.dtype
 
 
 def wire_buckets(

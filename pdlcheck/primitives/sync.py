@@ -23,7 +23,7 @@ from pdlcheck.primitives.arguments import (
 )
 from pdlcheck.primitives.averages import averages
 from pdlcheck.primitives.broadcasts import broadcast_tensors
-from pdlcheck.primitives.flat import flatten, sum_dtype, unflatten, wire_buckets
+from pdlcheck.primitives.flat import flatten, gradient_dtype, sum_dtype, unflatten, wire_buckets
 from pdlcheck.primitives.marks import are_alike, marks_of
 
 __all__ = ["average_parameters", "broadcast_parameters", "sync_gradients", "sync_shares"]
@@ -305,7 +305,7 @@ def _sync_bucket(
         if not somewhere:
             param.grad = None
         elif param.grad is None:
-            param.grad = torch.empty_like(param).copy_(result)
+            param.grad = torch.empty_like(param, dtype=gradient_dtype(param)).copy_(result)
         else:
             param.grad.copy_(result)
     return float(total)

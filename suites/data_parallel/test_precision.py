@@ -195,3 +195,41 @@ def test_low_precision_gradients_are_summed_in_their_own_dtype_unless_another_is
         off = (model.weight.grad[0].double() - exact).abs()
         assert bool((off <= once).all()) == (reduce_dtype is not None)
         assert (off <= 6 * limits.eps * terms.double().abs().sum(0)).all()  # three thirds and three sums
+
+
+class Wider(nn.Module):
+    """A weight in bfloat16 whose gradient is in float32, of which some ranks have none."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.ones(2, dtype=torch.bfloat16)), nn.Parameter(torch.ones(1))
+        self.weight.grad_dtype = dtype
+
+    def forward(self, x, used):
+        return (x * self.weight).sum() * self.scale if used else x.sum() * self.scale
+
+
+@ddp
+@pytest.mark.world_size(2)
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+def test_a_gradient_of_another_dtype_than_its_parameter_is_reduced_in_that(subject, rank, as_view):
+    model = Wider(torch.float32)
+    wrapped = subject(model, find_unused_parameters=True, gradient_as_bucket_view=as_view)
+    x = torch.tensor([2 / 3, 4 / 3])
+    for used in ((0, 1), (1,), (0,)):
+        model.zero_grad()
+        wrapped(x, rank in used).backward()
+        assert model.weight.grad.dtype == torch.float32
+        torch.testing.assert_close(model.weight.grad, x * len(used) / 2, rtol=1e-2, atol=0)
+        mean = model.weight.grad.clone()
+        dist.all_reduce(mean, dist.ReduceOp.MAX)
+        assert torch.equal(model.weight.grad, mean)
+
+
+@ddp
+@pytest.mark.world_size(2)
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+def test_ranks_whose_gradients_have_other_dtypes_are_refused(subject, rank):
+    with pytest.raises(ValueError, match=r"'weight' torch.bfloat16 .* requires a gradient in torch.float32"):
+        subject(Wider(torch.float32 if rank else torch.bfloat16))

@@ -127,6 +127,17 @@ def test_low_precision_gradients_are_summed_in_float32(subject, rank, dtype):
 
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(2)
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+def test_a_gradient_of_another_dtype_than_its_parameter_is_made_where_it_is_missing(subject, rank):
+    weight = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    weight.grad_dtype = torch.float32
+    weight.grad = torch.full((2,), 2 / 3) if rank else None
+    subject([weight])
+    assert weight.grad.equal(torch.full((2,), 1 / 3))
+
+
+@pytest.mark.verifies("sync_gradients")
+@pytest.mark.world_size(2)
 @pytest.mark.parametrize("sync_every", [1, 2, 4])
 def test_gradients_are_synchronised_at_every_kth_step_only(subject, rank, sync_every):
     weight = nn.Parameter(torch.zeros(1))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pdlcheck.primitives.agreement import Exchange, exchange, require_same_rows
 from pdlcheck.primitives.arguments import Members
+from pdlcheck.primitives.flat import gradient_dtype
 
 __all__ = ["raise_together", "require_alike"]
 
@@ -56,4 +57,7 @@ def _raise_first(caller: str, found: Exchange[Any], who: Members) -> None:
 def _text(tensor: Tensor) -> str:
     shape = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device.type}"
     strides = "" if tensor.is_contiguous() else f" with strides {tuple(tensor.stride())}"
-    return shape + strides + (" that requires a gradient" if tensor.requires_grad else "")
+    if not tensor.requires_grad:
+        return shape + strides
+    dtype = gradient_dtype(tensor)
+    return f"{shape}{strides} that requires a gradient{'' if dtype == tensor.dtype else f' in {dtype}'}"

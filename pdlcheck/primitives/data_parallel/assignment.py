@@ -10,6 +10,7 @@ from torch.nn import Parameter
 
 from pdlcheck.primitives.data_parallel.buckets import Bucket
 from pdlcheck.primitives.data_parallel.sparse_bucket import SparseBucket
+from pdlcheck.primitives.flat import gradient_dtype
 
 __all__ = ["assign_buckets"]
 
@@ -33,8 +34,9 @@ def assign_buckets(
     closed: list[tuple[torch.dtype, list[int]]] = []
     begun: Counter[tuple[torch.dtype, torch.device]] = Counter()
     for place, param in enumerate(params):
-        low = reduce_dtype is not None and param.dtype in (torch.float16, torch.bfloat16)
-        kind = reduce_dtype if low and reduce_dtype is not None else param.dtype, param.device
+        dtype = gradient_dtype(param)
+        low = reduce_dtype is not None and dtype in (torch.float16, torch.bfloat16)
+        kind = reduce_dtype if low and reduce_dtype is not None else dtype, param.device
         if id(param) in sparse:
             closed.append((kind[0], [place]))
             continue

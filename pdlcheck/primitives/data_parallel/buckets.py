@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from pdlcheck.primitives.flat import gradient_dtype
+
 __all__ = ["Bucket", "GradBucket"]
 
 # A parameter fires once in a backward pass, or a few times with a static graph. Passes that nobody synchronises, of the
@@ -151,7 +153,7 @@ class Bucket:
                 if as_view:
                     param.grad = view
                 elif grad is None:
-                    param.grad = torch.empty_like(param).copy_(view)
+                    param.grad = torch.empty_like(param, dtype=gradient_dtype(param)).copy_(view)
                 else:
                     grad.copy_(view)
 

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pdlcheck.primitives.arguments import Members, require_state, require_writable
 from pdlcheck.primitives.data_parallel.sparse_bucket import sparse_embeddings
+from pdlcheck.primitives.flat import gradient_dtype
 
 __all__ = ["bucket_caps", "group_of", "takes_buffers", "wrong_arguments", "wrong_devices"]
 
@@ -113,9 +114,10 @@ def _wrong_module(module: nn.Module, ignored: set[str], who: Members, options: M
     reduce_dtype = options["reduce_dtype"]
     if options["gradient_as_bucket_view"] and reduce_dtype is not None:
         for name, param in trained.items():
-            if param.dtype in (torch.float16, torch.bfloat16) and param.dtype != reduce_dtype:
+            dtype = gradient_dtype(param)
+            if dtype in (torch.float16, torch.bfloat16) and dtype != reduce_dtype:
                 return (
-                    f"the gradient of {name!r}, {param.dtype}, cannot be a view of a bucket of {reduce_dtype}; "
+                    f"the gradient of {name!r}, {dtype}, cannot be a view of a bucket of {reduce_dtype}; "
                     "pass gradient_as_bucket_view=False"
                 )
     return None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from pdlcheck.primitives.data_parallel.buckets import Bucket
+from pdlcheck.primitives.flat import gradient_dtype
 
 __all__ = ["SparseBucket", "sparse_embeddings"]
 
@@ -45,7 +46,7 @@ class SparseBucket(Bucket):
         return False
 
     def give(self, used: Sequence[float] | None, *, as_view: bool) -> None:
-        param, reduced = self.params[0], self._summed.to(self.params[0].dtype)
+        param, reduced = self.params[0], self._summed.to(gradient_dtype(self.params[0]))
         if used is not None and not used[0]:
             return
         if param.grad is not None and param.grad.layout == torch.strided:  # the weight is tied to a dense layer's

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pdlcheck.primitives.flat import gradient_dtype
 from pdlcheck.primitives.pipeline.batches import packed_as
 from pdlcheck.primitives.pipeline.calling import Values, call_with
 from pdlcheck.primitives.pipeline.recompute import Recipe, start_recipe
@@ -147,7 +148,9 @@ class Stage:
         if kept.weights is None:  # others of the batch count
             return [None] * len(inputs)
         for weight in kept.weights.values():
-            weight.grad = torch.zeros_like(weight)  # other stages get zeros, and step with them
+            weight.grad = torch.zeros_like(
+                weight, dtype=gradient_dtype(weight)
+            )  # other stages get zeros, and step with them
         return [torch.zeros_like(tensor) for tensor in inputs]
 
     def loss_of(self, outputs: Any, targets: Any, buffers: Values | None = None) -> Tensor:
