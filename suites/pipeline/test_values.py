@@ -278,3 +278,39 @@ def test_a_stage_may_write_its_input(subject, world, recompute, infer_first):
     found = first | second
     for name, parameter in model.named_parameters():
         assert torch.allclose(found[name], parameter.grad), name
+
+
+class Narrow(nn.Linear):
+    """Computes in bfloat16, with gradients in float32."""
+
+    def __init__(self):
+        super().__init__(3, 3, bias=False, dtype=torch.bfloat16)
+        self.weight.grad_dtype = torch.float32
+
+    def forward(self, x):
+        return super().forward(x.bfloat16())
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
+def test_gradients_of_another_dtype_than_their_parameters_are_added_in_that(subject, rank, schedule):
+    torch.manual_seed(0)
+    model, wide = nn.Sequential(Narrow(), nn.Tanh(), Narrow()), torch.full((4, 3), 1 / 3)
+    options = {"optimizer": lambda weights: torch.optim.SGD(weights, lr=0.1)} if schedule == "pipedream" else {}
+    if not options:
+        model[2].weight = model[0].weight
+    before = model[2 * rank].weight.detach().clone()
+    loss = lambda y, t: nn.functional.mse_loss(y.float(), t)  # noqa: E731
+    pipeline = subject(model, loss, n_microbatches=2, schedule=schedule, **options)
+    pipeline.step(wide, -wide)
+    (weight,) = pipeline.module.parameters()
+    if options:
+        assert not torch.equal(weight, before)
+        return
+    whole = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh(), nn.Linear(3, 3, bias=False))
+    whole[2].weight = whole[0].weight
+    whole[0].weight.data.copy_(before)
+    nn.functional.mse_loss(whole(wide), -wide).backward()
+    assert weight.grad.dtype == torch.float32
+    torch.testing.assert_close(weight.grad, whole[0].weight.grad, rtol=0.05, atol=0.01)

@@ -97,4 +97,7 @@ class Stash:
 
 def _copy(parameter: Tensor) -> Tensor:
     with torch.no_grad():
-        return parameter.detach().clone().requires_grad_()
+        copied = parameter.detach().clone().requires_grad_()
+    if hasattr(parameter, "grad_dtype"):  # not every torch has it
+        copied.grad_dtype = parameter.grad_dtype
+    return copied

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pdlcheck.primitives.flat import gradient_dtype
+
 __all__ = ["Tie", "share_tied_values", "sum_tied_gradients"]
 
 
@@ -67,7 +69,7 @@ def sum_tied_gradients(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> 
     _exchange(ops)
     for tie, held in zip(ties, parts, strict=True):
         for copy in tie.copies.values():
-            total = torch.zeros(copy.numel() + 1, dtype=copy.dtype, device=copy.device)
+            total = torch.zeros(copy.numel() + 1, dtype=gradient_dtype(copy), device=copy.device)
             for place in tie.places:
                 total += held[place].to(copy.device)
             copy.grad = total[:-1].view(copy.shape) if total[-1] else None
@@ -75,9 +77,10 @@ def sum_tied_gradients(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> 
 
 def _flagged(copy: nn.Parameter) -> Tensor:
     """The gradient, flat, and 1 behind it; zeros where there is none."""
+    dtype = gradient_dtype(copy)
     if copy.grad is None:
-        return copy.new_zeros(copy.numel() + 1, requires_grad=False)
-    grad = copy.grad.to_dense()  # that of an embedding may be sparse
+        return torch.zeros(copy.numel() + 1, dtype=dtype, device=copy.device)
+    grad = copy.grad.to_dense().to(dtype)  # that of an embedding may be sparse
     return torch.cat([grad.flatten(), grad.new_ones(1)])
 
 
