@@ -7,6 +7,9 @@ import pickle
 import sys
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
 
 from pdlcheck.worlds.processes.controller.surroundings import import_path
 from pdlcheck.worlds.processes.exchange.payload import dump_result
@@ -33,6 +36,23 @@ def test_a_list_that_holds_itself_comes_back():
     own.append(own)
     copy = pickle.loads(dump_result(own, 0))
     assert copy[0] is copy
+
+
+@pytest.mark.parametrize("kind", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_a_module_with_parametrized_tensors_comes_back(kind):
+    """Its class is made for it, and refuses to be pickled."""
+    model = nn.Sequential(kind(nn.Linear(3, 2)), nn.Tanh()).eval()
+    again = pickle.loads(dump_result({"models": [model, model]}, 0))["models"]
+    assert again[0] is again[1]
+    assert {name: one.tolist() for name, one in again[0].state_dict().items()} == {
+        name: one.tolist() for name, one in model.state_dict().items()
+    }
+    x = torch.ones(1, 3)
+    assert torch.equal(again[0](x), model(x))
+    with torch.no_grad():
+        for parameter in again[0].parameters():
+            parameter.mul_(2)
+    assert not torch.equal(again[0](x), model(x))
 
 
 def test_a_function_without_a_name_in_a_list_comes_back():

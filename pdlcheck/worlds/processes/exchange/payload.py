@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copyreg
 import importlib
 import importlib.util
 import io
@@ -197,7 +198,11 @@ def _is_file(one: str | None, other: str) -> bool:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Also finds classes that call themselves builtins and are not, as pytest's: a skip stays a skip."""
+    """Also finds classes that call themselves builtins and are not, as pytest's: a skip stays a skip.
+
+    And takes modules with parametrized tensors, such as those of weight_norm and spectral_norm: they have a class each,
+    which refuses to be pickled since a file would need it; it travels with them.
+    """
 
     def __init__(self, file: io.BytesIO, modules: dict[tuple[str, str], None]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -210,7 +215,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             home = _home(obj)
             if home is not None:
                 return getattr, (home, obj.__name__)
+        if _is_parametrized(obj):
+            return copyreg.__newobj__, (type(obj),), vars(obj)  # type: ignore[attr-defined]  # as pickle itself does
         return super().reducer_override(obj)
+
+
+def _is_parametrized(obj: Any) -> bool:
+    """Whether torch has made the class for this one module; told by names, as torch need not be there yet."""
+    made = type(obj).__module__ == "torch.nn.utils.parametrize"
+    return made and "parametrizations" in vars(obj).get("_modules", ())
 
 
 def _home(cls: type) -> ModuleType | None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrizations
 
 from pdlcheck.checks import check_same_trajectory, check_world_size_does_not_matter
 from pdlcheck.errors import Inconclusive
@@ -85,6 +86,19 @@ def test_layers_that_are_wrapped_in_their_places_keep_their_names(world, wrap, s
     check_same_trajectory(train, plainly, make, world)
     if shard is DistributedDataParallel:
         check_world_size_does_not_matter(train, make, world)
+
+
+@pytest.mark.parametrize("kind", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_layers_with_parametrized_weights_are_sent_to_the_ranks(world, kind):
+    def layers():
+        return nn.Sequential(kind(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 1))
+
+    def train(model, steps, synchronise=average):
+        fit(model, steps, synchronise=synchronise)
+
+    check_same_trajectory(train, plainly, layers, world)
+    with pytest.raises(AssertionError, match="as world_size is 2: gradients are summed"):
+        check_same_trajectory(partial(train, synchronise=add), plainly, layers, world)
 
 
 class Adapted(nn.Module):
