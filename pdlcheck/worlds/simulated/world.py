@@ -21,6 +21,7 @@ from pdlcheck.worlds.arguments import check_faults, check_function, check_world_
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, exited, results
 from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
 from pdlcheck.worlds.semantics import Semantics, make_semantics
+from pdlcheck.worlds.simulated.c10d.borrowed import tell_whose
 from pdlcheck.worlds.simulated.c10d.view import (
     has_group,
     has_left_group,
@@ -311,6 +312,9 @@ class SimulatedRanks:
         keep_time(partial(self._compute, rank))
         try:
             return body()
+        except (KeyError, ValueError) as error:  # as torch says that it does not know a group
+            tell_whose(error)
+            raise
         finally:
             self._network.leave(rank)
 

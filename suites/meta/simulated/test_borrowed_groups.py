@@ -106,3 +106,32 @@ def test_a_group_from_before_a_failure_is_told_on_the_same_ranks():
 
 def test_processes_have_globals_of_their_own():
     assert get_world("gloo").run(in_a_global, world_size=2) == [[2, 2]] * 2
+
+
+def asked_about(ask, *args):
+    """What helpers of parallel_state modules do before anything is posted."""
+    if args == ("own",):
+        group = dist.new_group([0, 1])
+        dist.destroy_process_group(group)
+        return ask(group)
+    GROUPS.setdefault("data", dist.group.WORLD)
+    dist.barrier()
+    return ask(GROUPS["data"])
+
+
+def global_rank(group):
+    return dist.get_global_rank(group, 0)
+
+
+@pytest.mark.parametrize("ask", [dist.get_rank, dist.get_process_group_ranks, dist.get_backend, global_rank])
+def test_a_group_that_torch_does_not_know_is_told_with_who_made_it(ask):
+    GROUPS.clear()
+    for made in (r"by rank \d", "in an earlier run"):
+        with pytest.raises((ValueError, KeyError)) as raised:
+            get_world("sim").run(asked_about, ask, world_size=2)
+        notes = "\n".join(raised.value.__notes__)
+        assert re.search(rf"this object of the group was made {made}: simulated .*{__name__}.*--world gloo", notes)
+    with pytest.raises((ValueError, KeyError)) as raised:
+        get_world("sim").run(asked_about, ask, "own", world_size=2)
+    assert "this object" not in "\n".join(raised.value.__notes__)
+    GROUPS.clear()

@@ -10,12 +10,13 @@ from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank
 from pdlcheck.worlds.watch import Operation, WatchedGroup
 
-__all__ = ["Ended", "require_own_group"]
+__all__ = ["Ended", "require_own_group", "tell_whose"]
 
 
 def require_own_group(operation: Operation, network: object) -> None:
@@ -36,6 +37,32 @@ def require_own_group(operation: Operation, network: object) -> None:
         f"give each rank those{there} (pdlcheck_own_globals in an ini file, own_globals of get_world), keep it in the "
         "function that the ranks run, or run on processes (--world gloo)"
     )
+
+
+def tell_whose(error: Exception) -> None:
+    """On a rank: torch does not know a group that it was asked about; a note says so where it is not the rank's."""
+    me, group = current_rank(), _asked_about(error)
+    if me is None or group is None:
+        return
+    maker = group._members[group.rank()]
+    if group._engine is me.network and maker == me.rank:
+        return  # its own, which it has destroyed
+    made = f"by rank {maker}" if group._engine is me.network else "in an earlier run"
+    error.add_note(
+        f"this object of the group was made {made}: simulated ranks share module globals, while a process would have "
+        f"its own; give each rank those{_kept()} (pdlcheck_own_globals in an ini file, own_globals of get_world), keep "
+        "it in the function that the ranks run, or run on processes (--world gloo)"
+    )
+
+
+def _asked_about(error: Exception) -> WatchedGroup | None:
+    """The group that a function of torch had when it raised this."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_code.co_filename != distributed_c10d.__file__:
+        return None
+    return next((value for value in trace.tb_frame.f_locals.values() if _is_group(value)), None)
 
 
 class Ended:
