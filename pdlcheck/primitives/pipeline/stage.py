@@ -147,10 +147,8 @@ class Stage:
         inputs = [tensor for tensor in kept.inputs if tensor.requires_grad] if self.index else []
         if kept.weights is None:  # others of the batch count
             return [None] * len(inputs)
-        for weight in kept.weights.values():
-            weight.grad = torch.zeros_like(
-                weight, dtype=gradient_dtype(weight)
-            )  # other stages get zeros, and step with them
+        for weight in kept.weights.values():  # other stages get zeros, and step with them
+            weight.grad = torch.zeros_like(weight, dtype=gradient_dtype(weight))
         return [torch.zeros_like(tensor) for tensor in inputs]
 
     def loss_of(self, outputs: Any, targets: Any, buffers: Values | None = None) -> Tensor:
