@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pdlcheck.worlds.simulated.own_globals.modules import known_own_globals
 
 
-@pytest.fixture(params=["accelerate.state", "mine.state"])
+@pytest.fixture(params=["accelerate.state", "hydra.core.singleton", "mine.state"])
 def state(request, monkeypatch):
     """A module with a singleton, as accelerate has one, under its name; and under one that nobody knows."""
     if request.param in sys.modules:
@@ -32,7 +32,7 @@ def first_come(state):
 def test_singletons_of_known_libraries_are_each_ranks_own(state):
     from pdlcheck.worlds import get_world
 
-    known = state.__name__ == "accelerate.state"
+    known = state.__name__ != "mine.state"
     assert (state.__name__ in known_own_globals()) is known
     found = get_world("sim").run(lambda: first_come(sys.modules[state.__name__]), world_size=3)
     assert found == ([0, 1, 2] if known else [found[0]] * 3)

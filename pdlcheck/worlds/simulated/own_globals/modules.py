@@ -25,8 +25,13 @@ from pdlcheck.worlds.simulated.own_globals.holders import Holder, find_holders, 
 
 __all__ = ["OwnModules", "check_own_globals", "known_own_globals"]
 
-# where public libraries keep a process's rank or groups, without more beside it than each rank must have for itself
-_KNOWN = ("accelerate.state", "lightning_utilities.core.rank_zero", "megatron.core.parallel_state")
+# where public libraries keep what a process has one of, its rank, groups or configuration, without more beside it
+_KNOWN = (
+    "accelerate.state",
+    "hydra.core.singleton",
+    "lightning_utilities.core.rank_zero",
+    "megatron.core.parallel_state",
+)
 
 _ABSENT: Any = object()
 _NOT_COPIED = (FunctionType, ModuleType, Tensor, type)
