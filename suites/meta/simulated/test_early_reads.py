@@ -18,8 +18,9 @@ PARSER = "import argparse\nparser = argparse.ArgumentParser()\n"
 def imported(tmp_path, monkeypatch):
     """Write a module of the user's and import it."""
     monkeypatch.syspath_prepend(tmp_path)
-    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(variable, raising=False)
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "A"):
+        monkeypatch.setenv(variable, "")  # so that what a module sets is taken back
+        monkeypatch.delenv(variable)
     written = []
 
     def imported(source):
