@@ -26,9 +26,9 @@ def less_usual(alone: Alone, world_size: int) -> Iterator[Iterator[Mistake]]:
     batches = [size for size in range(2, _LARGEST_BATCH + 1) if size * world_size <= len(alone)]
     yield _wrong_counts(alone, world_size)
     yield _filled_up(alone, world_size, of)
-    yield _any_one(alone, world_size, of)
     yield _not_reduced(alone, world_size, (1, *batches), of)
     yield _means_of_batches(alone, world_size, batches, of)
+    yield _any_one(alone, world_size, of)  # last, as it asks most
 
 
 def of_how_many(alone: Alone, world_size: int, found: Values) -> str | None:
