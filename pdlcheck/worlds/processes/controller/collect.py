@@ -193,7 +193,7 @@ class Collector:
 
     def _patience(self) -> float:
         """For how long the referee may hesitate, from now on."""
-        if self._referee is None or not self._referee.hesitates or self._stopping:
+        if self._referee is None or not self._referee.hesitates or self._refusing:
             return math.inf
         if self._speaks_at is None:
             self._speaks_at = time.monotonic() + _HESITATES_S
