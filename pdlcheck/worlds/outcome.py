@@ -11,6 +11,7 @@ from typing import Any
 
 from pdlcheck.errors import PdlcheckError, RankFailed
 from pdlcheck.worlds.site import is_ours
+from pdlcheck.worlds.words import who
 
 __all__ = [
     "Outcome",
@@ -166,7 +167,7 @@ def _story(first: Raised, outcomes: Sequence[Outcome]) -> list[str]:
     notes = []
     for line, ranks in lines.values():
         was = "was" if len(ranks) == 1 else "were"
-        notes.append(line.replace("{ranks}", _ranks(ranks)).replace("{was}", was))
+        notes.append(line.replace("{ranks}", who([ranks])).replace("{was}", was))
     for raised in [first, *others.values()]:
         if raised.traceback or raised is not first:
             notes.append(f"traceback on rank {raised.rank}:\n{_traceback(raised)}")
@@ -195,18 +196,6 @@ def _words(outcome: Outcome, first: Raised, world_size: int) -> str:
             return f"{{ranks}} returned{last}"
         case Stopped(where=where):
             return f"{{ranks}} {{was}} stopped {where or f'outside any communication{last}'}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0-2, 5``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
 def _alike(one: Raised, other: Raised) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pdlcheck.errors import Deadlock
 from pdlcheck.worlds.watch.signature import Signature, told_apart
-from pdlcheck.worlds.watch.words import in_common, who
+from pdlcheck.worlds.words import in_common, who
 
 __all__ = ["deadlock"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdlcheck.errors import CollectiveMismatch
 from pdlcheck.worlds.watch.signature import Signature, told_apart
-from pdlcheck.worlds.watch.words import in_common, listed, who
+from pdlcheck.worlds.words import in_common, listed, who
 
 __all__ = ["fits", "mismatch", "p2p_mismatch"]
 

@@ -20,7 +20,7 @@ from pdlcheck.errors import CollectiveMismatch
 from pdlcheck.worlds.watch.branches import are_branches_on_rank
 from pdlcheck.worlds.watch.naming import FRAMES, Name
 from pdlcheck.worlds.watch.signature import Signature
-from pdlcheck.worlds.watch.words import who
+from pdlcheck.worlds.words import who
 
 __all__ = ["Orders"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pdlcheck.worlds.watch.naming import Name
-from pdlcheck.worlds.watch.words import spans
+from pdlcheck.worlds.words import spans
 
 __all__ = ["NEW_GROUP", "P2P", "Signature", "key_among", "told_apart"]
 

@@ -41,6 +41,26 @@ def test_the_rank_that_differs_from_all_others_comes_first(world, odd):
     world.run(one_gathers, -1, world_size=4)
 
 
+@pytest.mark.parametrize("on", ["sim", "gloo"])
+def test_the_line_that_is_shown_is_that_of_the_rank_that_differs(run, on):
+    result = run(
+        """
+@pytest.mark.world_size(4)
+def test_one_gathers(rank):
+    x = torch.ones(2)
+    if rank == 2:
+        dist.all_gather([torch.empty(2) for _ in range(4)], x)
+    else:
+        dist.all_reduce(x)
+""",
+        world=on,
+    )
+    result.stdout.fnmatch_lines(
+        [">           dist.all_gather(*", "*CollectiveMismatch: rank 2 and ranks 0, 1, 3 met *"]
+    )
+    result.stdout.no_fnmatch_line(">           dist.all_reduce(*")
+
+
 @pytest.mark.parametrize(
     ("sizes", "words", "odd"),
     [

@@ -123,7 +123,7 @@ def assert_one_true_report(code: int, text: str, launcher: str) -> None:
         assert f": {words} ranks, {launcher} launched 3: launch {needed} processes, or ask for world_size=3" in text
     assert "or ask for world_size=3; others may need more" in text
     assert "rank 2 of 3 raised this" in text
-    stopped = "ranks 0-1 were stopped in barrier, default group (ranks 0-2), collective 1, at test_launched_ranks.py:"
+    stopped = "ranks 0, 1 were stopped in barrier, default group (ranks 0-2), collective 1, at test_launched_ranks.py:"
     assert stopped in text
     assert "rank 1 was killed by SIGKILL" in text
 

@@ -18,7 +18,7 @@ def test_noted(rank):
     text = result.stdout.str().partition("= FAILURES =")[2].partition("= short test summary info =")[0]
     assert "\nE       second line of it" in text
     assert text.count("second line of it") == 2, "in the source and in the error"
-    assert "ranks 0-1 of 2 raised this" in text
+    assert "ranks 0, 1 of 2 raised this" in text
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
@@ -59,7 +59,7 @@ def test_addresses_of_objects_do_not_tell_ranks_apart_and_values_do(run, same):
     result = run(ALIKE.replace("%s", "'all'" if same else "rank"), "-rs")
     result.assert_outcomes(failed=1, skipped=1, passed=1, warnings=1 if same else 2)
     text = result.stdout.str()
-    assert ("ranks 0-1 of 2 raised this" in text) == same
+    assert ("ranks 0, 1 of 2 raised this" in text) == same
     assert ("failed at the same line: <test_inner.Thing object at 0x" in text) == (not same)
     assert ("of 2 skipped" in text) == (not same)
 
@@ -100,7 +100,7 @@ def test_the_short_summary_is_that_of_simulated_ranks(run, monkeypatch):
         "FAILED test_inner.py::test_own_class[world-2] - test_inner.Mine: first line",
     ]
     text = result.stdout.str()
-    assert text.count("ranks 0-1 of 2 raised this") == 3, "the deadlock tells of both by itself"
+    assert text.count("ranks 0, 1 of 2 raised this") == 3, "the deadlock tells of both by itself"
     assert "announced.py" not in text, "a verdict is shown at the user's line"
     assert "\n    @W\n>   def test_unsendable" in text, "the first line of the source is indented as the others"
 

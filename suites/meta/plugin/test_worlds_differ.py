@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 
-# the inner runs forget the modules that they import: what keeps state must be there before
-import pdlcheck.harness.running.processes
-import pdlcheck.harness.running.simulated
-import pdlcheck.worlds.simulated.own_globals.cause  # noqa: F401
 from pdlcheck.harness.running.differing import compares_worlds
 
 from ..simulated import shared_globals
 
 pytestmark = pytest.mark.usefixtures("only_this_file")
-SECTION = re.compile(r"^-+ worlds differ -+$\n((?:.|\n)*?)(?=^[-_=]{5,}|\Z)", re.MULTILINE)
-REPORT = re.compile(r"^_+ (\S.*?) _+$\n((?:.|\n)*?)(?=^_{5,} \S.* _{5,}$|^={5,})", re.MULTILINE)
-
 CURE = "pdlcheck_own_globals = train, in an ini file, makes it so in every run."
-
-
-@pytest.fixture
-def run(pytester):
-    """Write a test file beside the programs, run it on both worlds, return the result and the sections by test."""
-
-    def run(source, *options, worlds="sim,gloo"):
-        shutil.copy(Path(shared_globals.__file__), pytester.path / "train.py")
-        (pytester.path / "train_late.py").write_text("NAME = 'late'\nuses = 0\n")
-        pytester.makepyfile("import numpy, pytest, threading, torch, torch.distributed as dist, train\n" + source)
-        pytester.syspathinsert()
-        result = pytester.runpytest_inprocess("--world", worlds, "-p", "no:cacheprovider", *options)
-        sections = {}
-        for test, report in REPORT.findall(result.stdout.str()):
-            for text in SECTION.findall(report):
-                sections[test] = text.rstrip()
-        return result, sections
-
-    return run
-
 
 ON_GLOO = {  # what the ranks hold on processes
     "counter": [3, 3],
@@ -56,10 +27,10 @@ OF_RIGHT_TWINS = ON_GLOO | {"mutable_default": [[-1], [-1]], "appended_by_one": 
 INNOCENT = [(program.__name__, None) for program in shared_globals.INNOCENT]
 
 
-def test_each_broken_program_is_explained_and_no_twin_and_no_innocent(run):
+def test_each_broken_program_is_explained_and_no_twin_and_no_innocent(run_on_both):
     broken = [(program.__name__, ON_GLOO[program.__name__]) for program, _, _ in shared_globals.BROKEN]
     twins = [(twin.__name__, OF_RIGHT_TWINS[program.__name__]) for program, _, twin in shared_globals.BROKEN]
-    result, sections = run(
+    result, sections = run_on_both(
         f"""
 CASES = [pytest.param(*case, id=case[0]) for case in {broken + twins + INNOCENT}]
 
@@ -83,8 +54,8 @@ def test(rank, name, expected):
         assert text.splitlines()[3:] == [CURE], f"another global is blamed:\n{text}"
 
 
-def test_what_passes_on_sim_alone_shows_the_failure_of_the_ranks_own_globals(run):
-    result, sections = run(
+def test_what_passes_on_sim_alone_shows_the_failure_of_the_ranks_own_globals(run_on_both):
+    result, sections = run_on_both(
         """
 @pytest.mark.world_size(2)
 def test_told_by_a_global(rank):
@@ -100,8 +71,8 @@ def test_told_by_a_global(rank):
     )
 
 
-def test_the_caller_of_world_run_has_globals_of_its_own_too(run):
-    result, sections = run(
+def test_the_caller_of_world_run_has_globals_of_its_own_too(run_on_both):
+    result, sections = run_on_both(
         """
 seen = []
 
@@ -155,8 +126,8 @@ def test_collected_in_a_closure(world):
     assert f"  {own}.test_collected_in_a_closure's ranks  list, changed by ranks 0 and 1, " in closure
 
 
-def test_a_difference_of_another_kind_is_not_put_on_globals(run):
-    result, sections = run(
+def test_a_difference_of_another_kind_is_not_put_on_globals(run_on_both):
+    result, sections = run_on_both(
         """
 @pytest.mark.world_size(2)
 def test_other(request, rank):
@@ -196,8 +167,8 @@ def test_alike_on_all_ranks(imported):
     }
 
 
-def test_what_an_earlier_test_left_is_told(run):
-    result, sections = run(
+def test_what_an_earlier_test_left_is_told(run_on_both):
+    result, sections = run_on_both(
         """
 def test_first():
     train.limit = 7
@@ -214,8 +185,8 @@ def test_second(rank):
     }
 
 
-def test_fixtures_are_set_up_again_and_the_modules_are_left_as_they_were(run):
-    result, sections = run(
+def test_fixtures_are_set_up_again_and_the_modules_are_left_as_they_were(run_on_both):
+    result, sections = run_on_both(
         """
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
@@ -239,8 +210,8 @@ def test_counts(start, folder, capsys, tmp_path):
     assert "train.step_count  int, changed by ranks 0 and 1" in sections["test_counts[sim-2]"]
 
 
-def test_an_object_that_refuses_is_no_error_of_the_session(run):
-    result, sections = run(
+def test_an_object_that_refuses_is_no_error_of_the_session(run_on_both):
+    result, sections = run_on_both(
         """
 class Sealed(int):
     def __eq__(self, other):
@@ -264,9 +235,9 @@ def test_counts(rank):
     }
 
 
-def test_only_so_many_tests_run_again(run, monkeypatch):
+def test_only_so_many_tests_run_again(run_on_both, monkeypatch):
     monkeypatch.setattr("pdlcheck.harness.running.differing._AT_MOST", 1)
-    _, sections = run(
+    _, sections = run_on_both(
         """
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("number", [1, 2])
@@ -278,8 +249,8 @@ def test(number):
     assert sections["test[sim-2-2]"].endswith("not found out: 1 tests before it ran again, and no more do")
 
 
-def test_a_session_that_is_to_end_ends(run):
-    result, sections = run(
+def test_a_session_that_is_to_end_ends(run_on_both):
+    result, sections = run_on_both(
         """
 @pytest.mark.world_size(2)
 def test_counts(rank):
@@ -293,8 +264,8 @@ def test_last():
     assert sections == {}
 
 
-def test_modules_that_cannot_be_read_are_no_error_of_the_session(run):
-    _, sections = run(
+def test_modules_that_cannot_be_read_are_no_error_of_the_session(run_on_both):
+    _, sections = run_on_both(
         """
 class Sealed:
     def __getattribute__(self, name):
@@ -330,18 +301,18 @@ def test_worlds_are_compared_where_one_process_sees_both(pytester, options, comp
 @pytest.mark.parametrize(
     ("options", "worlds"), [([], "sim"), (["--co"], "sim,gloo")], ids=["one world", "only collected"]
 )
-def test_nothing_is_looked_at_where_nothing_can_be_compared(run, monkeypatch, options, worlds):
+def test_nothing_is_looked_at_where_nothing_can_be_compared(run_on_both, monkeypatch, options, worlds):
     from pdlcheck.worlds.simulated.own_globals import run as own_globals
 
     monkeypatch.setattr(own_globals, "UserState", None)
     test = "@pytest.mark.world_size(2)\ndef test(rank):\n    assert rank < 2\n"
-    result, sections = run(test, *options, worlds=worlds)
+    result, sections = run_on_both(test, *options, worlds=worlds)
     assert sections == {}
     assert result.ret == 0
 
 
-def test_expected_failures_and_skips_are_no_verdicts_to_compare(run):
-    result, sections = run(
+def test_expected_failures_and_skips_are_no_verdicts_to_compare(run_on_both):
+    result, sections = run_on_both(
         """
 @pytest.mark.world_size(2)
 def test_skipped(rank):
@@ -359,113 +330,8 @@ def test_expected(rank):
     assert sections == {}
 
 
-SHARED = "simulated ranks share fixtures of wider than function scope, each process sets up its own."
-WIDE = """
-import random
-pytestmark = pytest.mark.world_size(2)
-
-@pytest.fixture(scope="module")
-def settings():
-    return {"depth": 1}
-
-@pytest.fixture(scope="class")
-def seen(settings):
-    return []
-
-@pytest.fixture(scope="session")
-def name():
-    return random.SystemRandom().random()
-
-@pytest.fixture(scope="module")
-def together():
-    dist.barrier()
-
-@pytest.fixture(scope="module")
-def counter():
-    return [0]
-
-@pytest.fixture(scope="module")
-def once():
-    assert threading.current_thread() not in once_in, "set up twice"
-    once_in.append(threading.current_thread())
-
-once_in = []
-"""
-
-
-def test_a_wider_fixture_that_ranks_share_is_named(run):
-    result, sections = run(
-        WIDE
-        + """
-def test_changed_by_ranks(settings, seen, rank):
-    seen.append(rank)
-    dist.barrier()
-    assert seen == [rank] and settings["depth"] == 1
-
-def test_drawn_by_each_process(name):
-    of_all = [None, None]
-    dist.all_gather_object(of_all, name)
-    assert of_all[0] == of_all[1]
-
-def test_ranks_wait_in_it(together, settings):
-    pass
-
-class TestSetUp:
-    @classmethod
-    def setup_class(cls):
-        dist.barrier()
-
-    def test_in_a_class(self):
-        pass
-"""
-    )
-    result.assert_outcomes(failed=2, errors=2, passed=4)
-    file = "test_a_wider_fixture_that_ranks_share_is_named.py"
-    own = "A fixture of function scope is each rank's own in every world."
-    of_sim = f"fails on sim, passes on gloo: {SHARED}\nWith one of its own for each rank it passes on sim too"
-    drawn = sections.pop("test_drawn_by_each_process[gloo-2]").splitlines()
-    assert sections == {
-        "test_changed_by_ranks[sim-2]": f"{of_sim}\n  seen  scope class, {file}:10\n{own}",
-        "ERROR at setup of test_ranks_wait_in_it[sim-2]": f"{of_sim}\n  together  scope module, {file}:18\n{own}",
-        "ERROR at setup of TestSetUp.test_in_a_class[sim-2]": f"{of_sim}\n  setup_class  scope class\n{own}",
-    }
-    assert drawn[0] == f"passes on sim, fails on gloo: {SHARED}"
-    assert drawn[1].startswith("With one of its own for each rank it fails on sim too: assert 0.")
-    assert drawn[2:3] == [f"  name  scope session, {file}:14"]
-    assert drawn[3].startswith("On processes let rank 0 make what all ranks are to have and broadcast it")
-
-
-def test_a_wider_fixture_is_not_blamed_for_a_difference_of_another_kind(run):
-    result, sections = run(
-        WIDE
-        + """
-def test_needs_threads(once, settings):
-    if threading.current_thread() is threading.main_thread():
-        raise OSError("no thread")
-
-def test_first(counter):
-    counter[0] += 1
-
-def test_counts_on_the_test_before(counter):
-    counter[0] += 1
-    assert counter[0] == 2
-"""
-    )
-    result.assert_outcomes(failed=2, passed=4)
-    other = sections["test_needs_threads[gloo-2]"].splitlines()
-    assert other[0] == (
-        "passes on sim, fails on gloo, and not because simulated ranks share globals of your modules or fixtures of "
-        "wider scope, as far as those can be told apart."
-    )
-    assert sections["test_counts_on_the_test_before[sim-2]"].splitlines()[:2] == [
-        "fails on sim, passes on gloo: simulated ranks share fixtures of wider than function scope that tests before "
-        "it have used, too.",
-        "Whether that is the reason was not found out, as a test runs again without those before it.",
-    ]
-
-
-def test_what_cannot_be_sent_is_not_put_on_globals(run):
-    result, sections = run(
+def test_what_cannot_be_sent_is_not_put_on_globals(run_on_both):
+    result, sections = run_on_both(
         """
 def test_result(world):
     world.run(lambda: threading.Lock(), world_size=2)
@@ -478,8 +344,8 @@ def test_result(world):
     }
 
 
-def test_what_the_failure_itself_explains_is_not_put_on_globals(run):
-    result, sections = run(
+def test_what_the_failure_itself_explains_is_not_put_on_globals(run_on_both):
+    result, sections = run_on_both(
         """
 import signal
 
@@ -493,8 +359,8 @@ def test_handler(rank):
     assert sections == {}
 
 
-def test_a_module_that_reads_its_rank_when_it_is_imported_is_named(run):
-    result, sections = run(
+def test_a_module_that_reads_its_rank_when_it_is_imported_is_named(run_on_both):
+    result, sections = run_on_both(
         """
 import os
 

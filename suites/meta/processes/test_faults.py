@@ -100,7 +100,7 @@ def test_outcomes_tell_how_every_rank_ended(processes):
 def test_a_failure_on_every_rank_is_told_as_the_same(processes):
     with pytest.raises(ZeroDivisionError) as caught:
         processes.run(lambda: 1 // 0, world_size=2)
-    assert caught.value.__notes__[0] == "ranks 0-1 of 2 raised this"
+    assert caught.value.__notes__[0] == "ranks 0, 1 of 2 raised this"
 
 
 @pytest.mark.parametrize(

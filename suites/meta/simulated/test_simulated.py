@@ -413,5 +413,5 @@ def test_an_exception_that_cannot_say_what_it_is_stays_the_cause(sim, raising):
 
     with pytest.raises(Unspeakable) as caught:
         sim.run(program, world_size=2)
-    ranks = ["rank 0 of 2", "ranks 0-1 of 2"][raising - 1]
+    ranks = ["rank 0 of 2", "ranks 0, 1 of 2"][raising - 1]
     assert caught.value.__notes__[0] == f"{ranks} raised this"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pdlcheck.errors import RankDied, RankTimeout
 from pdlcheck.worlds.processes.controller.member import Died
 from pdlcheck.worlds.processes.rank.position import is_machinery
-from pdlcheck.worlds.watch.words import alike, in_common, who
+from pdlcheck.worlds.words import alike, in_common, who
 
 __all__ = ["rank_died", "rank_interrupt", "rank_timeout", "take_stack"]
 

@@ -24,7 +24,7 @@ from pdlcheck.worlds.simulated.turns.elapsing import Elapsing
 from pdlcheck.worlds.simulated.turns.threads import raise_in, rank_behind, started_at
 from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.watch import FROM_CALLBACK, end_at_user_line, user_line
-from pdlcheck.worlds.watch.words import in_common
+from pdlcheck.worlds.words import in_common
 
 __all__ = ["ARE_THREADS", "RankGone", "RankThread", "Scheduler", "current_rank", "running_rank"]
 

@@ -1,4 +1,4 @@
-"""Ranks in words: which of them, and what is said of those that have it in common."""
+"""Ranks in words: which of them, and what is said of those that have it in common. Does not import torch."""
 
 from __future__ import annotations
 
