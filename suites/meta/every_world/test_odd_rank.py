@@ -45,19 +45,18 @@ def test_the_rank_that_differs_from_all_others_comes_first(world, odd):
 def test_the_line_that_is_shown_is_that_of_the_rank_that_differs(run, on):
     result = run(
         """
+@pytest.mark.parametrize("odd", range(4))
 @pytest.mark.world_size(4)
-def test_one_gathers(rank):
+def test_one_gathers(rank, odd):
     x = torch.ones(2)
-    if rank == 2:
+    if rank == odd:
         dist.all_gather([torch.empty(2) for _ in range(4)], x)
     else:
         dist.all_reduce(x)
 """,
         world=on,
     )
-    result.stdout.fnmatch_lines(
-        [">           dist.all_gather(*", "*CollectiveMismatch: rank 2 and ranks 0, 1, 3 met *"]
-    )
+    assert result.stdout.str().count(">           dist.all_gather(") == 4
     result.stdout.no_fnmatch_line(">           dist.all_reduce(*")
 
 
