@@ -239,6 +239,8 @@ def test_a_launched_process_that_is_killed_fails_its_tests_and_nothing_hangs(tmp
     (tmp_path / "conftest.py").write_text(
         """
 import os, pathlib, signal, pytest
+import pdlcheck.worlds.launched.placement as placement
+placement._ANSWER_S = 1000.0  # who has gone is not waited for
 @pytest.fixture(autouse=True)
 def agent_of_rank_1(rank):
     if rank == 1:
