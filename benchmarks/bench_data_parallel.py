@@ -9,7 +9,9 @@ call by call.
 from __future__ import annotations
 
 import copy
+import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,10 +37,10 @@ def mlp(tensors: int, width: int) -> nn.Module:
     return nn.Sequential(*(m for _ in range(tensors // 2) for m in (nn.Linear(width, width), nn.Tanh())))
 
 
-def timed_steps(tensors: int, width: int, steps: int) -> tuple[dict[str, list[float]], float]:
+def timed_steps(tensors: int, width: int, steps: int, device: str = "cpu") -> tuple[dict[str, list[float]], float]:
     """Seconds of every step on this rank, and how far our gradients are from torch's."""
     torch.manual_seed(0)
-    model = mlp(tensors, width)
+    model = mlp(tensors, width).to(device)
     models = {name: copy.deepcopy(model) for name in ("none", "torch", "ours")}
     called = {
         "none": models["none"],
@@ -46,14 +48,17 @@ def timed_steps(tensors: int, width: int, steps: int) -> tuple[dict[str, list[fl
         "ours": DistributedDataParallel(models["ours"], **TUNED),
     }
     torch.manual_seed(dist.get_rank())
-    inputs = torch.randn(64, width)
+    inputs = torch.randn(64, width).to(device)
+    wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else int
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for step in range(-3, steps):  # three warm up: buckets are made anew after the first
         for name in ("none", *(("torch", "ours") if step % 2 else ("ours", "torch"))):
             models[name].zero_grad()
             dist.barrier()
+            wait()
             start = time.perf_counter()
             called[name](inputs).square().mean().backward()
+            wait()
             if step >= 0:
                 seconds[name].append(time.perf_counter() - start)
     expected = gradient(models["torch"])
@@ -83,9 +88,32 @@ def gradient(model: nn.Module) -> Tensor:
 @pytest.mark.benchmark(group="data parallel")
 @pytest.mark.parametrize("model", MODELS)
 def test_distributed_data_parallel(benchmark: Any, ranks: Ranks, full: bool, model: str) -> None:
+    compare(benchmark, ranks, full, model)
+
+
+@pytest.mark.gpu
+@pytest.mark.benchmark(group="data parallel")
+@pytest.mark.parametrize(("backend", "world_size"), [("nccl", 1), ("gloo", 2)], ids=["nccl", "shared"])
+@pytest.mark.parametrize("model", MODELS)
+def test_distributed_data_parallel_on_cuda(
+    benchmark: Any, full: bool, model: str, backend: str, world_size: int
+) -> None:
+    """nccl with the one device that every GPU machine has, and two ranks of gloo that share it."""
+    world = get_world(backend, device="cuda", watch=False, threads_per_rank=1, timeout_s=600)
+    try:
+        with world.open(world_size) as ranks:
+            compare(benchmark, ranks, full, model, on_cuda=backend)
+    finally:
+        world.close()
+
+
+def compare(benchmark: Any, ranks: Ranks, full: bool, model: str, on_cuda: str = "") -> None:
+    """``on_cuda``: the backend, where tensors are on CUDA devices."""
+    device = "cuda" if on_cuda else "cpu"
     rounds: list[list[tuple[dict[str, list[float]], float]]] = []
     steps = (20 if model == "mlp33MB" else 100) if full else 6
-    benchmark.pedantic(lambda: rounds.append(ranks.run(timed_steps, *MODELS[model], steps)), rounds=5 if full else 2)
+    run = functools.partial(ranks.run, timed_steps, *MODELS[model], steps, device)
+    benchmark.pedantic(lambda: rounds.append(run()), rounds=5 if full else 2)
     assert all(off < 1e-5 for everyone in rounds for _, off in everyone), "a fast wrong answer does not count"
     names = rounds[0][0][0]
     best = {n: min(slowest_s([seconds[n] for seconds, _ in everyone]) for everyone in rounds) for n in names}
@@ -99,12 +127,14 @@ def test_distributed_data_parallel(benchmark: Any, ranks: Ranks, full: bool, mod
         "model": model,
         "world_size": ranks.world_size,
         "threads_per_rank": 1,
+        "device": device,
         "steps": steps,
         "over_torch": pooled["ours"] / pooled["torch"],
     }
+    on = f" of {on_cuda} on {torch.cuda.get_device_name()}" if on_cuda else ""
     benchmark.extra_info["row"] = (
-        f"distributed data parallel, {model}, {ranks.world_size} ranks, ms a step: "
-        + ", ".join(f"{name} {best[name] * 1e3:.1f}" for name in ("none", "torch", "ours"))
+        f"distributed data parallel, {model}, {ranks.world_size} ranks{on}, ms a step: "
+        + ", ".join(f"{name} {best[name] * 1e3:.{2 if on_cuda else 1}f}" for name in ("none", "torch", "ours"))
         + f"; ours / torch's {pooled['ours'] / pooled['torch']:.3f}"
     )
 

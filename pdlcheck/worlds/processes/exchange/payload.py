@@ -53,13 +53,15 @@ def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     raise TypeError(f"the call of {name} cannot be sent to the ranks: {_head(error)}") from error
 
 
-def load_call(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The inverse of :func:`dump_call`, in the rank."""
+def load_call(
+    payload: bytes, loads: Callable[[bytes], Any] = pickle.loads
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The inverse of :func:`dump_call`, in the rank; ``loads`` reads what is pickled."""
     try:
-        return pickle.loads(payload)  # type: ignore[no-any-return]
+        return loads(payload)  # type: ignore[no-any-return]
     except ModuleNotFoundError:  # a file that is newer than the import system's memory of its folder
         importlib.invalidate_caches()
-        return pickle.loads(payload)  # type: ignore[no-any-return]
+        return loads(payload)  # type: ignore[no-any-return]
 
 
 def dump_result(value: Any, rank: int) -> bytes:

@@ -37,7 +37,13 @@ from pdlcheck.worlds.processes.rank.announce import Announcer
 from pdlcheck.worlds.processes.rank.at_end import end, end_call
 from pdlcheck.worlds.processes.rank.channel import Channel
 from pdlcheck.worlds.processes.rank.imported import drawing_as_torch_begins
-from pdlcheck.worlds.processes.rank.own_device import own_device, select_own_device, take_device, was_lost
+from pdlcheck.worlds.processes.rank.own_device import (
+    loads_on_own_device,
+    own_device,
+    select_own_device,
+    take_device,
+    was_lost,
+)
 from pdlcheck.worlds.processes.rank.own_group import offer, offer_groups
 from pdlcheck.worlds.processes.rank.own_rank import take_rank, users_code
 from pdlcheck.worlds.processes.rank.own_store import meet_at
@@ -183,7 +189,7 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
                 import_module_of(*module)
                 if call.seed is not None:
                     own_settings.hold()
-        fn, args, kwargs = load_call(call.payload)
+        fn, args, kwargs = load_call(call.payload, loads_on_own_device)
         if call.seed is not None:
             fresh_state(call.seed, start, call.settings)
         offer(default_group)

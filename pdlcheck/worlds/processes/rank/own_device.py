@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import platform
+from typing import Any
 
 import torch
 
 from pdlcheck.worlds.devices import check_devices, device_name, why_no_cuda
 from pdlcheck.worlds.outcome import text_of
 
-__all__ = ["own_device", "select_own_device", "take_device", "was_lost"]
+__all__ = ["loads_on_own_device", "own_device", "select_own_device", "take_device", "was_lost"]
 
 _own = torch.device("cpu")
 
@@ -47,6 +50,31 @@ def select_own_device() -> None:
     """Make it the current one, whatever ran here before."""
     if _own.type == "cuda":
         torch.cuda.set_device(_own)
+
+
+def loads_on_own_device(data: bytes) -> Any:
+    """As ``pickle.loads``; a CUDA tensor comes to the device of this rank, wherever the controller had it.
+
+    The controller has its tensors on one device, and no two ranks of nccl may use the same.
+    """
+    return pickle.loads(data) if _own.type == "cpu" else _ToOwnDevice(io.BytesIO(data)).load()
+
+
+class _ToOwnDevice(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if (module_name, global_name) == ("torch.storage", "_load_from_bytes"):
+            return _storage_on_own_device
+        return super().find_class(module_name, global_name)
+
+
+def _storage_on_own_device(data: bytes) -> Any:
+    """What ``torch.storage._load_from_bytes`` does, which torch's tensors name to be pickled."""
+    return torch.load(io.BytesIO(data), map_location=_moved, weights_only=False)
+
+
+def _moved(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    """None leaves it to torch."""
+    return storage.cuda(_own.index) if location.startswith("cuda") else None  # type: ignore[no-untyped-call]
 
 
 def was_lost(error: BaseException) -> bool:

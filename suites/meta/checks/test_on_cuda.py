@@ -1,0 +1,42 @@
+"""The checks take models and data on CUDA devices; the same cases on the CPU show that these are as they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pdlcheck.worlds import get_world
+from pdlcheck.worlds.processes import ProcessWorld
+
+from .cases_by_device import CASES, Case
+
+cases = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ProcessWorld]:
+    """gloo on CUDA devices that its ranks share."""
+    world = ProcessWorld("gloo", device="cuda")
+    yield world
+    world.close()
+
+
+def ask(case: Case, device: str, world: Any) -> None:
+    """The check passes what is right, and says what is wrong with the other."""
+    case.ask(device, world, False)
+    with pytest.raises(AssertionError) as caught:
+        case.ask(device, world, True)
+    assert case.says in str(caught.value)
+
+
+@cases
+def test_a_case_as_it_is_asked_on_gpus(case):
+    ask(case, "cpu", get_world("sim"))
+
+
+@pytest.mark.gpu
+@cases
+def test_checks_take_models_and_data_on_cuda(case, shared):
+    ask(case, "cuda", shared)
