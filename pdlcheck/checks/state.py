@@ -15,6 +15,7 @@ from pdlcheck.checks.message import failure, first_index, show
 
 __all__ = [
     "State",
+    "device_of",
     "differing",
     "digest",
     "made_by",
@@ -60,6 +61,12 @@ def whole(tensor: Tensor) -> Tensor:
     held: Tensor = tensor if gather is None else gather()
     held = held.detach()
     return (held if held.layout == torch.strided else held.to_dense()).cpu().clone()
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where inputs of ``module`` are to be: the device of its parameters, or buffers; the CPU where it has none."""
+    held = next((tensor for tensors in (module.parameters(), module.buffers()) for tensor in tensors), None)
+    return torch.device("cpu") if held is None else held.device
 
 
 def digest(state: Mapping[str, Tensor | None]) -> dict[str, str]:

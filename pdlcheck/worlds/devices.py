@@ -9,14 +9,15 @@ __all__ = ["CUDA_CURE", "DEVICES", "check_devices", "choose_device", "device_nam
 DEVICES = ("cpu", "cuda")
 CUDA_CURE = "a CUDA build of torch on a machine with an NVIDIA GPU: https://pytorch.org/get-started/locally"
 
-_OFFERED = {"gloo": DEVICES, "nccl": ("cuda",)}  # the first is the default; other worlds have the CPU alone
+# the first is the default; other worlds have the CPU alone
+_OFFERED = {"sim": DEVICES, "gloo": DEVICES, "nccl": ("cuda",)}
 
 
 def choose_device(world: str, device: str | None) -> str:
     """The kind of device of a world's ranks: ``device``, or the world's own choice.
 
-    gloo can have both, and has the CPU unless it is asked: a test must not become another one because the machine
-    that it runs on has a GPU.
+    sim and gloo can have both, and have the CPU unless they are asked: a test must not become another one because the
+    machine that it runs on has a GPU.
 
     Raises:
         ValueError: there is no such kind.
@@ -34,8 +35,8 @@ def choose_device(world: str, device: str | None) -> str:
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}; got {device!r}")
     if device not in offered:
-        able = " or ".join(name for name, kinds in _OFFERED.items() if device in kinds)
-        cure = f"--world {able}" if device == "cuda" else "leave the device away"
+        *able, last = (name for name, kinds in _OFFERED.items() if device in kinds)
+        cure = f"--world {', '.join(able)} or {last}" if device == "cuda" else "leave the device away"
         raise WorldUnavailable(
             f"the ranks of world {world} have {offered[0]} tensors, not {device}; {cure}", world=world, cure=cure
         )

@@ -16,7 +16,7 @@ _listeners: list[Callable[[World], object]] = []
 def _sim(device: str, **options: Any) -> World:
     from pdlcheck.worlds.simulated import SimulatedWorld
 
-    return SimulatedWorld(**options)
+    return SimulatedWorld(device=device, **options)
 
 
 def _gloo(**options: Any) -> World:
@@ -46,8 +46,8 @@ def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
     Args:
         name: ``sim`` (simulated ranks in this process), ``gloo`` (local processes), ``mpi`` (local processes in a run
             of mpiexec) or ``nccl`` (local processes, each with a CUDA device of its own).
-        device: of the ranks, ``cpu`` or ``cuda``; default: ``cuda`` on ``nccl``, ``cpu`` elsewhere. ``gloo`` takes
-            both; its ranks share the CUDA devices that there are.
+        device: of the ranks, ``cpu`` or ``cuda``; default: ``cuda`` on ``nccl``, ``cpu`` elsewhere. ``sim`` and
+            ``gloo`` take both: ranks of ``gloo`` share the CUDA devices that there are, those of ``sim`` the first.
         options: what the world takes: ``seed`` and ``timeout_s``; for ``sim`` also ``semantics``, ``schedule``,
             ``faults``, ``topology``, ``timeline`` and ``own_globals``, for the others ``watch`` and
             ``threads_per_rank``.

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.checks.data_parallel.comm_hook_results import Given, Results
 from pdlcheck.checks.message import case, failure, made_by_start, name_of, takes_world
-from pdlcheck.checks.state import State, differing, digest, require_bits, state_of
+from pdlcheck.checks.state import State, differing, digest, require_bits, state_of, whole
 from pdlcheck.errors import Inconclusive, PdlcheckError
 
 __all__ = ["check_comm_hook"]
@@ -152,7 +152,7 @@ class _Model(nn.Module):
         self.weights = nn.ParameterList([nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape, dtype in shapes])
 
     def forward(self, *grads: Tensor | None) -> Tensor:
-        parts = [(p * g).sum().double() for p, g in zip(self.weights, grads, strict=True) if g is not None]
+        parts = [(p * g.to(p.device)).sum().double() for p, g in zip(self.weights, grads, strict=True) if g is not None]
         return torch.stack(parts).sum()
 
 
@@ -216,7 +216,7 @@ def _train(
         ddp(*grads).backward()
         steps.append({name: grad for name, grad in state_of(model, gradients=True).items() if name[:8] == "gradient"})
         if residual is not None and len(steps) == looks_at:
-            held = {name: tensor.clone() for name, tensor in residual(state).items()}
+            held = {name: whole(tensor) for name, tensor in residual(state).items()}
     return Seen(name_of(hook), max(places, default=-1) + 1, steps, held)
 
 

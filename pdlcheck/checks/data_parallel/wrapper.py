@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pdlcheck.checks.gradients.single_process import require_gradients
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.replicas.in_sync import check_replicas_in_sync
-from pdlcheck.checks.state import scramble
+from pdlcheck.checks.state import device_of, scramble, whole
 from pdlcheck.checks.tolerances import ABSOLUTE, RELATIVE, require_dtype
 from pdlcheck.errors import PdlcheckError
 
@@ -55,7 +55,8 @@ def check_data_parallel(
     from the first.
 
     Args:
-        wrap: called as ``wrap(module)`` on every rank; returns a module that is called as the wrapped one, and whose
+        wrap: called as ``wrap(module)`` on every rank; returns a module that is called as the wrapped one, with data
+            on the device that ``module`` is on by then, and whose
             backward pass leaves the mean over ranks in the gradients of ``module``. To compare, ``module`` itself is
             looked at. The modules hold some hundred bytes: with buckets of the usual size there is only one, so check
             it with buckets of a few bytes too.
@@ -283,7 +284,7 @@ def _pass_through_wrapper(
     model.zero_grad()
     wrapped = wrap(model)
     dtype = next(model.parameters()).dtype
-    x, y = (tensor.to(dtype) for tensor in shards[dist.get_rank()])
+    x, y = (tensor.to(device_of(model), dtype) for tensor in shards[dist.get_rank()])
     kept = what == "gradients that are kept and zeroed"
     for _ in range(passes):
         wrapped.zero_grad(set_to_none=not kept)
@@ -312,7 +313,7 @@ def _start(wrap: Wrap, finish: Finish) -> Callable[[], tuple[nn.Module, Callable
 
         def step(i: int) -> None:
             wrapped.zero_grad()
-            _backward(wrapped(torch.randn(4, 2, dtype=torch.float64)).square().mean())
+            _backward(wrapped(torch.randn(4, 2, dtype=torch.float64).to(device_of(model))).square().mean())
             finish(wrapped)
             optimizer.step()
 
@@ -348,8 +349,8 @@ def _buffers_in_forward(wrap: Wrap, finish: Finish) -> list[Tensor]:
     wrapped = wrap(model)
     seen = []
     for _ in range(PASSES):
-        held = wrapped(torch.full((2,), dist.get_rank() + 1.0))
-        seen.append(held.detach().clone())
+        held = wrapped(torch.full((2,), dist.get_rank() + 1.0).to(device_of(model)))
+        seen.append(whole(held))
         _backward(held.sum())
         finish(wrapped)
     return seen
@@ -386,12 +387,13 @@ def _gradients_without_sync(wrap: Wrap, shards: Sequence[Shard]) -> dict[str, tu
     x, y = shards[dist.get_rank()]
     model = _layers().to(x.dtype)
     wrapped = wrap(model)
+    x, y = x.to(device_of(model)), y.to(device_of(model))
     with _no_sync(wrapped):
         _backward(_mean_square(wrapped(x), y))
     found = {name: p.grad for name, p in model.named_parameters()}
     alone = dict(zip(found, torch.autograd.grad(_mean_square(model(x), y), list(model.parameters())), strict=True))
     return {
-        name: (torch.zeros_like(alone[name]) if grad is None else grad.detach().clone(), alone[name])
+        name: (whole(torch.zeros_like(alone[name]) if grad is None else grad), whole(alone[name]))
         for name, grad in found.items()
     }
 

@@ -254,7 +254,7 @@ def _equal(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+    return tensor.cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _rounding(dtype: torch.dtype) -> float:

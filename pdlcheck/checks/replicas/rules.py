@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pdlcheck.checks.state import whole
+from pdlcheck.checks.state import device_of, whole
 
 __all__ = ["Course", "Rule", "Trace", "alternatives", "backward", "look", "simulate", "with_other_buffers"]
 
@@ -150,7 +150,7 @@ def with_other_buffers(rule: Rule) -> Iterator[tuple[str, Rule]]:
 def backward(course: Course, model: nn.Module, rank: int, step: int) -> None:
     """The gradient of ``rank`` in its ``step``: every rank has other samples in every step."""
     generator = torch.Generator().manual_seed((course.seed * 1009 + step) * 64 + rank)
-    inputs = torch.randn(4, 2, generator=generator, dtype=torch.float64)
+    inputs = torch.randn(4, 2, generator=generator, dtype=torch.float64).to(device_of(model))
     model.zero_grad()
     loss = nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True).sin() + rank)
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -45,6 +45,7 @@ from pdlcheck.harness.running.own_fixtures import (
 )
 from pdlcheck.harness.running.stopped import is_stopped
 from pdlcheck.harness.running.time_limits import deadline, read_marker
+from pdlcheck.worlds.devices import device_name
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
 from pdlcheck.worlds.simulated.own.arguments import own_copy
@@ -95,6 +96,7 @@ class SimulatedItem:
         self._item = item
         self._case = case
         self._world = world
+        self._device = torch.device("cpu" if world.device == "cpu" else device_name(0, devices=1))  # of all ranks
         self._ranks: list[_RankFixtures] = []
         self._stack = ExitStack()
         self._at_once = needs_one_message(item)
@@ -311,7 +313,7 @@ class SimulatedItem:
 
     def _context(self, rank: int, *, in_body: bool = False, for_all: Callable[[], bool] = lambda: True) -> RankContext:
         group: Any = dist.group.WORLD
-        return RankContext(rank, self._case.world_size, torch.device("cpu"), group, in_body, for_all)
+        return RankContext(rank, self._case.world_size, self._device, group, in_body, for_all)
 
     def _at_hand(self, number: int, work: Callable[[], Any]) -> Any:
         """On the rank: its fixtures are its own while it waits for other ranks in one of them."""

@@ -116,8 +116,11 @@ class _Settings:
             if self.default_device != torch.device("cpu"):
                 same = self.default_device == self.home
                 stack.enter_context(device if same else self.default_device)
-            if device.index in self.streams:
-                stack.enter_context(torch.cuda.stream(self.streams[device.index]))
+            if device.type == "cuda":
+                stack.enter_context(torch.cuda.device(device))
+                if device.index in self.streams:
+                    stack.enter_context(torch.cuda.stream(self.streams[device.index]))
+                torch.cuda.current_stream(device).query()  # a new thread has no context, of which cuBLAS would warn
             yield
 
 

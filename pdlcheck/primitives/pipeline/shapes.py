@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from pdlcheck.primitives.outputs import parameters_behind
+from pdlcheck.primitives.pipeline.batches import moved
 from pdlcheck.primitives.pipeline.calling import buffers_of, call_with
 from pdlcheck.primitives.pipeline.cells import Schedule
 from pdlcheck.primitives.pipeline.messages import Form, form_of
@@ -86,6 +87,7 @@ def _try(stage: Stage, form: Form, targets: Any, unsaid: bool) -> tuple[Form, bo
         leaves = [leaf_of(tensor) for tensor in zeros]
         inputs = tuple(leaf.clone() for leaf in leaves)  # which may be written
     before = versions(inputs)
+    targets = moved(targets, stage.device)
     buffers, of_loss = buffers_of(stage.layers), buffers_of(stage.loss)
     cuda = [stage.device] if stage.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.enable_grad():

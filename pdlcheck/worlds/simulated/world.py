@@ -15,9 +15,10 @@ from typing import Any
 from pdlcheck.clock.computing import keep_time
 from pdlcheck.clock.links import Topology
 from pdlcheck.clock.timeline import Timeline
-from pdlcheck.errors import Inconclusive
+from pdlcheck.errors import Inconclusive, WorldUnavailable
 from pdlcheck.faults import DrawnFaults, Fault
 from pdlcheck.worlds.arguments import check_faults, check_function, check_world_size
+from pdlcheck.worlds.devices import CUDA_CURE, choose_device, why_no_cuda
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, exited, results
 from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
 from pdlcheck.worlds.semantics import Semantics, make_semantics
@@ -65,6 +66,8 @@ class SimulatedWorld:
         timeline: keep a :attr:`timeline` also without a topology, in steps.
         own_globals: modules, or packages, whose globals each rank has for itself, as a process would; the others are
             shared. Ranks begin with what the controller has, and keep their own as long as they are open.
+        device: the kind of device that ``device`` of pytest names on ranks, ``cpu`` or ``cuda``, which must be there
+            then. Tensors of either may be sent.
         timeout_s: a call in which some rank takes longer fails with ``RankTimeout``; may be set anew between calls.
 
     Raises:
@@ -94,9 +97,11 @@ class SimulatedWorld:
         topology: Topology | None = None,
         timeline: bool = False,
         own_globals: Sequence[str] = (),
+        device: str = "cpu",
         timeout_s: float | None = None,
     ) -> None:
         self.seed = seed
+        self.device = choose_device(self.name, device)
         self.timeout_s = timeout_s
         self.until: float | None = None  # in its place, by the monotonic clock: of all calls together
         self.own_globals = check_own_globals(own_globals)
@@ -111,7 +116,8 @@ class SimulatedWorld:
         faults = f", faults={list(self.faults)}" if self.faults else ""
         topology = f", topology={self.measures.topology}" if self.measures.topology is not None else ""
         own = f", own_globals={list(self.own_globals)}" if self.own_globals else ""
-        options = f"{semantics}{faults}{topology}{own}"
+        device = f", device={self.device!r}" if self.device != "cpu" else ""
+        options = f"{semantics}{faults}{topology}{own}{device}"
         return f"{type(self).__name__}(seed={self.seed}, schedule={str(self.schedule)!r}{options})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -139,7 +145,10 @@ class SimulatedWorld:
         return self.measures.timeline
 
     def check(self) -> None:
-        """Nothing is needed."""
+        """See :class:`pdlcheck.worlds.protocol.World`."""
+        if self.device == "cuda" and (why := why_no_cuda()):
+            cure = f"install {CUDA_CURE}"
+            raise WorldUnavailable(f"ranks of {self.name} on CUDA: {why}; {cure}", world=self.name, cure=cure)
 
     def own_modules(self) -> OwnModules | None:
         """Gives ranks globals of their own, where there are modules of which they have them."""
@@ -158,6 +167,7 @@ class SimulatedWorld:
     def open(self, world_size: int) -> Iterator[SimulatedRanks]:
         """Start ``world_size`` ranks and keep them, with their process group, while the block runs."""
         check_world_size(world_size)
+        self.check()
         self.measures.check(world_size, self.faults)
         if current_rank() is not None:
             raise RuntimeError(INSIDE.format("simulated rank"))

@@ -75,6 +75,8 @@ class WatchedGroup(dist.ProcessGroup):
             groups of each default group anew.
     """
 
+    own_devices: tuple[str, ...] = ("cpu",)  # the kinds whose tensors it takes, where no backend is registered in it
+
     def __init__(
         self, name: str, rank: int, members: Sequence[int], engine: Engine, backend_name: str, among: str = ""
     ) -> None:
@@ -114,11 +116,12 @@ class WatchedGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Of the backends registered in it; without one it is for the CPU, and FSDP's state dicts and DCP ask."""
-        return _device_types.__get__(self) or [torch.device("cpu")]
+        """Of the backends registered in it, or its own; FSDP's state dicts and DCP ask."""
+        return _device_types.__get__(self) or [torch.device(kind) for kind in self.own_devices]
 
     def _get_backend(self, device: torch.device) -> Any:
-        return self if device.type == "cpu" and not _device_types.__get__(self) else super()._get_backend(device)
+        is_own = device.type in self.own_devices and not _device_types.__get__(self)
+        return self if is_own else super()._get_backend(device)
 
     def get_group_store(self) -> distributed_c10d.Store:
         return distributed_c10d._world.pg_map[self][1]

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from pdlcheck.worlds import get_world
-from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds import World, get_world
 
 from .cases_by_device import CASES, Case
 
 cases = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[ProcessWorld]:
-    """gloo on CUDA devices that its ranks share."""
-    world = ProcessWorld("gloo", device="cuda")
+@pytest.fixture(scope="module", params=["sim", "gloo"])
+def on_cuda(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Ranks that share CUDA devices."""
+    world = get_world(request.param, device="cuda")
     yield world
     world.close()
 
@@ -38,5 +37,5 @@ def test_a_case_as_it_is_asked_on_gpus(case):
 
 @pytest.mark.gpu
 @cases
-def test_checks_take_models_and_data_on_cuda(case, shared):
-    ask(case, "cuda", shared)
+def test_checks_take_models_and_data_on_cuda(case, on_cuda):
+    ask(case, "cuda", on_cuda)

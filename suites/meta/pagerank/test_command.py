@@ -11,10 +11,11 @@ import sys
 import time
 
 import numpy as np
-import pexpect
 import pytest
 
 from pdlcheck.primitives.pagerank import Graph, pagerank
+
+pexpect = pytest.importorskip("pexpect", reason="a terminal is played by pexpect: pip install 'pdlcheck[dev]'")
 
 COMMAND = [sys.executable, "-m", "pdlcheck", "pagerank"]
 

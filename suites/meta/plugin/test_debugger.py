@@ -6,10 +6,11 @@ import os
 import re
 import sys
 
-import pexpect
 import pytest
 
 from ..conftest import HEAD
+
+pexpect = pytest.importorskip("pexpect", reason="a terminal is played by pexpect: pip install 'pdlcheck[dev]'")
 
 DEBUGGED = """
 @W

@@ -39,8 +39,7 @@ def test_ranks_have_the_cpu_unless_asked_and_nccl_always_has_cuda():
 @pytest.mark.parametrize(
     ("name", "device", "message"),
     [
-        ("sim", "cuda", "the ranks of world sim have cpu tensors, not cuda; --world gloo or nccl"),
-        ("mpi", "cuda", "the ranks of world mpi have cpu tensors, not cuda; --world gloo or nccl"),
+        ("mpi", "cuda", "the ranks of world mpi have cpu tensors, not cuda; --world sim, gloo or nccl"),
         ("nccl", "cpu", "the ranks of world nccl have cuda tensors, not cpu; leave the device away"),
     ],
 )
@@ -86,7 +85,7 @@ def test_under_a_launcher_the_ranks_of_this_node_are_counted(tmp_path, monkeypat
 
 
 @needs_no_cuda
-@pytest.mark.parametrize(("name", "device"), [("nccl", None), ("gloo", "cuda")])
+@pytest.mark.parametrize(("name", "device"), [("nccl", None), ("gloo", "cuda"), ("sim", "cuda")])
 def test_without_cuda_a_world_says_what_is_missing(name, device):
     with pytest.raises(WorldUnavailable, match="install a CUDA build of torch on a machine with an NVIDIA GPU"):
         get_world(name, device=device).run(dist.get_rank, world_size=1)
@@ -115,7 +114,7 @@ def test_without_cuda_tests_are_skipped_with_the_reason(pytester):
     result.stdout.fnmatch_lines_random(
         [
             f"SKIPPED*: ranks of gloo on CUDA: {why_no_cuda()}; install a CUDA build*",
-            "SKIPPED*: the ranks of world sim have cpu tensors, not cuda; --world gloo or nccl",
+            f"SKIPPED*: ranks of sim on CUDA: {why_no_cuda()}; install a CUDA build*",
         ]
     )
 

@@ -27,8 +27,11 @@ class CsrMatrix:
         order = torch.argsort(edges.dst * n + edges.src, stable=True)
         ids = torch.int32 if max(n, len(order)) <= INT32_MAX else torch.int64
         self.in_degree = torch.bincount(edges.dst, minlength=n)
-        self._begins = torch.zeros(n + 1, dtype=ids, device=device)
-        self._begins[1:] = self.in_degree.cumsum(0)
+        # rows without entries below the nodes' own: cuSPARSE takes no matrix with more entries than places
+        self._rows = max(n, -(-len(order) // n))
+        self._begins = torch.full((self._rows + 1,), len(order), dtype=ids, device=device)
+        self._begins[0] = 0
+        self._begins[1 : n + 1] = self.in_degree.cumsum(0)
         self._columns = edges.src[order].to(ids)
         self.weighted = edges.shares is not None
         self._shares = (
@@ -41,14 +44,18 @@ class CsrMatrix:
     def num_edges(self) -> int:
         return len(self._columns)
 
-    def of(self, dtype: torch.dtype) -> Tensor:
+    def times(self, vector: Tensor) -> Tensor:
+        """The product with a vector, in its dtype."""
+        return torch.mv(self._of(vector.dtype), vector)[: len(self.in_degree)]
+
+    def _of(self, dtype: torch.dtype) -> Tensor:
         """The matrix with entries of ``dtype``, made when it is first asked for."""
         if dtype not in self._matrices:
-            n = len(self.in_degree)
+            shape = (self._rows, len(self.in_degree))
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Sparse (CSR tensor support|invariant checks)", UserWarning)
                 self._matrices[dtype] = torch.sparse_csr_tensor(
-                    self._begins, self._columns, self._shares.to(dtype), (n, n), check_invariants=False
+                    self._begins, self._columns, self._shares.to(dtype), shape, check_invariants=False
                 )
         return self._matrices[dtype]
 
@@ -96,7 +103,7 @@ class CsrSweep:
 
     def __call__(self, scores: Tensor, sent: Tensor, sent_next: Tensor, totals: Tensor) -> None:
         before = totals[1].clone()
-        arrived = torch.mv(self._matrix.of(sent.dtype), sent).double()
+        arrived = self._matrix.times(sent).double()
         score = arrived * self._damping + self._base + self._landing * (self._damping * before)
         totals[0] = _long_sum((score - scores).abs())
         totals[1] = _long_sum(score * self._is_dangling)

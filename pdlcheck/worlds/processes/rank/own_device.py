@@ -72,9 +72,9 @@ def _storage_on_own_device(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location=_moved, weights_only=False)
 
 
-def _moved(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+def _moved(storage: Any, location: str) -> Any:
     """None leaves it to torch."""
-    return storage.cuda(_own.index) if location.startswith("cuda") else None  # type: ignore[no-untyped-call]
+    return storage.cuda(_own.index) if location.startswith("cuda") else None
 
 
 def was_lost(error: BaseException) -> bool:

@@ -27,6 +27,7 @@ from pdlcheck.worlds.simulated.c10d.meshes import own_meshes
 from pdlcheck.worlds.simulated.c10d.monitored import monitored_barrier
 from pdlcheck.worlds.simulated.c10d.torchs_stores import simulate_stores
 from pdlcheck.worlds.simulated.network.backward import Engine
+from pdlcheck.worlds.simulated.own.device_streams import seed_present
 from pdlcheck.worlds.simulated.own.eager import ranks_do_not_compile
 from pdlcheck.worlds.simulated.own.profiled import one_profile_at_a_time
 from pdlcheck.worlds.simulated.turns.scheduler import RankThread, current_rank, running_rank
@@ -132,14 +133,17 @@ def _reads(name: str) -> Callable[..., Any]:
 
 
 def _of_this_rank(seed_all: Callable[[Any], torch.Generator]) -> Callable[[Any], torch.Generator]:
-    """Of ``torch.manual_seed``: a simulated rank computes on the CPU; the devices' streams stay the controller's.
+    """Of ``torch.manual_seed``: a simulated rank has streams of its own, on devices too.
 
     torch keeps the seed for devices that come later together with a stack trace, which takes as long as a collective.
     """
 
     @wraps(seed_all)
     def manual_seed(seed: Any) -> torch.Generator:
-        return seed_all(seed) if current_rank() is None else torch.default_generator.manual_seed(int(seed))
+        if current_rank() is None:
+            return seed_all(seed)
+        seed_present(int(seed))
+        return torch.default_generator.manual_seed(int(seed))
 
     return manual_seed
 
@@ -248,6 +252,8 @@ def _copied(value: Any) -> Any:
 class SimulatedGroup(WatchedGroup):
     """A rank's end of a simulated group."""
 
+    own_devices = ("cpu", "cuda")
+
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """As ``dist.monitored_barrier`` of this group."""
         monitored_barrier(self, timeout, wait_all_ranks)
@@ -274,4 +280,4 @@ def _create(options: Any, backend_options: Any) -> WatchedGroup:
     return SimulatedGroup(str(options.group_id), options.group_rank, members, me.network, BACKEND, among)
 
 
-dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])

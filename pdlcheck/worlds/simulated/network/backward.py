@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -40,12 +40,18 @@ class Engine(torch._C._ImperativeEngine):
         for node in taken:
             rank.network.shared.accumulate(rank.rank, node.variable)
         try:
-            with _without_collector():
+            with _without_collector(), _in_this_thread():
                 return super().run_backward(tensors, *args, **kwargs)
         finally:
             for node in taken:
                 del _accumulating[node]
             rank.network.after_backward(rank.rank)
+
+
+def _in_this_thread() -> Any:
+    """torch has a thread for each CUDA device, in which it goes backward: all ranks would wait for each other in it."""
+    used = torch.version.cuda is not None and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.autograd.set_multithreading_enabled(False) if used else nullcontext()
 
 
 @contextmanager

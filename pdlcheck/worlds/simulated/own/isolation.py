@@ -1,10 +1,10 @@
 """What belongs to a rank although torch and Python keep it for the whole process.
 
-Swapped at every switch: the random streams of torch, numpy and Python, the default dtype, the
-environment, where warnings and text go (``diverted.py`` in this folder), what context managers and global hooks of
-torch have set (``torchs_own.py``, ``flags.py``). Grad mode, autocast, inference mode and the default device are per
-thread in torch already, as context variables are in Python; ranks begin with the controller's (``of_thread.py``). The
-streams of devices stay the controller's, also where a rank calls ``torch.manual_seed``: it computes on the CPU.
+Swapped at every switch: the random streams of torch, those of CUDA devices that are in use (``device_streams.py``, all
+in this folder), numpy and Python, the default dtype, the environment, where warnings and text go (``diverted.py``),
+what context managers and global hooks of torch have set (``torchs_own.py``, ``flags.py``). Grad mode, autocast,
+inference mode and the default device are per thread in torch already, as context variables are in Python; ranks begin
+with the controller's (``of_thread.py``).
 
 Not swapped, but for the modules that a world's ``own_globals`` names (``modules.py`` in ``own_globals/``):
 the module globals of the user's code, and what can be reached from them. A program that lets one rank see
@@ -38,7 +38,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdlcheck.worlds.simulated.own import diverted, flags, of_thread, torchs_own
+from pdlcheck.worlds.simulated.own import device_streams, diverted, flags, of_thread, torchs_own
+from pdlcheck.worlds.simulated.own.device_streams import DeviceStreams
 from pdlcheck.worlds.simulated.own.normals import kept_normal, set_kept_normal
 from pdlcheck.worlds.simulated.own.streams import python_stream, set_python_stream
 
@@ -92,6 +93,7 @@ class _First(NamedTuple):
     """What a run of one rank begins with."""
 
     torch: Tensor
+    devices: DeviceStreams
     python: Any
     numpy: Any
     dtype: torch.dtype
@@ -122,12 +124,15 @@ class RankState:
         _set_numpy(self._numpy)
         if self._first is None:
             torch.default_generator.manual_seed(self._seed)
+            self._devices = DeviceStreams(self._seed)
             random.seed(self._seed)
             np.random.seed(self._seed % 2**32)
         else:
             torch.default_generator.set_state(self._first.torch)
+            self._devices = self._first.devices.copy()
             set_python_stream(self._first.python)
             np.random.set_state(self._first.numpy)
+        self._devices.put()
         self._take_over()
         torch.set_num_threads(1)  # of this thread alone
         self._plain = _everybodys | self._environment
@@ -163,6 +168,7 @@ class RankState:
         self._take_environment()
         self._is_here = False
         self._torch = torch.default_generator.get_state()
+        self._devices.take()
         self._python = python_stream(self._python)
         self._normal = kept_normal()
         self._dtype = torch.get_default_dtype()
@@ -175,6 +181,7 @@ class RankState:
         """The rank has its turn again."""
         self._is_here = True
         torch.default_generator.set_state(self._torch)
+        self._devices.put()
         set_python_stream(self._python)
         _set_numpy(self._numpy)
         set_kept_normal(self._normal)
@@ -197,9 +204,10 @@ class RankState:
         self._is_here = False
         self.left = of_thread.present()
         self._flags = self.left.flags
+        self._devices.take()
         if self.begins_here:
             numpy, state = np.random.get_state(), torch.default_generator.get_state()
-            self._first = _First(state, python_stream(), numpy, torch.get_default_dtype())
+            self._first = _First(state, self._devices, python_stream(), numpy, torch.get_default_dtype())
         self._kept = diverted.end(leaves=self.leaves_streams)
         torchs_own.end(self._began)
 
@@ -260,7 +268,7 @@ def isolated_controller() -> Iterator[None]:
     _everybodys.clear()
     _everybodys.update(_variables)
     try:
-        with diverted.controllers(), torchs_own.controllers():
+        with diverted.controllers(), torchs_own.controllers(), device_streams.of_controller():
             yield
     finally:
         if observer is not None:

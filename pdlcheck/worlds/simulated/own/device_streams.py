@@ -1,0 +1,116 @@
+"""The random streams of CUDA devices: a process has one for each device, and so has each rank while it runs.
+
+There is nothing to swap until something on a device has been asked for. torch then makes good the seeds that it was
+given before; those of ranks it is not told (it would keep each with a stack trace), but finds here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["DeviceStreams", "of_controller", "seed_present"]
+
+_BUILT = torch.version.cuda is not None
+_queue: Any = getattr(torch.cuda, "_lazy_seed_tracker", None)  # the seeds that torch will make good
+_present: DeviceStreams | None = None  # of the rank that runs; None in the controller
+
+
+class DeviceStreams:
+    """Those of one rank, while another one runs.
+
+    Args:
+        seed: where they begin.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._states: list[Tensor] = []  # one for each device, once they are in use
+
+    def put(self) -> None:
+        """The rank runs: the process's streams are its own."""
+        global _present
+        _present = self
+        if _in_use():
+            self.begin()
+
+    def begin(self) -> None:
+        """Where they were, or by the seed."""
+        if not self._states:
+            _seed(self._seed)
+        for generator, state in zip(torch.cuda.default_generators, self._states, strict=False):
+            generator.set_state(state)
+
+    def take(self) -> DeviceStreams:
+        """The rank gives up its turn, or has ended; returns itself."""
+        global _present
+        _present = None
+        if _in_use():
+            self._states = [generator.get_state() for generator in torch.cuda.default_generators]
+        return self
+
+    def copy(self) -> DeviceStreams:
+        """Others that begin where these are."""
+        other = DeviceStreams(self._seed)
+        other._states = self._states
+        return other
+
+    def seed(self, seed: int) -> None:
+        """The rank has called ``torch.manual_seed``."""
+        self._seed, self._states = seed, []
+        if _in_use():
+            _seed(seed)
+
+
+def seed_present(seed: int) -> None:
+    """Seed the streams of the rank that runs."""
+    if _present is not None:
+        _present.seed(seed)
+
+
+@contextmanager
+def of_controller() -> Iterator[None]:
+    """While the block runs, devices that come into use begin with the seed of the rank that runs.
+
+    Afterwards the controller's streams are where they were, or where it has told torch to begin.
+    """
+    if not _BUILT or _queue is None:
+        yield
+        return
+    own = DeviceStreams(torch.initial_seed())
+    in_use = _in_use()
+    queued = vars(_queue).copy()
+    if in_use:
+        own.take()
+    else:
+        _queue.queue_seed_all(_begin_present, [])
+    try:
+        yield
+    finally:
+        if in_use:
+            own.begin()
+        else:
+            vars(_queue).update(queued)
+            if _in_use():
+                own.begin()
+                for asked in filter(None, queued["call_order"]):
+                    asked[0]()
+
+
+def _in_use() -> bool:
+    return _BUILT and torch.cuda.is_initialized()  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _begin_present() -> None:
+    """torch has begun to use devices."""
+    if _present is not None:
+        _present.begin()
+
+
+def _seed(seed: int) -> None:
+    for generator in torch.cuda.default_generators:
+        generator.manual_seed(seed)
