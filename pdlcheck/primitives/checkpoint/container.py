@@ -157,7 +157,7 @@ def _blocks(file: io.FileIO, nbytes: int, digest: str) -> list[Tensor]:
         file.seek(_HEADER_NBYTES)
         _require_digest(file, nbytes, digest)
         raise Refused("is intact, but not a checkpoint of save_checkpoint")
-    blocks = [torch.empty(length, dtype=torch.uint8) for length in lengths]
+    blocks = [torch.empty(length, dtype=torch.uint8, device="cpu") for length in lengths]
     for block in blocks:
         view = block.numpy().data
         for start in range(0, len(view), _CHUNK):
@@ -204,12 +204,13 @@ def _fill(file: io.FileIO, view: memoryview, digest: xxh3_128) -> None:
 
 def _storage(tensor: Tensor) -> Tensor:
     """All that a tensor's storage holds, as bytes: its elements, in the order in which they lie."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage())
 
 
 def _tensor(form: tuple[Any, ...], block: Tensor) -> tuple[str, Tensor]:
     name, dtype, shape, stride, offset = form
-    return name, torch.empty(0, dtype=getattr(torch, dtype)).set_(block.untyped_storage(), offset, shape, stride)
+    empty = torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
+    return name, empty.set_(block.untyped_storage(), offset, shape, stride)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -20,7 +20,7 @@ def capture_streams() -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if used else [],
-        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+        "python": [version, torch.tensor(words, dtype=torch.int64, device="cpu"), gauss],
         "numpy": [
             str(kind),
             torch.from_numpy(np.asarray(keys, dtype=np.int64)),

@@ -2,14 +2,13 @@
 
 # No `from __future__ import annotations`: DDP compares the hooks' annotations with the types themselves.
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.comm_hooks.bucket import Bucket
+from pdlcheck.primitives.comm_hooks.completion import then_on_device
 
 __all__ = ["bf16_compress", "fp16_compress"]
 
@@ -81,11 +80,5 @@ def _compress(
     if not buffer.is_floating_point():
         raise TypeError(f"{caller} rounds real floating point gradients, got {buffer.dtype}; use another hook for them")
     narrow = (buffer / members(caller, group).world_size).to(dtype)
-    work: Any = dist.all_reduce(narrow, group=group, async_op=True)
-
-    def widen(done: torch.futures.Future[Any]) -> Tensor:
-        done.value()  # raises what the operation raised
-        return buffer.copy_(narrow)
-
-    future: torch.futures.Future[Tensor] = work.get_future().then(widen)
-    return future
+    work = dist.all_reduce(narrow, group=group, async_op=True)
+    return then_on_device(work, group, buffer, lambda: buffer.copy_(narrow), [narrow])

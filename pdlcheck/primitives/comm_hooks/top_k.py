@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.comm_hooks.bucket import Bucket
+from pdlcheck.primitives.comm_hooks.completion import then_on_device
 from pdlcheck.primitives.comm_hooks.residuals import Residuals
 from pdlcheck.primitives.flat import sum_dtype
 
@@ -140,10 +141,9 @@ def top_k(state: TopKState, bucket: Bucket) -> torch.futures.Future[Tensor]:
     sent = torch.cat(values)
     message = _packed(sent, torch.cat(places).to(torch.int32 if start < 2**31 else torch.int64))
     everyone = list(message.new_empty(who.world_size, len(message)))
-    work: Any = dist.all_gather(everyone, message, group=state.group, async_op=True)
+    work = dist.all_gather(everyone, message, group=state.group, async_op=True)
 
-    def add_up(done: torch.futures.Future[Any]) -> Tensor:
-        done.value()  # raises what the operation raised
+    def add_up() -> Tensor:
         total = torch.zeros(start, dtype=dtype, device=buffer.device)
         for row in everyone:
             theirs, where = _unpacked(row, sent, start)
@@ -157,8 +157,8 @@ def top_k(state: TopKState, bucket: Bucket) -> torch.futures.Future[Tensor]:
             grad.copy_(mean.view(grad.shape))
         return buffer
 
-    future: torch.futures.Future[Tensor] = work.get_future().then(add_up)
-    return future
+    used = [*everyone, *grads, *(tensor for pair in rests for tensor in pair)]
+    return then_on_device(work, state.group, buffer, add_up, used)
 
 
 def _packed(values: Tensor, places: Tensor) -> Tensor:

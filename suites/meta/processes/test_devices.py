@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ from pdlcheck.worlds.devices import check_devices, choose_device, device_name, w
 from pdlcheck.worlds.launched import Launch
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.controller import forkserver
+from pdlcheck.worlds.processes.rank import own_device
 
 from .data_parallel_steps import OPTIONS, WRAPPERS, ddp_step, ddp_steps
 
@@ -160,6 +162,20 @@ def test_a_message_of_a_cuda_tensor_is_refused_where_gloo_would_end_the_process(
             world.run(send, world_size=1)
     finally:
         world.close()
+
+
+def test_a_cuda_tensor_of_a_call_is_moved_to_the_device_of_the_rank(monkeypatch):
+    class Storage:  # of a tensor that the controller had on its own device
+        def cuda(self, index: int) -> str:
+            return f"on cuda:{index}"
+
+    monkeypatch.setattr(own_device, "_own", torch.device("cuda:1"))
+    assert own_device._moved(Storage(), "cuda:0") == "on cuda:1"
+    assert own_device._moved(Storage(), "cpu") is None
+    model = torch.nn.Linear(2, 1)
+    data = pickle.dumps(("call", [model, torch.ones(2)]))
+    words, (found, ones) = own_device.loads_on_own_device(data)
+    assert words == "call" and torch.equal(found.weight, model.weight) and ones.tolist() == [1.0, 1.0]
 
 
 def test_ranks_whose_device_is_lost_are_replaced():

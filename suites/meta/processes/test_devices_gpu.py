@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from pdlcheck import primitives
 from pdlcheck.errors import CollectiveMismatch, WorldTooSmall
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.processes import ProcessWorld
@@ -150,6 +152,44 @@ def test_ddp_on_shared_devices(shared, world_size, wrapper):
 def test_steps_of_ddp_on_shared_devices_are_those_of_the_plain_model(shared, world_size, wrapper, options):
     for away, alike in shared.run(ddp_steps, wrapper, "cuda", options, world_size=world_size):
         assert away < 1e-12 and alike
+
+
+def hooked_steps(hook: str, steps: int = 5) -> list[tuple[float, float]]:
+    """The smallest and the largest element of a gradient after each step of torch's DDP; those of a rank are r + 1."""
+    model = nn.Linear(1024, 1024, bias=False, device="cuda")
+    ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+    if hook == "fp16_compress":
+        ddp.register_comm_hook(None, primitives.fp16_compress)
+    elif hook == "top_k":
+        ddp.register_comm_hook(primitives.TopKState(model, ratio=1.0), primitives.top_k)
+    else:
+        ddp.register_comm_hook(primitives.PowerSGDState(model, start_step=0), primitives.power_sgd)
+    found = []
+    for _ in range(steps):
+        ddp.zero_grad()
+        ddp(torch.full((1, 1024), dist.get_rank() + 1.0, device="cuda")).sum().backward()
+        assert model.weight.grad is not None
+        found.append((model.weight.grad.min().item(), model.weight.grad.max().item()))
+    return found
+
+
+@pytest.mark.parametrize("hook", ["fp16_compress", "top_k", "power_sgd"])
+def test_hooks_wait_until_the_device_has_the_result(shared, hook):
+    """gloo says that it is done before that."""
+    for found in shared.run(hooked_steps, hook, world_size=2):
+        assert found == [pytest.approx((1.5, 1.5), rel=1e-5)] * 5
+
+
+def test_tensors_of_a_call_come_to_the_device_of_the_rank(shared):
+    def held(model: nn.Module, x: torch.Tensor) -> tuple[list[str], float]:
+        with torch.no_grad():
+            return [str(tensor.device) for tensor in (*model.parameters(), x)], model(x).item()
+
+    model = nn.Linear(2, 1).cuda()
+    x = torch.ones(1, 2, device="cuda")
+    expected = model(x).item()
+    for rank, (devices, value) in enumerate(shared.run(held, model, x, world_size=2)):
+        assert devices == [f"cuda:{rank % torch.cuda.device_count()}"] * 3 and value == expected
 
 
 def test_broadcast_and_all_gather_of_cuda_tensors(shared):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import torch
 from pdlcheck.errors import PeerFailed
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.processes.exchange.meeting import Meeting
+from pdlcheck.worlds.processes.rank.on_stream import OnStream
 from pdlcheck.worlds.watch import Operation, Signature, WatchedWork, is_limit, refuse_future, uncounted
 
 if TYPE_CHECKING:
@@ -224,11 +225,16 @@ class AnnouncedWork(WatchedWork):
             self._resolver = threading.get_ident()
             try:
                 if error is None:
-                    future.set_result(self.result())
+                    with self._behind_the_result():
+                        future.set_result(self.result())
                 else:
                     future.set_exception(error if not isinstance(error, PeerFailed) else RuntimeError(str(error)))
             finally:
                 self._resolver = 0
+
+    def _behind_the_result(self) -> AbstractContextManager[None]:
+        """Callbacks compute with what the operation has brought."""
+        return self._group.behind(self._real) if isinstance(self._group, OnStream) else nullcontext()
 
 
 def _way(s: Signature, source: int) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.handles import keep_handles_of_reducers
 from pdlcheck.worlds.jit_wait import jit_waits_as_the_future
 from pdlcheck.worlds.processes.rank.announce import Announcer
-from pdlcheck.worlds.processes.rank.on_stream import CudaAwareEngine
+from pdlcheck.worlds.processes.rank.cuda_aware import CudaAwareEngine
 from pdlcheck.worlds.processes.rank.watched_groups import being_made, meet_in_new_group, numbered
 from pdlcheck.worlds.watch import WatchedGroup
 

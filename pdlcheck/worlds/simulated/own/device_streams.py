@@ -102,7 +102,7 @@ def of_controller() -> Iterator[None]:
 
 
 def _in_use() -> bool:
-    return _BUILT and torch.cuda.is_initialized()  # type: ignore[no-untyped-call, no-any-return]
+    return _BUILT and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def _begin_present() -> None:
