@@ -369,7 +369,7 @@ def pipeline(device: str, world: Any, wrong: bool) -> None:
 
         return ours.module, step
 
-    checks.check_pipeline(start, net, loss, [batch(device, 0, 4)], world, world_size=1, n_microbatches=2)
+    checks.check_pipeline(start, net, loss, [batch("cpu", 0, 4)], world, world_size=1, n_microbatches=2)
 
 
 def replicated(device: str, world: Any, wrong: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pdlcheck import primitives
-from pdlcheck.errors import CollectiveMismatch, WorldTooSmall
+from pdlcheck.errors import CollectiveMismatch, RankDied, WorldTooSmall
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.processes import ProcessWorld
 
@@ -261,6 +263,31 @@ def test_ranks_whose_device_is_lost_are_replaced(watched):
     with pytest.raises(Exception, match="CUDA error"):
         watched.run(body, world_size=2)
     assert not {*before} & {*watched.pids(2)}
+    assert watched.run(total, world_size=2) == [(3.0, 0), (3.0, 1 % torch.cuda.device_count())]
+
+
+def test_a_rank_that_has_no_memory_left_on_its_device_goes_on(watched):
+    def body() -> None:
+        if dist.get_rank() == 1:
+            torch.empty(2**50, dtype=torch.uint8, device="cuda")
+        dist.all_reduce(torch.ones(1, device="cuda"))
+
+    before = watched.pids(2)
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        watched.run(body, world_size=2)
+    assert watched.pids(2) == before
+    assert watched.run(total, world_size=2) == [(3.0, 0), (3.0, 1 % torch.cuda.device_count())]
+
+
+def test_a_rank_that_is_killed_in_the_midst_of_a_kernel_is_told_and_replaced(watched):
+    def body() -> None:
+        if dist.get_rank() == 1:
+            torch.cuda._sleep(10_000_000_000)  # some seconds
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(1, device="cuda"))
+
+    with pytest.raises(RankDied, match="rank 1 was killed by SIGKILL"):
+        watched.run(body, world_size=2)
     assert watched.run(total, world_size=2) == [(3.0, 0), (3.0, 1 % torch.cuda.device_count())]
 
 
