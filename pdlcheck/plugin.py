@@ -58,8 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--rank-device",
         choices=DEVICES,
-        help="the fixture `device` of the ranks: cpu, or cuda, whose devices the ranks of gloo share; default: cuda on "
-        "nccl, cpu elsewhere",
+        help="the fixture `device` of the ranks: cpu, or cuda, whose devices the ranks of gloo share, and those of sim "
+        "the first; default: cuda on nccl, cpu elsewhere",
     )
     group.addoption(
         "--init-method",
