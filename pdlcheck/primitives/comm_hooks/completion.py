@@ -18,8 +18,8 @@ def then_on_device(
     """A future of what ``finish`` returns, which is called once ``work`` is done, in whatever thread says so.
 
     On a CUDA device the host may be told before the device has the result, and memory may be given to others before the
-    device has read it. nccl tells it on a stream that is behind the operation, beside that of the backward pass. Other
-    backends do not: there ``finish`` goes on in the stream of the caller.
+    device has read it. Behind nccl ``finish`` goes on in a stream of its own, beside that of the backward pass; behind
+    other backends in the stream of the caller, which they hold up anyway (pytorch/pytorch#155714).
 
     Args:
         work: an operation of ``group``.
