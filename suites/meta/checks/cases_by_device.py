@@ -261,7 +261,10 @@ def kept_back(device: str, world: Any, wrong: bool, make_state: Callable[..., An
             module.to(device), bucket_cap_mb=bucket_bytes / 2**20, find_unused_parameters=find_unused
         )
 
-    checks.check_comm_hook(make_hook, world, world_size=2, error_feedback=True, wrap=wrap)
+    def residual(state: Any) -> Any:
+        return state.residuals.state_dict()
+
+    checks.check_comm_hook(make_hook, world, world_size=2, residual=residual, steps=4, wrap=wrap)
 
 
 def diloco(device: str, world: Any, wrong: bool) -> None:
@@ -405,7 +408,7 @@ CASES = {
         functools.partial(
             kept_back, make_state=functools.partial(primitives.TopKState, ratio=0.25), hook=primitives.top_k
         ),
-        "off the sum of the means",
+        "plus the mean of what the ranks hold back",
     ),
     "power_sgd": Case(
         functools.partial(
@@ -413,7 +416,7 @@ CASES = {
             make_state=functools.partial(primitives.PowerSGDState, start_step=1),
             hook=primitives.power_sgd,
         ),
-        "off the sum of the means",
+        "plus the mean of what the ranks hold back",
     ),
     "fp16_compress": Case(functools.partial(comm_hook, hook=primitives.fp16_compress), "rank"),
     "DiLoCo": Case(diloco, "rank"),
