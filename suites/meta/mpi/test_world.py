@@ -282,6 +282,16 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it(monkeypatch):
         ProcessWorld("mpi").run(total, world_size=2)
 
 
+def test_an_mpi_that_does_not_start_is_told_with_how_it_ended_and_the_cure(monkeypatch):
+    monkeypatch.setenv("OMPI_MCA_coll", "^basic,tuned,libnbc,inter,sync,self,sm,han,adapt")  # nothing to add with
+    words = r"^mpi processes cannot start: rank \d ended its process with exit code \d+ while it joined the group; "
+    cure = r"pip install pdlcheck\[mpi\] brings an MPI and an mpiexec that fit"
+    world = ProcessWorld("mpi")
+    with pytest.raises(WorldUnavailable, match=words + cure):
+        world.run(total, world_size=2)
+    world.close()
+
+
 @pytest.mark.parametrize(
     ("says", "told"),
     [

@@ -254,7 +254,7 @@ class Pool:
                 raise self._unavailable(f"ranks {sorted(waiting)} did not join the group within {_START_S:g} s")
             for member, report in events:
                 if isinstance(report, Died):
-                    raise self._unavailable(f"rank {member.rank} ended while it joined the group", member)
+                    raise self._unavailable(f"rank {member.rank} {report.how} while it joined the group", member)
                 if isinstance(report, Ready):
                     if report.missing:
                         text = "; ".join(f"{name} ({why})" for name, why in report.missing.items())
@@ -269,10 +269,14 @@ class Pool:
     def _unavailable(self, what: str, member: Member | None = None) -> WorldUnavailable:
         words = member.output()[1].strip() if member is not None else ""
         said = f"\n{words}" if words else ""
+        from pdlcheck.worlds.mpi.job import CURE  # it imports torch
+
+        is_mpi = self._setup.backend == "mpi"  # of which a machine may have several
+        hint = f"{CURE} brings an MPI and an mpiexec that fit each other" if is_mpi else "see `pdlcheck doctor`"
         return WorldUnavailable(
-            f"{self._setup.backend} processes cannot start: {what}; see `pdlcheck doctor`{said}",
+            f"{self._setup.backend} processes cannot start: {what}; {hint}{said}",
             world=self._setup.backend,
-            cure="pdlcheck doctor",
+            cure=CURE if is_mpi else "",
         )
 
     def _wait(self, timeout_s: float) -> list[tuple[Member, Report | Died]]:
