@@ -104,6 +104,16 @@ def test_csr_rounds_accept_edges_that_occur_twice_where_torch_checks_matrices(su
         check_pagerank(partial(subject, kernel="csr"), graph)
 
 
+@pytest.mark.parametrize("times", [1, 2, 7])
+def test_a_csr_matrix_has_a_place_for_each_of_its_entries(times):
+    """cuSPARSE takes no other, and an edge that occurs twice is two entries."""
+    graph = Graph.from_edges([0, 1, 1] * times, [1, 0, 1] * times, 2)
+    matrix = CsrMatrix(edges_on(graph, CPU))
+    rows, columns = matrix._of(torch.float64).shape
+    assert columns == 2 and rows * columns >= matrix.num_edges == 3 * times
+    assert matrix.times(torch.ones(2, dtype=torch.float64)).tolist() == [times, 2.0 * times]
+
+
 # ---- the stop rule
 
 
