@@ -55,11 +55,10 @@ def check_data_parallel(
     from the first.
 
     Args:
-        wrap: called as ``wrap(module)`` on every rank; returns a module that is called as the wrapped one, with data
-            on the device that ``module`` is on by then, and whose
-            backward pass leaves the mean over ranks in the gradients of ``module``. To compare, ``module`` itself is
-            looked at. The modules hold some hundred bytes: with buckets of the usual size there is only one, so check
-            it with buckets of a few bytes too.
+        wrap: called as ``wrap(module)`` on every rank; may move the module, and returns one that is called as the
+            wrapped one, with data on the device that ``module`` is on then, and whose backward pass leaves the mean
+            over ranks in the gradients of ``module``. To compare, ``module`` itself is looked at. The modules hold some
+            hundred bytes: with buckets of the usual size there is only one, so check with buckets of a few bytes too.
         world: where the ranks run.
         world_size: number of replicas, 2 or more.
         finish: what the training calls on the wrapper after the backward pass, before the optimizer's step, as
