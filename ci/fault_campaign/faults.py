@@ -158,7 +158,9 @@ def _stop_idle(base: _Base) -> Fault:
 
 def _late(base: _Base) -> str:
     """The head of a report of ranks that did not answer; others may wait for them."""
-    return rf"RankTimeout: no result within {LIMIT_S:g} s from ranks? (\d+, )*{base.rank}\b"
+    spans = (range(first, last) for first in range(base.rank + 1) for last in range(base.rank + 1, base.world_size + 1))
+    named = "|".join([str(base.rank), *(f"{span[0]}-{span[-1]}" for span in spans if len(span) > 2)])
+    return rf"RankTimeout: no result within {LIMIT_S:g} s from ranks? (\d+(-\d+)?, )*({named})\b"
 
 
 def _raises(base: _Base, moment: str) -> Fault:
