@@ -87,6 +87,14 @@ def test_training_on_a_gpu_goes_on_with_its_own_random_numbers(subject, world):
     check_resume(start, world, world_size=1, saved_after=2, steps=4)
 
 
+def test_the_default_device_does_not_matter(tmp_path):
+    """Memory of its own is on the CPU, whatever the program has made the default."""
+    model, other = net(), net()
+    with torch.device("meta"):
+        assert load_checkpoint(save_checkpoint(tmp_path, 4, model=model), model=other) == 4
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+
+
 def test_without_a_process_group_it_is_this_process(tmp_path):
     model = net()
     path = save_checkpoint(tmp_path, 4, model=model)

@@ -17,7 +17,7 @@ def stream(monkeypatch):
     generator = torch.Generator()
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     monkeypatch.setattr(device_streams, "_BUILT", True)
-    monkeypatch.setattr(device_streams, "_in_use", lambda: True)
+    monkeypatch.setattr(device_streams, "in_use", lambda: True)
     return generator
 
 
@@ -72,7 +72,7 @@ def later(monkeypatch):
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     monkeypatch.setattr(device_streams, "_BUILT", True)
     monkeypatch.setattr(device_streams, "_queue", queue)
-    monkeypatch.setattr(device_streams, "_in_use", lambda: bool(begun))
+    monkeypatch.setattr(device_streams, "in_use", lambda: bool(begun))
 
     def use() -> torch.Generator:
         if not begun:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pdlcheck.errors import Unsupported
+from pdlcheck.worlds.simulated.own.device_streams import in_use
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank
 from pdlcheck.worlds.watch import user_line
 
@@ -50,8 +51,7 @@ class Engine(torch._C._ImperativeEngine):
 
 def _in_this_thread() -> Any:
     """torch has a thread for each CUDA device, in which it goes backward: all ranks would wait for each other in it."""
-    used = torch.version.cuda is not None and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.autograd.set_multithreading_enabled(False) if used else nullcontext()
+    return torch.autograd.set_multithreading_enabled(False) if in_use() else nullcontext()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["DeviceStreams", "of_controller", "seed_present"]
+__all__ = ["DeviceStreams", "in_use", "of_controller", "seed_present"]
 
 _BUILT = torch.version.cuda is not None
 _queue: Any = getattr(torch.cuda, "_lazy_seed_tracker", None)  # the seeds that torch will make good
@@ -35,7 +35,7 @@ class DeviceStreams:
         """The rank runs: the process's streams are its own."""
         global _present
         _present = self
-        if _in_use():
+        if in_use():
             self.begin()
 
     def begin(self) -> None:
@@ -49,7 +49,7 @@ class DeviceStreams:
         """The rank gives up its turn, or has ended; returns itself."""
         global _present
         _present = None
-        if _in_use():
+        if in_use():
             self._states = [generator.get_state() for generator in torch.cuda.default_generators]
         return self
 
@@ -62,7 +62,7 @@ class DeviceStreams:
     def seed(self, seed: int) -> None:
         """The rank has called ``torch.manual_seed``."""
         self._seed, self._states = seed, []
-        if _in_use():
+        if in_use():
             _seed(seed)
 
 
@@ -78,30 +78,30 @@ def of_controller() -> Iterator[None]:
 
     Afterwards the controller's streams are where they were, or where it has told torch to begin.
     """
-    if not _BUILT or _queue is None:
-        yield
-        return
     own = DeviceStreams(torch.initial_seed())
-    in_use = _in_use()
-    queued = vars(_queue).copy()
-    if in_use:
+    if in_use():
         own.take()
-    else:
-        _queue.queue_seed_all(_begin_present, [])
-    try:
-        yield
-    finally:
-        if in_use:
+        try:
+            yield
+        finally:
             own.begin()
-        else:
+    elif _BUILT and _queue is not None:
+        queued = vars(_queue).copy()
+        _queue.queue_seed_all(_begin_present, [])
+        try:
+            yield
+        finally:
             vars(_queue).update(queued)
-            if _in_use():
+            if in_use():
                 own.begin()
                 for asked in filter(None, queued["call_order"]):
                     asked[0]()
+    else:
+        yield
 
 
-def _in_use() -> bool:
+def in_use() -> bool:
+    """Whether this process has used a CUDA device."""
     return _BUILT and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
