@@ -46,6 +46,16 @@ def test_a_rank_that_seeds_draws_what_the_seed_says(stream):
     assert get_world("sim").run(draws, 7, world_size=2) == [numbers] * 2
 
 
+def test_runs_begin_where_the_one_that_set_up_has_ended(stream):
+    """As tests do whose fixtures of a wide scope draw numbers, each time."""
+    with get_world("sim").open(2) as ranks:
+        expected = [outcome.value for outcome in ranks.run_bodies([lambda: draws() + draws()] * 2)]
+        first = [outcome.value for outcome in ranks.run_bodies([draws] * 2, sets_up=True)]
+        for _ in range(2):
+            then = [outcome.value for outcome in ranks.run_bodies([draws] * 2)]
+            assert [one + two for one, two in zip(first, then, strict=True)] == expected
+
+
 def test_the_controllers_stream_stays_where_it_was(stream):
     stream.manual_seed(5)
     before = stream.get_state()
@@ -56,7 +66,7 @@ def test_the_controllers_stream_stays_where_it_was(stream):
 def test_without_streams_of_their_own_ranks_would_draw_from_one(stream, monkeypatch):
     """The twin: nothing is swapped, and a rank's seed is that of all."""
     monkeypatch.setattr(DeviceStreams, "put", lambda self: None)
-    monkeypatch.setattr(DeviceStreams, "take", lambda self: self)
+    monkeypatch.setattr(DeviceStreams, "take", lambda self: None)
     stream.manual_seed(7)
     expected = torch.Generator().manual_seed(7)
     numbers = [int(torch.randint(2**40, (), generator=expected)) for _ in range(6)]
@@ -87,7 +97,7 @@ def later(monkeypatch):
 
 def test_a_device_that_comes_into_use_on_a_rank_begins_with_the_seed_of_the_rank(later):
     def body() -> list[int]:
-        torch.manual_seed(dist.get_rank())
+        torch.manual_seed(dist.get_rank() + 5)
         dist.barrier()
         later()
         return draws()
@@ -95,7 +105,7 @@ def test_a_device_that_comes_into_use_on_a_rank_begins_with_the_seed_of_the_rank
     later.queue.queue_seed_all(lambda: torch.cuda.default_generators[0].manual_seed(99), [])
     found = get_world("sim").run(body, world_size=2)
     for rank, drawn in enumerate(found):
-        expected = torch.Generator().manual_seed(rank)
+        expected = torch.Generator().manual_seed(rank + 5)
         assert drawn == [int(torch.randint(2**40, (), generator=expected)) for _ in range(3)]
     asked = torch.Generator().manual_seed(99)
     assert torch.equal(later().get_state(), asked.get_state()), "the controller had asked for this seed before"

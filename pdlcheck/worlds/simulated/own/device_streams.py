@@ -17,7 +17,7 @@ __all__ = ["DeviceStreams", "in_use", "of_controller", "seed_present"]
 
 _BUILT = torch.version.cuda is not None
 _queue: Any = getattr(torch.cuda, "_lazy_seed_tracker", None)  # the seeds that torch will make good
-_present: DeviceStreams | None = None  # of the rank that runs; None in the controller
+_present: DeviceStreams | None = None  # of the rank that runs, or ran last
 
 
 class DeviceStreams:
@@ -45,13 +45,10 @@ class DeviceStreams:
         for generator, state in zip(torch.cuda.default_generators, self._states, strict=False):
             generator.set_state(state)
 
-    def take(self) -> DeviceStreams:
-        """The rank gives up its turn, or has ended; returns itself."""
-        global _present
-        _present = None
+    def take(self) -> None:
+        """The rank gives up its turn, or has ended."""
         if in_use():
             self._states = [generator.get_state() for generator in torch.cuda.default_generators]
-        return self
 
     def copy(self) -> DeviceStreams:
         """Others that begin where these are."""
@@ -61,7 +58,7 @@ class DeviceStreams:
 
     def seed(self, seed: int) -> None:
         """The rank has called ``torch.manual_seed``."""
-        self._seed, self._states = seed, []
+        self._seed = seed
         if in_use():
             _seed(seed)
 
