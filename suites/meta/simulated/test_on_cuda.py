@@ -14,6 +14,7 @@ from pdlcheck.errors import CollectiveMismatch, Deadlock
 from pdlcheck.primitives import Pipeline
 from pdlcheck.worlds import get_world
 
+from ..checks.layers_by_hand import Copy
 from ..processes.data_parallel_steps import OPTIONS, WRAPPERS, ddp_step, ddp_steps
 
 pytestmark = pytest.mark.gpu
@@ -42,20 +43,9 @@ def test_steps_of_ddp_are_those_of_the_plain_model(sim, world_size, wrapper, opt
 def test_every_rank_goes_backward_in_its_own_turn(sim):
     """torch has one thread for a device, in which the ranks' hooks would wait for one another."""
 
-    class Meeting(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            grad = grad.clone()
-            dist.all_reduce(grad)
-            return grad
-
     def body() -> float:
         x = torch.tensor([dist.get_rank() + 1.0], device="cuda", requires_grad=True)
-        (Meeting.apply(x) * (dist.get_rank() + 1.0)).sum().backward()
+        (Copy.apply(x) * (dist.get_rank() + 1.0)).sum().backward()
         return x.grad.item()
 
     assert sim.run(body, world_size=3) == [6.0] * 3
