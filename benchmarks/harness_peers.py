@@ -91,7 +91,7 @@ def main() -> int:
 def _available(options: argparse.Namespace) -> list[Side]:
     """The sides that can run here; says what the others lack."""
     known = subprocess.run(
-        [sys.executable, "-m", "pytest", "--help", "-p", "pdlcheck.plugin"],
+        [sys.executable, "-m", "pytest", "--help", "-p", "pdlcheck"],
         cwd=ROOT / "benchmarks" / "results",  # a folder without tests or conftest
         env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""},
         capture_output=True,

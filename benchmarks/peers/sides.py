@@ -165,7 +165,7 @@ class Side:
         return [mpiexec, "--allow-run-as-root", "--oversubscribe", "-n", str(world_size), *pytest]
 
 
-_OURS = ("-p", "pdlcheck.plugin", "--world")
+_OURS = ("-p", "pdlcheck", "--world")
 OURS = "pdlcheck pool"
 FRESH = "pdlcheck fresh"
 PLAIN = "pytest alone, no ranks"

@@ -66,7 +66,7 @@ def run_suites(worlds: Sequence[str], *, examples: int, subjects: Sequence[str] 
     where = ["--world", ",".join(worlds)]
     arguments = [str(folder), f"--ignore={folder / 'meta'}", "--rootdir", str(folder.parent)]
     arguments += ["-c", os.devnull, "--noconftest", "--continue-on-collection-errors"]
-    for plugin in ("no:cacheprovider", "pdlcheck.plugin", "_hypothesis_pytestplugin"):
+    for plugin in ("no:cacheprovider", "pdlcheck", "_hypothesis_pytestplugin"):
         arguments += ["-p", plugin]
     arguments += [*where, *SEEDS, *chosen]
     names = [subject.partition("=")[0] for subject in subjects]
