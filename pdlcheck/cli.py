@@ -45,6 +45,12 @@ Print what this machine has: python, torch, devices, backends, worlds (each is t
 ranks), packages; for whatever is missing, how to get it.
 """
 
+DOCTOR_CODES = """\
+exit code: 0 if everything required is there and works: the worlds sim and gloo, and the packages
+that `pip install pdlcheck` brings; 1 if not, 2 for wrong arguments. To fail where a world or a
+device is missing, run the tests with `pytest --no-skip-worlds --require-gpu`.
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` and return the exit code."""
@@ -98,12 +104,14 @@ def _parser() -> argparse.ArgumentParser:
         help="run only the suites of primitive NAME, on your own function; may be repeated",
     )
     add_pagerank_command(commands, raw)
-    commands.add_parser(
+    doctor = commands.add_parser(
         "doctor",
-        help="say what this machine has, and how to get what is missing",
+        help="list what this machine has, and how to get what is missing",
         description=DOCTOR,
+        epilog=DOCTOR_CODES,
         formatter_class=raw,
     )
+    doctor.add_argument("--json", action="store_true", help="print the list as JSON, for programs")
     return parser
 
 
@@ -133,10 +141,16 @@ def _doctor(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
     from rich.console import Console
 
     from pdlcheck.doctor import examine
-    from pdlcheck.report.tables import parts_table
+    from pdlcheck.report.tables import parts_json, parts_table
 
-    Console(highlight=False).print(parts_table(examine()))
-    return HELD
+    progress = Console(stderr=True, highlight=False)
+    with progress.status("looking at this machine") as status:
+        parts = examine(lambda name: status.update(f"trying the world {name} with two ranks"))
+    if arguments.json:
+        print(parts_json(parts))
+    else:
+        Console(highlight=False).print(parts_table(parts))
+    return FAILED if any(part.required and part.is_missing for part in parts) else HELD
 
 
 def _worlds(text: str) -> list[str]:

@@ -6,6 +6,8 @@ import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
@@ -23,12 +25,17 @@ __all__ = ["examine"]
 REQUIRED = ("numpy", "scipy", "networkx", "numba", "pytest", "hypothesis", "pytest-benchmark")
 OPTIONAL = {"dgl": "dgl", "scikit-learn": "data", "pyarrow": "parquet", "matplotlib": "report"}  # and their extras
 NEEDED = {"dgl": ", on Python 3.11"}  # beside the command
+REQUIRED_WORLDS = ("gloo", "sim")
 PACKAGES = {"scikit-learn": "sklearn", "pytest-benchmark": "pytest_benchmark"}  # where the names differ
 CUDA_BUILD = "a CUDA build of torch: pytorch.org/get-started"
 
 
-def examine() -> list[Part]:
-    """Look at everything that pdlcheck can use; each world is tried with two ranks, or one if it has one device."""
+def examine(trying: Callable[[str], None] = lambda name: None) -> list[Part]:
+    """Look at everything that pdlcheck can use; each world is tried with two ranks, or one if it has one device.
+
+    Args:
+        trying: called with the name of each world before it is tried, which takes seconds.
+    """
     return [
         Part("pdlcheck", __version__),
         Part("python", f"{platform.python_version()} {sys.executable}"),
@@ -38,8 +45,8 @@ def examine() -> list[Part]:
         Part("torch", f"{torch.__version__}, {_build()}"),
         *_devices(),
         *_backends(),
-        *(_world(name) for name in sorted(WORLDS)),
-        *(_package(name, f"pip install {name}") for name in REQUIRED),
+        *(_world(name, trying) for name in sorted(WORLDS)),
+        *(replace(_package(name, f"pip install {name}"), required=True) for name in REQUIRED),
         *(_package(name, f"pip install 'pdlcheck[{extra}]'{NEEDED.get(name, '')}") for name, extra in OPTIONAL.items()),
     ]
 
@@ -90,12 +97,14 @@ def _mpi() -> Part:
     return Part("mpi", ", ".join(found), f"{why}: pip install 'pdlcheck[mpi]'" if why else "")
 
 
-def _world(name: str) -> Part:
-    trial = try_world(name)
+def _world(name: str, trying: Callable[[str], None]) -> Part:
+    trying(name)
+    trial, required = try_world(name), name in REQUIRED_WORLDS
     if trial.works:
         ranks = "rank" if trial.ranks == 1 else "ranks"
-        return Part(f"world {name}", f"works: {trial.ranks} {ranks} ran in {trial.seconds:.1f} s")
-    return Part(f"world {name}", f"does not work: {trial.why}", trial.cure or "see the message")
+        found = f"works: {trial.ranks} {ranks} ran in {trial.seconds:.1f} s"
+        return Part(f"world {name}", found, required=required)
+    return Part(f"world {name}", f"does not work: {trial.why}", trial.cure or "see the message", required=required)
 
 
 def _package(name: str, command: str) -> Part:

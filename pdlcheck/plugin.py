@@ -22,12 +22,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness.collection import cases, debugged_rank, misused, options, repeated, unittest_cases
-from pdlcheck.harness.running import context, differing, interrupt, launched, skips, worlds
-from pdlcheck.worlds.arguments import ISOLATIONS
-from pdlcheck.worlds.devices import DEVICES
+from pdlcheck.harness.collection import (
+    cases,
+    debugged_rank,
+    marker_ownership,
+    misused,
+    option_checks,
+    options,
+    plugin_fixtures,
+    repeated,
+    short_names,
+    unittest_cases,
+)
+from pdlcheck.harness.reporting import world_counts
+from pdlcheck.harness.running import context, differing, interrupt, launch_decision, launched, skips, worlds
 from pdlcheck.worlds.registry import when_made
-from pdlcheck.worlds.semantics import PROFILES
 
 if TYPE_CHECKING:
     import torch
@@ -35,94 +44,20 @@ if TYPE_CHECKING:
 
     from pdlcheck.worlds import World
 
-MARKERS = (
-    "world_size(*sizes): run the body of the test on every rank, once for each number of ranks",
-    "isolation(mode): what the test shares with others on processes: 'pool', 'reinit' or 'fresh'",
-    "semantics(profile, **changes): what the simulated network does where the rules leave a choice, such as "
-    "semantics('nccl') or semantics(send='buffered', leaks=False); real backends have their own",
-    "faults(*faults): on sim, what the ranks suffer in the body of the test, such as faults(Kill(rank=1, operation=3))",
-    "schedules(count): on sim, run the test under so many schedules, or under 'all' of them that differ",
-    "gpu: needs CUDA; skipped with a reason where there is none",
-    "verifies(primitive): the primitive that a suite test is about; the fixture `subject` returns it",
-)
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("pdlcheck", "parallel code on several ranks")
-    group.addoption(
-        "--world",
-        metavar="NAME[,NAME]",
-        help="where ranks run: sim (simulated, in this process), gloo (processes), mpi (processes in a run of "
-        "mpiexec) or nccl (processes with a CUDA device each); default: sim, and gloo under torchrun, mpiexec or srun",
-    )
-    group.addoption(
-        "--rank-device",
-        choices=DEVICES,
-        help="the fixture `device` of the ranks: cpu, or cuda, whose devices the ranks of gloo share, and those of sim "
-        "the first; default: cuda on nccl, cpu elsewhere",
-    )
-    group.addoption(
-        "--init-method",
-        metavar="URL",
-        help="where the processes of torchrun, mpiexec or srun meet: env://, tcp://HOST:PORT or file:///PATH; default: "
-        "env:// if MASTER_ADDR and MASTER_PORT are set",
-    )
-    group.addoption(
-        "--isolation",
-        choices=ISOLATIONS,
-        default="pool",
-        help="what tests on processes share: pool (the processes and their default group), reinit (the processes; "
-        "each test has a new default group), fresh (nothing); default: %(default)s; a marker `isolation` comes first",
-    )
-    group.addoption(
-        "--pdl-seed",
-        type=int,
-        metavar="N",
-        default=0,
-        help="seed of the ranks' random streams, and of the simulated schedule; default: %(default)s",
-    )
-    group.addoption(
-        "--schedule",
-        metavar="SCHEDULE",
-        help="which simulated rank goes on: first, random:SEED, pct:SEED[,DEPTH[,STEPS]] or replay:CODE, as a failure "
-        "prints it; default: random, from --pdl-seed; where it is given the marker schedules says nothing",
-    )
-    group.addoption(
-        "--semantics",
-        choices=sorted(PROFILES),
-        default="rendezvous",
-        help="what the simulated network does where the rules leave a choice; default: %(default)s; a marker "
-        "`semantics` comes first",
-    )
-    parser.addini(
-        "pdlcheck_own_globals",
-        "modules, or packages, whose globals each simulated rank has for itself, as a process would",
-        type="args",
-        default=[],
-    )
-    group.addoption(
-        "--timeline",
-        metavar="DIR",
-        help="on sim, draw what the ranks of each test did: DIR/TEST.svg, and DIR/TEST.json for ui.perfetto.dev; of a "
-        "test that calls world.run several times, the last call",
-    )
-    group.addoption(
-        "--subject",
-        action="append",
-        metavar="NAME=MODULE:FUNCTION",
-        default=[],
-        help="run the suites of primitive NAME on your own function instead; may be repeated",
-    )
-    group.addoption(
-        "--rank-pdb",
-        type=int,
-        metavar="RANK",
-        help="give the terminal to the debugger of this rank, at breakpoint() and at its failure; the others wait",
-    )
+    options.add_options(parser)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, object, object]:
+    return (yield from short_names.replace_short_names(early_config, parser, args))
+
+
+@pytest.hookimpl(wrapper=True, specname="pytest_load_initial_conftests")
+def pytest_load_initial_conftests_of_a_launch(early_config: pytest.Config) -> Generator[None, object, object]:
     launched.stay_out_of_mpi(early_config)
     return (yield from launched.excuse(early_config))
 
@@ -137,17 +72,13 @@ def pytest_cmdline_main_of_a_launch(config: pytest.Config) -> Generator[None, ob
     return (yield from launched.lead(config))
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    return launched.headline(config)
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    for marker in MARKERS:
-        config.addinivalue_line("markers", marker)
-    if not config.pluginmanager.hasplugin("timeout"):
-        config.addinivalue_line("markers", "timeout(seconds): time limit of the test on its ranks")
-    options.check_options(config)
+    marker_ownership.register(config)
+    marker_ownership.note_what_was_asked(config)
+    option_checks.check_options(config)
     when_made(worlds.look_after)
+    if not cases.runs_in_a_rank(config):
+        config.pluginmanager.register(world_counts.WorldCounts(), "pdlcheck.harness.reporting.world_counts")
     if not config.getoption("fulltrace", True):  # absent in ranks
         config.pluginmanager.register(interrupt, "pdlcheck.harness.running.interrupt")
     if hasattr(config, "workerinput"):
@@ -156,24 +87,39 @@ def pytest_configure(config: pytest.Config) -> None:
         divide_among_workers(config)
     if differing.compares_worlds(config):
         config.pluginmanager.register(differing.Differing(config), "pdlcheck.harness.running.differing")
-    if config.getoption("--rank-pdb") is not None and not cases.runs_in_a_rank(config):
+    if config.getoption("--pdl-rank-pdb") is not None and not cases.runs_in_a_rank(config):
         from pdlcheck.harness.reporting.terminal import debug_simulated
 
-        debug_simulated(config, config.getoption("--rank-pdb"))
+        debug_simulated(config, config.getoption("--pdl-rank-pdb"))
 
 
+@pytest.hookimpl(trylast=True, specname="pytest_configure")
+def pytest_configure_of_a_launch(config: pytest.Config) -> None:
+    if not cases.runs_in_a_rank(config):
+        launch_decision.begin(config)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
+    plugin_fixtures.give_way_to_other_plugins(session)
     worlds.warm_up(session.config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     if not cases.runs_in_a_rank(session.config):
+        launch_decision.decide(session)
         debugged_rank.require_the_rank(session.config, session.items)
 
 
-def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
-    return debugged_rank.tests_without(config, items)
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+    lines = launched.headline(config), debugged_rank.tests_without(config, items)
+    return [line for line in lines if line is not None]
+
+
+@pytest.hookimpl(tryfirst=True, specname="pytest_runtestloop")
+def pytest_runtestloop_of_a_launch(session: pytest.Session) -> None:
+    launch_decision.serve_if_agent(session)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -202,7 +148,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     worlds.close_worlds(config)
-    if config.getoption("--rank-pdb") is not None and not cases.runs_in_a_rank(config):
+    if config.getoption("--pdl-rank-pdb") is not None and not cases.runs_in_a_rank(config):
         from pdlcheck.harness.reporting.terminal import take_back
 
         take_back(config)
@@ -224,7 +170,7 @@ def pytest_generate_tests_by_parameters(metafunc: pytest.Metafunc) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     on_ranks = cases.case_of(item) is not None
-    if on_ranks or item.get_closest_marker("verifies"):
+    if on_ranks or marker_ownership.uses_fixture(item, "subject"):
         from pdlcheck.harness.running.examples import accept_rank_fixtures
 
         accept_rank_fixtures(item, on_ranks=on_ranks)
@@ -236,11 +182,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu"):
+    in_rank = cases.runs_in_a_rank(item.config)
+    if item.get_closest_marker("gpu") and marker_ownership.skips_without_cuda(item, on_ranks=in_rank):
         from pdlcheck.harness.collection.gpu import require_cuda
 
-        require_cuda()
-    if cases.runs_in_a_rank(item.config):
+        require_cuda(item.config)
+    if in_rank:
         return
     cases.require_ranks(item)
     misused.require_sense(item)
@@ -341,7 +288,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
-    rank, debugs = node.config.getoption("--rank-pdb"), node.config.getoption("usepdb", False)
+    rank, debugs = node.config.getoption("--pdl-rank-pdb"), node.config.getoption("usepdb", False)
     case = cases.case_of(node) if (rank is not None) != debugs else None
     if case is not None and rank is None and case.world != "sim":
         from pdlcheck.harness.reporting.terminal import tell_where_the_ranks_are
@@ -368,7 +315,9 @@ def pytest_runtest_makereport(
         from pdlcheck.harness.reporting.reports import tell
 
         tell(item, call, report)
-    if item.config.getoption("--timeline") is not None:
+    if (world_name := cases.world_of(item)) is not None:
+        world_counts.mark(report, world_name)
+    if item.config.getoption("--pdl-timeline") is not None:
         from pdlcheck.harness.reporting.pictures import draw
 
         draw(item, report)

@@ -47,7 +47,7 @@ class _Recorder:
         self._moments = Path(config.getoption("faults_moments"))
         self._worlds: list[ProcessWorld] = []
         self._files = 0
-        watch, name = bool(config.getoption("faults_watch")), config.getoption("--world")
+        watch, name = bool(config.getoption("faults_watch")), config.getoption("--pdl-world")
 
         def make(**options: Any) -> ProcessWorld:
             self._worlds.append(ProcessWorld(backend=name, watch=watch, timeout_s=PATIENT_S, **options))

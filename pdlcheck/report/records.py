@@ -150,11 +150,20 @@ class ReplicaTraining:
 
 @dataclass(frozen=True)
 class Part:
-    """Something that a machine has or lacks; ``cure`` is how to get it, empty where it is there."""
+    """Something that a machine has or lacks; ``cure`` is how to get it, empty where it is there.
+
+    ``required``: without it pdlcheck does not work; the rest is optional.
+    """
 
     name: str
     found: str
     cure: str = ""
+    required: bool = False
+
+    @property
+    def is_missing(self) -> bool:
+        """True if the machine lacks it, or it does not work."""
+        return bool(self.cure)
 
 
 def rows(records: Iterable[PropertyRecord]) -> list[Row]:

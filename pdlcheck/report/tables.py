@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -26,6 +27,7 @@ __all__ = [
     "heading",
     "line",
     "packages_table",
+    "parts_json",
     "parts_table",
     "replicas_table",
     "row_line",
@@ -155,6 +157,21 @@ def parts_table(parts: Iterable[Part]) -> Table:
     for part in parts:
         table.add_row(part.name, Text(part.found, style=SKIPPED if part.cure else ""), Text(part.cure))
     return table
+
+
+def parts_json(parts: Iterable[Part]) -> str:
+    """Return the same as JSON: an object with ``parts``, each with the fields of a ``Part``."""
+    fields = [
+        {
+            "name": part.name,
+            "found": part.found,
+            "missing": part.is_missing,
+            "required": part.required,
+            "cure": part.cure or None,
+        }
+        for part in parts
+    ]
+    return json.dumps({"parts": fields}, indent=2)
 
 
 def _table(*, show_footer: bool = False) -> Table:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pdlcheck.harness.collection.marker_ownership import claims_world_size
 from pdlcheck.harness.running import launched
 
 __all__ = ["Case", "case_of", "is_our_world", "require_ranks", "runs_in_a_rank", "world_names", "world_of"]
@@ -29,9 +30,9 @@ class Case:
 
 def world_names(config: pytest.Config) -> list[str]:
     """The worlds of ``--world``, in order; by default the simulated one, under a launcher the launched processes."""
-    names = config.getoption("--world")
+    names = config.getoption("--pdl-world")
     if names is None:
-        names = "sim" if launched.launch(config) is None else "gloo"
+        names = "sim" if launched.candidate(config) is None else "gloo"
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
@@ -64,13 +65,18 @@ def require_ranks(item: pytest.Item) -> None:
     """
     if isinstance(item, pytest.DoctestItem):
         return
-    if item.get_closest_marker("world_size") is not None and case_of(item) is None:
+    if item.get_closest_marker("world_size") is not None and case_of(item) is None and claims_world_size(item):
         pytest.fail(
             "world_size marks test functions, methods and single parameters of these, before they are collected",
             pytrace=False,
         )
-    if item.get_closest_marker("faults") and world_of(item) is None and not runs_in_a_rank(item.config):
+    marker = item.get_closest_marker("faults")
+    if marker and _has_our_faults(marker) and world_of(item) is None and not runs_in_a_rank(item.config):
         pytest.fail("faults happen to ranks: mark the test world_size, or let it use the fixture world", pytrace=False)
+
+
+def _has_our_faults(marker: pytest.Mark) -> bool:
+    return any(type(fault).__module__ == "pdlcheck.faults" for fault in marker.args)
 
 
 def runs_in_a_rank(config: pytest.Config) -> bool:

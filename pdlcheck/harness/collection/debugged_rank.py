@@ -38,7 +38,7 @@ def tests_without(config: pytest.Config, items: Sequence[pytest.Item]) -> str | 
 @contextmanager
 def noting_world_sizes(item: pytest.Item, world: Any) -> Iterator[None]:
     """While a test runs that calls ``world.run``: note for how many ranks."""
-    rank, sizes, opened = item.config.getoption("--rank-pdb"), [], world.open
+    rank, sizes, opened = item.config.getoption("--pdl-rank-pdb"), [], world.open
     if rank is None:
         yield
         return
@@ -74,7 +74,7 @@ def _told(rank: int, sizes: Mapping[str, int]) -> str | None:
 
 
 def _debugged(config: pytest.Config) -> int | None:
-    rank: int | None = config.getoption("--rank-pdb")
+    rank: int | None = config.getoption("--pdl-rank-pdb")
     return None if config.getoption("collectonly") else rank
 
 

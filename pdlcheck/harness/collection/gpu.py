@@ -9,7 +9,10 @@ from pdlcheck.worlds.devices import CUDA_CURE, why_no_cuda
 __all__ = ["require_cuda"]
 
 
-def require_cuda() -> None:
-    """Skip the test where torch finds no CUDA device."""
+def require_cuda(config: pytest.Config) -> None:
+    """Skip the test where torch finds no CUDA device; fail it where ``--require-gpu`` is given."""
     if why := why_no_cuda():
-        pytest.skip(f"needs CUDA: {why}; install {CUDA_CURE}")
+        words = f"needs CUDA: {why}; install {CUDA_CURE}"
+        if config.getoption("--pdl-require-gpu"):
+            pytest.fail(f"{words} (--require-gpu)", pytrace=False)
+        pytest.skip(words)

@@ -16,7 +16,7 @@ def isolation_of(item: pytest.Item) -> str:
     """Of the marker, or else of the option; fails the item whose marker is wrong."""
     marker = item.get_closest_marker("isolation")
     if marker is None:
-        return str(item.config.getoption("--isolation"))
+        return str(item.config.getoption("--pdl-isolation"))
     if len(marker.args) == 1 and not marker.kwargs and marker.args[0] in ISOLATIONS:
         return str(marker.args[0])
     words = f"isolation takes one of {', '.join(ISOLATIONS)}, such as isolation('fresh'); got {given_to(marker)}"
@@ -25,7 +25,7 @@ def isolation_of(item: pytest.Item) -> str:
 
 def semantics_of(item: pytest.Item) -> Semantics:
     """Of the marker, or else of the option; fails the item whose marker is wrong."""
-    marker, profile = item.get_closest_marker("semantics"), item.config.getoption("--semantics")
+    marker, profile = item.get_closest_marker("semantics"), item.config.getoption("--pdl-semantics")
     try:
         arguments = (marker.args or (profile,), marker.kwargs) if marker else ((profile,), {})
         return make_semantics(*arguments[0], **arguments[1])

@@ -7,11 +7,14 @@ from typing import Any, NoReturn, TypeGuard
 import pytest
 
 from pdlcheck.harness.collection import cases, markers
+from pdlcheck.harness.collection.marker_ownership import is_registered_by_others, skips_without_cuda
 from pdlcheck.harness.running.context import rank_context
 
 __all__ = ["require_own_values", "require_sense"]
 
-_OF_RANKS = ("isolation", "schedules", "semantics")
+_NO_RANKS = "has no effect on a test without ranks: mark the test world_size, too, or use the fixture world"
+_WITHOUT_EFFECT = {name: f"the marker {name} {_NO_RANKS}" for name in ("faults", "isolation", "schedules", "semantics")}
+_GPU = "the marker gpu skips tests with ranks; for this one too, set the ini value pdlcheck_markers = gpu"
 _TORCHS = "torch.testing._internal.common_distributed"
 _OURS = ("device", "group", "rank")
 
@@ -35,9 +38,20 @@ def require_sense(item: pytest.Item) -> None:
     if cases.world_of(item) is not None:
         _check_markers(item)
     else:
-        for marker in item.own_markers:
-            if marker.name in _OF_RANKS:
-                _fail(item, f"{marker.name} is about ranks: mark the test world_size, too, or use the fixture world")
+        _warn_of_markers(item)
+
+
+def _warn_of_markers(item: pytest.Item) -> None:
+    """Of those without effect on a test without ranks, unless they have a meaning of the project's own.
+
+    pytest would warn of them as unknown if our plugin did not register them.
+    """
+    for marker in item.own_markers:
+        words = _WITHOUT_EFFECT.get(marker.name)
+        if marker.name == "gpu" and not skips_without_cuda(item, on_ranks=False):
+            words = _GPU
+        if words is not None and not is_registered_by_others(item.config, marker.name):
+            item.warn(pytest.PytestUnknownMarkWarning(f"{item.nodeid}: {words}"))
 
 
 def _check_markers(item: pytest.Item) -> None:

@@ -1,47 +1,114 @@
-"""Options of the command line that cannot be meant. Does not import torch."""
+"""The options and ini values of the plugin. Does not import torch.
+
+Each option has one name that no other plugin uses, ``--pdl-NAME``. ``short_names`` lets people write ``--NAME``.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from pdlcheck.harness.collection.cases import world_names
-from pdlcheck.harness.running import launched
-from pdlcheck.worlds import WORLDS
+from pdlcheck.worlds.arguments import ISOLATIONS
+from pdlcheck.worlds.devices import DEVICES
+from pdlcheck.worlds.semantics import PROFILES
 
-__all__ = ["check_options"]
+__all__ = ["LAUNCH_MODES", "OWN_MARKERS", "PREFIX", "SHORT_NAMES", "add_options"]
+
+PREFIX = "--pdl-"
+OWN_MARKERS = "pdlcheck_markers"  # the ini value
+LAUNCH_MODES = ("auto", "join", "ignore")
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "world": {
+        "metavar": "NAME[,NAME]",
+        "help": "where ranks run: sim (simulated, in this process), gloo (processes), mpi (processes in a run of "
+        "mpiexec) or nccl (processes with a CUDA device each); default: sim, and gloo under torchrun, mpiexec or srun",
+    },
+    "rank-device": {
+        "choices": DEVICES,
+        "help": "the fixture `device` of the ranks: cpu, or cuda, whose devices the ranks of gloo share, and those of "
+        "sim the first; default: cuda on nccl, cpu elsewhere",
+    },
+    "init-method": {
+        "metavar": "URL",
+        "help": "where the processes of torchrun, mpiexec or srun meet: env://, tcp://HOST:PORT or file:///PATH; "
+        "default: env:// if MASTER_ADDR and MASTER_PORT are set",
+    },
+    "launch": {
+        "choices": LAUNCH_MODES,
+        "help": "under torchrun, mpiexec or srun: auto (run one session over all launched processes if a collected "
+        "test needs ranks; otherwise every process runs pytest by itself), join (always run one session) or ignore "
+        "(never); default: the ini value pdlcheck_launch, or auto",
+    },
+    "isolation": {
+        "choices": ISOLATIONS,
+        "default": "pool",
+        "help": "what tests on processes share: pool (the processes and their default group), reinit (the processes; "
+        "each test has a new default group), fresh (nothing); default: %(default)s; a marker `isolation` comes first",
+    },
+    "seed": {
+        "type": int,
+        "metavar": "N",
+        "default": 0,
+        "help": "seed of the ranks' random streams, and of the simulated schedule; default: %(default)s",
+    },
+    "schedule": {
+        "metavar": "SCHEDULE",
+        "help": "which simulated rank goes on: first, random:SEED, pct:SEED[,DEPTH[,STEPS]] or replay:CODE, as a "
+        "failure prints it; default: random, from --pdl-seed; where it is given the marker schedules has no effect",
+    },
+    "semantics": {
+        "choices": sorted(PROFILES),
+        "default": "rendezvous",
+        "help": "what the simulated network does where the rules leave a choice; default: %(default)s; a marker "
+        "`semantics` comes first",
+    },
+    "timeline": {
+        "metavar": "DIR",
+        "help": "on sim, draw what the ranks of each test did: DIR/TEST.svg, and DIR/TEST.json for ui.perfetto.dev; "
+        "of a test that calls world.run several times, the last call",
+    },
+    "subject": {
+        "action": "append",
+        "metavar": "NAME=MODULE:FUNCTION",
+        "default": [],
+        "help": "run the suites of primitive NAME on your own function instead; may be repeated",
+    },
+    "rank-pdb": {
+        "type": int,
+        "metavar": "RANK",
+        "help": "give the terminal to the debugger of this rank, at breakpoint() and at its failure; the others wait",
+    },
+    "require-gpu": {
+        "action": "store_true",
+        "help": "a test that needs CUDA fails where there is none, instead of being skipped",
+    },
+    "no-skip-worlds": {
+        "action": "store_true",
+        "help": "a test fails where its world cannot run on this machine, or has too few ranks, instead of being "
+        "skipped",
+    },
+}
+_WITHOUT_SHORT_NAME = {"launch", "seed"}
+SHORT_NAMES = {f"--{name}": f"{PREFIX}{name}" for name in _OPTIONS if name not in _WITHOUT_SHORT_NAME}
 
 
-def check_options(config: pytest.Config) -> None:
-    """Stop with a usage error where an option cannot be meant."""
-    names = world_names(config)
-    config.option.world = ",".join(names)  # the ranks' own sessions are under no launcher
-    for name in names or [""]:
-        if name not in WORLDS:
-            raise pytest.UsageError(f"--world must name some of {', '.join(sorted(WORLDS))}; got {name!r}")
-    if getattr(config.option, "update_snapshots", False) and {*names} - {"sim"}:
-        raise pytest.UsageError(
-            "--snapshot-update with a world other than sim: syrupy does not see what ranks in processes compare, "
-            "writes none of it, and would delete what it has of them; update with --world sim"
-        )
-    rank = config.getoption("--rank-pdb")
-    if rank is not None and rank < 0:
-        raise pytest.UsageError(f"--rank-pdb takes the number of a rank, from 0 on; got {rank}")
-    if rank is not None and (hasattr(config, "workerinput") or config.getoption("numprocesses", None)):
-        raise pytest.UsageError("--rank-pdb needs the terminal, which workers of pytest-xdist do not have; use -n 0")
-    own = launched.launch(config)
-    if rank is not None and own is not None and rank >= (own.local_world_size or own.world_size):
-        raise pytest.UsageError(
-            f"--rank-pdb {rank}: the terminal is that of rank 0, on whose node {own.local_world_size} of "
-            f"{own.world_size} ranks are; take one of these, or launch on one node"
-        )
-    if (spec := config.getoption("--schedule")) is not None:
-        from pdlcheck.worlds.simulated.schedules import schedule_of
-
-        try:
-            schedule_of(spec)
-        except ValueError as error:
-            raise pytest.UsageError(f"--{error}") from None
-    for text in config.getoption("--subject"):
-        name, _, target = text.partition("=")
-        if not (name and target.count(":") == 1):
-            raise pytest.UsageError(f"--subject takes NAME=MODULE:FUNCTION; got {text!r}")
+def add_options(parser: pytest.Parser) -> None:
+    """Declare the options of the command line and the ini values."""
+    group = parser.getgroup("pdlcheck", "parallel code on several ranks (--pdl-NAME, or --NAME unless others use it)")
+    for name, settings in _OPTIONS.items():
+        group.addoption(f"{PREFIX}{name}", **settings)
+    parser.addini(
+        "pdlcheck_own_globals",
+        "modules, or packages, whose globals each simulated rank has for itself, as a process would",
+        type="args",
+        default=[],
+    )
+    parser.addini(
+        OWN_MARKERS,
+        "markers that are pdlcheck's in this project wherever they stand, such as: gpu world_size",
+        type="args",
+        default=[],
+    )
+    parser.addini("pdlcheck_launch", f"default of {PREFIX}launch: {', '.join(LAUNCH_MODES)}", default="auto")

@@ -10,16 +10,20 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from pdlcheck.harness.collection.cases import CASE, Case, is_our_world, world_names
+from pdlcheck.harness.collection.marker_ownership import claims_world_size
+from pdlcheck.harness.collection.plugin_fixtures import take_precedence_on_ranks
 
 __all__ = ["repeat", "repeat_by_parameters"]
 
 
 def repeat(metafunc: pytest.Metafunc) -> None:
     """Repeat a test for each world, or for each world and world size of its marker; before it has other parameters."""
-    if _has_marked_parameters(metafunc.definition):
+    claimed = claims_world_size(metafunc.definition)
+    if claimed and _has_marked_parameters(metafunc.definition):
         return  # left to `repeat_by_parameters`
-    marker = metafunc.definition.get_closest_marker("world_size")
+    marker = metafunc.definition.get_closest_marker("world_size") if claimed else None
     if marker is not None:
+        take_precedence_on_ranks(metafunc)
         _add(metafunc, _cases(metafunc, marker))
     elif _uses_world(metafunc):
         metafunc.parametrize("world", world_names(metafunc.config), indirect=True, scope="session")
@@ -30,6 +34,8 @@ def repeat_by_parameters(metafunc: pytest.Metafunc) -> None:
 
     It counts more than a marker of the whole test. A set that has neither is an ordinary test, without ranks.
     """
+    if not claims_world_size(metafunc.definition):
+        return
     own = [_mark_of(call.marks) for call in metafunc._calls]
     if CASE in metafunc.fixturenames or not any(own):
         return

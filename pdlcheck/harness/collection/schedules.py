@@ -19,7 +19,7 @@ _MANY = 10_000
 
 def runs_under_schedules(item: pytest.Item) -> bool:
     """True for an item with the marker, on simulated ranks, where no option names the one schedule to run."""
-    if item.get_closest_marker("schedules") is None or item.config.getoption("--schedule") is not None:
+    if item.get_closest_marker("schedules") is None or item.config.getoption("--pdl-schedule") is not None:
         return False
     return cases.world_of(item) == "sim"
 

@@ -23,7 +23,7 @@ def find(request: pytest.FixtureRequest) -> Callable[..., Any]:
     if marker is None or len(marker.args) != 1:
         raise pytest.UsageError("fixture 'subject' needs @pytest.mark.verifies(\"primitive\") on the test")
     (name,) = marker.args
-    for text in request.config.getoption("--subject"):
+    for text in request.config.getoption("--pdl-subject"):
         overridden, _, target = text.partition("=")
         if overridden == name:
             return _load(*target.split(":"))

@@ -13,6 +13,8 @@ import pytest
 from _pytest.mark.structures import get_unpacked_marks
 from _pytest.unittest import TestCaseFunction, UnitTestCase
 
+from pdlcheck.harness.collection.marker_ownership import claims_world_size
+
 __all__ = ["LIFE", "collected", "live"]
 
 LIFE = "_life_of_a_test_case"  # the fixture of the plugin that lets a method live through `live`
@@ -44,7 +46,8 @@ def collected(collector: pytest.Module | pytest.Class, name: str, obj: object) -
     if not _is_class(obj) or not issubclass(obj, TestCase) or inspect.isabstract(obj):
         return None
     marked = collector.get_closest_marker("world_size") or any(map(_is_marked, (obj, *_methods(obj))))
-    return _RankedTestCase.from_parent(collector, name=name, obj=obj) if marked else None
+    ours = marked and claims_world_size(collector)
+    return _RankedTestCase.from_parent(collector, name=name, obj=obj) if ours else None
 
 
 def live(request: pytest.FixtureRequest) -> Generator[None]:

@@ -21,7 +21,7 @@ def draw(item: pytest.Item, report: pytest.TestReport) -> None:
         timeline = open_world(item.config, "sim").timeline
     except RuntimeError:  # it has run nothing
         return
-    folder = Path(item.config.getoption("--timeline"))
+    folder = Path(item.config.getoption("--pdl-timeline"))
     folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.]+", "-", item.nodeid).strip("-")
     for suffix in (".json", ".svg"):

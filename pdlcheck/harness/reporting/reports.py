@@ -14,6 +14,7 @@ from _pytest._io import TerminalWriter
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness.collection import cases
 from pdlcheck.harness.collection.schedules import FOUND
+from pdlcheck.harness.collection.short_names import name_of
 from pdlcheck.worlds.outcome import text_of
 
 __all__ = ["RANK_CRASH", "RANK_MESSAGE", "RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
@@ -61,17 +62,22 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
     if world is None and _NO_GROUP in text_of(error):
         report.sections.append(("no ranks", _ON_RANKS.format(_size_meant(item))))
     if world is not None:
-        command = ["pytest", item.nodeid, "--world", world, f"--pdl-seed={item.config.getoption('--pdl-seed')}"]
-        if device := item.config.getoption("--rank-device"):
-            command += ["--rank-device", device]
-        if world == "sim" and (semantics := item.config.getoption("--semantics")) != "rendezvous":
-            command += ["--semantics", semantics]
-        schedule = item.stash.get(FOUND, item.config.getoption("--schedule"))
+        command = ["pytest", item.nodeid, _name(item, "--pdl-world"), world]
+        command.append(f"--pdl-seed={item.config.getoption('--pdl-seed')}")
+        if device := item.config.getoption("--pdl-rank-device"):
+            command += [_name(item, "--pdl-rank-device"), device]
+        if world == "sim" and (semantics := item.config.getoption("--pdl-semantics")) != "rendezvous":
+            command += [_name(item, "--pdl-semantics"), semantics]
+        schedule = item.stash.get(FOUND, item.config.getoption("--pdl-schedule"))
         if schedule is not None and world == "sim":
-            command.append(f"--schedule={schedule}")
-        for subject in item.config.getoption("--subject"):
-            command += ["--subject", subject]
+            command.append(f"{_name(item, '--pdl-schedule')}={schedule}")
+        for subject in item.config.getoption("--pdl-subject"):
+            command += [_name(item, "--pdl-subject"), subject]
         report.sections.append(("replay", shlex.join(command)))
+
+
+def _name(item: pytest.Item, option: str) -> str:
+    return name_of(item.config, option)
 
 
 def _passes_through(error: BaseException, path: str) -> bool:

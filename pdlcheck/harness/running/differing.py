@@ -49,7 +49,7 @@ _ONE_FOR_ALL = (
 def compares_worlds(config: pytest.Config) -> bool:
     """True where one process sees the verdicts of ``sim`` and of processes, and nobody is debugging."""
     names = cases.world_names(config)
-    debugging = config.getoption("--rank-pdb") is not None or config.getoption("usepdb", False)
+    debugging = config.getoption("--pdl-rank-pdb") is not None or config.getoption("usepdb", False)
     alone = not hasattr(config, "workerinput") and not config.getoption("numprocesses", None)
     return "sim" in names and len(set(names)) > 1 and alone and not debugging and not cases.runs_in_a_rank(config)
 
@@ -211,13 +211,13 @@ def _without_world(item: pytest.Item) -> object:
 @contextmanager
 def _undisturbed(config: pytest.Config) -> Iterator[None]:
     """What was drawn of a test and what it warned of stay those of its own run."""
-    timeline, config.option.timeline = config.option.timeline, None
+    timeline, config.option.pdl_timeline = config.option.pdl_timeline, None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        config.option.timeline = timeline
+        config.option.pdl_timeline = timeline
 
 
 def _first_line(report: pytest.TestReport) -> str:

@@ -37,7 +37,7 @@ def begins_early(item: pytest.Function) -> pytest.Function | None:
     config, session, following = item.config, item.session, next_of(item)
     if not isinstance(following, pytest.Function) or cases.case_of(following) != cases.case_of(item):
         return None
-    if session.shouldfail or session.shouldstop or config.getoption("rank_pdb") is not None:
+    if session.shouldfail or session.shouldstop or config.getoption("pdl_rank_pdb") is not None:
         return None
     if not _knows_plugins(config):
         return None

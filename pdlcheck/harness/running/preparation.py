@@ -22,7 +22,7 @@ class _Preparation:
 
 def options_of_processes(config: pytest.Config) -> dict[str, Any]:
     """Arguments for a world whose ranks are processes."""
-    rank = config.getoption("--rank-pdb")
+    rank = config.getoption("--pdl-rank-pdb")
     terminal = None
     if rank is not None:
         from pdlcheck.harness.reporting.terminal import lend

@@ -134,7 +134,7 @@ class ProcessItem:
         __tracebackhide__ = True
         assert self._ranks is not None
         limit = seconds_left(self._item)
-        if limit is not None and self._item.config.getoption("--rank-pdb") is None:  # a person takes time
+        if limit is not None and self._item.config.getoption("--pdl-rank-pdb") is None:  # a person takes time
             self._ranks.timeout_s = limit
         try:
             outcomes = self._ranks.end(self._early) or self._ranks.outcomes(fn, *args, **kwargs)

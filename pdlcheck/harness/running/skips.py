@@ -9,7 +9,17 @@ import pytest
 
 from pdlcheck.errors import WorldTooSmall
 
-__all__ = ["plain_skips", "too_few_ranks_skip"]
+__all__ = ["plain_skips", "skip_or_fail", "too_few_ranks_skip"]
+
+
+def skip_or_fail(config: pytest.Config, reason: str) -> BaseException:
+    """The exception for a test whose world this machine does not have, or not with so many ranks.
+
+    A skip; with ``--no-skip-worlds`` a failure, so that a run in CI cannot be green without having run.
+    """
+    if config.getoption("--pdl-no-skip-worlds", False):
+        return pytest.fail.Exception(f"{reason} (--no-skip-worlds)", pytrace=False)
+    return pytest.skip.Exception(reason, _use_item_location=True)
 
 
 @contextmanager
@@ -36,5 +46,5 @@ def too_few_ranks_skip(item: pytest.Item) -> Iterator[None]:
             from pdlcheck.harness.running.examples import is_property
 
             words = f"an example {error}; others may need more" if is_property(item) else str(error)
-            raise pytest.skip.Exception(words, _use_item_location=True) from None
+            raise skip_or_fail(item.config, words) from None
         raise

@@ -72,7 +72,7 @@ def limited(item: pytest.Item, world: World) -> Iterator[None]:
         finally:
             simulated.until = None
         return
-    if limit is None or item.config.getoption("--rank-pdb") is not None:
+    if limit is None or item.config.getoption("--pdl-rank-pdb") is not None:
         yield
         return
     from pdlcheck.worlds.processes import ProcessWorld
@@ -98,7 +98,7 @@ def not_counted(item: pytest.Item) -> Iterator[None]:
 
 def deadline(item: pytest.Item) -> float | None:
     """Of all that the item runs, by the monotonic clock; None if it has none, or a person takes time."""
-    return None if item.config.getoption("--rank-pdb") is not None else item.stash.get(_until, None)
+    return None if item.config.getoption("--pdl-rank-pdb") is not None else item.stash.get(_until, None)
 
 
 def seconds_left(item: pytest.Item) -> float | None:

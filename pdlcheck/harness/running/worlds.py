@@ -12,6 +12,7 @@ from pdlcheck.errors import PdlcheckError, WorldUnavailable
 from pdlcheck.harness.collection.cases import runs_in_a_rank, world_names, world_of
 from pdlcheck.harness.collection.markers import isolation_of, require_faults, semantics_of
 from pdlcheck.harness.running import launched
+from pdlcheck.harness.running.skips import skip_or_fail
 
 if TYPE_CHECKING:
     from pdlcheck.worlds import World
@@ -40,12 +41,12 @@ def open_world(config: pytest.Config, name: str | None) -> World:
     name = name or world_names(config)[0]
     worlds = config.stash.setdefault(_open, {})
     if name not in worlds:
-        device, seed = config.getoption("--rank-device"), config.getoption("--pdl-seed")
+        device, seed = config.getoption("--pdl-rank-device"), config.getoption("--pdl-seed")
         try:
             world = get_world(name, device=device, seed=seed, **_options(config, name))
             world.check()
         except WorldUnavailable as missing:
-            raise pytest.skip.Exception(str(missing), _use_item_location=True) from None
+            raise skip_or_fail(config, str(missing)) from None
         worlds[name] = world
     return worlds[name]
 
@@ -78,6 +79,8 @@ def look_after(world: World) -> None:
 
 def warm_up(config: pytest.Config) -> None:
     """While tests are collected, let a fork server import what ranks will need, and launched processes join."""
+    if launched.candidate(config) is not None and launched.launch(config) is None:
+        return  # it is not decided yet whether this process runs tests on ranks
     if {*world_names(config)} - {"sim"} and not config.getoption("collectonly"):
         from pdlcheck.worlds.processes.controller import forkserver
 
@@ -109,7 +112,7 @@ def with_faults(item: pytest.Item) -> Iterator[None]:
     """What simulated ranks run in the block suffers the faults of the marker; set-up and tear-down do not."""
     __tracebackhide__ = True
     marker = item.get_closest_marker("faults")
-    if marker is None or runs_in_a_rank(item.config):
+    if marker is None or world_of(item) is None or runs_in_a_rank(item.config):
         yield
         return
     world: Any = open_world(item.config, "sim")
@@ -142,9 +145,9 @@ def bring_coverage(config: pytest.Config) -> None:
 
 def _options(config: pytest.Config, name: str) -> dict[str, Any]:
     if name == "sim":
-        spec = config.getoption("--schedule")
-        timeline, own = config.getoption("--timeline") is not None, config.getini("pdlcheck_own_globals")
-        limit = LIMIT_S if config.getoption("--rank-pdb") is None else None
+        spec = config.getoption("--pdl-schedule")
+        timeline, own = config.getoption("--pdl-timeline") is not None, config.getini("pdlcheck_own_globals")
+        limit = LIMIT_S if config.getoption("--pdl-rank-pdb") is None else None
         options: dict[str, Any] = {"timeline": timeline, "own_globals": own, "timeout_s": limit}
         return options if spec is None else options | {"schedule": spec}
     from pdlcheck.harness.running.preparation import options_of_processes

@@ -95,6 +95,11 @@ def launch_of(environment: Mapping[str, str], init_method: str | None = None) ->
             rank, world_size = (_number(environment, name) for name in (names.rank, names.world_size))
             if world_size < 2:
                 return None
+            if not 0 <= rank < world_size:
+                raise ValueError(
+                    f"{names.rank}={rank} is no rank of {names.world_size}={world_size}, which has 0 to "
+                    f"{world_size - 1}; unset both outside a launch"
+                )
             local_rank, local_world_size = _on_this_node(names, environment, init_method, rank, world_size)
             return Launch(
                 names.launcher,

@@ -25,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.launched.environment import Launch, is_loopback
 from pdlcheck.worlds.launched.interfaces import outward_address
+from pdlcheck.worlds.launched.waiting import reported
 
 __all__ = ["Listener", "reach"]
 
@@ -107,12 +108,19 @@ def reach(launch: Launch) -> Iterator[Connection[Any, Any]]:
     Raises:
         WorldUnavailable: rank 0 does not answer.
     """
-    until = time.monotonic() + _PATIENCE_S
+    name = f"rank {launch.rank} of {launch.world_size} ({launch.launcher})"
+    with reported(lambda: f"{name} waits for rank 0 at {launch.init_method}"):
+        place, first = _found(launch, time.monotonic() + _PATIENCE_S)
+    yield first
+    while True:
+        yield _connect(place)
+
+
+def _found(launch: Launch, until: float) -> tuple[dict[str, Any], Connection[Any, Any]]:
     while True:
         with contextlib.suppress(OSError, AuthenticationError, EOFError, dist.DistError, ValueError):
             place = _read(launch, until)
-            first = _connect(place)
-            break
+            return place, _connect(place)
         if time.monotonic() > until:
             raise WorldUnavailable(
                 f"rank {launch.rank} cannot reach rank 0 through {launch.init_method} within {_PATIENCE_S:g} s; "
@@ -121,9 +129,6 @@ def reach(launch: Launch) -> Iterator[Connection[Any, Any]]:
                 cure=_CURE,
             )
         time.sleep(0.05)
-    yield first
-    while True:
-        yield _connect(place)
 
 
 def _host_of(launch: Launch) -> str:

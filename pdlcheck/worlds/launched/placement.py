@@ -31,6 +31,7 @@ from pdlcheck.worlds.launched.messages import (
     Stopped,
     Written,
 )
+from pdlcheck.worlds.launched.waiting import reported
 from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.processes.controller.exits import FORKER
 from pdlcheck.worlds.processes.controller.local import LocalPlacement
@@ -61,7 +62,8 @@ class LaunchedPlacement:
         self.launch = launch
         self._server = forkserver.retain(self)
         self.environment: Mapping[str, str] = self._server.environment
-        self._listener = Listener(launch)
+        with reported(lambda: f"{self._name()} waits for the other {launch.world_size - 1} at {launch.init_method}"):
+            self._listener = Listener(launch)
         self.host = self._listener.host
         self._agents: dict[int, tuple[Connection[Any, Any], Hello]] = {}
         self._absent: dict[int, tuple[Connection[Any, Any], Absent]] = {}
@@ -83,11 +85,11 @@ class LaunchedPlacement:
     def ranks_here(self, world_size: int) -> int:
         if self.launch.local_world_size is not None:
             return min(world_size, self.launch.local_world_size)
-        self._join()
+        self.join()
         return len(self._beside(0, world_size))
 
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> RankProcess:
-        self._join()
+        self.join()
         if rank == 0:
             return LocalPlacement(self._server).place(rank, world_size, fds)
         self._forks += 1
@@ -110,7 +112,7 @@ class LaunchedPlacement:
     def close(self, exitcode: int) -> None:
         """Let every launched process end with this exit code, once this process has ended."""
         with contextlib.suppress(WorldUnavailable):  # whoever is not here will not hear it; the launcher ends it
-            self._join()
+            self.join()
         controls = [control for control, _ in (*self._agents.values(), *self._absent.values())]
         for control in controls:
             with contextlib.suppress(OSError):  # it has gone
@@ -121,16 +123,33 @@ class LaunchedPlacement:
         self._listener.close()
         forkserver.release(self)
 
-    def _join(self) -> None:
-        """Wait until every launched process has said hello, or why it cannot serve; all in all no longer than that."""
+    def join(self) -> None:
+        """Wait until every launched process has said hello, or why it cannot serve; all in all no longer than 300 s.
+
+        Raises:
+            WorldUnavailable: a process did not come, could not start its session, or has other software.
+        """
         if self._join_until is None:
             self._join_until = time.monotonic() + _JOIN_S
-        while len(self._agents) + len(self._absent) < self.launch.world_size - 1:
+        if self._missing():
+            with reported(lambda: f"{self._name()} waits for ranks {self._missing()} at {self.host}"):
+                self._meet(self._join_until)
+        self._listener.all_are_here()
+        if self._absent:
+            said = [message for _, message in self._absent.values()]
+            whys = sorted(f"rank {absent.rank} on {absent.host}: {absent.why}" for absent in said)
+            raise WorldUnavailable(
+                f"launched processes could not start their session, {'; '.join(whys)}",
+                world="launched",
+                cure="make pytest start in every launched process",
+            )
+
+    def _meet(self, until: float) -> None:
+        while missing := self._missing():
             try:
-                connection = self._listener.accept(self._join_until)
+                connection = self._listener.accept(until)
                 hello = connection.recv()
             except (TimeoutError, EOFError, OSError) as error:
-                missing = sorted(set(range(1, self.launch.world_size)) - self._agents.keys() - self._absent.keys())
                 raise WorldUnavailable(
                     f"ranks {missing} of {self.launch.world_size} did not join rank 0 at {self.host} "
                     f"within {_JOIN_S:g} s; start all of them with the same command",
@@ -142,15 +161,12 @@ class LaunchedPlacement:
                 continue
             self._agents[hello.rank] = (connection, hello)
             self._compare(hello)
-        self._listener.all_are_here()
-        if self._absent:
-            said = [message for _, message in self._absent.values()]
-            whys = sorted(f"rank {absent.rank} on {absent.host}: {absent.why}" for absent in said)
-            raise WorldUnavailable(
-                f"launched processes could not start their session, {'; '.join(whys)}",
-                world="launched",
-                cure="make pytest start in every launched process",
-            )
+
+    def _missing(self) -> list[int]:
+        return sorted(set(range(1, self.launch.world_size)) - self._agents.keys() - self._absent.keys())
+
+    def _name(self) -> str:
+        return f"rank 0 of {self.launch.world_size} ({self.launch.launcher})"
 
     def _compare(self, hello: Hello) -> None:
         ours = software()

@@ -42,7 +42,7 @@ def pytest_generate_tests(metafunc):
 
 
 def _backend(config):
-    return "mpi" if config.getoption("--world") == "mpi" else "gloo"
+    return "mpi" if config.getoption("--pdl-world") == "mpi" else "gloo"
 
 
 @pytest.mark.isolation("reinit")  # some tests break the default group

@@ -1,0 +1,102 @@
+"""Which markers of an item are pdlcheck's, and which have another meaning in the user's project. Does not import torch.
+
+A project that registers a marker of one of our names has a meaning of its own for it. Then the marker is ours only on
+tests that use our fixtures, or where the project says so: with ``--world``, or the ini value ``pdlcheck_markers``.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlcheck.harness.collection.options import OWN_MARKERS
+
+__all__ = [
+    "claims_world_size",
+    "is_registered_by_others",
+    "note_what_was_asked",
+    "register",
+    "skips_without_cuda",
+    "uses_fixture",
+]
+
+MARKERS = (
+    "world_size(*sizes): run the body of the test on every rank, once for each number of ranks",
+    "isolation(mode): what the test shares with others on processes: 'pool', 'reinit' or 'fresh'",
+    "semantics(profile, **changes): what the simulated network does where the rules leave a choice, such as "
+    "semantics('nccl') or semantics(send='buffered', leaks=False); real backends have their own",
+    "faults(*faults): on sim, what the ranks suffer in the body of the test, such as faults(Kill(rank=1, operation=3))",
+    "schedules(count): on sim, run the test under so many schedules, or under 'all' of them that differ",
+    "gpu: needs CUDA; skipped with a reason where there is none, on tests with ranks, or if pdlcheck_markers names it",
+    "verifies(primitive): the primitive that a suite test is about; the fixture `subject` returns it",
+)
+_TIMEOUT = "timeout(seconds): time limit of the test on its ranks"
+_OURS = frozenset((*MARKERS, _TIMEOUT))
+_RANK_FIXTURES = ("device", "group", "rank", "world_size")
+_SUITES = "pdlcheck.suites"
+
+_registered: pytest.StashKey[frozenset[str]] = pytest.StashKey()
+_suites: pytest.StashKey[Path | None] = pytest.StashKey()
+
+
+def register(config: pytest.Config) -> None:
+    """Make our markers known to ``pytest --markers`` and ``--strict-markers``."""
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", _TIMEOUT)
+
+
+def note_what_was_asked(config: pytest.Config) -> None:
+    """Remember whether the user named worlds, before the default takes their place; ranks and workers are told."""
+    option: Any = config.option
+    if not hasattr(option, "pdl_world_was_given"):
+        option.pdl_world_was_given = option.pdl_world is not None
+
+
+def claims_world_size(definition: pytest.Item | pytest.Collector) -> bool:
+    """Is a marker ``world_size`` of this test, or class, ours?"""
+    config = definition.config
+    if not is_registered_by_others(config, "world_size") or is_named(config, "world_size"):
+        return True
+    return config.option.pdl_world_was_given or uses_fixture(definition, *_RANK_FIXTURES, "world")
+
+
+def skips_without_cuda(item: pytest.Item, *, on_ranks: bool) -> bool:
+    """Is a marker ``gpu`` of this test ours?"""
+    return on_ranks or is_named(item.config, "gpu") or uses_fixture(item, *_RANK_FIXTURES, "world") or _is_suite(item)
+
+
+def is_named(config: pytest.Config, marker: str) -> bool:
+    """Does the ini value say that this marker is ours?"""
+    return marker in config.getini(OWN_MARKERS)
+
+
+def is_registered_by_others(config: pytest.Config, marker: str) -> bool:
+    """Does the project, or another plugin, register a marker of this name?"""
+    if _registered not in config.stash:
+        lines = [line for line in config.getini("markers") if line not in _OURS]
+        config.stash[_registered] = frozenset(line.partition(":")[0].partition("(")[0].strip() for line in lines)
+    return marker in config.stash[_registered]
+
+
+def uses_fixture(definition: Any, *names: str) -> bool:
+    """Does this test request one of these fixtures, and get ours?"""
+    info = getattr(definition, "_fixtureinfo", None)
+    definitions: Any = {} if info is None else info.name2fixturedefs
+    return any(
+        found[-1].func.__module__ == "pdlcheck.plugin" for name in names if (found := definitions.get(name))
+    )
+
+
+def _is_suite(item: pytest.Item) -> bool:
+    stash = item.config.stash
+    if _suites not in stash:
+        spec = find_spec(_SUITES)
+        found = spec.submodule_search_locations if spec is not None else None
+        stash[_suites] = Path(found[0]) if found else None
+    folder = stash[_suites]
+    return folder is not None and item.path.is_relative_to(folder)

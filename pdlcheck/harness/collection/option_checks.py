@@ -1,0 +1,47 @@
+"""Options of the command line that cannot be meant. Does not import torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdlcheck.harness.collection.cases import world_names
+from pdlcheck.harness.running import launched
+from pdlcheck.worlds import WORLDS
+
+__all__ = ["check_options"]
+
+
+def check_options(config: pytest.Config) -> None:
+    """Stop with a usage error where an option cannot be meant."""
+    names = world_names(config)
+    config.option.pdl_world = ",".join(names)  # the ranks' own sessions are under no launcher
+    for name in names or [""]:
+        if name not in WORLDS:
+            raise pytest.UsageError(f"--world must name some of {', '.join(sorted(WORLDS))}; got {name!r}")
+    if getattr(config.option, "update_snapshots", False) and {*names} - {"sim"}:
+        raise pytest.UsageError(
+            "--snapshot-update with a world other than sim: syrupy does not see what ranks in processes compare, "
+            "writes none of it, and would delete what it has of them; update with --world sim"
+        )
+    rank = config.getoption("--pdl-rank-pdb")
+    if rank is not None and rank < 0:
+        raise pytest.UsageError(f"--rank-pdb takes the number of a rank, from 0 on; got {rank}")
+    if rank is not None and (hasattr(config, "workerinput") or config.getoption("numprocesses", None)):
+        raise pytest.UsageError("--rank-pdb needs the terminal, which workers of pytest-xdist do not have; use -n 0")
+    own = launched.candidate(config)
+    if rank is not None and own is not None and rank >= (own.local_world_size or own.world_size):
+        raise pytest.UsageError(
+            f"--rank-pdb {rank}: the terminal is that of rank 0, on whose node {own.local_world_size} of "
+            f"{own.world_size} ranks are; take one of these, or launch on one node"
+        )
+    if (spec := config.getoption("--pdl-schedule")) is not None:
+        from pdlcheck.worlds.simulated.schedules import schedule_of
+
+        try:
+            schedule_of(spec)
+        except ValueError as error:
+            raise pytest.UsageError(f"--{error}") from None
+    for text in config.getoption("--pdl-subject"):
+        name, _, target = text.partition("=")
+        if not (name and target.count(":") == 1):
+            raise pytest.UsageError(f"--subject takes NAME=MODULE:FUNCTION; got {text!r}")

@@ -1,0 +1,51 @@
+"""Our fixtures among those of other plugins. Does not import torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+__all__ = ["give_way_to_other_plugins", "take_precedence_on_ranks"]
+
+_NAMES = ("device", "group", "rank", "shared_tmp_path", "subject", "world", "world_size")
+
+_modules: pytest.StashKey[frozenset[str]] = pytest.StashKey()
+
+
+def give_way_to_other_plugins(session: pytest.Session) -> None:
+    """Let a fixture of another plugin be found before ours of the same name, in whatever order they were loaded.
+
+    Fixtures of conftest files and test modules are found before those of plugins in any case.
+    """
+    manager: Any = session._fixturemanager
+    for name in _NAMES:
+        if (by_name := getattr(manager, "_arg2fixturedefs", None)) is not None:  # pytest < 9.1
+            by_name.get(name, []).sort(key=lambda definition: not _is_ours(definition))  # the last is found; stable
+        elif (by_node := getattr(manager, "_arg2node2fixturedefs", None)) is not None:
+            for definitions in by_node.get(name, {}).values():
+                definitions.sort(key=_is_ours)  # the first is found
+
+
+def take_precedence_on_ranks(metafunc: pytest.Metafunc) -> None:
+    """On a test with ranks, let ours be found before those of other plugins: they do not know the rank."""
+    found: Any = metafunc._arg2fixturedefs
+    for name in _NAMES:
+        definitions = found.get(name, ())
+        if len(definitions) > 1 and definitions[-1].func.__module__ in _modules_of_plugins(metafunc.config):
+            found[name] = type(definitions)(sorted(definitions, key=_is_ours))
+
+
+def _is_ours(definition: Any) -> bool:
+    return bool(definition.func.__module__ == "pdlcheck.plugin")
+
+
+def _modules_of_plugins(config: pytest.Config) -> frozenset[str]:
+    """The names of all modules that are plugins, without conftest files."""
+    if _modules not in config.stash:
+        plugins = [plugin for _, plugin in config.pluginmanager.list_name_plugin() if isinstance(plugin, ModuleType)]
+        names = [plugin.__name__ for plugin in plugins if Path(plugin.__file__ or "").name != "conftest.py"]
+        config.stash[_modules] = frozenset(names)
+    return config.stash[_modules]

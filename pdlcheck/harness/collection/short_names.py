@@ -1,0 +1,80 @@
+"""Short names of the plugin's options: ``--world`` for ``--pdl-world``, unless another plugin or a conftest has it.
+
+pytest refuses a name that two plugins add. So the parser never sees our short names: they are replaced in the
+arguments, once it is known which names others have added. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Generator, Sequence
+
+import pytest
+
+from pdlcheck.harness.collection.options import SHORT_NAMES
+
+__all__ = ["expanded", "name_of", "replace_short_names"]
+
+_parser = pytest.StashKey[pytest.Parser]()
+
+
+def replace_short_names(
+    config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, object, object]:
+    """Wrap the loading of the first conftest files: replace our short names in ``args``, in place.
+
+    Conftest files add options too. What they add, they get; so the names are looked at again after they are loaded.
+    """
+    config.stash[_parser] = parser
+    given = [*args]
+    free = {name for name in _used(given) if not _is_taken(parser, name)}
+    args[:] = ours = expanded(given, free)
+    if ours != given:
+        _read_again(config, parser, ours)
+    result = yield
+    if args == ours:
+        args[:] = expanded(given, {name for name in free if not _is_taken(parser, name)})
+    return result
+
+
+def expanded(args: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return the arguments with the full names of these options.
+
+    Example:
+        >>> expanded(["--world=gloo", "-k", "sum", "--isolation", "fresh"], {"--world"})
+        ['--pdl-world=gloo', '-k', 'sum', '--isolation', 'fresh']
+    """
+    end = args.index("--") if "--" in args else len(args)
+    return [_full(argument, names) for argument in args[:end]] + list(args[end:])
+
+
+def name_of(config: pytest.Config, full: str) -> str:
+    """The name of an option to show people: the short one where it works."""
+    short = next((name for name, its in SHORT_NAMES.items() if its == full), full)
+    parser = config.stash.get(_parser, None)
+    return full if parser is None or short == full or _is_taken(parser, short) else short
+
+
+def _full(argument: str, names: Collection[str]) -> str:
+    name, equals, value = argument.partition("=")
+    return f"{SHORT_NAMES[name]}{equals}{value}" if name in names else argument
+
+
+def _used(args: Sequence[str]) -> set[str]:
+    return {argument.partition("=")[0] for argument in args} & SHORT_NAMES.keys()
+
+
+def _is_taken(parser: pytest.Parser, name: str) -> bool:
+    """Is this the option of another plugin? The parser leaves a flag that it does not know."""
+    try:
+        _, unknown = parser.parse_known_and_unknown_args([f"{name}=1"])
+    except pytest.UsageError:  # it is known, and takes no such value
+        return True
+    return not unknown
+
+
+def _read_again(config: pytest.Config, parser: pytest.Parser, args: Sequence[str]) -> None:
+    """What the loading of conftest files reads: before, the value of ``--world gloo`` was taken for a path."""
+    read = parser.parse_known_args(args, namespace=copy.copy(config.option))
+    for name in ("file_or_dir", *(full.lstrip("-").replace("-", "_") for full in SHORT_NAMES.values())):
+        setattr(config.known_args_namespace, name, getattr(read, name))

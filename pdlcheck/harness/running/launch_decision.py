@@ -1,0 +1,118 @@
+"""Decides after collection whether the processes of a launch become one session. Does not import torch."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from typing import Any, NoReturn
+
+import pytest
+
+from pdlcheck.harness.collection import cases
+from pdlcheck.harness.running import held_terminal, launched
+from pdlcheck.worlds.launched import Launch
+
+__all__ = ["begin", "decide", "serve_if_agent"]
+
+
+def begin(config: pytest.Config) -> None:
+    """Before tests are collected: a process that may have to serve rank 0 prints nothing yet."""
+    own = launched.candidate(config)
+    if own is not None and own.rank != 0 and launched.launch(config) is None:
+        held_terminal.hold(config)
+
+
+def decide(session: pytest.Session) -> None:
+    """After tests are collected: make the processes of the launch one session if one of these tests needs ranks.
+
+    Every process of the launch collects the same tests and so decides the same.
+
+    Raises:
+        pytest.UsageError: a test needs ranks, and the variables of the launcher are wrong, or the tests that need none
+            call an MPI that all launched processes have initialised.
+    """
+    config = session.config
+    own = launched.candidate(config)
+    needs_ranks = any(cases.world_of(item) is not None for item in session.items)
+    if needs_ranks:
+        launched.require_launch(config)
+    if own is None or launched.launch(config) is not None:
+        return
+    if not needs_ranks:
+        held_terminal.show(config)
+        return
+    _refuse_mpi_of_all(session, own)
+    launched.leave_mpi_environment()
+    launched.take_over(config, own)
+    if config.option.collectonly:
+        return
+    from pdlcheck.worlds.processes.controller import forkserver
+
+    forkserver.start(preload=launched.PRELOAD)
+    if own.rank == 0 and (placement := launched.placement(config)) is not None:
+        placement.join()
+
+
+def serve_if_agent(session: pytest.Session) -> None:
+    """In a process that rank 0 needs: fork its ranks until it ends, then end with its exit code.
+
+    Reports, caches and tables of this process are rank 0's to write. So only conftest files see its end.
+    """
+    config = session.config
+    own = launched.launch(config)
+    if own is None or own.rank == 0:
+        return
+    held_terminal.drop(config)
+    exitcode = 0
+    if not config.option.collectonly:
+        from pdlcheck.worlds.launched.agent import serve
+
+        exitcode = serve(own)
+    _end(session, exitcode)
+
+
+def _end(session: pytest.Session, exitcode: int) -> NoReturn:
+    """End the process as pytest would, without the plugins that write what rank 0 writes."""
+    session.exitstatus = exitcode
+    plugins: Any = session.config.pluginmanager
+    others = [plugin for plugin in plugins.get_plugins() if plugin not in plugins._conftest_plugins]
+    with contextlib.ExitStack() as stack:
+        stack.callback(os._exit, exitcode)
+        stack.callback(atexit._run_exitfuncs)
+        stack.callback(_flush)
+        stack.callback(plugins.subset_hook_caller("pytest_unconfigure", others), config=session.config)
+        finish = plugins.subset_hook_caller("pytest_sessionfinish", others)
+        stack.callback(finish, session=session, exitstatus=exitcode)
+    raise AssertionError("os._exit returned")
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # it may be closed, or be no file
+            stream.flush()
+
+
+def _refuse_mpi_of_all(session: pytest.Session, own: Launch) -> None:
+    """Tests without ranks would run in rank 0 alone, and wait there for members of MPI that run no tests."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.size < 2:
+        return
+    plain = [item for item in session.items if cases.world_of(item) is None and _uses_mpi(item)]
+    if plain:
+        raise pytest.UsageError(
+            f"{own.launcher} launched {own.world_size} processes, whose MPI {len(plain)} tests without ranks use, such "
+            f"as {plain[0].nodeid}; other tests need ranks of pdlcheck. Run the two kinds apart, or pass "
+            "--pdl-launch=join (one session, in which MPI has a single process) or --pdl-launch=ignore (every "
+            "process runs every test)"
+        )
+
+
+def _uses_mpi(item: pytest.Item) -> bool:
+    values = vars(getattr(item, "module", None) or object).values()
+    return any(
+        getattr(value, "__name__", "").startswith("mpi4py") or type(value).__module__.startswith("mpi4py")
+        for value in values
+        if not isinstance(value, str)
+    )

@@ -1,0 +1,42 @@
+"""Prints who waits for whom while the processes of a launch come together. Does not import torch."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["CURE", "reported"]
+
+_FIRST_S, _MOST_S = 5.0, 60.0
+CURE = "to run on this machine alone, unset the launcher's variables, such as RANK, or: pytest --pdl-launch=ignore"
+
+
+@contextmanager
+def reported(waits: Callable[[], str]) -> Iterator[None]:
+    """While the block runs, print to stderr how long it has been waiting: after 5 s, and then less and less often.
+
+    Args:
+        waits: returns who waits for whom, such as ``"rank 0 waits for ranks [1] of 2"``.
+    """
+    done, since = threading.Event(), time.monotonic()
+    reporter = threading.Thread(target=_report, args=(waits, since, done), daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        done.set()
+        reporter.join()
+
+
+def _report(waits: Callable[[], str], since: float, done: threading.Event) -> None:
+    pause = _FIRST_S
+    while not done.wait(pause):
+        print(
+            f"pdlcheck: {waits()} since {time.monotonic() - since:.0f} s; {CURE}",
+            file=sys.__stderr__,
+            flush=True,
+        )
+        pause = min(2 * pause, _MOST_S)
