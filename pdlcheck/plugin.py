@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pdlcheck.harness import item_hooks
 from pdlcheck.harness.collection import (
     cases,
-    debugged_rank,
     marker_ownership,
-    misused,
     option_checks,
     options,
     plugin_fixtures,
@@ -34,8 +33,8 @@ from pdlcheck.harness.collection import (
     short_names,
     unittest_cases,
 )
-from pdlcheck.harness.reporting import world_counts
-from pdlcheck.harness.running import context, differing, interrupt, launch_decision, launched, skips, worlds
+from pdlcheck.harness.running import context, launch_decision, launched
+from pdlcheck.harness.running.open_worlds import close_worlds
 from pdlcheck.worlds.registry import when_made
 
 if TYPE_CHECKING:
@@ -45,8 +44,9 @@ if TYPE_CHECKING:
     from pdlcheck.worlds import World
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     options.add_options(parser)
+    pluginmanager.register(item_hooks, item_hooks.NAME)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -76,21 +76,22 @@ def pytest_configure(config: pytest.Config) -> None:
     marker_ownership.register(config)
     marker_ownership.note_what_was_asked(config)
     option_checks.check_options(config)
-    when_made(worlds.look_after)
-    if not cases.runs_in_a_rank(config):
-        config.pluginmanager.register(world_counts.WorldCounts(), "pdlcheck.harness.reporting.world_counts")
-    if not config.getoption("fulltrace", True):  # absent in ranks
-        config.pluginmanager.register(interrupt, "pdlcheck.harness.running.interrupt")
-    if hasattr(config, "workerinput"):
-        from pdlcheck.harness.collection.devices import divide_among_workers
+    when_made(_look_after)
+    if "," in config.option.pdl_world:
+        from pdlcheck.harness.running import differing
 
-        divide_among_workers(config)
-    if differing.compares_worlds(config):
-        config.pluginmanager.register(differing.Differing(config), "pdlcheck.harness.running.differing")
+        if differing.compares_worlds(config):
+            config.pluginmanager.register(differing.Differing(config), "pdlcheck.harness.running.differing")
     if config.getoption("--pdl-rank-pdb") is not None and not cases.runs_in_a_rank(config):
         from pdlcheck.harness.reporting.terminal import debug_simulated
 
         debug_simulated(config, config.getoption("--pdl-rank-pdb"))
+
+
+def _look_after(world: World) -> None:
+    from pdlcheck.harness.running.worlds import look_after
+
+    look_after(world)
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_configure")
@@ -102,18 +103,29 @@ def pytest_configure_of_a_launch(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     plugin_fixtures.give_way_to_other_plugins(session)
-    worlds.warm_up(session.config)
+    if session.config.option.pdl_world != "sim":
+        from pdlcheck.harness.running.worlds import warm_up
+
+        warm_up(session.config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if not cases.runs_in_a_rank(session.config):
-        launch_decision.decide(session)
-        debugged_rank.require_the_rank(session.config, session.items)
+    if cases.runs_in_a_rank(session.config):
+        return
+    launch_decision.decide(session)
+    if session.config.option.pdl_rank_pdb is not None:
+        from pdlcheck.harness.collection.debugged_rank import require_the_rank
+
+        require_the_rank(session.config, session.items)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
-    lines = launched.headline(config), debugged_rank.tests_without(config, items)
+    lines = [launched.headline(config)]
+    if config.option.pdl_rank_pdb is not None:
+        from pdlcheck.harness.collection.debugged_rank import tests_without
+
+        lines.append(tests_without(config, items))
     return [line for line in lines if line is not None]
 
 
@@ -122,32 +134,8 @@ def pytest_runtestloop_of_a_launch(session: pytest.Session) -> None:
     launch_decision.serve_if_agent(session)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if line := debugged_rank.calls_without(config):
-        terminalreporter.write_line(line)
-
-
-@pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    try:
-        result = yield
-    except (session.Failed, session.Interrupted, pytest.exit.Exception) as end:  # and not Ctrl-C, which ends ranks too
-        if worlds.open_worlds(session.config):
-            from pdlcheck.harness.running.ranked import finish_ranks, status_of
-
-            finish_ranks(session.config, status_of(end))
-        raise
-    if session.config.pluginmanager.hasplugin("_cov") and worlds.open_worlds(session.config):
-        from pdlcheck.harness.rank.coverage import hand_over
-
-        worlds.close_worlds(session.config)  # ranks write their last data when they end
-        worlds.bring_coverage(session.config)
-        hand_over(session.config)
-    return result
-
-
 def pytest_unconfigure(config: pytest.Config) -> None:
-    worlds.close_worlds(config)
+    close_worlds(config)
     if config.getoption("--pdl-rank-pdb") is not None and not cases.runs_in_a_rank(config):
         from pdlcheck.harness.reporting.terminal import take_back
 
@@ -180,154 +168,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         accept_instances(item)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    in_rank = cases.runs_in_a_rank(item.config)
-    if item.get_closest_marker("gpu") and marker_ownership.skips_without_cuda(item, on_ranks=in_rank):
-        from pdlcheck.harness.collection.gpu import require_cuda
-
-        require_cuda(item.config)
-    if in_rank:
-        return
-    cases.require_ranks(item)
-    misused.require_sense(item)
-    if cases.world_of(item) is not None:
-        from pdlcheck.harness.running.time_limits import not_counted
-
-        with not_counted(item):  # torch is imported here at the latest
-            worlds.isolate(item)
-            if cases.case_of(item) is not None:
-                from pdlcheck.harness.running.ranked import prepare
-
-                prepare(item)
-
-
-@pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
-def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]:
-    __tracebackhide__ = True
-    with skips.too_few_ranks_skip(item), skips.plain_skips():
-        yield
-        if cases.runs_in_a_rank(item.config):
-            misused.require_own_values(item)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if cases.runs_in_a_rank(pyfuncitem.config):
-        return None
-    if cases.case_of(pyfuncitem) is None:
-        if pyfuncitem.get_closest_marker("schedules") is None:
-            return None
-        from pdlcheck.harness.collection.schedules import call_under_schedules, runs_under_schedules
-
-        if not runs_under_schedules(pyfuncitem):
-            return None
-        call_under_schedules(pyfuncitem)
-        return True
-    from pdlcheck.harness.running.ranked import call
-
-    call(pyfuncitem)
-    return True
-
-
-def _remember_next(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    if cases.case_of(item) is not None:
-        from pdlcheck.harness.running.following import remember_next
-
-        remember_next(item, nextitem)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    _remember_next(item, nextitem)
-    return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
-    _remember_next(item, nextitem)
-    try:
-        yield
-    finally:  # also where the last teardown fails: ranks of other world sizes may keep fixtures
-        if nextitem is None and worlds.open_worlds(item.config):
-            from pdlcheck.harness.running.ranked import finish_ranks
-
-            finish_ranks(item.config, int(item.session.testsfailed > 0))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    __tracebackhide__ = True
-    if cases.runs_in_a_rank(item.config):
-        with skips.too_few_ranks_skip(item):
-            yield
-        return
-    world = getattr(item, "funcargs", {}).get("world")
-    with skips.too_few_ranks_skip(item), skips.plain_skips(), worlds.with_faults(item):
-        if cases.case_of(item) is not None or cases.world_of(item) is None or world is None:
-            yield
-            return
-        from pdlcheck.harness.running.time_limits import limited
-
-        with limited(item, world), debugged_rank.noting_world_sizes(item, world):
-            yield
-
-
-@pytest.hookimpl(optionalhook=True, tryfirst=True)
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """Of pytest-timeout: its limit for a test on rank processes is kept by their world."""
-    from pdlcheck.harness.running.time_limits import GRACE_S, take_over
-
-    if not take_over(item, settings.timeout):
-        return None
-    if cases.case_of(item) is None:  # its body runs here and may hang outside the ranks
-        timers = item.config.pluginmanager.getplugin("timeout")
-        timers.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout + GRACE_S))
-    return True
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
-    rank, debugs = node.config.getoption("--pdl-rank-pdb"), node.config.getoption("usepdb", False)
-    case = cases.case_of(node) if (rank is not None) != debugs else None
-    if case is not None and rank is None and case.world != "sim":
-        from pdlcheck.harness.reporting.terminal import tell_where_the_ranks_are
-
-        tell_where_the_ranks_are(node, call)
-    if case is not None and rank is not None and case.world == "sim":
-        from pdlcheck.harness.reporting.terminal import post_mortem_on_sim
-
-        post_mortem_on_sim(node, call, report, rank)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[Any]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if cases.runs_in_a_rank(item.config):
-        return report
-    if call.excinfo is not None and cases.case_of(item) is not None:
-        from pdlcheck.harness.reporting.reports import take_expected
-
-        take_expected(call.excinfo.value, report)
-    if report.failed:
-        from pdlcheck.harness.reporting.reports import tell
-
-        tell(item, call, report)
-    if (world_name := cases.world_of(item)) is not None:
-        world_counts.mark(report, world_name)
-    if item.config.getoption("--pdl-timeline") is not None:
-        from pdlcheck.harness.reporting.pictures import draw
-
-        draw(item, report)
-    return report
-
-
 @pytest.fixture(scope="session")
 def world(request: pytest.FixtureRequest) -> World:
     """Where ranks run: ``world.run(fn, *args, world_size=N)`` calls fn on every rank, once for each ``--world``."""
-    return worlds.open_world(request.config, getattr(request, "param", None))
+    from pdlcheck.harness.running.worlds import open_world
+
+    return open_world(request.config, getattr(request, "param", None))
 
 
 @pytest.fixture

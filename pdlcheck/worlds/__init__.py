@@ -1,9 +1,16 @@
-"""Where ranks run: one protocol, one module or folder a world."""
+"""Where ranks run: one protocol, one module or folder a world.
 
-from pdlcheck.worlds.agreement import check_same_on_worlds
-from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
-from pdlcheck.worlds.protocol import Ranks, World
-from pdlcheck.worlds.registry import WORLDS, get_world
+The names are imported when they are used: the pytest plugin needs few of them in a session without ranks.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.agreement import check_same_on_worlds
+    from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped
+    from pdlcheck.worlds.protocol import Ranks, World
+    from pdlcheck.worlds.registry import WORLDS, get_world
 
 __all__ = [
     "WORLDS",
@@ -16,3 +23,22 @@ __all__ = [
     "check_same_on_worlds",
     "get_world",
 ]
+
+_HOMES = {
+    "agreement": ("check_same_on_worlds",),
+    "outcome": ("Outcome", "Raised", "Returned", "Stopped"),
+    "protocol": ("Ranks", "World"),
+    "registry": ("WORLDS", "get_world"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,9 +6,8 @@ from typing import Any
 
 from pdlcheck.faults import DrawnFaults, Fault
 
-__all__ = ["ISOLATIONS", "check_faults", "check_function", "check_isolation", "check_world_size"]
+__all__ = ["check_faults", "check_function", "check_world_size"]
 
-ISOLATIONS = ("pool", "reinit", "fresh")
 
 
 def check_function(fn: Any) -> None:
@@ -26,13 +25,6 @@ def check_world_size(world_size: Any) -> None:
         raise TypeError(f"world_size must be an int, got {world_size!r}; pass the number of ranks, such as 2")
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}; pass the number of ranks, such as 2")
-
-
-def check_isolation(isolation: Any) -> str:
-    """Return ``isolation`` if it is one of the ways to keep runs apart."""
-    if isolation not in ISOLATIONS:
-        raise ValueError(f"isolation must be one of {', '.join(ISOLATIONS)}; got {isolation!r}")
-    return str(isolation)
 
 
 def check_faults(faults: Any, world_size: int | None = None) -> tuple[Fault, ...]:

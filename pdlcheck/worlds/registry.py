@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pdlcheck.worlds.devices import choose_device
-from pdlcheck.worlds.protocol import World
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.protocol import World
 
 __all__ = ["WORLDS", "get_world", "when_made", "worlds_on"]
 

@@ -15,7 +15,9 @@ import pytest
 from pdlcheck.harness.collection.options import OWN_MARKERS
 
 __all__ = [
+    "FIXTURES",
     "claims_world_size",
+    "is_concerned",
     "is_registered_by_others",
     "note_what_was_asked",
     "register",
@@ -35,6 +37,8 @@ MARKERS = (
 )
 _TIMEOUT = "timeout(seconds): time limit of the test on its ranks"
 _OURS = frozenset((*MARKERS, _TIMEOUT))
+_NAMES = frozenset(line.partition("(")[0].partition(":")[0] for line in _OURS)
+FIXTURES = ("device", "group", "rank", "shared_tmp_path", "subject", "world", "world_size")
 _RANK_FIXTURES = ("device", "group", "rank", "world_size")
 _SUITES = "pdlcheck.suites"
 
@@ -68,6 +72,11 @@ def claims_world_size(definition: pytest.Item | pytest.Collector) -> bool:
 def skips_without_cuda(item: pytest.Item, *, on_ranks: bool) -> bool:
     """Is a marker ``gpu`` of this test ours?"""
     return on_ranks or is_named(item.config, "gpu") or uses_fixture(item, *_RANK_FIXTURES, "world") or _is_suite(item)
+
+
+def is_concerned(item: pytest.Item) -> bool:
+    """Does this test carry a marker of one of our names, or request one of our fixtures?"""
+    return any(mark.name in _NAMES for mark in item.iter_markers()) or uses_fixture(item, *FIXTURES)
 
 
 def is_named(config: pytest.Config, marker: str) -> bool:

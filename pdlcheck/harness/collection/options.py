@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
+from pdlcheck.worlds.isolation import ISOLATIONS
 from pdlcheck.worlds.semantics import PROFILES
 
 __all__ = ["LAUNCH_MODES", "OWN_MARKERS", "PREFIX", "SHORT_NAMES", "add_options"]

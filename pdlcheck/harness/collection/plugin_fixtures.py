@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-__all__ = ["give_way_to_other_plugins", "take_precedence_on_ranks"]
+from pdlcheck.harness.collection.marker_ownership import FIXTURES
 
-_NAMES = ("device", "group", "rank", "shared_tmp_path", "subject", "world", "world_size")
+__all__ = ["give_way_to_other_plugins", "take_precedence_on_ranks"]
 
 _modules: pytest.StashKey[frozenset[str]] = pytest.StashKey()
 
@@ -21,7 +21,7 @@ def give_way_to_other_plugins(session: pytest.Session) -> None:
     Fixtures of conftest files and test modules are found before those of plugins in any case.
     """
     manager: Any = session._fixturemanager
-    for name in _NAMES:
+    for name in FIXTURES:
         if (by_name := getattr(manager, "_arg2fixturedefs", None)) is not None:  # pytest < 9.1
             by_name.get(name, []).sort(key=lambda definition: not _is_ours(definition))  # the last is found; stable
         elif (by_node := getattr(manager, "_arg2node2fixturedefs", None)) is not None:
@@ -32,7 +32,7 @@ def give_way_to_other_plugins(session: pytest.Session) -> None:
 def take_precedence_on_ranks(metafunc: pytest.Metafunc) -> None:
     """On a test with ranks, let ours be found before those of other plugins: they do not know the rank."""
     found: Any = metafunc._arg2fixturedefs
-    for name in _NAMES:
+    for name in FIXTURES:
         definitions = found.get(name, ())
         if len(definitions) > 1 and definitions[-1].func.__module__ in _modules_of_plugins(metafunc.config):
             found[name] = type(definitions)(sorted(definitions, key=_is_ours))

@@ -75,6 +75,9 @@ def _is_taken(parser: pytest.Parser, name: str) -> bool:
 
 def _read_again(config: pytest.Config, parser: pytest.Parser, args: Sequence[str]) -> None:
     """What the loading of conftest files reads: before, the value of ``--world gloo`` was taken for a path."""
-    read = parser.parse_known_args(args, namespace=copy.copy(config.option))
+    try:
+        read = parser.parse_known_args(args, namespace=copy.copy(config.option))
+    except pytest.UsageError:  # the value may fit the option of a conftest; if not, pytest reports it later
+        return
     for name in ("file_or_dir", *(full.lstrip("-").replace("-", "_") for full in SHORT_NAMES.values())):
         setattr(config.known_args_namespace, name, getattr(read, name))

@@ -11,6 +11,7 @@ from pdlcheck.harness.collection import cases
 from pdlcheck.harness.running import worlds
 from pdlcheck.harness.running.examples import is_property, ranks_receive_examples, refuse_own_fixtures
 from pdlcheck.harness.running.folders import clear_shared
+from pdlcheck.harness.running.open_worlds import open_worlds
 
 __all__ = ["RankedItem", "call", "finish_ranks", "prepare", "status_of"]
 
@@ -85,7 +86,7 @@ def call(item: pytest.Function) -> None:
 
 def finish_ranks(config: pytest.Config, exitstatus: int) -> None:
     """End the pytest sessions in ranks: what they still have set up is torn down, and the first error raised."""
-    for world in worlds.open_worlds(config):
+    for world in open_worlds(config):
         if world.shares_process:
             continue
         from pdlcheck.harness.running.processes import finish

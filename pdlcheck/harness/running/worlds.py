@@ -12,6 +12,7 @@ from pdlcheck.errors import PdlcheckError, WorldUnavailable
 from pdlcheck.harness.collection.cases import runs_in_a_rank, world_names, world_of
 from pdlcheck.harness.collection.markers import isolation_of, require_faults, semantics_of
 from pdlcheck.harness.running import launched
+from pdlcheck.harness.running.open_worlds import open_worlds, worlds_by_name
 from pdlcheck.harness.running.skips import skip_or_fail
 
 if TYPE_CHECKING:
@@ -20,18 +21,14 @@ if TYPE_CHECKING:
 __all__ = [
     "LIMIT_S",
     "bring_coverage",
-    "close_worlds",
     "isolate",
     "look_after",
     "open_world",
-    "open_worlds",
     "warm_up",
     "with_faults",
 ]
 
 LIMIT_S = 60.0  # of what runs on simulated ranks in one call, as that of processes
-
-_open: pytest.StashKey[dict[str, World]] = pytest.StashKey()
 
 
 def open_world(config: pytest.Config, name: str | None) -> World:
@@ -39,7 +36,7 @@ def open_world(config: pytest.Config, name: str | None) -> World:
     from pdlcheck.worlds import get_world
 
     name = name or world_names(config)[0]
-    worlds = config.stash.setdefault(_open, {})
+    worlds = worlds_by_name(config)
     if name not in worlds:
         device, seed = config.getoption("--pdl-rank-device"), config.getoption("--pdl-seed")
         try:
@@ -49,17 +46,6 @@ def open_world(config: pytest.Config, name: str | None) -> World:
             raise skip_or_fail(config, str(missing)) from None
         worlds[name] = world
     return worlds[name]
-
-
-def open_worlds(config: pytest.Config) -> list[World]:
-    """The worlds that tests have used so far."""
-    return list(config.stash.get(_open, {}).values())
-
-
-def close_worlds(config: pytest.Config) -> None:
-    """Give back what the worlds of the session hold."""
-    for world in open_worlds(config):
-        world.close()
 
 
 def look_after(world: World) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlparse
 
-from pdlcheck.worlds.processes.controller.surroundings import INSIDE
+from pdlcheck.worlds.nesting import INSIDE
 
 __all__ = ["INSIDE", "Launch", "is_loopback", "launch_of"]
 

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pdlcheck.errors import Unsupported, WorldUnavailable
-from pdlcheck.worlds.arguments import check_isolation, check_world_size
+from pdlcheck.worlds.arguments import check_world_size
 from pdlcheck.worlds.devices import CUDA_CURE, check_devices, choose_device, why_no_cuda
+from pdlcheck.worlds.isolation import check_isolation
 from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.processes.controller.local import LocalPlacement
 from pdlcheck.worlds.processes.rank.own_rank import runs_users_code

@@ -46,7 +46,7 @@ def _sections(lines):
         if line.startswith("---"):
             title = line.strip("- ")
             sections.append((title, []))
-        elif line[:3] in ("===", "___"):
+        elif line[:3] in ("===", "___") or line.startswith("pdlcheck: tests that ran on ranks"):
             title = None
         elif title is not None:
             sections[-1][1].append(line)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pdlcheck.worlds.nesting import INSIDE
 from pdlcheck.worlds.processes.controller.placement import Placement
-from pdlcheck.worlds.processes.controller.surroundings import INSIDE
 from pdlcheck.worlds.processes.exchange.messages import Start
 
 __all__ = ["Setup", "start_of"]

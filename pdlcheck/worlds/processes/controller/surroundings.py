@@ -12,9 +12,7 @@ from typing import Any
 
 from pdlcheck.worlds.processes.exchange.messages import Changes
 
-__all__ = ["INSIDE", "Surroundings", "import_path"]
-
-INSIDE = "PDLCHECK_INSIDE"  # set in ranks, and where a launch is spoken for: a pytest started there is no member of it
+__all__ = ["Surroundings", "import_path"]
 
 
 @dataclass(frozen=True, slots=True)

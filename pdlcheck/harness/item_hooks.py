@@ -1,0 +1,235 @@
+"""The pytest hooks around each test: what a test on ranks, or one that calls them, does in each of its phases.
+
+A plugin of its own, so that it can leave: where no collected test needs it, no hook of ours runs for any test.
+Registered with ``pdlcheck.plugin``, whose place among other plugins the hooks rely on. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from pdlcheck.harness.collection import cases, marker_ownership
+from pdlcheck.harness.reporting import world_counts
+from pdlcheck.harness.running import skips
+from pdlcheck.harness.running.open_worlds import close_worlds, open_worlds
+
+__all__ = ["NAME"]
+
+NAME = "pdlcheck.harness.item_hooks"
+_COUNTS = "pdlcheck.harness.reporting.world_counts"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not cases.runs_in_a_rank(config):
+        config.pluginmanager.register(world_counts.WorldCounts(), _COUNTS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave where no test needs us."""
+    if cases.runs_in_a_rank(session.config):
+        return
+    if any(map(_needs_hooks, session.items)) or "torch.distributed" in sys.modules:  # then a failure gets a hint
+        _stay(session.config)
+        return
+    for name in (NAME, _COUNTS):
+        session.config.pluginmanager.unregister(name=name)
+
+
+def _needs_hooks(item: pytest.Item) -> bool:
+    return cases.world_of(item) is not None or marker_ownership.is_concerned(item)
+
+
+def _stay(config: pytest.Config) -> None:
+    if not config.getoption("fulltrace", True):
+        from pdlcheck.harness.running import interrupt
+
+        config.pluginmanager.register(interrupt, "pdlcheck.harness.running.interrupt")
+    if hasattr(config, "workerinput"):
+        from pdlcheck.harness.collection.devices import divide_among_workers
+
+        divide_among_workers(config)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    try:
+        result = yield
+    except (session.Failed, session.Interrupted, pytest.exit.Exception) as end:  # and not Ctrl-C, which ends ranks too
+        if open_worlds(session.config):
+            from pdlcheck.harness.running.ranked import finish_ranks, status_of
+
+            finish_ranks(session.config, status_of(end))
+        raise
+    if session.config.pluginmanager.hasplugin("_cov") and open_worlds(session.config):
+        from pdlcheck.harness.rank.coverage import hand_over
+        from pdlcheck.harness.running.worlds import bring_coverage
+
+        close_worlds(session.config)  # ranks write their last data when they end
+        bring_coverage(session.config)
+        hand_over(session.config)
+    return result
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--pdl-rank-pdb") is not None:
+        from pdlcheck.harness.collection.debugged_rank import calls_without
+
+        if line := calls_without(config):
+            terminalreporter.write_line(line)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    in_rank = cases.runs_in_a_rank(item.config)
+    if item.get_closest_marker("gpu") and marker_ownership.skips_without_cuda(item, on_ranks=in_rank):
+        from pdlcheck.harness.collection.gpu import require_cuda
+
+        require_cuda(item.config)
+    if in_rank:
+        return
+    from pdlcheck.harness.collection import misused
+
+    cases.require_ranks(item)
+    misused.require_sense(item)
+    if cases.world_of(item) is not None:
+        from pdlcheck.harness.running import worlds
+        from pdlcheck.harness.running.time_limits import not_counted
+
+        with not_counted(item):  # torch is imported here at the latest
+            worlds.isolate(item)
+            if cases.case_of(item) is not None:
+                from pdlcheck.harness.running.ranked import prepare
+
+                prepare(item)
+
+
+@pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
+def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]:
+    __tracebackhide__ = True
+    with skips.too_few_ranks_skip(item), skips.plain_skips():
+        yield
+        if cases.runs_in_a_rank(item.config):
+            from pdlcheck.harness.collection.misused import require_own_values
+
+            require_own_values(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if cases.runs_in_a_rank(pyfuncitem.config):
+        return None
+    if cases.case_of(pyfuncitem) is None:
+        if pyfuncitem.get_closest_marker("schedules") is None:
+            return None
+        from pdlcheck.harness.collection.schedules import call_under_schedules, runs_under_schedules
+
+        if not runs_under_schedules(pyfuncitem):
+            return None
+        call_under_schedules(pyfuncitem)
+        return True
+    from pdlcheck.harness.running.ranked import call
+
+    call(pyfuncitem)
+    return True
+
+
+def _remember_next(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if cases.case_of(item) is not None:
+        from pdlcheck.harness.running.following import remember_next
+
+        remember_next(item, nextitem)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    _remember_next(item, nextitem)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    _remember_next(item, nextitem)
+    try:
+        yield
+    finally:  # also where the last teardown fails: ranks of other world sizes may keep fixtures
+        if nextitem is None and open_worlds(item.config):
+            from pdlcheck.harness.running.ranked import finish_ranks
+
+            finish_ranks(item.config, int(item.session.testsfailed > 0))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    __tracebackhide__ = True
+    if cases.runs_in_a_rank(item.config):
+        with skips.too_few_ranks_skip(item):
+            yield
+        return
+    from pdlcheck.harness.collection import debugged_rank
+    from pdlcheck.harness.running import worlds
+
+    world = getattr(item, "funcargs", {}).get("world")
+    with skips.too_few_ranks_skip(item), skips.plain_skips(), worlds.with_faults(item):
+        if cases.case_of(item) is not None or cases.world_of(item) is None or world is None:
+            yield
+            return
+        from pdlcheck.harness.running.time_limits import limited
+
+        with limited(item, world), debugged_rank.noting_world_sizes(item, world):
+            yield
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """Of pytest-timeout: its limit for a test on rank processes is kept by their world."""
+    from pdlcheck.harness.running.time_limits import GRACE_S, take_over
+
+    if not take_over(item, settings.timeout):
+        return None
+    if cases.case_of(item) is None:  # its body runs here and may hang outside the ranks
+        timers = item.config.pluginmanager.getplugin("timeout")
+        timers.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout + GRACE_S))
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
+    rank, debugs = node.config.getoption("--pdl-rank-pdb"), node.config.getoption("usepdb", False)
+    case = cases.case_of(node) if (rank is not None) != debugs else None
+    if case is not None and rank is None and case.world != "sim":
+        from pdlcheck.harness.reporting.terminal import tell_where_the_ranks_are
+
+        tell_where_the_ranks_are(node, call)
+    if case is not None and rank is not None and case.world == "sim":
+        from pdlcheck.harness.reporting.terminal import post_mortem_on_sim
+
+        post_mortem_on_sim(node, call, report, rank)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if cases.runs_in_a_rank(item.config):
+        return report
+    if call.excinfo is not None and cases.case_of(item) is not None:
+        from pdlcheck.harness.reporting.reports import take_expected
+
+        take_expected(call.excinfo.value, report)
+    if report.failed:
+        from pdlcheck.harness.reporting.reports import tell
+
+        tell(item, call, report)
+    if (world_name := cases.world_of(item)) is not None:
+        world_counts.mark(report, world_name)
+    if item.config.getoption("--pdl-timeline") is not None:
+        from pdlcheck.harness.reporting.pictures import draw
+
+        draw(item, report)
+    return report

@@ -1,0 +1,16 @@
+"""What runs on processes share with one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["ISOLATIONS", "check_isolation"]
+
+ISOLATIONS = ("pool", "reinit", "fresh")
+
+
+def check_isolation(isolation: Any) -> str:
+    """Return ``isolation`` if it is one of the ways to keep runs apart."""
+    if isolation not in ISOLATIONS:
+        raise ValueError(f"isolation must be one of {', '.join(ISOLATIONS)}; got {isolation!r}")
+    return str(isolation)
