@@ -51,3 +51,25 @@ def test_world_run_is_refused_in_ranks(pytester, world):
         "RuntimeError: world.run was called inside a * the marker world_size runs on every rank; remove the marker, *"
     )
     result.stdout.fnmatch_lines([f"E  *{text}"] * 4)
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_pytest_that_a_rank_starts_is_no_member_of_a_launch(run, world):
+    result = run(
+        """
+import subprocess
+
+INNER = "import pytest\\n@pytest.mark.world_size(2)\\ndef test_inner(rank): pass\\n"
+
+@pytest.mark.timeout(60)
+@pytest.mark.world_size(2)
+def test_runs_pytest(rank, tmp_path):
+    (tmp_path / "test_inner.py").write_text(INNER)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "1 on sim" in done.stdout
+""",
+        world=world,
+    )
+    result.assert_outcomes(passed=1)

@@ -38,6 +38,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pdlcheck.worlds.nesting import INSIDE
 from pdlcheck.worlds.simulated.own import device_streams, diverted, flags, of_thread, torchs_own
 from pdlcheck.worlds.simulated.own.device_streams import DeviceStreams
 from pdlcheck.worlds.simulated.own.normals import kept_normal, set_kept_normal
@@ -46,7 +47,7 @@ from pdlcheck.worlds.simulated.own.streams import python_stream, set_python_stre
 __all__ = ["Observer", "Own", "RankState", "isolated_controller"]
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-_ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # programs read it; nobody listens there
+_OF_ALL = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", INSIDE: "1"}  # nobody listens at that address
 _environment: Any = os.environb if os.supports_bytes_environ else os.environ  # which takes twice as long
 _variables: Any = getattr(_environment, "_data", _environment)  # the same, where it can be read as a plain dict
 _set_numpy = getattr(np.random, "set_bit_generator")  # noqa: B009 - its type stub does not export it
@@ -263,8 +264,8 @@ def isolated_controller() -> Iterator[None]:
     numpy_generator, normal, threads = _get_numpy(), kept_normal(), torch.get_num_threads()
     dtype, set_flags, hook = torch.get_default_dtype(), flags.present(), sys.excepthook
     of_thread.remember_controllers()
-    environment = {name: os.environ.get(name) for name in (*_RANK_VARIABLES, *_ADDRESS)}
-    os.environ.update((name, value) for name, value in _ADDRESS.items() if environment[name] != value)
+    environment = {name: os.environ.get(name) for name in (*_RANK_VARIABLES, *_OF_ALL)}
+    os.environ.update((name, value) for name, value in _OF_ALL.items() if environment[name] != value)
     _everybodys.clear()
     _everybodys.update(_variables)
     try:
