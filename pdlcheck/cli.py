@@ -145,7 +145,13 @@ def _doctor(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
 
     progress = Console(stderr=True, highlight=False)
     with progress.status("looking at this machine") as status:
-        parts = examine(lambda name: status.update(f"trying the world {name} with two ranks"))
+
+        def trying(name: str) -> None:
+            status.update(words := f"trying the world {name} with two ranks")
+            if not progress.is_terminal:
+                progress.print(words)
+
+        parts = examine(trying)
     if arguments.json:
         print(parts_json(parts))
     else:

@@ -222,6 +222,8 @@ def pytest_runtest_makereport(
         from pdlcheck.harness.reporting.reports import take_expected
 
         take_expected(call.excinfo.value, report)
+    if call.excinfo is not None and hasattr(call.excinfo.value, skips.MISSING):
+        setattr(report, skips.MISSING, True)
     if report.failed:
         from pdlcheck.harness.reporting.reports import tell
 

@@ -19,6 +19,7 @@ from _pytest.runner import runtestprotocol
 
 from pdlcheck.harness.collection import cases
 from pdlcheck.harness.running import worlds
+from pdlcheck.harness.running.skips import MISSING
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.simulated.own_globals.cause import Finding, Separate
@@ -89,6 +90,8 @@ class Differing:
         if item is None or world is None:
             return
         verdict = self._verdicts.setdefault(_without_world(item), {}).setdefault(world, _Verdict(item))
+        if hasattr(report, MISSING):
+            return
         if report.failed:
             verdict.failure = verdict.failure or report
         elif report.when == "call" and report.passed and not hasattr(report, "wasxfail"):

@@ -9,7 +9,9 @@ import pytest
 
 from pdlcheck.errors import WorldTooSmall
 
-__all__ = ["plain_skips", "skip_or_fail", "too_few_ranks_skip"]
+__all__ = ["MISSING", "plain_skips", "skip_or_fail", "too_few_ranks_skip"]
+
+MISSING = "pdlcheck_missing"  # attribute of a failure, and of its report: the world of the test is not there
 
 
 def skip_or_fail(config: pytest.Config, reason: str) -> BaseException:
@@ -18,7 +20,9 @@ def skip_or_fail(config: pytest.Config, reason: str) -> BaseException:
     A skip; with ``--no-skip-worlds`` a failure, so that a run in CI cannot be green without having run.
     """
     if config.getoption("--pdl-no-skip-worlds", False):
-        return pytest.fail.Exception(f"{reason} (--no-skip-worlds)", pytrace=False)
+        missing = pytest.fail.Exception(f"{reason} (--no-skip-worlds)", pytrace=False)
+        setattr(missing, MISSING, True)
+        return missing
     return pytest.skip.Exception(reason, _use_item_location=True)
 
 

@@ -245,4 +245,53 @@ PROJECTS = {
             "test_a.py": "def test_a(): pass\n",
         }
     ),
+    "the shape of accelerate's suite": Project(
+        {
+            "test_a.py": "import os, subprocess, sys, unittest\n"
+            "SCRIPT = 'import os, sys; sys.exit(int(os.environ[\"RANK\"]) >= int(os.environ[\"WORLD_SIZE\"]))'\n"
+            "class MultiDeviceTester(unittest.TestCase):\n"
+            "    def test_launch(self):\n"
+            "        for rank in (0, 1):\n"
+            "            env = dict(os.environ, RANK=str(rank), WORLD_SIZE='2')\n"
+            "            assert subprocess.run([sys.executable, '-c', SCRIPT], env=env).returncode == 0\n"
+        }
+    ),
+    "the shape of mpi-pytest's suites": Project(
+        {
+            "conftest.py": "import pytest\n"
+            "def pytest_configure(config): config.addinivalue_line('markers', 'parallel(nprocs): run on so many')\n"
+            "@pytest.hookimpl(tryfirst=True)\n"
+            "def pytest_runtest_setup(item):\n"
+            "    mark = item.get_closest_marker('parallel')\n"
+            "    if mark and mark.args[0] > 1: pytest.skip('not in the single process')\n"
+            "@pytest.fixture\ndef group(request): return request.node.get_closest_marker('parallel').args[0]\n",
+            "test_a.py": "import pytest\n@pytest.mark.parallel(3)\ndef test_three(): assert False\n"
+            "@pytest.mark.parallel(1)\ndef test_one(group): assert group == 1\n",
+        }
+    ),
+    "the shape of torchtitan's suite": Project(
+        {
+            "test_a.py": "import multiprocessing, unittest\n"
+            "class BaseOfDTensorTests(unittest.TestCase):\n"
+            "    @property\n    def world_size(self): return 2\n"
+            "    def setUp(self): self.method = multiprocessing.get_context('fork')\n"
+            "    def test_ranks(self):\n"
+            "        started = [self.method.Process(target=int) for _ in range(self.world_size)]\n"
+            "        for process in started: process.start()\n"
+            "        for process in started: process.join()\n"
+            "        assert [process.exitcode for process in started] == [0, 0]\n"
+        }
+    ),
+    "options such as those of pytest-django": Project(
+        {
+            "pytest.ini": "[pytest]\naddopts = --reuse-db --ds=mine.settings\nDJANGO_SETTINGS = x\n",
+            "conftest.py": "def pytest_addoption(parser):\n"
+            "    parser.addini('DJANGO_SETTINGS', 'settings')\n"
+            "    group = parser.getgroup('django')\n"
+            "    group.addoption('--reuse-db', action='store_true', dest='reuse_db')\n"
+            "    group._addoption('--ds', action='store', dest='ds')\n"
+            "def pytest_load_initial_conftests(early_config, parser, args): assert 'x' not in args\n",
+            "test_a.py": "def test_a(request): assert request.config.option.ds == 'mine.settings'\n",
+        }
+    ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -142,9 +143,7 @@ def test_doctor_tries_the_worlds_and_names_versions(folder):
         assert re.search(rf"^ ?{part}", found.stdout, re.M), part
 
 
-def test_what_is_missing_is_named_with_the_command_that_brings_it_and_is_no_failure(folder):
-    (folder / "sitecustomize.py").write_text(
-        """
+WITHOUT = """
 import sys
 from importlib.machinery import PathFinder
 
@@ -152,13 +151,27 @@ from importlib.machinery import PathFinder
 class Without(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        gone = ("dgl", "sklearn")
-        return None if name.split(".")[0] in gone else PathFinder.find_spec(name, path, target)
+        return None if name.split(".")[0] in {gone!r} else PathFinder.find_spec(name, path, target)
 
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 """
-    )
+
+
+def test_doctor_prints_json_and_fails_where_something_required_is_missing(folder):
+    (folder / "sitecustomize.py").write_text(WITHOUT.format(gone=["pytest_benchmark", "dgl"]))
+    code = "import sitecustomize, sys; from pdlcheck.cli import main; sys.exit(main(['doctor', '--json']))"
+    found = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
+    parts = {part["name"]: part for part in json.loads(found.stdout)["parts"]}
+    assert parts["world sim"]["required"] and not parts["world sim"]["missing"]
+    assert parts["dgl"]["missing"] and not parts["dgl"]["required"]
+    assert parts["pytest-benchmark"]["missing"] and parts["pytest-benchmark"]["cure"] == "pip install pytest-benchmark"
+    assert found.returncode == 1, found.stderr
+    assert "trying the world gloo" in found.stderr  # it takes seconds
+
+
+def test_what_is_missing_is_named_with_the_command_that_brings_it_and_is_no_failure(folder):
+    (folder / "sitecustomize.py").write_text(WITHOUT.format(gone=["dgl", "sklearn"]))
     code = "from rich.console import Console; from pdlcheck.verification.run import _show_packages, _show_replicas; "
     code += "print(_show_packages(Console()), _show_replicas(Console()))"
     found = subprocess.run(
