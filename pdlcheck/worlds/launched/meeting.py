@@ -32,6 +32,7 @@ __all__ = ["Listener", "reach"]
 _KEY = "pdlcheck/rank0"
 _PATIENCE_S = 300.0  # rank 0 may import much before it listens
 _HELLO_S = 20.0
+_REPORT_S = 15.0  # rank 0 may collect many tests before it listens
 _PLACE = "MASTER_ADDR and MASTER_PORT, or --init-method, must name rank 0's host and a port that is free there"
 _CURE = "export MASTER_ADDR=... MASTER_PORT=..."
 
@@ -109,7 +110,7 @@ def reach(launch: Launch) -> Iterator[Connection[Any, Any]]:
         WorldUnavailable: rank 0 does not answer.
     """
     name = f"rank {launch.rank} of {launch.world_size} ({launch.launcher})"
-    with reported(lambda: f"{name} waits for rank 0 at {launch.init_method}"):
+    with reported(lambda: f"{name} waits for rank 0 at {launch.init_method}", first_s=_REPORT_S):
         place, first = _found(launch, time.monotonic() + _PATIENCE_S)
     yield first
     while True:

@@ -40,6 +40,7 @@ from pdlcheck.worlds.processes.controller.placement import RankProcess
 __all__ = ["AgentProcess", "LaunchedPlacement"]
 
 _JOIN_S = 300.0
+_REPORT_S = 5.0
 _ANSWER_S = 30.0
 _Answer = TypeVar("_Answer", Stopped, Written)
 _kept: list[Connection[Any, Any]] = []  # open until this process ends: the agents wait for that
@@ -62,7 +63,8 @@ class LaunchedPlacement:
         self.launch = launch
         self._server = forkserver.retain(self)
         self.environment: Mapping[str, str] = self._server.environment
-        with reported(lambda: f"{self._name()} waits for the other {launch.world_size - 1} at {launch.init_method}"):
+        others = f"the other {launch.world_size - 1} at {launch.init_method}"
+        with reported(lambda: f"{self._name()} waits for {others}", first_s=_REPORT_S):
             self._listener = Listener(launch)
         self.host = self._listener.host
         self._agents: dict[int, tuple[Connection[Any, Any], Hello]] = {}
@@ -132,7 +134,8 @@ class LaunchedPlacement:
         if self._join_until is None:
             self._join_until = time.monotonic() + _JOIN_S
         if self._missing():
-            with reported(lambda: f"{self._name()} waits for ranks {self._missing()} at {self.host}"):
+            waits = lambda: f"{self._name()} waits for ranks {self._missing()} at {self.host}"  # noqa: E731
+            with reported(waits, first_s=_REPORT_S):
                 self._meet(self._join_until)
         self._listener.all_are_here()
         if self._absent:

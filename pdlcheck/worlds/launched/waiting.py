@@ -10,19 +10,20 @@ from contextlib import contextmanager
 
 __all__ = ["CURE", "reported"]
 
-_FIRST_S, _MOST_S = 5.0, 60.0
+_MOST_S = 60.0
 CURE = "to run on this machine alone, unset the launcher's variables, such as RANK, or: pytest --pdl-launch=ignore"
 
 
 @contextmanager
-def reported(waits: Callable[[], str]) -> Iterator[None]:
-    """While the block runs, print to stderr how long it has been waiting: after 5 s, and then less and less often.
+def reported(waits: Callable[[], str], *, first_s: float) -> Iterator[None]:
+    """While the block runs, print to stderr how long it has been waiting, less and less often.
 
     Args:
         waits: returns who waits for whom, such as ``"rank 0 waits for ranks [1] of 2"``.
+        first_s: seconds before the first line.
     """
     done, since = threading.Event(), time.monotonic()
-    reporter = threading.Thread(target=_report, args=(waits, since, done), daemon=True)
+    reporter = threading.Thread(target=_report, args=(waits, since, done, first_s), daemon=True)
     reporter.start()
     try:
         yield
@@ -31,8 +32,7 @@ def reported(waits: Callable[[], str]) -> Iterator[None]:
         reporter.join()
 
 
-def _report(waits: Callable[[], str], since: float, done: threading.Event) -> None:
-    pause = _FIRST_S
+def _report(waits: Callable[[], str], since: float, done: threading.Event, pause: float) -> None:
     while not done.wait(pause):
         print(
             f"pdlcheck: {waits()} since {time.monotonic() - since:.0f} s; {CURE}",

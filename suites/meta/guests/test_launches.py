@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.launched import Launch, meeting
 from pdlcheck.worlds.mpi.job import find_mpiexec
 
 from ..launched.test_launched import outside
@@ -113,19 +115,25 @@ def test_ranks_are_left_alone_where_an_option_says_so(tmp_path):
     assert text.count("PASSED test_a.py::test_sum[sim-2]") == 2
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_who_waits_for_whom_is_printed_with_the_cure(tmp_path, monkeypatch, rank):
+def test_rank_0_prints_for_whom_it_waits_and_the_cure(tmp_path):
     (tmp_path / "test_a.py").write_text(OURS)
-    variables = {"RANK": str(rank), "WORLD_SIZE": "2", "TMPDIR": str(tmp_path)}
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(PYTEST, cwd=tmp_path, env=outside() | variables, stderr=subprocess.PIPE, text=True)
     try:
         line = process.stderr.readline()
     finally:
         process.kill()
         process.communicate()
-    waits = r"waits for ranks \[1\]" if rank == 0 else "waits for rank 0"
-    assert re.match(rf"pdlcheck: rank {rank} of 2 \(torchrun\) {waits} at .* since \d+ s; to run", line), line
+    assert re.match(r"pdlcheck: rank 0 of 2 \(torchrun\) waits for ranks \[1\] at .* since \d+ s; to run", line), line
     assert "pytest --pdl-launch=ignore" in line
+
+
+def test_another_rank_prints_that_it_waits_for_rank_0(monkeypatch, capfd):
+    monkeypatch.setattr(meeting, "_REPORT_S", 0.01)
+    monkeypatch.setattr(meeting, "_PATIENCE_S", 0.5)
+    with pytest.raises(WorldUnavailable, match="rank 1 cannot reach rank 0"):
+        next(meeting.reach(Launch("srun", 1, 2, 1, 2, "tcp://127.0.0.1:1")))
+    assert "pdlcheck: rank 1 of 2 (srun) waits for rank 0 at tcp://127.0.0.1:1 since 0 s" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

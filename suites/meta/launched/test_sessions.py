@@ -271,8 +271,9 @@ def test_alone():
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TMPDIR": str(tmp_path)}
     # a process of Open MPI that no mpiexec has started leaves its shared memory behind, without us as well
     root["OMPI_MCA_btl_sm_backing_directory"] = str(tmp_path)
+    launch = [mpiexec, "-n", "2", "--oversubscribe"]
     done = subprocess.run(
-        [mpiexec, "-n", "2", "--oversubscribe", sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
+        [*launch, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pdl-launch=join"],
         cwd=tmp_path,
         env=outside() | root,
         capture_output=True,
