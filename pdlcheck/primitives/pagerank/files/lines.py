@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from pdlcheck.primitives.pagerank.compiled import compiled
 
 __all__ = ["PROBLEMS", "copy_fields", "count_lines", "parse_lines"]
 
@@ -32,7 +33,7 @@ EXACT = 2**53  # below it an integer is a float64 exactly, and so are the powers
 POWERS = 10.0 ** np.arange(23)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def count_lines(text: Any) -> int:
     """How many newlines there are."""
     lines = 0
@@ -41,7 +42,7 @@ def count_lines(text: Any) -> int:
     return lines
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def parse_lines(
     text: Any, columns: int, src: Any, dst: Any, weights: Any, far_edge: Any, far_begin: Any
 ) -> tuple[int, int, int, int, int, int, int, int]:
@@ -108,7 +109,7 @@ def parse_lines(
     return edges, columns, far, largest, largest_line, 0, 0, 0
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def copy_fields(text: Any, begins: Any, fields: Any) -> None:
     """Copy the field that begins at ``text[begins[k]]`` into row k of ``fields``, zeros; what is too long is cut."""
     for k in range(begins.size):
@@ -118,19 +119,19 @@ def copy_fields(text: Any, begins: Any, fields: Any) -> None:
             i, place = i + 1, place + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _ends_field(c: Any) -> bool:
     return c in (BLANK, TAB, NEWLINE, COMMA, RETURN)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _after_blanks(text: Any, i: int) -> int:
     while text[i] == BLANK or text[i] == TAB or text[i] == RETURN:
         i += 1
     return i
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _to_next_field(text: Any, i: int) -> tuple[int, int]:
     """From the end of a field to the next one, or to the newline."""
     if not _ends_field(text[i]):
@@ -142,7 +143,7 @@ def _to_next_field(text: Any, i: int) -> tuple[int, int]:
     return (EMPTY_FIELD if text[i] == NEWLINE or text[i] == COMMA else 0), i
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _id(text: Any, i: int) -> tuple[int, int, int]:
     begin = i
     value: Any = 0
@@ -158,7 +159,7 @@ def _id(text: Any, i: int) -> tuple[int, int, int]:
     return 0, value, i
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _weight(text: Any, i: int) -> tuple[int, bool, float, int]:
     """A problem or 0, whether the value is the nearest float64, the value, where the field ends."""
     negative = text[i] == MINUS
