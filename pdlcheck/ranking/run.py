@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
-from pdlcheck.primitives.pagerank import PageRankResult, pagerank, read_edges
+from pdlcheck.primitives.pagerank import pagerank
+from pdlcheck.primitives.pagerank.files import EdgeFile
+from pdlcheck.primitives.pagerank.files.columns import Progress
+from pdlcheck.ranking.output import save_scores, writer_of
 from pdlcheck.report.ranking import ranking_progress, ranking_table
 from pdlcheck.report.tables import line
 
@@ -20,11 +22,19 @@ __all__ = ["rank_file"]
 
 
 def rank_file(
-    path: Path, *, damping: float, tol: float, top: int, output: Path | None, console: Console, errors: Console
+    read: Callable[[Progress], EdgeFile],
+    *,
+    damping: float,
+    tol: float,
+    top: int,
+    output: Path | None,
+    console: Console,
+    errors: Console,
 ) -> bool:
-    """Rank the nodes of a file of edges: the ``top`` best on ``console``, progress on ``errors``.
+    """Rank the nodes of a file of edges: the ``top`` best on ``console``, progress and notes on ``errors``.
 
-    ``output`` is an ``.npz`` file for all scores; it is there complete, or not at all.
+    ``read`` reads the file and calls its argument now and then. ``output`` is a file for all scores, whose suffix says
+    how they are written; it is there complete, or not at all.
 
     Returns:
         Whether the error bound is at most ``tol``.
@@ -32,9 +42,11 @@ def rank_file(
     Raises:
         ValueError, MemoryError, OSError, ImportError: as :func:`read_edges` and :func:`pagerank` say.
     """
+    write = None if output is None else writer_of(output)
     moments = [time.perf_counter()]
     with ranking_progress(errors, tol) as progress:
-        graph = read_edges(path, progress=progress.read)
+        edges = read(progress.read)
+        graph = edges.graph
         moments.append(time.perf_counter())
         progress.build()
 
@@ -45,9 +57,12 @@ def rank_file(
 
         result = pagerank(graph, damping=damping, tol=tol, progress=follow)
         moments.append(time.perf_counter())
-    if output is not None:
-        _save(output, result)
-    read, build, solve = (after - before for before, after in pairwise(moments))
+    line(errors, edges.description)
+    for note in edges.notes:
+        line(errors, f"note: {note}")
+    if output is not None and write is not None:
+        save_scores(output, write, result, graph)
+    seconds = [after - before for before, after in pairwise(moments)]
     console.print(ranking_table(result.top(top)))
     line(
         console,
@@ -55,18 +70,8 @@ def rank_file(
         f"error at most {result.error_bound:.2g}",
     )
     peak = f"peak memory {_peak_nbytes() / 2**30:.2f} GiB"
-    line(console, f"seconds: read {read:.2f}, build {build:.2f}, solve {solve:.2f}; {peak}")
+    line(console, f"seconds: read {seconds[0]:.2f}, build {seconds[1]:.2f}, solve {seconds[2]:.2f}; {peak}")
     return result.converged
-
-
-def _save(output: Path, result: PageRankResult) -> None:
-    part = output.with_name(output.name + ".part")
-    try:
-        with part.open("wb") as file:
-            np.savez(file, scores=result.scores, error_bound=result.error_bound, iterations=result.iterations)
-        os.replace(part, output)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _peak_nbytes() -> int:

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from pdlcheck.report.tables import line
 
@@ -24,8 +25,8 @@ FIRST = 10.0  # about the bound after the first round; from there to tol, each r
 class RankingProgress(Protocol):
     """Follows the ranking of a file; each method can be given to what it follows."""
 
-    def read(self, done: int, total: int) -> None:
-        """``done`` of ``total`` bytes have been read."""
+    def read(self, done: int, total: int | None) -> None:
+        """``done`` of ``total`` bytes have been read; ``total`` of a pipe is ``None``."""
 
     def build(self) -> None:
         """The edges are being laid out."""
@@ -50,8 +51,8 @@ class _Lines:
         self._console = console
         self._last, self._said = -math.inf, ""
 
-    def read(self, done: int, total: int) -> None:
-        self._say(f"read   {_bytes(done, total)}", at_once=done >= total)
+    def read(self, done: int, total: int | None) -> None:
+        self._say(f"read   {_bytes(done, total)}", at_once=total is not None and done >= total)
 
     def build(self) -> None:
         self._say("build", at_once=True)
@@ -71,7 +72,7 @@ class _Bar:
         self._progress, self._tol = progress, tol
         self._task = progress.add_task("read", total=None, detail="")
 
-    def read(self, done: int, total: int) -> None:
+    def read(self, done: int, total: int | None) -> None:
         self._progress.update(self._task, completed=done, total=total, detail=_bytes(done, total))
 
     def build(self) -> None:
@@ -87,17 +88,20 @@ class _Bar:
 
 
 def ranking_table(ranked: Sequence[tuple[object, float]]) -> Table:
-    """Node and score, best first."""
+    """Rank, node and score, best first; what a terminal would not print of a name is escaped."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("rank", "node", "score"):
-        table.add_column(name, justify="right")
+    numbers = all(isinstance(node, int) for node, _ in ranked)
+    table.add_column("rank", justify="right")
+    table.add_column("node", justify="right" if numbers else "left")
+    table.add_column("score", justify="right")
     for number, (node, score) in enumerate(ranked, 1):
-        table.add_row(str(number), str(node), f"{score:.6e}")
+        name = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(node))
+        table.add_row(str(number), Text(name), f"{score:.6e}")
     return table
 
 
-def _bytes(done: int, total: int) -> str:
-    return f"{done / 1e6:.1f} of {total / 1e6:.1f} MB"
+def _bytes(done: int, total: int | None) -> str:
+    return f"{done / 1e6:.1f} MB" if total is None else f"{done / 1e6:.1f} of {total / 1e6:.1f} MB"
 
 
 def _bound(rounds: int, bound: float) -> str:

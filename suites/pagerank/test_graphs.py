@@ -11,7 +11,7 @@ import torch
 from pdlcheck.checks.pagerank.scores import check_pagerank
 from pdlcheck.primitives.pagerank import Graph, as_graph, document_graph, pagerank_reference
 
-from .cases import NEEDS_DGL
+from .cases import NEEDS_DGL, import_dgl
 
 
 @pytest.mark.verifies("pagerank")
@@ -34,7 +34,7 @@ def test_the_same_edges_in_every_format_give_the_same_scores(subject):
 @NEEDS_DGL
 @pytest.mark.verifies("pagerank")
 def test_a_dgl_graph_is_read_with_its_edge_weights(subject):
-    import dgl
+    dgl = import_dgl()
 
     graph = dgl.graph(([0, 0, 1], [1, 2, 0]), num_nodes=4)
     graph.edata["w"] = torch.tensor([1.0, 3.0, 1.0])

@@ -13,7 +13,7 @@ import torch
 
 from pdlcheck.primitives.pagerank import Graph, as_graph, document_graph
 
-from .cases import NEEDS_DGL, cases, each_primitive, each_version
+from .cases import NEEDS_DGL, cases, each_primitive, each_version, import_dgl
 
 TRIANGLE = ([0, 1, 2], [1, 2, 0])
 BAD_GRAPHS = {
@@ -65,8 +65,7 @@ def test_a_bad_graph_is_refused(case):
 @pytest.mark.verifies("pagerank")
 def test_a_dgl_graph_of_several_types_is_refused():
     """Each type of nodes has ids from 0, so that edges between types say nothing of nodes numbered together."""
-    import dgl
-
+    dgl = import_dgl()
     typed = dgl.heterograph({("user", "likes", "item"): ([0, 1], [1, 0])})
     with pytest.raises(ValueError, match=r"one type of nodes .*'item'.*number all .* dgl.to_homogeneous\(graph\)"):
         as_graph(typed)

@@ -180,5 +180,7 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.31, 0.42])
 def test_ctrl_c_ends_it(seconds):
     code = INTERRUPTED.format(seconds=seconds, module=many_blocks.__module__)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    same_modules = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # pytest may have added to it
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=same_modules, capture_output=True, text=True, timeout=100)
     assert done.stdout == "interrupted\n", done.stderr

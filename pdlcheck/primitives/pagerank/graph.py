@@ -11,6 +11,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from pdlcheck.primitives.pagerank.node_ids import NodeIds
+from pdlcheck.primitives.pagerank.sparse_format import well_formed
 from pdlcheck.primitives.pagerank.threads import ENOUGH, Team, ranges
 
 __all__ = ["Float64", "Graph", "Ids", "Int64", "borrowed_graph", "ids_of", "largest_id"]
@@ -49,7 +51,7 @@ class Graph:
         src, dst: node ids in ``[0, num_nodes)``, integers, one per edge.
         num_nodes: 0 or more; nodes without edges count.
         weights: finite and not negative, one per edge; ``None`` is 1 for every edge.
-        names: one per node, distinct; ``None`` names a node by its id.
+        names: one per node, distinct; ``None`` names a node by its number. Kept as a tuple, or as :class:`NodeIds`.
 
     Raises:
         ValueError: an id out of range, a negative, infinite or NaN weight, lengths that differ, names that
@@ -67,7 +69,7 @@ class Graph:
     dst: Ids
     num_nodes: int
     weights: Float64 | None = None
-    names: tuple[Hashable, ...] | None = None
+    names: Sequence[Hashable] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.num_nodes, bool) or not isinstance(self.num_nodes, int | np.integer):
@@ -83,11 +85,12 @@ class Graph:
         if self.weights is not None:
             object.__setattr__(self, "weights", _checked_weights(self.weights, len(self.src)))
         if self.names is not None:
-            names = tuple(self.names)
-            if len(names) != self.num_nodes or len(set(names)) != len(names):
+            names = self.names if isinstance(self.names, NodeIds) else tuple(self.names)
+            distinct = len(names) if isinstance(names, NodeIds) else len(set(names))
+            if len(names) != self.num_nodes or distinct != len(names):
                 raise ValueError(
                     f"names must be {self.num_nodes} distinct names, one per node, got {len(names)} "
-                    f"of which {len(set(names))} are distinct"
+                    f"of which {distinct} are distinct"
                 )
             object.__setattr__(self, "names", names)
 
@@ -130,10 +133,11 @@ class Graph:
         """From a square sparse matrix, read as ``scipy.sparse.csgraph`` does: entry (i, j) is edge i -> j.
 
         Duplicate entries add. (The adjacency of :func:`pagerank_v1` is the transpose: row = destination.)
+        Index arrays that contradict each other or the shape are a ValueError.
         """
         if len(set(matrix.shape)) != 1 or matrix.ndim != 2:
             raise ValueError(f"graph: an adjacency matrix must be square, got shape {matrix.shape}")
-        coo = matrix.tocoo()
+        coo = well_formed(matrix).tocoo()
         weights = np.asarray(coo.data)
         return cls(coo.row, coo.col, matrix.shape[0], None if (weights == 1).all() else weights)
 
@@ -209,6 +213,8 @@ class Graph:
 
     def _place(self, node: Any) -> int | None:
         """The id of a node that is given by its name, if nodes have names, or by a number that equals its id."""
+        if isinstance(self.names, NodeIds):
+            return self.names.place(node)
         if self.names is not None:
             return self._ids.get(node)
         if isinstance(node, float | np.floating) and node.is_integer():

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
-
+from pdlcheck.primitives.pagerank.compiled import compiled
 from pdlcheck.primitives.pagerank.gathering import (
     FIRST_COUNTER,
     LANES,
@@ -25,7 +24,7 @@ __all__ = ["TILE", "count_degrees", "deal_rows", "deal_to_blocks", "deal_to_rows
 TILE = 64  # slices whose sums are added apart, so that a long sum rounds like two short ones
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def count_degrees(
     first: int, last: int, src: Any, dst: Any, of: Any, step: int, out_degree: Any, in_degree: Any
 ) -> None:
@@ -40,7 +39,7 @@ def count_degrees(
             in_degree[dst[e]] += step
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def deal_rows(place: Any, next_row: Any, first_whole: Any, last_whole: Any, row: Any) -> None:
     """Number nodes by place, rising, those of a place from ``next_row[place]`` on, and deal them to whole slices.
 
@@ -60,7 +59,7 @@ def deal_rows(place: Any, next_row: Any, first_whole: Any, last_whole: Any, row:
             next_row[k] = at + 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def deal_to_blocks(
     first: int,
     last: int,
@@ -96,7 +95,7 @@ def deal_to_blocks(
             shares[at] = edge_shares[e]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def deal_to_rows(
     counter: Any,
     bounds: Any,
@@ -147,7 +146,7 @@ def deal_to_rows(
         block = take_next(counter, 0)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def sweep(
     counters: Any,
     member: int,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
-
+from pdlcheck.primitives.pagerank.compiled import compiled
 from pdlcheck.primitives.pagerank.gathering import (
     FIRST_COUNTER,
     LANES,
@@ -23,7 +22,7 @@ __all__ = ["sweep_many"]
 PART = 512  # entries of a row that are added apart, so that a long sum rounds like two short ones
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def sweep_many(
     counters: Any,
     member: int,

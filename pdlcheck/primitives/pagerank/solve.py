@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ class PageRankResult:
     error_bound: float
     converged: bool
     seconds: float
-    names: tuple[Hashable, ...] | None = field(default=None, repr=False)
+    names: Sequence[Hashable] | None = field(default=None, repr=False)
 
     def top(self, count: int = 10) -> list[tuple[Hashable, float]]:
         """The ``count`` best nodes with their scores, best first, equal scores in order of id."""

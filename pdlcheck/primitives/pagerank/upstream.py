@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from pdlcheck.primitives.pagerank.compiled import compiled
 from pdlcheck.primitives.pagerank.graph import NARROW, Float64, Graph
 from pdlcheck.primitives.pagerank.kernels import count_degrees
 from pdlcheck.primitives.pagerank.threads import Team
@@ -146,7 +146,7 @@ def take_upstream(
     return Upstream(firsts, begins, sources, shares, out)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _deal(
     src: Any, dst: Any, edge_shares: Any, row: Any, first: int, next_place: Any, sources: Any, shares: Any
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import json
 import os
 import re
 import signal
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -93,9 +96,10 @@ def test_a_tol_finer_than_float64_is_a_failure_that_still_shows_its_scores(web):
     [
         ("0 1\n1 x\n", "pdlcheck pagerank: web.txt:2: this is not a number"),
         ("0 1\n1", "pdlcheck pagerank: web.txt:2: an edge needs two ids, here is one"),
-        ("0 999999999999999\n", "web.txt:1: node id 999999999999999 asks for 1000000000000000 nodes, which needs"),
+        ("0 1 1290000000\n", "web.txt:1: the third column holds 1290000000, a weight, a count or a time; pass --w"),
+        ("", "pdlcheck pagerank: web.txt is empty, 0 bytes; get the file again"),
     ],
-    ids=["word", "truncated", "huge"],
+    ids=["word", "truncated", "times", "empty"],
 )
 def test_a_wrong_file_is_exit_code_1_with_its_line(web, text, message):
     path, _ = web
@@ -110,18 +114,24 @@ def test_a_wrong_file_is_exit_code_1_with_its_line(web, text, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing.txt"], "argument FILE: must be a file of edges; there is none at 'missing.txt'"),
+        (["missing.txt"], "FILE: must be a file of edges, or - for standard input; there is none at 'missing.txt'"),
         (["."], "argument FILE: must be a file of edges"),
         (["web.txt", "--top", "0"], "--top: must be a whole number of at least 1; got '0'"),
         (["web.txt", "--damping", "1"], "--damping: must be a number from 0 to below 1; got '1'"),
         (["web.txt", "--damping", "nan"], "--damping: must be a number from 0 to below 1; got 'nan'"),
         (["web.txt", "--tol", "0"], "--tol: must be a number above 0; got '0'"),
         (["web.txt", "--tol", "tight"], "--tol: must be a number above 0; got 'tight'"),
-        (["web.txt", "--output", "scores.txt"], "--output: must be a file that ends in .npz"),
+        (["web.txt", "--output", "scores.txt"], "--output: must be a file that ends in .csv, .json, .npz, .parquet"),
         (["web.txt", "--output", "no/scores.npz"], "in a folder that exists and can be written; got 'no/scores.npz'"),
-        (["web.txt", "--output", "a folder.npz"], "must be a file that ends in .npz"),
+        (["web.txt", "--output", "a folder.npz"], "must be a file that ends in .csv"),
+        (["web.txt", "--output", "pipe.csv"], "must be a file that ends in .csv"),
+        (["web.txt", "--columns", "1"], "--columns: must be SRC,DST or SRC,DST,WEIGHT, all different"),
+        (["web.txt", "--columns", "1,2", "--weights"], "columns are (1, 2) and weights=True; name a third column"),
+        (["web.txt", "--delimiter", "::"], "--delimiter: must be one character, or tab, comma, semicolon, space"),
+        (["web.txt", "--delimiter", "1"], "delimiter must be one ASCII character that is no part of a number, got '1'"),
+        (["web.txt", "--format", "xml"], "--format: invalid choice: 'xml'"),
+        (["web.txt", "--num-nodes", "0"], "--num-nodes: must be a whole number of at least 1; got '0'"),
         (["web.npz", "--output", "./web.npz"], "--output: must not be FILE, whose edges would be lost; got 'web.npz'"),
-        (["pipe"], "argument FILE: must be a file of edges; 'pipe' is a pipe, write it to a file first"),
         ([], "the following arguments are required: FILE"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -129,11 +139,93 @@ def test_a_wrong_file_is_exit_code_1_with_its_line(web, text, message):
 def test_wrong_arguments_are_exit_code_2_with_the_cure(web, arguments, message):
     (web[0].parent / "a folder.npz").mkdir()
     np.savez(web[0].parent / "web.npz", src=web[1].src, dst=web[1].dst)
-    os.mkfifo(web[0].parent / "pipe")
+    os.mkfifo(web[0].parent / "pipe.csv")
     found = run(*arguments, folder=web[0].parent)
     assert found.returncode == 2
     assert message in found.stderr
     assert "Traceback" not in found.stderr
+
+
+NAMED = "from,to,weight\nann,bob,2\nbob,[red]cy,0.5\nann,[red]cy,1\n[red]cy,ann,1\n"
+
+
+def named_scores():
+    graph = nx.DiGraph()
+    edges = [line.split(",") for line in NAMED.splitlines()[1:]]
+    graph.add_weighted_edges_from((u, v, float(weight)) for u, v, weight in edges)
+    return nx.pagerank(graph, tol=1e-14, max_iter=2000)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json", "npz", "parquet"])
+def test_names_go_from_standard_input_to_the_table_and_to_all_scores(tmp_path, suffix):
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    command = [*COMMAND, "-", "--output", f"s.{suffix}"]
+    found = subprocess.run(command, cwd=tmp_path, input=NAMED, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    assert re.search(r"^ +1 +\[red\]cy +\d\.\d+e-01 *$", found.stdout, re.M)
+    how = "text, commas between fields, edges from 'from' to 'to', ids are names, weights from 'weight'"
+    assert f"standard input: {how}" in found.stderr.splitlines()
+    scores = saved(tmp_path / f"s.{suffix}")
+    assert scores == pytest.approx(named_scores(), abs=1e-8)
+    if suffix != "npz":
+        assert list(scores.values()) == sorted(scores.values(), reverse=True)
+    assert [file.name for file in tmp_path.iterdir()] == [f"s.{suffix}"]
+
+
+def saved(path):
+    """The scores in a file, by node."""
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            return {row["node"]: float(row["score"]) for row in csv.DictReader(file)}
+    if path.suffix == ".json":
+        return {row["node"]: row["score"] for row in json.loads(path.read_text(encoding="utf-8"))["scores"]}
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            return dict(zip(arrays["ids"].tolist(), arrays["scores"].tolist(), strict=True))
+    import pyarrow.parquet as pq
+
+    return dict(zip(*pq.read_table(path).to_pydict().values(), strict=True))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json", "npz"])
+def test_ids_with_gaps_are_named_as_in_the_file_and_the_others_are_counted(tmp_path, suffix):
+    (tmp_path / "e.txt").write_text("# Directed graph: e.txt\n# Nodes: 3 Edges: 3\n0\t4\n4\t9\n9\t0\n")
+    found = run("e.txt", "--output", f"s.{suffix}", folder=tmp_path)
+    assert "note: 7 of the ids from 0 to 9 have no edge and are no nodes; --num-nodes 10 ranks them too" in found.stderr
+    node = str if suffix == "csv" else int
+    assert {node(i): 1 / 3 for i in (0, 4, 9)} == pytest.approx(saved(tmp_path / f"s.{suffix}"))
+    found = run("e.txt", "--num-nodes", 10, folder=tmp_path)
+    assert "10 nodes, 3 edges" in found.stdout
+    assert "note" not in found.stderr
+
+
+def test_a_file_with_fewer_edges_than_it_says_is_noted(tmp_path):
+    (tmp_path / "e.txt").write_text("# Nodes: 2 Edges: 5\n0 1\n1 0\n")
+    assert "note: its first lines say 5 edges, it has 2; it may be truncated" in run("e.txt", folder=tmp_path).stderr
+
+
+@pytest.mark.parametrize("kind", ["a link", "a file", "a pipe"])
+def test_output_touches_no_other_file(web, kind):
+    """Neither what a name beside it leads to, nor what the old file of that name was a link to."""
+    folder = web[0].parent
+    (folder / "victim").write_text("precious")
+    beside = folder / "s.npz.part"
+    if kind == "a link":
+        beside.symlink_to("victim")
+        (folder / "s.npz").symlink_to("victim")
+    elif kind == "a file":
+        beside.write_text("mine")
+    else:
+        os.mkfifo(beside)
+    before = {file.name for file in folder.iterdir()} | {"s.npz"}
+    found = run(web[0], "--output", "s.npz", folder=folder)
+    assert found.returncode == 0, found.stderr
+    assert (folder / "victim").read_text() == "precious"
+    assert kind != "a file" or beside.read_text() == "mine"
+    assert len(saved(folder / "s.npz")) == 60
+    assert not (folder / "s.npz").is_symlink()
+    assert {file.name for file in folder.iterdir()} == before
 
 
 def sigint_is_on():

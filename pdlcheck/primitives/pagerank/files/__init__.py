@@ -1,5 +1,6 @@
-"""Edges in files: text, npz, parquet."""
+"""Edges in files: text, KONECT, Matrix Market, METIS, npz, Parquet; packed or not."""
 
-from pdlcheck.primitives.pagerank.files.reading import read_edges
+from pdlcheck.primitives.pagerank.files.column_names import Choice
+from pdlcheck.primitives.pagerank.files.reading import FORMATS, EdgeFile, read_edge_file, read_edges
 
-__all__ = ["read_edges"]
+__all__ = ["FORMATS", "Choice", "EdgeFile", "read_edge_file", "read_edges"]

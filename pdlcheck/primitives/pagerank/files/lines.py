@@ -1,29 +1,37 @@
-"""The compiled parser of lines of edges: bytes in, ids and weights out. It releases the GIL."""
+"""The compiled parser of lines of edges: bytes in, ids and weights out. It releases the GIL.
+
+Its small functions are inlined by numba: LLVM does not inline what is called several times, which takes 60 % longer.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from pdlcheck.primitives.pagerank.compiled import compiled
 
 __all__ = ["PROBLEMS", "copy_fields", "count_lines", "parse_lines"]
 
-NOT_A_NUMBER, NEGATIVE_ID, HUGE_ID, ONE_FIELD, MANY_FIELDS = 1, 2, 3, 4, 5
-EMPTY_FIELD, NO_WEIGHT, A_WEIGHT, NEGATIVE_WEIGHT = 6, 7, 8, 9
+NOT_AN_ID, NEGATIVE_ID, HUGE_ID, EMPTY_ID, NOT_A_WEIGHT, NEGATIVE_WEIGHT = 1, 2, 3, 4, 5, 6
+EMPTY_FIELD, ONE_FIELD, FEW_FIELDS, MANY_FIELDS = 7, 8, 9, 10
+NAMES = "where ids are names, pass --names (names=True)"
 PROBLEMS = {
-    NOT_A_NUMBER: "this is not a number; ids are whole numbers from 0, weights decimal numbers; number the names of "
-    "nodes first, begin a comment with # or %",
-    NEGATIVE_ID: "a node id is negative; number the nodes from 0",
-    HUGE_ID: "a node id is beyond 2**63 - 1; number the nodes from 0 without large gaps",
-    ONE_FIELD: "an edge needs two ids, here is one; complete the line, the file may be truncated",
-    MANY_FIELDS: "an edge is two ids and perhaps a weight, here is more; keep three columns, with cut or awk",
+    NOT_AN_ID: "this is not a number; the ids of the first edge are whole numbers, so all must be; correct it, begin a "
+    f"comment with # or %; {NAMES}",
+    NEGATIVE_ID: f"a node id is negative; correct it; {NAMES}",
+    HUGE_ID: f"a node id is beyond 2**63 - 1; {NAMES}",
+    EMPTY_ID: "a node id is empty; fill it, the file may be truncated",
+    NOT_A_WEIGHT: "a weight is not a decimal number; correct it, or pass --no-weights (weights=False)",
+    NEGATIVE_WEIGHT: "a weight is negative; it must be 0 or more, 0 stands for an edge that carries nothing; "
+    "--no-weights (weights=False) leaves weights out",
     EMPTY_FIELD: "a field between commas is empty; fill it, the file may be truncated",
-    NO_WEIGHT: "this edge has no weight, the first one has; give every edge one, or none",
-    A_WEIGHT: "this edge has a weight, the first one has none; give every edge one, or none",
-    NEGATIVE_WEIGHT: "a weight is negative; it must be 0 or more, 0 stands for an edge that carries nothing",
+    ONE_FIELD: "an edge needs two ids, here is one; complete the line, the file may be truncated",
+    FEW_FIELDS: "this line has fewer fields than the first edge; complete it, the file may be truncated",
+    MANY_FIELDS: "this line has more fields than the first edge; correct it, or choose columns with --columns "
+    "(columns=...)",
 }
-"""What can be wrong with a line, by the number that :func:`parse_lines` gives for it, each with its cure."""
+"""The problems of a line by the number that :func:`parse_lines` returns, each with its cure."""
 
 NEWLINE, COMMA, MINUS, PLUS, POINT, ZERO, NINE = (ord(c) for c in "\n,-+.09")
 HASH, PERCENT, BLANK, TAB, RETURN, SMALL_E, LARGE_E = (ord(c) for c in "#% \t\reE")
@@ -32,7 +40,7 @@ EXACT = 2**53  # below it an integer is a float64 exactly, and so are the powers
 POWERS = 10.0 ** np.arange(23)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def count_lines(text: Any) -> int:
     """How many newlines there are."""
     lines = 0
@@ -41,109 +49,152 @@ def count_lines(text: Any) -> int:
     return lines
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def parse_lines(
-    text: Any, columns: int, src: Any, dst: Any, weights: Any, far_edge: Any, far_begin: Any
-) -> tuple[int, int, int, int, int, int, int, int]:
+    text: Any,
+    delimiter: int,
+    width: int,
+    src_at: int,
+    dst_at: int,
+    weight_at: int,
+    src: Any,
+    dst: Any,
+    weights: Any,
+    far_edge: Any,
+    far_begin: Any,
+) -> tuple[int, int, int, int, int, int]:
     """Read the edges of ``text``, uint8, whole lines that each end in a newline.
 
-    Fields stand between blanks, tabs, or one comma; empty lines and those that begin with # or % are left out.
-    ``columns`` is 2, 3, or 0: as the first edge has them. ``src``, ``dst`` and, unless ``columns`` is 2, the other
-    arrays have room for an element per line. Weights whose nearest float64 takes more than one multiplication are left
-    out: ``far_edge`` says which, ``far_begin`` where their text begins.
+    Fields stand between blanks, tabs, or one comma where ``delimiter`` is 0, else between bytes ``delimiter``; empty
+    lines and those that begin with # or % are left out. A line has ``width`` fields, or any number where that is 0.
+    ``src_at``, ``dst_at`` and ``weight_at`` are the places of the fields of an edge, -1 where there is no weight.
+    The arrays have room for an element per line. Weights whose nearest float64 takes more than one multiplication are
+    left out: ``far_edge`` says which, ``far_begin`` where their text begins.
 
     Returns:
-        edges, columns, weights left out, largest id (-1: none), the line that it stands in, and then for the first
-        wrong line: its problem (0: none), where it begins, its number. Lines of the text are counted from 1.
+        edges, weights left out, largest id (-1: none), and then for the first wrong line: its problem (0: none), where
+        it begins, its number. Lines of the text are counted from 1.
     """
-    edges, far, largest, largest_line = 0, 0, -1, 0
+    edges, far = 0, 0
+    largest: Any = -1
     i, line = 0, 0
+    last = max(src_at, dst_at, weight_at)
+    ends_first = src_at == 0 and dst_at == 1
     while i < text.size:
         line += 1
         begin = i
-        i = _after_blanks(text, i)
+        i = _after_blanks(text, i, delimiter)
         if text[i] == HASH or text[i] == PERCENT:
             while text[i] != NEWLINE:
                 i += 1
         if text[i] == NEWLINE:
             i += 1
             continue
-        problem, first, i = _id(text, i)
-        if problem == 0:
-            problem, i = _to_next_field(text, i)
-        if problem == 0 and text[i] == NEWLINE:
-            problem = ONE_FIELD
-        if problem != 0:
-            return edges, columns, far, largest, largest_line, problem, begin, line
-        problem, second, i = _id(text, i)
-        if problem == 0:
-            problem, i = _to_next_field(text, i)
-        if problem != 0:
-            return edges, columns, far, largest, largest_line, problem, begin, line
-        if text[i] == NEWLINE:
-            if columns == 3:
-                return edges, columns, far, largest, largest_line, NO_WEIGHT, begin, line
-            columns = 2
-        else:
-            at = i
-            problem, exact, weight, i = _weight(text, i)
+        field = 0
+        first: Any = 0
+        second: Any = 0
+        problem, more, wrong = 0, True, 0
+        if ends_first:  # the same as below, without asking of each field what it is
+            problem, first, i = _id(text, i, delimiter)
             if problem == 0:
-                problem, i = _to_next_field(text, i)
-            if problem == 0 and text[i] != NEWLINE:
-                problem = MANY_FIELDS
-            if problem == 0 and columns == 2:
-                problem = A_WEIGHT
-            if problem != 0:
-                return edges, columns, far, largest, largest_line, problem, begin, line
-            columns = 3
-            weights[edges] = weight
-            if not exact:
-                far_edge[far], far_begin[far] = edges, at
-                far += 1
+                problem, more, i = _to_next_field(text, i, delimiter, NOT_AN_ID)
+            field = 1
+            if more and problem == 0:
+                problem, second, i = _id(text, i, delimiter)
+                if problem == 0:
+                    problem, more, i = _to_next_field(text, i, delimiter, NOT_AN_ID)
+                field = 2
+        while more and problem == 0:
+            if field == src_at:
+                problem, first, i = _id(text, i, delimiter)
+                wrong = NOT_AN_ID
+            elif field == dst_at:
+                problem, second, i = _id(text, i, delimiter)
+                wrong = NOT_AN_ID
+            elif field == weight_at:
+                at = i
+                problem, exact, weight, i = _weight(text, i)
+                wrong = NOT_A_WEIGHT
+                weights[edges] = weight
+                if not exact and problem == 0:
+                    far_edge[far], far_begin[far] = edges, at
+                    far += 1
+            else:
+                i = _after_field(text, i, delimiter)
+            if problem == 0:
+                problem, more, i = _to_next_field(text, i, delimiter, wrong)
+            field += 1
+        if problem == 0 and (field <= last or field < width):
+            problem = ONE_FIELD if field == 1 else FEW_FIELDS
+        if problem == 0 and 0 < width < field:
+            problem = MANY_FIELDS
+        if problem != 0:
+            return edges, far, largest, problem, begin, line
         i += 1
         src[edges], dst[edges] = first, second
         edges += 1
-        if max(first, second) > largest:
-            largest, largest_line = max(first, second), line
-    return edges, columns, far, largest, largest_line, 0, 0, 0
+        largest = max(largest, first, second)
+    return edges, far, largest, 0, 0, 0
 
 
-@numba.njit(cache=True, nogil=True)
-def copy_fields(text: Any, begins: Any, fields: Any) -> None:
+@compiled()
+def copy_fields(text: Any, begins: Any, delimiter: int, fields: Any) -> None:
     """Copy the field that begins at ``text[begins[k]]`` into row k of ``fields``, zeros; what is too long is cut."""
     for k in range(begins.size):
         i, place = begins[k], 0
-        while not _ends_field(text[i]) and place < fields.shape[1]:
+        while not _ends_field(text[i], delimiter) and place < fields.shape[1]:
             fields[k, place] = text[i]
             i, place = i + 1, place + 1
 
 
-@numba.njit(cache=True, nogil=True)
-def _ends_field(c: Any) -> bool:
-    return c in (BLANK, TAB, NEWLINE, COMMA, RETURN)
+@compiled(inline="always")
+def _ends_field(c: Any, delimiter: int) -> bool:
+    between = COMMA if delimiter == 0 else delimiter
+    return c in (NEWLINE, RETURN, BLANK, TAB, between)
 
 
-@numba.njit(cache=True, nogil=True)
-def _after_blanks(text: Any, i: int) -> int:
-    while text[i] == BLANK or text[i] == TAB or text[i] == RETURN:
+@compiled(inline="always")
+def _after_blanks(text: Any, i: int, delimiter: int) -> int:
+    while text[i] == BLANK or text[i] == RETURN or (text[i] == TAB and delimiter != TAB):
         i += 1
     return i
 
 
-@numba.njit(cache=True, nogil=True)
-def _to_next_field(text: Any, i: int) -> tuple[int, int]:
-    """From the end of a field to the next one, or to the newline."""
-    if not _ends_field(text[i]):
-        return NOT_A_NUMBER, i
-    i = _after_blanks(text, i)
-    if text[i] != COMMA:
-        return 0, i
-    i = _after_blanks(text, i + 1)
-    return (EMPTY_FIELD if text[i] == NEWLINE or text[i] == COMMA else 0), i
+@compiled(inline="always")
+def _after_field(text: Any, i: int, delimiter: int) -> int:
+    """The end of a field that is not read."""
+    if delimiter == 0:
+        while not _ends_field(text[i], delimiter):
+            i += 1
+    else:
+        while text[i] != NEWLINE and text[i] != delimiter:
+            i += 1
+    return i
 
 
-@numba.njit(cache=True, nogil=True)
-def _id(text: Any, i: int) -> tuple[int, int, int]:
+@compiled(inline="always")
+def _to_next_field(text: Any, i: int, delimiter: int, wrong: int) -> tuple[int, bool, int]:
+    """From the end of a field to the next one: a problem or 0, whether there is one, where it begins.
+
+    The problem is ``wrong`` where the field does not end here.
+    """
+    if not _ends_field(text[i], delimiter):
+        return wrong, True, i
+    i = _after_blanks(text, i, delimiter)
+    if text[i] == NEWLINE:
+        return 0, False, i
+    if delimiter == 0:
+        if text[i] != COMMA:
+            return 0, True, i
+        i = _after_blanks(text, i + 1, delimiter)
+        return (EMPTY_FIELD if text[i] == NEWLINE or text[i] == COMMA else 0), True, i
+    if text[i] != delimiter:
+        return wrong, True, i
+    return 0, True, _after_blanks(text, i + 1, delimiter)
+
+
+@compiled(inline="always")
+def _id(text: Any, i: int, delimiter: int) -> tuple[int, int, int]:
     begin = i
     value: Any = 0
     while ZERO <= text[i] <= NINE:
@@ -153,12 +204,14 @@ def _id(text: Any, i: int) -> tuple[int, int, int]:
         value = value * 10 + digit
         i += 1
     if i == begin:
+        if text[i] == NEWLINE or text[i] == COMMA or text[i] == delimiter:
+            return EMPTY_ID, value, i
         negative = text[i] == MINUS and ZERO <= text[i + 1] <= NINE
-        return (EMPTY_FIELD if text[i] == COMMA else NEGATIVE_ID if negative else NOT_A_NUMBER), value, i
+        return (NEGATIVE_ID if negative else NOT_AN_ID), value, i
     return 0, value, i
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(inline="always")
 def _weight(text: Any, i: int) -> tuple[int, bool, float, int]:
     """A problem or 0, whether the value is the nearest float64, the value, where the field ends."""
     negative = text[i] == MINUS
@@ -175,7 +228,7 @@ def _weight(text: Any, i: int) -> tuple[int, bool, float, int]:
             exponent -= point
         i += 1
     if digits == 0:
-        return NOT_A_NUMBER, True, 0.0, i
+        return NOT_A_WEIGHT, True, 0.0, i
     if text[i] == SMALL_E or text[i] == LARGE_E:
         i += 1
         below = text[i] == MINUS
@@ -187,7 +240,7 @@ def _weight(text: Any, i: int) -> tuple[int, bool, float, int]:
             power = min(power * 10 + (np.int64(text[i]) - ZERO), 100_000)
             i += 1
         if i == begin:
-            return NOT_A_NUMBER, True, 0.0, i
+            return NOT_A_WEIGHT, True, 0.0, i
         exponent += -power if below else power
     if negative and mantissa != 0:
         return NEGATIVE_WEIGHT, True, 0.0, i

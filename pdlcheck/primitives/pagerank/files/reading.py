@@ -1,122 +1,295 @@
-"""Reads a graph from a file of edges; the suffix of its name says how."""
+"""Reads a graph from a file of edges; its first bytes and its suffix say how."""
 
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import IO, Any
 
 import numpy as np
-import scipy.sparse as sp
 
-from pdlcheck.primitives.pagerank.files.columns import Progress
-from pdlcheck.primitives.pagerank.files.text import read_text
-from pdlcheck.primitives.pagerank.graph import Graph, ids_of, largest_id
-from pdlcheck.primitives.pagerank.memory import require_free_memory, solver_nbytes
+from pdlcheck.primitives.pagerank.files.column_names import Choice
+from pdlcheck.primitives.pagerank.files.columns import Columns, Progress
+from pdlcheck.primitives.pagerank.files.headings import KONECT
+from pdlcheck.primitives.pagerank.files.layout import find_layout
+from pdlcheck.primitives.pagerank.files.matrix_market import read_matrix_market
+from pdlcheck.primitives.pagerank.files.metis import read_metis
+from pdlcheck.primitives.pagerank.files.npz import read_npz
+from pdlcheck.primitives.pagerank.files.numbering import number_nodes
+from pdlcheck.primitives.pagerank.files.rows import read_rows
+from pdlcheck.primitives.pagerank.files.source import Source, open_source
+from pdlcheck.primitives.pagerank.files.text import read_integers
+from pdlcheck.primitives.pagerank.graph import Graph
+from pdlcheck.primitives.pagerank.memory import graph_nbytes, require_free_memory, solver_nbytes
 
-__all__ = ["read_edges"]
+__all__ = ["FORMATS", "EdgeFile", "read_edge_file", "read_edges"]
+
+Edges = str | os.PathLike[str] | IO[bytes]
+FORMATS = ("konect", "matrix-market", "metis", "npz", "parquet", "text")
+OPTIONS = {  # of each format, beside undirected
+    "konect": {"columns", "delimiter", "header", "names", "weights", "num_nodes"},
+    "matrix-market": {"weights"},
+    "metis": {"weights"},
+    "npz": {"weights", "num_nodes"},
+    "parquet": {"columns", "names", "weights", "num_nodes"},
+    "text": {"columns", "delimiter", "header", "names", "weights", "num_nodes"},
+}
+SUFFIXES = {".npz": "npz", ".parquet": "parquet", ".pq": "parquet", ".mtx": "matrix-market"}
+SUFFIXES |= {".graph": "metis", ".metis": "metis"}
+NOT_READ = {  # what a file begins with that is no text: what it is, and what makes it one that can be read
+    b"\xff\xfe": ("text in UTF-16", "convert it to UTF-8 with iconv"),
+    b"\xfe\xff": ("text in UTF-16", "convert it to UTF-8 with iconv"),
+    b"PK\x03\x04": ("a zip archive", "unpack it with unzip"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it with 7z"),
+    b"\x89HDF": ("HDF5", "write the edges as CSV or Parquet"),
+    b"ARROW1": ("Arrow IPC", "write the edges as CSV or Parquet"),
+}
+LOOKED_AT = 1 << 12
+FEW = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeFile:
+    """A graph that was read, how its file was understood, and notes on what may surprise."""
+
+    graph: Graph
+    description: str
+    notes: tuple[str, ...] = ()
+    undirected: bool = False  # and each edge goes both ways already
 
 
 def read_edges(
-    path: str | os.PathLike[str], *, num_nodes: int | None = None, progress: Progress | None = None
+    path: Edges,
+    *,
+    format: str | None = None,
+    columns: Sequence[str | int] | None = None,
+    delimiter: str | None = None,
+    header: bool | None = None,
+    names: bool = False,
+    weights: bool | None = None,
+    undirected: bool = False,
+    num_nodes: int | None = None,
+    progress: Progress | None = None,
 ) -> Graph:
-    """The :class:`Graph` of a file of edges.
+    """Return the :class:`Graph` of a file of edges. Node ids may be integers or strings.
 
     ==================  ===============================================================================================
-    suffix              content
+    format              content
     ==================  ===============================================================================================
-    ``.npz``            arrays ``src``, ``dst``, perhaps ``weights`` and ``num_nodes``; or what
+    ``text``            a line is ``src dst`` or ``src dst weight``, between blanks, tabs, commas, semicolons or ``|``;
+                        quotes as in CSV; empty lines and those that begin with ``#`` or ``%`` are left out
+    ``konect``          text whose first line is as in ``% asym positive``; of ``sym`` both directions are edges
+    ``matrix-market``   entry (i, j) is the edge i -> j, rows count from 1
+    ``metis``           line i lists the neighbours of node i, from 1
+    ``npz``             arrays ``src``, ``dst``, perhaps ``weights`` and ``num_nodes``; or what
                         ``scipy.sparse.save_npz`` wrote, where entry (i, j) is the edge i -> j
-    ``.parquet``        columns ``src``, ``dst``, perhaps ``weight``; needs pyarrow: ``pip install pdlcheck[parquet]``
-    any, any ``.gz``    text, perhaps gzipped: a line is ``src dst`` or ``src dst weight``, with blanks, tabs or commas
-                        between; empty lines and those that begin with ``#`` or ``%`` are left out
+    ``parquet``         two columns of ids and perhaps one of weights; needs ``pip install pdlcheck[parquet]``
     ==================  ===============================================================================================
 
-    Nodes are whole numbers from 0; names must be numbered first (:func:`networkx.read_edgelist` reads them). All edges
-    have a weight, or none has. Lines of text are parsed on two threads, beside the graph a few blocks of 4 MB are held.
+    Each may be packed by gzip, bzip2, xz or zstd (``pip install pdlcheck[zstd]`` before Python 3.14).
+
+    Where both ids of the first edge are whole numbers, all must be. Nodes are those that have an edge, in order of id;
+    where they are not just the numbers from 0, ``graph.names`` holds their ids. Otherwise ids are strings, nodes are in
+    order of their first edge, and ``graph.names`` holds them. Matrix Market and METIS say how many nodes there are.
+
+    All edges have a weight, or none has. A third column is a weight where it is called weight or holds fractions;
+    whole numbers may be times or counts and are an error unless ``weights`` or ``columns`` says what they are.
+    Lines of integers are parsed on two threads, beside the graph a few blocks of 4 MB are held.
 
     Args:
-        num_nodes: ``None`` is what the file says, or else the largest id + 1.
+        path: a path, or a binary stream such as ``sys.stdin.buffer``.
+        format: one of those above; ``None`` is found in the first bytes, or else from the suffix.
+        columns: both ends of an edge and perhaps its weight, as names of the header or numbers from 1.
+        delimiter: one character between fields; ``None`` is found in the first lines.
+        header: whether the first line holds names of columns; ``None`` is found in the first lines.
+        names: read ids as strings, also where they are numbers.
+        weights: whether the file's weights are read; ``None`` as above.
+        undirected: each edge goes both ways, a self-loop once; also where the file says so (KONECT, SNAP).
+        num_nodes: nodes are the numbers below it, with or without edges. ``None`` ranks the nodes that have edges.
         progress: called now and then with the bytes of the file that have been read, and with all of them.
 
     Raises:
-        ValueError: a line, array or column that is wrong, with the file, where in it, and the cure.
+        ValueError: a line, array or column that is wrong, with the file, where in it, and the cure; a file without
+            edges; arguments that contradict the file.
         MemoryError: the graph cannot fit, before it is allocated, with the bytes that it needs.
         OSError: the file cannot be opened or read.
-        ImportError: ``.parquet``, and pyarrow is missing.
+        ImportError: a library that the format needs is missing.
 
     Example:
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     file = Path(folder, "edges.txt")
-        ...     _ = file.write_text("# a triangle\\n0 1\\n1 2\\n2 0\\n")
-        ...     read_edges(file)
-        Graph(num_nodes=3, num_edges=3, weighted=False)
+        ...     _ = file.write_text("# a triangle\\n3 4\\n4 7\\n7 3\\n")
+        ...     graph = read_edges(file)
+        >>> graph, list(graph.names)
+        (Graph(num_nodes=3, num_edges=3, weighted=False), [3, 4, 7])
     """
-    path = Path(path)
-    if path.is_fifo():
-        raise ValueError(f"{path} is a pipe, of no known length; write what comes from it to a file, and read that")
-    if path.suffix == ".npz":
-        with _named(path):
-            return _read_npz(path, num_nodes, progress)
-    if path.suffix == ".parquet":
-        from pdlcheck.primitives.pagerank.files.parquet import read_parquet
+    chosen = None if columns is None else tuple(columns)
+    choice = Choice(chosen, delimiter, header, names, weights)
+    return read_edge_file(
+        path, choice, format=format, undirected=undirected, num_nodes=num_nodes, progress=progress
+    ).graph
 
-        columns = read_parquet(path, progress)
-    else:
-        columns = read_text(path, progress)
-    with _named(path):
-        return Graph(columns.src, columns.dst, columns.num_nodes if num_nodes is None else num_nodes, columns.weights)
+
+def read_edge_file(
+    path: Edges,
+    choice: Choice,
+    *,
+    format: str | None = None,
+    undirected: bool = False,
+    num_nodes: int | None = None,
+    progress: Progress | None = None,
+) -> EdgeFile:
+    """Return what :func:`read_edges` reads, with a description. Arguments and errors are the same."""
+    if format is not None and format not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
+    with open_source(path) as source:
+        if source.total == 0:
+            raise ValueError(f"{source.name} is empty, 0 bytes; get the file again")
+        found = format or _format_of(source)
+        _require_options(source.name, found, choice, num_nodes)
+        with _named(source.name):
+            read = _read(source, found, format, choice, num_nodes, progress)
+            graph = _both_ways(read.graph) if undirected and not read.undirected else read.graph
+    said = ", undirected: each edge both ways" if undirected or read.undirected else ""
+    return EdgeFile(graph, f"{source.name}: {read.description}{said}", read.notes)
+
+
+def _read(
+    source: Source, found: str, asked: str | None, choice: Choice, num_nodes: int | None, progress: Progress | None
+) -> EdgeFile:
+    if found == "npz":
+        arrays, own_size = read_npz(source, choice.weights, progress)
+        if isinstance(arrays, Graph):
+            return EdgeFile(arrays, "sparse matrix of scipy")
+        return _graph_of(source.name, arrays, own_size if num_nodes is None else num_nodes, "arrays src and dst")
+    if found == "matrix-market":
+        graph, symmetric, description = read_matrix_market(source, choice.weights, progress)
+        return EdgeFile(graph, description, undirected=symmetric)
+    if found == "metis":
+        columns, description = read_metis(source, choice.weights, progress)
+        return replace(_graph_of(source.name, columns, None, description), undirected=True)
+    if found == "parquet":
+        from pdlcheck.primitives.pagerank.files.parquet import read_parquet  # pyarrow is optional
+
+        columns, description = read_parquet(source, choice, progress)
+        return _graph_of(source.name, columns, num_nodes, description)
+    layout = find_layout(source, choice, plain_text=asked == "text")
+    if layout is None:
+        nobody = np.empty(0, np.int64)
+        return _graph_of(source.name, Columns(nobody, nobody, -1, None), num_nodes, "text without an edge")
+    if asked == "konect" and layout.heading.kind != "KONECT":
+        raise ValueError("the first line of KONECT is `% sym|asym|bip WEIGHTS`, here it is another; pass --format text")
+    read = read_integers if layout.integers and not layout.quoted else read_rows
+    columns = read(source, layout, strict=choice.columns is None, progress=progress)
+    one_way = len(columns.src)
+    whole = _graph_of(source.name, columns, num_nodes, layout.describe())
+    notes = list(whole.notes)
+    said = layout.heading
+    if said.num_edges is not None and said.num_edges != one_way:
+        notes.append(f"its first lines say {said.num_edges} edges, it has {one_way}; it may be truncated")
+    graph = _both_ways(whole.graph) if said.undirected else whole.graph
+    return EdgeFile(graph, whole.description, tuple(notes), said.undirected)
+
+
+def _format_of(source: Source) -> str:
+    begin = source.peek(LOOKED_AT)
+    if begin.startswith(b"PAR1"):
+        return "parquet"
+    if begin.startswith(b"PK\x03\x04") and b".npy" in begin[:300]:
+        return "npz"
+    if source.suffix in (".npz", ".parquet", ".pq"):
+        return SUFFIXES[source.suffix]
+    if begin.startswith(b"%%MatrixMarket"):
+        return "matrix-market"
+    for first, (what, cure) in NOT_READ.items():
+        if begin.startswith(first):
+            raise ValueError(f"{source.name} is {what}, not a file of edges; {cure}")
+    if begin[257:262] == b"ustar":
+        raise ValueError(f"{source.name} is a tar archive; unpack it with tar -xf, and read the file of edges in it")
+    if b"\0" in begin:
+        where = begin.index(b"\0")
+        raise ValueError(f"{source.name} is no text: byte {where} is 0; give the file of edges, or pass --format")
+    if KONECT.match(begin.decode("latin-1").split("\n", 1)[0].strip()):
+        return "konect"
+    return SUFFIXES.get(source.suffix, "text")
+
+
+def _require_options(name: str, found: str, choice: Choice, num_nodes: int | None) -> None:
+    given = {
+        "columns": choice.columns is not None,
+        "delimiter": choice.delimiter is not None,
+        "header": choice.header is not None,
+        "names": choice.names,
+        "weights": choice.weights is not None,
+        "num_nodes": num_nodes is not None,
+    }
+    wrong = [option for option, there in given.items() if there and option not in OPTIONS[found]]
+    if wrong:
+        raise ValueError(f"{name} is read as {found}, which takes no {wrong[0]}; leave it out, or pass --format")
+
+
+def _graph_of(name: str, columns: Columns, num_nodes: int | None, description: str) -> EdgeFile:
+    """The graph of columns, its nodes numbered from 0; all that is needed is compared with the memory that is free."""
+    edges, weighted = len(columns.src), columns.weights is not None
+    if columns.names is not None and num_nodes is not None:
+        raise ValueError(f"num_nodes is {num_nodes}, but ids are names; leave out --num-nodes (num_nodes=None)")
+    if num_nodes is None and edges == 0 and columns.names is None:
+        raise ValueError(
+            "it holds no edge; an edge is a line `src dst`, get the file again, or pass --num-nodes for nodes alone"
+        )
+    src, dst, notes = columns.src, columns.dst, []
+    names: Sequence[Any] | None = columns.names
+    size = num_nodes
+    if size is None and names is not None:
+        size = len(names)
+    elif size is None:
+        src, dst = (_own(ids) for ids in (src, dst))
+        for end, ids in (("src", src), ("dst", dst)):
+            if ids.size and ids.min() < 0:
+                at = int(ids.argmin())
+                raise ValueError(f"{end} holds {ids[at]} at {at}, ids must be 0 or more; correct it")
+        ids = number_nodes(src, dst, columns.largest, name)
+        size = columns.largest + 1 if ids is None else len(ids)
+        names = ids
+        if ids is not None:
+            span = columns.largest + 1
+            cure = f"; --num-nodes {span} ranks them too" if span <= FEW + 10 * size else ""
+            notes.append(f"{span - size} of the ids from 0 to {span - 1} have no edge and are no nodes{cure}")
+    nbytes = solver_nbytes(size, edges, weighted=weighted) + graph_nbytes(edges, weighted=weighted)
+    cure = "number the nodes from 0 without large gaps" if num_nodes is not None else "use a machine with more memory"
+    require_free_memory(f"{name}: ranking {edges} edges between {size} nodes", nbytes, cure)
+    return EdgeFile(Graph(src, dst, size, columns.weights, names), description, tuple(notes))
+
+
+def _own(ids: Any) -> Any:
+    """Ids that can be replaced in place: int32 or int64."""
+    kept = ids.dtype in (np.int32, np.int64) and ids.flags.writeable and ids.flags.c_contiguous
+    return ids if kept else ids.astype(np.int64)
+
+
+def _both_ways(graph: Graph) -> Graph:
+    """The graph with each edge in both directions; a self-loop stays one edge."""
+    edges = 2 * graph.num_edges
+    nbytes = 2 * graph_nbytes(edges, weighted=graph.weights is not None)
+    require_free_memory(f"{edges} edges, each both ways", nbytes, "use a machine with more memory")
+    back = graph.src != graph.dst
+    src, dst = np.concatenate([graph.src, graph.dst[back]]), np.concatenate([graph.dst, graph.src[back]])
+    weights = None if graph.weights is None else np.concatenate([graph.weights, graph.weights[back]])
+    return Graph(src, dst, graph.num_nodes, weights, graph.names)
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Errors about arrays name the file too."""
+def _named(name: str) -> Iterator[None]:
+    """Errors name the file, once."""
     try:
         yield
     except (TypeError, ValueError) as error:
+        if re.match(re.escape(name) + r"(:| )", str(error)):
+            raise
         kind = TypeError if isinstance(error, TypeError) else ValueError  # some of numpy's take other arguments
-        raise kind(f"{path}: {error}") from error
-
-
-def _read_npz(path: Path, num_nodes: int | None, progress: Progress | None) -> Graph:
-    total = path.stat().st_size
-    try:
-        with zipfile.ZipFile(path) as archive:
-            nbytes = sum(member.file_size for member in archive.infolist())
-        require_free_memory(f"{path}: its arrays and the graph", 2 * nbytes, "use a machine with more memory")
-        with np.load(path, allow_pickle=False) as arrays:
-            names = set(arrays.files)
-            if {"format", "shape"} <= names:
-                return Graph.from_scipy(sp.load_npz(path))
-            if not {"src", "dst"} <= names:
-                raise ValueError(f"it must hold arrays src and dst, it holds {', '.join(sorted(names)) or 'none'}")
-            if "weight" in names and "weights" not in names:
-                raise ValueError("weights of edges are read from array weights, it holds weight; rename the array")
-            found: dict[str, Any] = {}
-            for name in sorted(names & {"src", "dst", "weights", "num_nodes"}):
-                found[name] = arrays[name]
-                if progress is not None:
-                    progress(total * len(found) // len(names), total)
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError) as error:
-        raise ValueError(f"it cannot be unpacked: {error}; it may be truncated, get it again") from error
-    if num_nodes is None and "num_nodes" in found:
-        num_nodes = _whole_number("num_nodes", found["num_nodes"])
-    src, dst = (ids_of(name, found[name]) for name in ("src", "dst"))
-    if num_nodes is None:
-        num_nodes = 1 + largest_id(src, dst)
-    what = f"{path}: ranking {len(src)} edges between {num_nodes} nodes"
-    nbytes = solver_nbytes(num_nodes, len(src), weighted="weights" in found)
-    require_free_memory(what, nbytes, "number the nodes from 0 without large gaps")
-    return Graph(src, dst, num_nodes, found.get("weights"))
-
-
-def _whole_number(name: str, array: Any) -> int:
-    if not isinstance(array, np.ndarray) or array.size != 1 or array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be one whole number, got {array!r}; leave it out, or write it as such")
-    return int(array.item())
+        raise kind(f"{name}: {error}") from error

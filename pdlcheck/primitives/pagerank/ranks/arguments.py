@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from pdlcheck.primitives.pagerank.arguments import distribution, require_damping
 from pdlcheck.primitives.pagerank.formats import as_graph
 from pdlcheck.primitives.pagerank.graph import NARROW, Float64, Graph, Ids
 from pdlcheck.primitives.pagerank.memory import rank_nbytes
+from pdlcheck.primitives.pagerank.node_ids import NodeIds
 
 __all__ = ["Edges", "agree_on_edges", "agree_on_numbers", "agree_on_vectors"]
 
@@ -60,7 +62,7 @@ def agree_on_edges(graph: Any, num_nodes: int | None, replicated: bool, who: Mem
         same: dict[str, object] = {
             "replicated": bool(replicated),
             "num_nodes": found.num_nodes if sized else None,
-            "names of the nodes": None if found.names is None else _digest(repr(found.names).encode()),
+            "names of the nodes": _digest_of_names(found.names),
         }
         if replicated:
             same["edges"] = f"{found.num_edges} with digest " + _digest(found.src, found.dst, found.weights)
@@ -109,6 +111,12 @@ def _read(graph: Any, num_nodes: int | None) -> Graph:
     if num_nodes is not None and found.num_nodes != num_nodes:
         raise ValueError(f"num_nodes is {num_nodes}, but the graph has {found.num_nodes} nodes; leave num_nodes out")
     return found
+
+
+def _digest_of_names(names: Sequence[Hashable] | None) -> str | None:
+    if isinstance(names, NodeIds):
+        return _digest(names.array)
+    return None if names is None else _digest(repr(names).encode())
 
 
 def _digest(*parts: Any) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pdlcheck.primitives.pagerank.compiled import compiled
 from pdlcheck.primitives.pagerank.graph import Float64, Ids, Int64
 
 __all__ = ["Rows", "csr"]
@@ -75,7 +75,7 @@ def csr(begins: Int64, sources: NDArray[Any], weights: Float64 | None, num_colum
         return torch.sparse_csr_tensor(*parts, (len(begins) - 1, num_columns))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _fill(row: Any, column: Any, weights: Any, next_place: Any, sources: Any, kept: Any) -> None:
     for e in range(row.size):
         at = next_place[row[e]]
@@ -85,7 +85,7 @@ def _fill(row: Any, column: Any, weights: Any, next_place: Any, sources: Any, ke
             kept[at] = weights[e]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _add(begins: Any, sources: Any, weights: Any, values: Any, sums: Any) -> None:
     for j in range(sums.size):
         total = 0.0

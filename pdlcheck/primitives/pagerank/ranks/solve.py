@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,7 @@ class PageRankShard:
     cuts: tuple[int, ...]
     num_edges: int
     num_halo_nodes: int
-    names: tuple[Hashable, ...] | None = field(default=None, repr=False)
+    names: Sequence[Hashable] | None = field(default=None, repr=False)
 
 
 def pagerank_over_ranks(

@@ -1,0 +1,70 @@
+"""Unpacks zstd. This is the one file that imports a library for it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol
+
+if sys.version_info >= (3, 14):
+    from compression.zstd import ZstdDecompressor as new_decompressor
+    from compression.zstd import ZstdError
+else:
+    try:
+        from zstandard import ZstdDecompressor, ZstdError
+    except ImportError as error:
+        raise ImportError(
+            f"reading a file packed by zstd needs zstandard ({error}); install it with: pip install pdlcheck[zstd]"
+        ) from error
+
+    def new_decompressor() -> Any:
+        """Return what unpacks one frame."""
+        return ZstdDecompressor().decompressobj()
+
+
+__all__ = ["ZstdStream"]
+
+PACKED_NBYTES = 1 << 16
+
+
+class _Readable(Protocol):
+    def read(self, nbytes: int, /) -> bytes: ...
+
+
+class ZstdStream:
+    """The unpacked bytes of all frames of a stream. A frame without its end is an EOFError."""
+
+    def __init__(self, raw: _Readable) -> None:
+        self._raw = raw
+        self._frame: Any = None
+        self._packed = self._ready = b""
+
+    def read(self, nbytes: int = -1) -> bytes:
+        pieces, there = [self._ready], len(self._ready)
+        while nbytes < 0 or there < nbytes:
+            piece = self._next()
+            if piece is None:
+                break
+            pieces.append(piece)
+            there += len(piece)
+        everything = b"".join(pieces)
+        cut = len(everything) if nbytes < 0 else nbytes
+        self._ready = everything[cut:]
+        return everything[:cut]
+
+    def _next(self) -> bytes | None:
+        """The next unpacked bytes, perhaps none; ``None`` at the end."""
+        packed = self._packed or self._raw.read(PACKED_NBYTES)
+        self._packed = b""
+        if not packed:
+            if self._frame is not None:
+                raise EOFError("the last frame has no end")
+            return None
+        if self._frame is None:
+            self._frame = new_decompressor()
+        try:
+            piece: bytes = self._frame.decompress(packed)
+        except ZstdError as error:
+            raise EOFError(str(error)) from error
+        if self._frame.eof:
+            self._packed, self._frame = self._frame.unused_data, None
+        return piece
