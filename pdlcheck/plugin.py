@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness.collection import cases, debugged_rank, misused, options, repeated, unittest_cases
+from pdlcheck.harness.collection import cases, debugged_rank, misused, options, repeated, subjects, unittest_cases
 from pdlcheck.harness.running import context, differing, interrupt, launched, skips, worlds
 from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
@@ -44,6 +44,9 @@ MARKERS = (
     "schedules(count): on sim, run the test under so many schedules, or under 'all' of them that differ",
     "gpu: needs CUDA; skipped with a reason where there is none",
     "verifies(primitive): the primitive that a suite test is about; the fixture `subject` returns it",
+    "beyond_contract(what): a test of what pdlcheck's own primitive promises beyond its contract, such as its error "
+    "messages; skipped for a function of --subject",
+    "if_subject_takes(*parameters): skipped for a function of --subject without these parameters",
 )
 
 
@@ -242,6 +245,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         require_cuda()
     if cases.runs_in_a_rank(item.config):
         return
+    subjects.skip_what_is_not_asked(item)
     cases.require_ranks(item)
     misused.require_sense(item)
     if cases.world_of(item) is not None:
@@ -424,6 +428,4 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def subject(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """The primitive named by the marker ``verifies``, or the function that ``--subject`` puts in its place."""
-    from pdlcheck.harness.collection.subjects import find
-
-    return find(request)
+    return subjects.find(request)
