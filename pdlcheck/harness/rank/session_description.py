@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from pdlcheck.harness.rank.outside_root import paths_outside
 from pdlcheck.harness.reporting.relayed_logs import hears_records
 from pdlcheck.harness.running import launched
 from pdlcheck.harness.running.folders import basetemp_of, seen_from_here
+from pdlcheck.worlds.advice import advise
 
 __all__ = ["SessionDescription", "describe"]
 
@@ -102,11 +102,10 @@ def _warn_of_lost(config: pytest.Config, names: Sequence[str]) -> None:
     for action in config._parser.optparser._actions:
         value = getattr(config.option, action.dest, None)
         if action.dest in names and value is not action.default:
-            warnings.warn(
+            advise(
                 pytest.PytestConfigWarning(
                     f"{action.option_strings[-1]} is {saferepr(action.default)} in rank processes, as its value "
                     f"{saferepr(value)} cannot be sent there; let its type return what pickle takes, and make the "
                     "rest in a fixture"
-                ),
-                stacklevel=1,
+                )
             )
