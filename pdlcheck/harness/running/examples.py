@@ -21,6 +21,7 @@ __all__ = [
     "accept_instances",
     "accept_rank_fixtures",
     "draw_schedule",
+    "drop_default_deadline",
     "is_property",
     "note_schedule",
     "ranks_receive_examples",
@@ -72,6 +73,19 @@ def accept_instances(item: pytest.Item) -> None:
         from hypothesis import HealthCheck
 
         _suppress(item, HealthCheck.differing_executors)
+
+
+def drop_default_deadline(item: pytest.Item) -> None:
+    """Let Hypothesis's default deadline not hold for a property, whatever it runs on; see :func:`_deadline_of`."""
+    if not is_property(item):
+        return
+    from hypothesis import settings
+
+    own = _settings_of(item)
+    function: Any = getattr(item, "obj")  # noqa: B009  # of pytest.Function
+    function = getattr(function, "__func__", function)
+    changed = getattr(function, _SETTINGS, own)  # perhaps by accept_rank_fixtures
+    setattr(function, _SETTINGS, settings(parent=changed, deadline=_deadline_of(own)))
 
 
 def refuse_own_fixtures(item: pytest.Item) -> None:
