@@ -19,8 +19,8 @@ NORMS = st.sampled_from([2.0, 1.0, 3.0, math.inf])
 
 
 @st.composite
-def rank_gradients(draw, *, same=False):
-    """Gradients of 1 to 4 ranks: any dtype, unlike magnitudes, None, empty tensors, ranks without parameters."""
+def rank_gradients(draw, *, same=False, dtypes=(torch.float32, torch.float64, torch.float16, torch.bfloat16)):
+    """Gradients of 1 to 4 ranks: several dtypes, unlike magnitudes, None, empty tensors, ranks without parameters."""
     world_size = draw(st.integers(1, 4))
     shapes = st.sampled_from([(3,), (2, 2), (), (0,), None])
     everyone = []
@@ -30,7 +30,7 @@ def rank_gradients(draw, *, same=False):
             continue
         own = []
         for position, shape in enumerate(draw(st.lists(shapes, max_size=3))):
-            dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]))
+            dtype = draw(st.sampled_from(dtypes))
             size = draw(st.sampled_from([0.01, 1.0, 300.0]))
             start = (rank + position + 1) * size
             n = 1 if shape is None else math.prod(shape)
@@ -42,6 +42,7 @@ def rank_gradients(draw, *, same=False):
     return everyone
 
 
+@pytest.mark.if_subject_takes("norm_type", "sharded")
 @pytest.mark.verifies("clip_grad_norm")
 @settings(max_examples=15)
 @given(gradients=rank_gradients(), max_norm=st.sampled_from([1e-3, 1.0, 1e4]), norm_type=NORMS)
@@ -52,6 +53,15 @@ def test_sharded_gradients_are_clipped_by_the_norm_of_all(subject, world, gradie
     check_clip_grad_norm(clip, world, gradients=gradients, max_norm=max_norm, norm_type=norm_type)
 
 
+@pytest.mark.verifies("clip_grad_norm")
+@few
+@given(gradients=rank_gradients(same=True, dtypes=[torch.float32]), max_norm=st.sampled_from([1e-3, 1.0, 1e4]))
+def test_gradients_that_every_rank_holds_are_clipped_by_their_norm(subject, world, gradients, max_norm):
+    counted = [[rank == 0] * len(own) for rank, own in enumerate(gradients)]
+    check_clip_grad_norm(subject, world, gradients=gradients, max_norm=max_norm, counted=counted)
+
+
+@pytest.mark.if_subject_takes("agree", "norm_type")
 @pytest.mark.verifies("clip_grad_norm")
 @few
 @given(
@@ -68,6 +78,7 @@ def test_replicated_gradients_count_once(subject, world, gradients, max_norm, no
     check_clip_grad_norm(clip, world, gradients=gradients, max_norm=max_norm, norm_type=norm_type, counted=counted)
 
 
+@pytest.mark.if_subject_takes("copies", "norm_type", "sharded")
 @pytest.mark.verifies("clip_grad_norm")
 @few
 @given(world_size=st.integers(2, 4), norm_type=NORMS)
@@ -86,6 +97,7 @@ def test_a_tied_embedding_and_a_replicated_norm_count_once_among_sharded_ones(su
     check_clip_grad_norm(clip, world, gradients=gradients, max_norm=1.0, norm_type=norm_type, counted=counted)
 
 
+@pytest.mark.if_subject_takes("error_if_nonfinite", "sharded")
 @pytest.mark.verifies("clip_grad_norm")
 @pytest.mark.parametrize(("dtype", "value"), [(torch.float16, 300.0), (torch.bfloat16, 1e20), (torch.float32, 1e30)])
 def test_squares_that_overflow_do_not_make_the_norm_infinite(subject, world, dtype, value):
@@ -96,6 +108,7 @@ def test_squares_that_overflow_do_not_make_the_norm_infinite(subject, world, dty
     check_clip_grad_norm(clip, world, gradients=gradients, max_norm=1.0)
 
 
+@pytest.mark.beyond_contract("modules, and tensors that are listed twice")
 @pytest.mark.verifies("clip_grad_norm")
 @pytest.mark.world_size(2)
 def test_a_tensor_that_is_listed_twice_counts_once(subject):
@@ -107,6 +120,7 @@ def test_a_tensor_that_is_listed_twice_counts_once(subject):
     assert subject(layers, math.inf).item() == pytest.approx(2.0, rel=1e-6)
 
 
+@pytest.mark.if_subject_takes("norm_type", "sharded")
 @pytest.mark.verifies("clip_grad_norm")
 @pytest.mark.parametrize("norm_type", [2.0, math.inf])
 @pytest.mark.parametrize("values", [(1.0, math.inf, 1.0), (1.0, math.nan, 1.0), (math.inf, 1.0, math.nan)])
@@ -116,12 +130,21 @@ def test_a_norm_that_is_not_finite_is_so_on_every_rank(subject, rank, values, no
     weight = weight_with(1.0, values[rank])
     norm = subject([weight], 1.0, norm_type=norm_type, sharded=True)
     assert str(norm.item()) == expected
-    weight = weight_with(1.0, values[rank])
-    with pytest.raises(RuntimeError, match=f"found a norm of {expected} over all ranks and error_if_nonfinite is set"):
+
+
+@pytest.mark.beyond_contract("error messages")
+@pytest.mark.verifies("clip_grad_norm")
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+@pytest.mark.parametrize(("value", "shown"), [(math.inf, "inf"), (math.nan, "nan")])
+@pytest.mark.world_size(3)
+def test_a_norm_that_is_not_finite_may_be_an_error_on_every_rank(subject, rank, value, shown, norm_type):
+    weight = weight_with(1.0, value if rank == 1 else 1.0)
+    with pytest.raises(RuntimeError, match=f"found a norm of {shown} over all ranks and error_if_nonfinite is set"):
         subject([weight], 1.0, norm_type=norm_type, sharded=True, error_if_nonfinite=True)
     assert weight.grad[0] == 1.0
 
 
+@pytest.mark.if_subject_takes("agree")
 @pytest.mark.verifies("clip_grad_norm")
 def test_nothing_is_sent_where_ranks_need_not_agree(subject):
     def clip(agree):
@@ -135,6 +158,7 @@ def test_nothing_is_sent_where_ranks_need_not_agree(subject):
     assert world.traffic.sent_bytes(rank=0) > 0
 
 
+@pytest.mark.if_subject_takes("group", "sharded")
 @pytest.mark.verifies("clip_grad_norm")
 def test_a_norm_is_that_of_the_group(subject, world):
     def clip():
@@ -152,6 +176,7 @@ def weight_with(*values):
     return weight
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("clip_grad_norm")
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
@@ -188,6 +213,7 @@ def test_clip_grad_norm_refuses(subject, rank, error, message, call):
         subject(parameters, max_norm, **dict(*keywords))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("clip_grad_norm")
 @pytest.mark.world_size(2)
 def test_the_norm_of_a_dtensor_counts_once(subject, rank):
@@ -210,6 +236,7 @@ def test_the_norm_of_a_dtensor_counts_once(subject, rank):
         subject([weight(), own], 1.0, sharded=True)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("clip_grad_norm")
 @pytest.mark.world_size(3)
 def test_what_one_rank_may_not_do_is_refused_on_all(subject, rank):
@@ -222,6 +249,7 @@ def test_what_one_rank_may_not_do_is_refused_on_all(subject, rank):
     assert subject([weight], 0.5).item() == 1.0  # no message of the error is left
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("clip_grad_norm")
 @pytest.mark.world_size(2)
 def test_a_rank_that_need_not_agree_is_refused_alone(subject, rank):

@@ -65,10 +65,18 @@ def test_ring_all_reduce_takes_fewer_elements_than_ranks(subject, world, shape):
 
 @pytest.mark.verifies("ring_all_reduce")
 @pytest.mark.world_size(3)
-def test_ring_all_reduce_overwrites_its_argument_and_returns_it(subject, rank):
+def test_ring_all_reduce_overwrites_its_argument(subject, rank):
+    tensor = torch.tensor([rank + 1.0])
+    subject(tensor)
+    assert tensor.item() == 6
+
+
+@pytest.mark.beyond_contract("return values")
+@pytest.mark.verifies("ring_all_reduce")
+@pytest.mark.world_size(2)
+def test_ring_all_reduce_returns_its_argument(subject, rank):
     tensor = torch.tensor([rank + 1.0])
     assert subject(tensor) is tensor
-    assert tensor.item() == 6
 
 
 @pytest.mark.verifies("ring_all_reduce")
@@ -154,6 +162,25 @@ def test_ring_pass_works_in_any_group(subject, world, data):
     check_ring_pass(subject, inputs, world, ranks=data.draw(group_ranks(world_size=len(inputs))))
 
 
+CHECKS = {
+    "ring_all_gather": check_all_gather,
+    "ring_all_reduce": check_all_reduce,
+    "ring_pass": check_ring_pass,
+    "ring_reduce_scatter": check_reduce_scatter,
+    "star_broadcast": check_broadcast,
+    "tree_broadcast": check_broadcast,
+}
+
+
+@pytest.mark.beyond_contract("dtypes that torch's collectives refuse on gloo")
+@pytest.mark.parametrize("name", ON_TENSORS)
+@pytest.mark.parametrize("number", [2, 3])
+def test_int16_travels_too(name, subject, world, number):
+    inputs = [torch.tensor([10, 20, 300], dtype=torch.int16) + rank for rank in range(number)]
+    CHECKS[name](subject, inputs, world)
+
+
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("name", ON_TENSORS)
 @pytest.mark.world_size(2)
 def test_a_strided_tensor_is_refused_with_the_cure(name, subject):
@@ -164,6 +191,7 @@ def test_a_strided_tensor_is_refused_with_the_cure(name, subject):
         subject(torch.ones(2, 3).t())
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("name", ON_TENSORS)
 @pytest.mark.world_size(2)
 def test_a_sparse_tensor_is_refused_with_the_cure(name, subject):
@@ -171,6 +199,7 @@ def test_a_sparse_tensor_is_refused_with_the_cure(name, subject):
         subject(torch.eye(2).to_sparse())
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("name", ON_TENSORS)
 @pytest.mark.world_size(2)
 def test_a_tensor_on_another_device_is_refused_with_the_cure(name, subject):
@@ -178,6 +207,7 @@ def test_a_tensor_on_another_device_is_refused_with_the_cure(name, subject):
         subject(torch.empty(2, device="meta"))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("name", ON_TENSORS)
 @pytest.mark.world_size(2)
 def test_something_else_than_a_tensor_is_refused(name, subject):
@@ -185,6 +215,7 @@ def test_something_else_than_a_tensor_is_refused(name, subject):
         subject([1.0])
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("name", ON_TENSORS)
 @pytest.mark.world_size(3)
 def test_a_rank_outside_the_group_is_told_so(name, subject, rank):
@@ -196,12 +227,14 @@ def test_a_rank_outside_the_group_is_told_so(name, subject, rank):
         subject(torch.ones(2), group=group)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("name", ON_TENSORS)
 def test_without_a_process_group_the_error_says_what_to_call(name, subject):
     with pytest.raises(ValueError, match=rf"{name} needs a process group; call torch.distributed.init_process_group"):
         subject(torch.ones(2))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("name", BROADCASTS)
 @pytest.mark.world_size(3)
 def test_a_src_outside_the_group_is_refused(name, subject, rank):
@@ -211,6 +244,7 @@ def test_a_src_outside_the_group_is_refused(name, subject, rank):
             subject(torch.ones(2), src=0, group=group)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("ring_all_reduce")
 @pytest.mark.world_size(2)
 def test_booleans_are_not_added(subject):
@@ -218,6 +252,7 @@ def test_booleans_are_not_added(subject):
         subject(torch.ones(2, dtype=torch.bool))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("ring_reduce_scatter")
 @pytest.mark.world_size(2)
 def test_a_tensor_without_dimensions_is_not_scattered(subject):
@@ -225,6 +260,7 @@ def test_a_tensor_without_dimensions_is_not_scattered(subject):
         subject(torch.tensor(1.0))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("ring_all_reduce")
 @pytest.mark.world_size(3)
 def test_bad_input_on_one_rank_is_an_error_before_any_message(subject, rank):

@@ -186,6 +186,7 @@ def test_a_loaded_scaler_goes_on_as_the_saved_one(subject, world):
     assert [world.run(scales, at, world_size=2) for at in (1, 2, 5, 7)] == [straight] * 4
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("DistributedGradScaler")
 @pytest.mark.world_size(2)
 def test_scales_that_differ_are_refused_on_every_rank(subject, rank):
@@ -197,6 +198,7 @@ def test_scales_that_differ_are_refused_on_every_rank(subject, rank):
         scaler.unscale_(torch.optim.SGD([weight], lr=0.1))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("DistributedGradScaler")
 @pytest.mark.world_size(3)
 def test_gradients_that_one_rank_cannot_unscale_are_refused_on_every_rank(subject, rank):
@@ -207,6 +209,7 @@ def test_gradients_that_one_rank_cannot_unscale_are_refused_on_every_rank(subjec
         subject("cpu", init_scale=4.0).step(torch.optim.SGD([weight], lr=0.1))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("DistributedGradScaler")
 @pytest.mark.world_size(2)
 def test_gradients_are_unscaled_once(subject):
@@ -229,6 +232,7 @@ def test_gradients_are_unscaled_once(subject):
     assert weight.item() == -1.0
 
 
+@pytest.mark.if_subject_takes("group")
 @pytest.mark.verifies("DistributedGradScaler")
 def test_a_scaler_agrees_in_its_group_alone(subject, world):
     def train():
@@ -291,6 +295,7 @@ def test_a_disabled_scaler_sends_nothing(subject):
     assert weight.item() == 0.0
 
 
+@pytest.mark.beyond_contract("low precision that is summed in float32")
 @pytest.mark.verifies("sync_gradients")
 @few
 @given(data=st.data(), dtype=st.sampled_from(LOW), world_size=st.integers(2, 5))
@@ -328,6 +333,7 @@ def test_replicas_with_master_weights_add_up_steps_that_the_model_cannot_hold(su
     assert seen[-1] == torch.tensor(master).to(dtype).item()
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("MasterWeights")
 def test_masters_resume_exactly_and_refuse_another_model(subject):
     model = nn.Linear(2, 1).bfloat16()

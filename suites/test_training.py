@@ -159,6 +159,7 @@ def test_the_loss_is_the_mean_over_all_samples_and_falls(name, subject, world):
         assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.world_size(2)
 def test_training_refuses(name, subject):
@@ -188,6 +189,7 @@ def test_training_refuses(name, subject):
         subject(nn.ReLU(), MSE, DATA, **keywords)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
@@ -201,6 +203,7 @@ def test_ranks_with_other_arguments_are_refused_on_all(name, subject, rank, argu
         subject(tanh_net().double(), MSE, DATA, **keywords)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.world_size(2)
 def test_what_is_wrong_with_the_training_of_one_rank_is_refused_on_all(name, subject, rank):
@@ -222,6 +225,7 @@ def test_what_is_wrong_with_the_training_of_one_rank_is_refused_on_all(name, sub
             subject(tanh_net().double(), MSE, DATA, **{**keywords, "sync_every": rank})
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("train_synchronous")
 @pytest.mark.world_size(2)
 def test_a_sparse_gradient_of_one_rank_is_refused_on_all(subject):

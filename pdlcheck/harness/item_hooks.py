@@ -92,8 +92,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         require_cuda(item.config)
     if in_rank:
         return
-    from pdlcheck.harness.collection import misused
+    from pdlcheck.harness.collection import misused, subjects
 
+    subjects.skip_what_is_not_asked(item)
     cases.require_ranks(item)
     misused.require_sense(item)
     if cases.world_of(item) is not None:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
 from pdlcheck.report.progress import display
-from pdlcheck.report.records import SuiteRun
+from pdlcheck.report.records import PropertyRecord, SuiteRun
 from pdlcheck.verification.collector import Collector
 
 __all__ = ["UsageError", "run_suites", "suites_folder"]
@@ -82,7 +82,8 @@ def run_suites(worlds: Sequence[str], *, examples: int, subjects: Sequence[str] 
     if collector.unknown:
         known = ", ".join(sorted(collector.known))
         raise UsageError(f"--subject: no suite is about {collector.unknown!r}; suites are about {known}")
-    return SuiteRun(tuple(collector.records), time.perf_counter() - start, _problem(code, collector))
+    problem = _problem(code, collector) or _nothing_asked(collector.records, subjects)
+    return SuiteRun(tuple(collector.records), time.perf_counter() - start, problem)
 
 
 def _problem(code: int | pytest.ExitCode, collector: Collector) -> str:
@@ -95,6 +96,13 @@ def _problem(code: int | pytest.ExitCode, collector: Collector) -> str:
             return "there was no test to run"
         case _:
             return collector.internal_error or f"pytest ended with exit code {int(code)}"
+
+
+def _nothing_asked(records: Sequence[PropertyRecord], subjects: Sequence[str]) -> str:
+    """Name the subjects whose tests were all skipped: nothing is known of them."""
+    tested = {record.primitive for record in records if record.outcome != "skipped"}
+    untested = [subject for subject in subjects if subject.partition("=")[0] not in tested]
+    return f"every test was skipped: nothing is known of {', '.join(untested)}" if untested else ""
 
 
 def _replay(folder: Path, nodeid: str, world: str, subjects: Sequence[str]) -> str:

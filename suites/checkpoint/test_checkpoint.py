@@ -181,6 +181,7 @@ def test_on_other_ranks_what_was_equal_is_loaded_and_new_ranks_draw_their_own(su
         assert len({streams[place] for streams, _ in found}) == after, "two ranks draw the same"
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 def test_what_differs_between_ranks_needs_a_rule_on_other_ranks(subject, world, tmp_path):
     def write():
@@ -223,6 +224,7 @@ def test_an_epoch_that_is_over_is_over_on_other_ranks_whatever_its_tail(subject,
     assert world.run(train, path, world_size=after) == [[(1, sample) for sample in share] for share in second]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 def test_in_the_last_step_of_an_uneven_epoch_the_state_of_rank_0_holds(subject, world, tmp_path):
     """All was fetched ahead, four of five and four of four are used: rank 1 cannot know that rank 0 has one left."""
@@ -308,6 +310,7 @@ def test_a_loader_with_a_generator_of_its_own_leaves_dropout_its_numbers(tmp_pat
         assert train(tmp_path / str(until)) == expected
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("resumable_steps")
 def test_a_loop_does_not_start_anew_over_damaged_checkpoints(subject, world, tmp_path):
     def train():
@@ -336,6 +339,7 @@ def test_a_loop_saves_where_it_began_wherever_the_process_goes(tmp_path, monkeyp
     assert not os.listdir(tmp_path / "elsewhere")
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("resumable_steps")
 def test_a_loop_whose_ranks_do_not_agree_is_refused_on_all(subject, world, tmp_path):
     def train():

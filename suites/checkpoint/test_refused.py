@@ -25,6 +25,7 @@ from pdlcheck.primitives.checkpoint.container import framed, pack, write
 from .training import ADAM, SGD, Holder, Shards, cut, damage, net, parts, training, weights, written
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 def test_cut_files_and_flipped_bits_are_refused(subject, world):
     told = check_torn_files(training(load=subject), world, count=8)
@@ -127,6 +128,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 @pytest.mark.parametrize(("spoil", "message"), REFUSED, ids=[spoil.__name__ for spoil, _ in REFUSED])
 def test_a_file_is_refused_with_what_is_wrong_and_the_previous_is_offered(subject, world, tmp_path, spoil, message):
@@ -147,6 +149,7 @@ def test_a_file_is_refused_with_what_is_wrong_and_the_previous_is_offered(subjec
     assert not Path("executed").exists()
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 @pytest.mark.parametrize(("spoil", "message"), REFUSED, ids=[spoil.__name__ for spoil, _ in REFUSED])
 def test_a_file_that_one_rank_cannot_read_is_refused_by_all(subject, world, tmp_path, spoil, message):
@@ -175,6 +178,7 @@ def test_a_file_that_one_rank_cannot_read_is_refused_by_all(subject, world, tmp_
     assert rank == 1 and text.endswith("there is no earlier one")
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 def test_a_sparse_tensor_that_was_unpickled_before_is_no_reason_to_refuse(subject, tmp_path):
     """torch checks such tensors with the next file that is loaded, and warns of the time; here warnings are errors."""
@@ -183,6 +187,7 @@ def test_a_sparse_tensor_that_was_unpickled_before_is_no_reason_to_refuse(subjec
     assert subject(save_checkpoint(tmp_path, model=model, step=3), model=model) == 3
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 def test_different_files_of_one_name_are_refused(subject, world, tmp_path):
     def read():
@@ -196,6 +201,7 @@ def test_different_files_of_one_name_are_refused(subject, world, tmp_path):
     assert f"{tmp_path / 'node-1' / path.name} is not the same file on rank 0 and rank 1; nothing was loaded" in text
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("latest_checkpoint")
 def test_ranks_that_find_no_checkpoint_in_common_say_the_same(subject, world, tmp_path):
     def find():
@@ -262,6 +268,7 @@ MISFITS = [
 ]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 @pytest.mark.parametrize(("other", "message"), MISFITS, ids=[message[:30] for _, message in MISFITS])
 def test_what_does_not_fit_is_named_and_nothing_is_touched(subject, world, tmp_path, other, message):
@@ -282,6 +289,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_touched(subject, world, tmp_p
     assert text == f"{alike} (on rank 1 of 2)"
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 @pytest.mark.parametrize("after", [1, 3])
 def test_a_world_that_it_cannot_be_re_sharded_to_is_named_on_every_rank(subject, world, tmp_path, after):
@@ -298,6 +306,7 @@ def test_a_world_that_it_cannot_be_re_sharded_to_is_named_on_every_rank(subject,
     assert len({*world.run(read, world_size=after)}) == 1
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 def test_parameters_of_one_shape_in_another_order_are_another_optimizer(subject, tmp_path):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -409,6 +418,7 @@ def test_an_object_that_does_not_take_its_own_state_back_keeps_no_other_from_it(
     ]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 def test_wrong_arguments_of_one_rank_are_told_to_all(subject, world, tmp_path):
     def read():

@@ -20,6 +20,7 @@ from pdlcheck.primitives import latest_checkpoint, load_checkpoint, save_checkpo
 from .training import Holder, cut, damage, parts, written
 
 
+@pytest.mark.if_subject_takes("keep")
 @pytest.mark.verifies("save_checkpoint")
 def test_the_last_k_are_kept_and_torn_ones_do_not_count(subject, tmp_path):
     model = nn.Linear(1, 1)
@@ -34,6 +35,7 @@ def test_the_last_k_are_kept_and_torn_ones_do_not_count(subject, tmp_path):
     assert [int(path.stem[5:]) for path in sorted(tmp_path.iterdir())] == [2, 3, 4, 5], "later steps are left alone"
 
 
+@pytest.mark.if_subject_takes("keep")
 @pytest.mark.verifies("save_checkpoint")
 def test_a_folder_that_is_called_like_a_checkpoint_is_none(subject, tmp_path):
     (tmp_path / "step_000000000001.ckpt").mkdir()
@@ -42,6 +44,7 @@ def test_a_folder_that_is_called_like_a_checkpoint_is_none(subject, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["step_000000000001.ckpt", "step_000000000003.ckpt"]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("save_checkpoint")
 def test_what_cannot_be_removed_is_a_warning_for_the_new_one_is_written(subject, tmp_path, monkeypatch):
     def refuse(path, missing_ok=False):
@@ -55,6 +58,7 @@ def test_what_cannot_be_removed_is_a_warning_for_the_new_one_is_written(subject,
     assert latest_checkpoint(tmp_path) == second
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("latest_checkpoint")
 def test_the_newest_that_all_ranks_can_read(subject, world, tmp_path):
     def find():
@@ -78,6 +82,7 @@ def test_the_newest_that_all_ranks_can_read(subject, world, tmp_path):
     assert world.run(lambda: subject(tmp_path / "empty"), world_size=2) == [None, None]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("save_checkpoint")
 def test_a_full_disk_leaves_the_previous_and_no_temporary_file(subject, world, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # of the process, which simulated ranks share
@@ -118,6 +123,7 @@ def test_weights_that_another_thread_changes_meanwhile_make_no_damaged_file(subj
     assert load_checkpoint(path, model=model) == 1
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("save_checkpoint")
 def test_a_folder_that_cannot_be_made_is_told_to_all(subject, world, tmp_path):
     (tmp_path / "file").write_text("")
@@ -169,6 +175,7 @@ UNREADABLE = [
 ]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("save_checkpoint")
 @pytest.mark.parametrize(("state", "message"), UNREADABLE, ids=[message[:24] for _, message in UNREADABLE])
 def test_a_state_that_could_not_be_read_back_is_not_written(subject, world, tmp_path, state, message):
@@ -180,6 +187,7 @@ def test_a_state_that_could_not_be_read_back_is_not_written(subject, world, tmp_
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("save_checkpoint")
 def test_ranks_that_save_different_things_all_hear_of_it(subject, world, tmp_path):
     def steps():
@@ -208,6 +216,7 @@ BAD = [
 ]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("save_checkpoint")
 @pytest.mark.parametrize(("arguments", "kind", "message"), BAD, ids=[message[:24] for *_, message in BAD])
 def test_wrong_arguments_are_named(subject, tmp_path, arguments, kind, message):
@@ -219,6 +228,7 @@ def test_wrong_arguments_are_named(subject, tmp_path, arguments, kind, message):
 WRONG = [({"step": -1}, "needs step of at least 0, got step=-1"), ({"keep": 0}, "keep=0"), ({"model": 3}, "type int")]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("save_checkpoint")
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[message[-8:] for _, message in WRONG])
 def test_wrong_arguments_of_one_rank_are_told_to_all(subject, world, tmp_path, arguments, message):

@@ -61,6 +61,7 @@ def saved(world, folder):
     return ranks[0][0], {name: value for _, own in ranks for name, value in own.items()}
 
 
+@pytest.mark.if_subject_takes("ignore", "reshard")
 @pytest.mark.verifies("load_checkpoint")
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_rule_gives_stages_to_another_number_of_ranks(subject, world, tmp_path, world_size):
@@ -79,6 +80,7 @@ def test_a_rule_gives_stages_to_another_number_of_ranks(subject, world, tmp_path
     assert all(world.run(read, world_size=world_size))
 
 
+@pytest.mark.if_subject_takes("reshard")
 @pytest.mark.verifies("load_checkpoint")
 def test_a_rule_may_make_the_state_of_an_optimizer_too(subject, world, tmp_path):
     """Of parameters that no rank had together."""
@@ -107,6 +109,7 @@ def test_a_rule_may_make_the_state_of_an_optimizer_too(subject, world, tmp_path)
         torch.testing.assert_close(resumed[name], value, msg=name)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 def test_stages_that_are_cut_elsewhere_are_refused_on_every_rank(subject, world, tmp_path):
     path, _ = saved(world, tmp_path)
@@ -122,6 +125,7 @@ def test_stages_that_are_cut_elsewhere_are_refused_on_every_rank(subject, world,
     assert len({*world.run(read, world_size=2)}) == 1
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_optimizer_of_another_stage_is_refused_on_every_rank(subject, world, tmp_path, rank):
@@ -138,6 +142,7 @@ def test_the_optimizer_of_another_stage_is_refused_on_every_rank(subject, world,
     assert len({*world.run(read, world_size=2)}) == 1
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 def test_a_file_of_another_number_of_ranks_on_one_rank_alone_is_refused_on_every_rank(subject, world, tmp_path):
     def save(world_size):

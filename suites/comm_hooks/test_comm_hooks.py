@@ -95,6 +95,7 @@ def test_replicas_train_alike_under_every_hook(make, semantics, wrapper):
 # 16-bit
 
 
+@pytest.mark.beyond_contract("means beyond what float16 can add up")
 @pytest.mark.verifies("fp16_compress")
 @wrappers
 def test_fp16_compress_takes_gradients_beyond_its_range_whose_mean_is_within(subject, world, wrapper):

@@ -19,6 +19,7 @@ TAILS = st.sampled_from(["uneven", "pad", "drop"])
 THREE_DIGESTS = st.lists(st.sampled_from(["ab" * 32, "ab" * 6 + "cd" * 26, "ef" * 32]), min_size=3, max_size=3)
 
 
+@pytest.mark.if_subject_takes("tail")
 @pytest.mark.verifies("shard_indices")
 @given(
     num_samples=st.integers(0, 40),
@@ -32,6 +33,7 @@ def test_shards_are_disjoint_and_cover_the_data(subject, world, num_samples, wor
     check_shards(shards, world, num_samples=num_samples, world_size=world_size, epoch=epoch, tail=tail)
 
 
+@pytest.mark.if_subject_takes("tail")
 @pytest.mark.verifies("shard_indices")
 @given(num_samples=st.integers(60, 90), world_size=st.integers(1, 5), seed=st.integers(0, 2**40), tail=TAILS)
 def test_every_epoch_has_an_order_of_its_own_that_can_be_drawn_again(
@@ -48,6 +50,7 @@ def test_seed_and_epoch_do_not_stand_in_for_one_another(subject):
     assert not torch.equal(one, other)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("shard_indices")
 @pytest.mark.parametrize(
     ("keywords", "message"),
@@ -90,6 +93,7 @@ def test_a_digest_is_of_all_tensors_that_a_loader_gives(subject):
     assert subject(wave.conj()) == subject(wave.conj().resolve_conj()) != subject(wave)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("gather_shard_digests")
 def test_data_of_one_rank_that_cannot_be_read_is_told_to_all(subject, world):
     def gather():
@@ -101,6 +105,7 @@ def test_data_of_one_rank_that_cannot_be_read_is_told_to_all(subject, world):
     assert world.run(gather, world_size=2) == [said] * 2
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("shard_digest")
 def test_a_digest_of_something_else_than_tensors_is_refused(subject):
     with pytest.raises(TypeError, match=r"shard_digest takes tensors, got ndarray; torch.as_tensor makes one"):
@@ -117,6 +122,7 @@ def test_every_rank_learns_the_digests_of_all_shards(subject, world, data):
     check_gathered_digests(subject, shards, world)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("gather_shard_digests")
 @pytest.mark.world_size(3)
 def test_digests_are_gathered_in_a_group(subject, rank):
@@ -139,6 +145,7 @@ def test_the_table_marks_digests_that_are_equal_and_only_those(subject, digests)
         assert line.count(" = rank") == 3 - len(set(digests_of))  # twelve digits alike are not yet the same
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("shard_digest_table")
 def test_the_table_needs_a_digest_of_every_rank(subject):
     with pytest.raises(ValueError, match=r"a digest of every rank in each line, got lines of length \[1, 2\]"):

@@ -18,6 +18,7 @@ TAILS = st.sampled_from(["pad", "uneven", "drop"])
 few = settings(max_examples=10)
 
 
+@pytest.mark.if_subject_takes("tail")
 @pytest.mark.verifies("ShardSampler")
 @few
 @given(num_samples=st.integers(0, 70), world_size=st.integers(1, 5), tail=TAILS, shuffle=st.booleans())
@@ -26,6 +27,7 @@ def test_a_sampler_shares_the_data_out_in_every_epoch(subject, world, num_sample
     check_sampler(make, world, num_samples=num_samples, world_size=world_size, tail=tail, shuffle=shuffle)
 
 
+@pytest.mark.if_subject_takes("tail")
 @pytest.mark.verifies("ShardSampler")
 @given(num_samples=st.integers(0, 20), world_size=st.integers(1, 5), drop_last=st.booleans())
 def test_a_sampler_counts_as_that_of_torch(subject, num_samples, world_size, drop_last):
@@ -46,6 +48,7 @@ def test_the_sampler_of_torch_does_too(world, drop_last):
     check_sampler(make, world, num_samples=38, world_size=3, tail="drop" if drop_last else "pad")
 
 
+@pytest.mark.if_subject_takes("tail")
 @pytest.mark.verifies("ShardSampler")
 @few
 @given(
@@ -67,6 +70,7 @@ def test_what_was_not_used_comes_once_on_any_number_of_ranks(subject, world, leg
     )
 
 
+@pytest.mark.if_subject_takes("tail")
 @pytest.mark.verifies("ShardSampler")
 @given(
     num_samples=st.integers(0, 20),
@@ -141,6 +145,7 @@ def train(sampler, epochs, stop=None):
     return seen, sampler.state_dict()
 
 
+@pytest.mark.if_subject_takes("tail")
 @pytest.mark.verifies("ShardSampler")
 @few
 @given(num_samples=st.integers(1, 12), world_size=st.integers(1, 3), tail=TAILS, stop=st.integers(1, 12))
@@ -166,6 +171,7 @@ def test_the_state_of_every_rank_is_the_same_while_steps_are(subject):
     assert states == [{"version": 1, "epoch": 2, "position": 6, "num_samples": 11, "seed": 0, "shuffle": 1}] * 3
 
 
+@pytest.mark.if_subject_takes("tail")
 @pytest.mark.verifies("ShardSampler")
 @given(
     num_samples=st.integers(0, 13),
@@ -195,6 +201,7 @@ def test_a_pass_that_is_used_up_leaves_one_state_on_all_ranks(
         assert first == [] and rest == train(straight, 3)[0][1:]
 
 
+@pytest.mark.if_subject_takes("tail")
 @pytest.mark.verifies("ShardSampler")
 @given(num_samples=st.integers(2, 13), world_size=st.integers(2, 5), other=st.integers(1, 5), shuffle=st.booleans())
 def test_a_loader_that_fetched_ahead_leaves_the_last_samples_of_an_uneven_epoch(
@@ -222,6 +229,7 @@ def test_a_loader_that_fetched_ahead_leaves_the_last_samples_of_an_uneven_epoch(
     )
 
 
+@pytest.mark.if_subject_takes("tail")
 @pytest.mark.verifies("ShardSampler")
 @given(num_samples=st.integers(1, 13), world_size=st.integers(1, 5), start=st.integers(0, 12), tail=TAILS)
 def test_ranks_in_step_have_one_state_until_the_shorter_shares_end(subject, num_samples, world_size, start, tail):
@@ -240,6 +248,7 @@ def test_ranks_in_step_have_one_state_until_the_shorter_shares_end(subject, num_
         assert states[0]["position"] == (num_samples if dropped else min(used, num_samples))
 
 
+@pytest.mark.if_subject_takes("tail")
 @pytest.mark.verifies("ShardSampler")
 def test_a_pass_that_was_left_does_not_end_the_next_one(subject):
     sampler = subject(range(9), 2, 1, shuffle=False, tail="uneven")
@@ -256,6 +265,7 @@ def test_a_pass_that_was_left_does_not_end_the_next_one(subject):
     assert sampler.state_dict()["position"] == 0
 
 
+@pytest.mark.if_subject_takes("tail")
 @pytest.mark.verifies("ShardSampler")
 def test_a_pass_that_was_used_up_is_followed_by_a_whole_one(subject):
     for rank, tail in [(0, "uneven"), (1, "uneven"), (1, "drop"), (1, "pad")]:
@@ -270,6 +280,7 @@ def test_a_pass_that_was_used_up_is_followed_by_a_whole_one(subject):
         assert list(sampler) == whole
 
 
+@pytest.mark.if_subject_takes("tail")
 @pytest.mark.verifies("ShardSampler")
 def test_a_tail_that_was_dropped_stays_dropped_on_fewer_ranks(subject):
     four = subject(range(11), 4, 0, tail="drop")
@@ -294,6 +305,7 @@ class Endless(IterableDataset):
         return iter(range(3))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("ShardSampler")
 @pytest.mark.parametrize(
     ("error", "message", "arguments", "keywords"),
@@ -313,6 +325,7 @@ def test_a_sampler_refuses(subject, error, message, arguments, keywords):
         subject(*arguments, **keywords)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("ShardSampler")
 def test_a_batch_that_is_committed_twice_is_refused(subject):
     sampler = subject(range(10), 2, 0)
@@ -325,6 +338,7 @@ def test_a_batch_that_is_committed_twice_is_refused(subject):
         sampler.set_epoch(-1)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("ShardSampler")
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -350,6 +364,7 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(subject, chang
     assert sampler.state_dict() == own
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("ShardSampler")
 @pytest.mark.world_size(2)
 def test_every_rank_refuses_the_state_of_other_data(subject, rank):

@@ -46,7 +46,8 @@ def test_the_arguments_of_torchs_come_first_in_its_order(subject):
 def test_the_defaults_of_torchs_are_taken(subject, rank):
     parameters = list(inspect.signature(TorchDistributedDataParallel).parameters.values())[1:]
     model = alike()
-    squared(subject(model, *[p.default for p in parameters]), rank).backward()
+    wrapped = subject(model, *[p.default for p in parameters])
+    squared(wrapped, rank).backward()
     require_close(gradients(model), mean_gradients(2, squared))
 
 
@@ -54,6 +55,7 @@ def shown(value):
     return value if isinstance(value, bool | int | str | list | set | type(None) | torch.device) else None
 
 
+@pytest.mark.beyond_contract("attributes of torch's, and those that are missing")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
@@ -88,6 +90,8 @@ def test_what_it_logs_is_what_torchs_logs(subject, rank):
     assert told == {name: theirs[name] for name in told}
 
 
+@pytest.mark.beyond_contract("sizes of buckets in the logging data")
+@pytest.mark.if_subject_takes("bucket_cap_mb_list")
 @ddp
 @pytest.mark.world_size(2)
 def test_a_list_says_how_much_each_bucket_holds(subject, rank):
@@ -103,6 +107,7 @@ def test_a_list_says_how_much_each_bucket_holds(subject, rank):
     assert everyone[0] == everyone[1]
 
 
+@pytest.mark.if_subject_takes("lazy_bucket_allocation", "skip_all_reduce_unused_params")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("name", ["skip_all_reduce_unused_params", "batched_grad_copy", "lazy_bucket_allocation"])
@@ -119,6 +124,7 @@ def test_arguments_that_change_no_result(subject, rank, name):
     assert getattr(wrapped, name) is True
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
@@ -138,6 +144,7 @@ def test_what_it_does_not_do_is_refused_on_every_rank(subject, rank, options, me
         subject(alike(), **(options if rank else {}))
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 def test_a_graph_may_be_said_to_be_static_before_training(subject, rank):

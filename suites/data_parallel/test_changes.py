@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from .models import TINY, alike, ddp, gradients, mean_gradients, require_close, samples, squared
+from .models import TINY, alike, ddp, fitting, gradients, mean_gradients, require_close, samples, squared
 
 
 def replace(model):
@@ -48,6 +48,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("where", [[0, 1], [1]], ids=["everywhere", "on rank 1"])
@@ -92,6 +93,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ CHANGES = {
 def test_a_change_after_wrapping_is_named_on_every_rank(subject, rank, change, where, find_unused):
     model = alike()
     model[2].bias.requires_grad_(change != "unfrozen")
-    wrapped = subject(model, find_unused_parameters=find_unused, **TINY)
+    wrapped = subject(model, find_unused_parameters=find_unused, **fitting(subject, TINY))
     squared(wrapped, rank).backward()
     model.zero_grad()
     change_it, named = CHANGES[change]
@@ -114,6 +116,7 @@ def test_a_change_after_wrapping_is_named_on_every_rank(subject, rank, change, w
         squared(wrapped, rank).backward()
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("where", [[0, 1], [1]], ids=["everywhere", "on rank 1"])
@@ -141,6 +144,7 @@ def test_a_call_with_other_parameters_is_no_change(subject, rank):
     require_close(gradients(model), mean_gradients(2, squared))
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 def test_casting_the_whole_model_after_wrapping_is_seen(subject, rank):
@@ -162,6 +166,7 @@ def set_buffer(model, name, value):
     model.get_submodule(name.rpartition(".")[0])._buffers[name.rpartition(".")[2]] = value
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("where", [[0], [1], [0, 1]], ids=str)
@@ -177,6 +182,7 @@ def test_a_buffer_of_another_shape_is_named_on_every_rank(subject, rank, where, 
         squared(wrapped, rank).backward()
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 def test_a_buffer_that_one_rank_has_changed_keeps_no_other_from_evaluating(subject, rank):
@@ -192,6 +198,7 @@ def test_a_buffer_that_one_rank_has_changed_keeps_no_other_from_evaluating(subje
             wrapped(samples(0))
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 def test_a_change_by_which_forward_fails_on_one_rank_is_named_on_every_rank(subject, rank):
@@ -203,6 +210,7 @@ def test_a_change_by_which_forward_fails_on_one_rank_is_named_on_every_rank(subj
         squared(wrapped, rank).backward()
 
 
+@pytest.mark.beyond_contract("buffers that a rank registers anew")
 @ddp
 @pytest.mark.world_size(2)
 def test_buffers_may_be_registered_anew_in_another_order(subject, rank):

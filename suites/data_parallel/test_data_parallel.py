@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pdlcheck.checks import check_data_parallel, check_same_trajectory
 
-from .models import TINY, Branches, alike, ddp, gradients, mean_gradients, net, require_close, samples, squared
+from .models import TINY, Branches, alike, ddp, fitting, gradients, mean_gradients, net, require_close, samples, squared
 
 # -- the promise ------------------------------------------------------------------------------------
 
@@ -31,7 +31,7 @@ from .models import TINY, Branches, alike, ddp, gradients, mean_gradients, net, 
 )
 def test_it_is_data_parallel_whatever_the_buckets(subject, world, world_size, cap, as_view, options):
     def wrapped(module):
-        return subject(module, bucket_cap_mb=cap, first_bucket_mb=cap, gradient_as_bucket_view=as_view, **options)
+        return subject(module, gradient_as_bucket_view=as_view, **fitting(subject, dict.fromkeys(TINY, cap)), **options)
 
     # a static graph does not allow that accumulation comes and goes
     unused = bool(options)
@@ -70,6 +70,7 @@ class Order(nn.Module):
         return self.first(self.second(self.third(x)).tanh()).tanh()
 
 
+@pytest.mark.beyond_contract("reductions that begin in the first pass")
 @ddp
 @pytest.mark.world_size(2)
 def test_buckets_follow_the_order_of_readiness_on_rank_0(subject, rank):
@@ -82,7 +83,7 @@ def test_buckets_follow_the_order_of_readiness_on_rank_0(subject, rank):
 
     for make, expected in ((Order, ["first", "second", "third"]), (Crossed, ["third"])):
         model = alike(make)
-        wrapped = subject(model, **TINY)
+        wrapped = subject(model, **fitting(subject, TINY))
         for _ in range(2):
             squared(wrapped, rank).backward()
         names = {id(p): n for n, p in model.named_parameters()}
@@ -93,12 +94,13 @@ def test_buckets_follow_the_order_of_readiness_on_rank_0(subject, rank):
         assert everyone[0] == everyone[1]
 
 
+@pytest.mark.beyond_contract("reductions that begin in the first pass")
 @ddp
 @pytest.mark.world_size(2)
 def test_reduction_begins_while_backward_is_under_way(subject, rank):
     """When the gradient of the first layer is computed, those of the others are on their way."""
     model = alike(lambda: nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))))
-    wrapped = subject(model, **TINY)
+    wrapped = subject(model, **fitting(subject, TINY))
     under_way = []
     model[0].weight.register_hook(
         lambda grad: under_way.append(sum(b.pending is not None for b in wrapped._reducer.buckets))
@@ -141,6 +143,7 @@ def test_dtypes_may_be_mixed(subject, rank, world_size, as_view):
         assert float(off) < tolerance, name
 
 
+@pytest.mark.if_subject_takes("reduce_dtype")
 @ddp
 @pytest.mark.world_size(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -193,7 +196,8 @@ def test_channels_last_gradients_keep_their_strides(subject, rank):
         return model(samples(r).view(1, 2, 2, 2)).square().mean()
 
     model = alike(make)
-    loss(subject(model, gradient_as_bucket_view=True), rank).backward()
+    wrapped = subject(model, gradient_as_bucket_view=True)
+    loss(wrapped, rank).backward()
     require_close(gradients(model), mean_gradients(2, loss, make))
     assert model[0].weight.grad.stride() == model[0].weight.stride()
 
@@ -203,7 +207,7 @@ def test_channels_last_gradients_keep_their_strides(subject, rank):
 @pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
 def test_unused_parameters_may_change_from_step_to_step(subject, rank, world_size, as_view):
     model = alike(Branches)
-    wrapped = subject(model, find_unused_parameters=True, gradient_as_bucket_view=as_view, **TINY)
+    wrapped = subject(model, find_unused_parameters=True, gradient_as_bucket_view=as_view, **fitting(subject, TINY))
     for step in range(4):
 
         def loss(module, r, step=step):
@@ -214,10 +218,11 @@ def test_unused_parameters_may_change_from_step_to_step(subject, rank, world_siz
         require_close(gradients(model), mean_gradients(world_size, loss, Branches))  # None where nobody has one
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 def test_a_parameter_without_gradient_is_an_error_in_the_first_pass_on_every_rank(subject, rank):
-    wrapped = subject(alike(Branches), **TINY)
+    wrapped = subject(alike(Branches), **fitting(subject, TINY))
     for _ in range(2):  # and the wrapper goes on
         with pytest.raises(RuntimeError, match=r"on rank 0, parameter 'right.weight' and 3 more got no gradient in "):
             (wrapped(samples(rank), left=rank == 0).sum() + 0 * sum_if(wrapped, rank)).backward()
@@ -235,7 +240,7 @@ def test_a_static_graph_may_leave_parameters_unused(subject, rank):
         return module(samples(r), r == 0).square().mean()
 
     model = alike(Branches)
-    wrapped = subject(model, static_graph=True, gradient_as_bucket_view=True, **TINY)
+    wrapped = subject(model, static_graph=True, gradient_as_bucket_view=True, **fitting(subject, TINY))
     for _ in range(3):
         model.zero_grad()
         loss(wrapped, rank).backward()
@@ -267,13 +272,14 @@ class Recomputed(nn.Module):
 @pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
 def test_activation_checkpointing(subject, rank, reentrant, times, options, as_view):
     model = alike(lambda: Recomputed(reentrant, times))
-    wrapped = subject(model, gradient_as_bucket_view=as_view, **TINY, **options)
+    wrapped = subject(model, gradient_as_bucket_view=as_view, **fitting(subject, TINY), **options)
     for _ in range(3):
         model.zero_grad()
         squared(wrapped, rank).backward()
         require_close(gradients(model), mean_gradients(2, squared, lambda: Recomputed(False, times)))
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("find_unused", [False, True])
@@ -288,7 +294,7 @@ def test_reentrant_checkpoints_over_the_same_weights_are_refused_without_a_stati
         return model
 
     model = alike(make)
-    wrapped = subject(model, find_unused_parameters=find_unused, **sizes)
+    wrapped = subject(model, find_unused_parameters=find_unused, **fitting(subject, sizes))
     with pytest.raises(RuntimeError, match=r"on every rank, parameter 'body.\w+' got a gradient after it was taken"):
         squared(wrapped, rank).backward()
 
@@ -319,6 +325,7 @@ def test_hooks_that_come_after_wrapping_change_what_is_reduced(subject, rank, re
         loss = squared(wrapped, rank)
 
 
+@pytest.mark.beyond_contract("gradients that a hook takes away")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
@@ -346,6 +353,7 @@ class Custom:
         self.hidden = hidden
 
 
+@pytest.mark.beyond_contract("outputs of any type")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
@@ -411,6 +419,7 @@ class Looked(nn.Module):
         return self.head(nn.functional.embedding(rows, self.table, sparse=self.sparse) * x)
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("where", [[1], [0, 1]], ids=["on rank 1", "on every rank"])

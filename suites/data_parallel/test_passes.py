@@ -17,6 +17,7 @@ from .models import (
     Branches,
     alike,
     ddp,
+    fitting,
     gradients,
     mean_gradients,
     net,
@@ -29,12 +30,13 @@ from .models import (
 # -- passes -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.beyond_contract("several backward passes of one step")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
 def test_two_backward_passes_of_one_step_add_up(subject, rank, as_view):
     model = alike()
-    wrapped = subject(model, gradient_as_bucket_view=as_view, **TINY)
+    wrapped = subject(model, gradient_as_bucket_view=as_view, **fitting(subject, TINY))
     for _ in range(2):
         model.zero_grad()
         loss = squared(wrapped, rank)
@@ -55,7 +57,7 @@ def test_two_wrappers_may_share_a_backward_pass(subject, rank):
         return nn.ModuleList([nn.Linear(2, 2), net()])
 
     model = alike(make)
-    wrapped = [subject(part, gradient_as_bucket_view=True, **TINY) for part in model]
+    wrapped = [subject(part, gradient_as_bucket_view=True, **fitting(subject, TINY)) for part in model]
     for _ in range(3):
         model.zero_grad()
         loss(*wrapped, rank).backward()
@@ -119,12 +121,13 @@ ODD_LOSSES = {
 }
 
 
+@pytest.mark.beyond_contract("losses of what the module kept")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("loss", ODD_LOSSES, ids=lambda loss: loss.__name__)
 def test_a_loss_that_does_not_come_by_the_outputs_is_synchronised(subject, rank, loss):
     model = alike(ODD_LOSSES[loss])
-    wrapped = subject(model, **TINY)
+    wrapped = subject(model, **fitting(subject, TINY))
     for _ in range(3):
         model.zero_grad()
         loss(wrapped, model, rank).backward()
@@ -138,11 +141,12 @@ def test_a_loss_that_does_not_come_by_the_outputs_is_synchronised(subject, rank,
         require_close(gradients(model), own)
 
 
+@pytest.mark.beyond_contract("no_sync as the forward pass had it")
 @ddp
 @pytest.mark.world_size(2)
 def test_no_sync_holds_for_its_outputs_whatever_forward_pass_is_in_between(subject, rank):
     model = alike()
-    wrapped = subject(model, **TINY)
+    wrapped = subject(model, **fitting(subject, TINY))
     squared(model, rank).backward()
     own = gradients(model)
     for _ in range(3):
@@ -156,6 +160,7 @@ def test_no_sync_holds_for_its_outputs_whatever_forward_pass_is_in_between(subje
         require_close(gradients(model), mean_gradients(2, lambda m, r: squared(m, r) + squared(m, r + 3)))
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 def test_a_pass_that_comes_to_few_parameters_and_no_output_is_an_error(subject, rank):
@@ -169,6 +174,7 @@ def test_a_pass_that_comes_to_few_parameters_and_no_output_is_an_error(subject, 
     squared(wrapped, rank).backward()
 
 
+@pytest.mark.beyond_contract("no_sync as the forward pass had it")
 @ddp
 @pytest.mark.world_size(2)
 def test_no_sync_is_decided_by_the_forward_pass(subject, rank):
@@ -288,6 +294,7 @@ class Fails(torch.autograd.Function):
         raise ArithmeticError("in the middle of a backward pass")
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 def test_the_pass_after_one_that_raised_is_synchronised(subject, rank):
@@ -301,7 +308,7 @@ def test_the_pass_after_one_that_raised_is_synchronised(subject, rank):
             return self.b(Fails.apply(y) if self.fails else y)
 
     model = alike(Fragile)
-    wrapped = subject(model, **TINY)
+    wrapped = subject(model, **fitting(subject, TINY))
     for fails in (False, True, False, True, True, False):
         model.zero_grad()
         model.fails = fails
@@ -323,6 +330,18 @@ def test_views_of_the_bucket_survive_zero_grad(subject, rank, to_none):
         require_close(gradients(model), mean_gradients(2, lambda m, r, step=step: squared(m, r + step)))
     storages = {p.grad.untyped_storage().data_ptr() for p in model.parameters()}
     assert len(storages) == 1
+
+
+@pytest.mark.beyond_contract("attributes of its own")
+@ddp
+@pytest.mark.world_size(2)
+def test_gradients_are_views_of_the_buckets(subject, rank):
+    model = alike()
+    wrapped = subject(model, gradient_as_bucket_view=True)
+    for step in range(4):
+        model.zero_grad()
+        squared(wrapped, rank + step).backward()
+    storages = {p.grad.untyped_storage().data_ptr() for p in model.parameters()}
     assert [b.whole.untyped_storage().data_ptr() for b in wrapped._reducer.buckets] == [*storages]
 
 
@@ -338,7 +357,7 @@ def test_ranks_may_run_out_of_inputs(subject, rank, world_size, by_all, batches)
         return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3).eval(), nn.Linear(3, 1))
 
     model = alike(make)
-    wrapped = subject(model, **TINY)
+    wrapped = subject(model, **fitting(subject, TINY))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with wrapped.join(divide_by_initial_world_size=by_all):
         for step in range(batches[rank]):
@@ -356,6 +375,7 @@ def test_ranks_may_run_out_of_inputs(subject, rank, world_size, by_all, batches)
         torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.beyond_contract("join beside unused parameters")
 @ddp
 @pytest.mark.world_size(2)
 def test_join_goes_with_accumulation_unused_parameters_and_buffers(subject, rank):
@@ -369,7 +389,7 @@ def test_join_goes_with_accumulation_unused_parameters_and_buffers(subject, rank
             return super().forward(x, left)
 
     model = alike(Counted)
-    wrapped = subject(model, find_unused_parameters=True, gradient_as_bucket_view=True, **TINY)
+    wrapped = subject(model, find_unused_parameters=True, gradient_as_bucket_view=True, **fitting(subject, TINY))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with wrapped.join():
         for step in range(4 if rank == 0 else 1):
@@ -398,6 +418,7 @@ def test_ranks_without_inputs_leave_their_buffers_to_the_last_that_has_some(subj
     assert seen(subject) == seen(TorchDistributedDataParallel)
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 def test_join_throws_on_early_termination_where_it_is_asked_to(subject, rank):
@@ -427,6 +448,7 @@ def test_join_with_a_sharded_optimizer_beside_it(subject, rank):
     torch.testing.assert_close(train(subject), train(TorchDistributedDataParallel), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.beyond_contract("graphs that outlive their wrapper")
 @ddp
 @pytest.mark.world_size(2)
 def test_a_graph_outlives_its_wrapper(subject, rank):

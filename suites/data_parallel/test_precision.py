@@ -26,7 +26,7 @@ from pdlcheck.primitives import (
 )
 
 from ..comm_hooks.models import residual
-from .models import TINY, ddp
+from .models import TINY, ddp, fitting
 
 HOOKS = {
     "fp16": (lambda m: (None, fp16_compress), {"relative": 2**-9}),
@@ -43,8 +43,8 @@ def test_our_hooks_keep_their_promises_in_our_wrapper(subject, world, name, unus
     make, promise = HOOKS[name]
 
     def wrap(module, bucket_bytes, find_unused):
-        size = bucket_bytes / 2**20
-        return subject(module, bucket_cap_mb=size, first_bucket_mb=size, find_unused_parameters=find_unused)
+        sizes = dict.fromkeys(TINY, bucket_bytes / 2**20)
+        return subject(module, find_unused_parameters=find_unused, **fitting(subject, sizes))
 
     check_comm_hook(make, world, wrap=wrap, unused=unused, steps=8, **promise)
 
@@ -143,7 +143,7 @@ def test_a_scaled_step_under_autocast_is_that_of_one_process(subject, world, amp
 
     def train():
         model, rank = three_layers(), dist.get_rank()
-        wrapped = subject(model, gradient_as_bucket_view=as_view, **TINY)
+        wrapped = subject(model, gradient_as_bucket_view=as_view, **fitting(subject, TINY))
         optimizer, scaler = optimizer_of(model), DistributedGradScaler("cpu", **SCALER)
         held = []
         for step in range(5):
@@ -176,6 +176,7 @@ def test_a_scaled_step_under_autocast_is_that_of_one_process(subject, world, amp
             assert after[2]["scale"] == before[2]["scale"] / 2
 
 
+@pytest.mark.if_subject_takes("reduce_dtype")
 @ddp
 @pytest.mark.world_size(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -209,6 +210,7 @@ class Wider(nn.Module):
         return (x * self.weight).sum() * self.scale if used else x.sum() * self.scale
 
 
+@pytest.mark.beyond_contract("gradients of another dtype than their parameter")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
@@ -227,6 +229,7 @@ def test_a_gradient_of_another_dtype_than_its_parameter_is_reduced_in_that(subje
         assert torch.equal(model.weight.grad, mean)
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")

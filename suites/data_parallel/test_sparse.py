@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from pdlcheck.checks import check_same_trajectory
 
-from .models import TINY, alike, ddp, plain_hook
+from .models import TINY, alike, ddp, fitting, plain_hook
 
 W2 = pytest.mark.world_size(2)
 
@@ -83,7 +83,7 @@ OPTIONS = [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"find
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options), "plain"))
 def test_the_gradient_is_that_of_one_process_and_stays_sparse(subject, rank, world_size, make, options):
     model = alike(make)
-    wrapped = subject(model, **options)
+    wrapped = subject(model, **fitting(subject, options))
     for step in range(3):
         model.zero_grad()
         loss(wrapped, rank, step).backward()
@@ -108,6 +108,7 @@ def test_it_trains_as_torchs_does(subject, world):
     check_same_trajectory(trainer(subject), trainer(TorchDistributedDataParallel), Words, world, steps=3)
 
 
+@pytest.mark.beyond_contract("sparse gradients beyond torch's")
 @ddp
 @pytest.mark.world_size(3)
 def test_a_rank_that_looks_nothing_up_takes_part(subject, rank):
@@ -122,6 +123,7 @@ def test_a_rank_that_looks_nothing_up_takes_part(subject, rank):
     assert model.table.weight.grad is None, "no rank has used it"
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @W2
 def test_a_table_that_is_not_used_is_named_on_every_rank(subject, rank):
@@ -145,6 +147,7 @@ def test_gradients_add_up_without_synchronisation(subject, rank):
     require_same(model, of_one_process(Words, lambda m: [loss(m, r, 0) + loss(m, r, 1) for r in range(2)]))
 
 
+@pytest.mark.beyond_contract("sparse gradients beyond torch's")
 @ddp
 @W2
 @pytest.mark.parametrize("used", [[0, 1], [1]], ids=["on every rank", "on rank 1"])
@@ -167,6 +170,7 @@ def test_a_table_that_is_the_weight_of_a_layer_too(subject, rank, used, as_view)
         require_same(model, of_one_process(make, lambda m: [part(m, 0), part(m, 1)]))
 
 
+@pytest.mark.beyond_contract("sparse gradients beyond torch's")
 @ddp
 @W2
 def test_a_communication_hook_sees_dense_gradients_alone(subject, rank):
@@ -187,18 +191,20 @@ def test_a_communication_hook_sees_dense_gradients_alone(subject, rank):
     assert seen == [(2, True)] * 2
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @W2
 @pytest.mark.parametrize("make", [Words, Bags], ids=["beside others", "alone"])
 def test_a_communication_hook_of_one_rank_is_an_error_on_every_rank(subject, rank, make):
     model = alike(make)
-    wrapped = subject(model, **TINY)
+    wrapped = subject(model, **fitting(subject, TINY))
     if rank == 1:
         wrapped.register_comm_hook(None, plain_hook)
     with pytest.raises(ValueError, match="hook"):
         loss(wrapped, rank).backward()
 
 
+@pytest.mark.beyond_contract("sparse gradients beyond torch's")
 @ddp
 @W2
 def test_ranks_may_have_different_numbers_of_inputs(subject, rank):
@@ -212,6 +218,7 @@ def test_ranks_may_have_different_numbers_of_inputs(subject, rank):
         require_same(model, of_one_process(Words, lambda m: [m(words_of(0)).sum() * 0, loss(m, 1, 1)]))
 
 
+@pytest.mark.if_subject_takes("reduce_dtype")
 @ddp
 @pytest.mark.world_size(3)
 def test_rows_of_low_precision_are_summed_in_float32(subject, rank):
@@ -222,6 +229,7 @@ def test_rows_of_low_precision_are_summed_in_float32(subject, rank):
     assert table.weight.grad.to_dense()[1].item() == grads.mean().bfloat16().item()
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @W2
 def test_a_table_that_is_sparse_on_one_rank_alone_is_refused(subject, rank):
@@ -229,6 +237,7 @@ def test_a_table_that_is_sparse_on_one_rank_alone_is_refused(subject, rank):
         subject(nn.Embedding(3, 2, sparse=rank == 0))
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @W2
 def test_complex_tables_are_refused(subject):

@@ -19,6 +19,7 @@ from .models import (
     Branches,
     alike,
     ddp,
+    fitting,
     gradients,
     mean_gradients,
     net,
@@ -42,6 +43,7 @@ def test_the_state_dict_has_the_prefix_of_torchs(subject):
     model.load_state_dict({name.removeprefix("module."): value for name, value in ours.state_dict().items()})
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 def test_a_copy_is_a_wrapper_of_its_own_and_pickling_is_refused(subject, rank):
@@ -72,6 +74,7 @@ def test_a_copy_has_the_mode_the_hooks_and_the_attributes_of_the_wrapper(subject
     assert len(other.calls) == 1 and not calls
 
 
+@pytest.mark.beyond_contract("hooks on parameters that go with the wrapper")
 @ddp
 @pytest.mark.world_size(2)
 def test_a_module_may_be_wrapped_anew(subject, rank):
@@ -117,7 +120,6 @@ def test_everything_starts_as_on_rank_0(subject, rank):
             self.half, self.norm = nn.Linear(2, 2).half(), nn.BatchNorm1d(3)
             self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)
             self.register_buffer("mask", torch.rand(5) < 0.5)
-            self.register_buffer("short", torch.randint(0, 9, (3,), dtype=torch.int16))
             self.register_buffer("angles", torch.randn(2, 2, dtype=torch.cfloat), persistent=False)
             self.register_buffer("nothing", None)
             self.register_buffer("empty", torch.ones(0))
@@ -131,6 +133,16 @@ def test_everything_starts_as_on_rank_0(subject, rank):
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, before)
     assert [t.detach().tolist() for t in tensors] == everyone[0]
+
+
+@pytest.mark.beyond_contract("dtypes that torch's collectives refuse on gloo")
+@ddp
+@pytest.mark.world_size(2)
+def test_int16_starts_as_on_rank_0(subject, rank):
+    model = nn.Linear(2, 2)
+    model.register_buffer("short", torch.tensor([rank, 300], dtype=torch.int16))
+    subject(model)
+    assert model.short.tolist() == [0, 300]
 
 
 @ddp
@@ -156,6 +168,7 @@ def test_buffers_are_taken_at_construction_and_in_forward_passes(subject, rank, 
     assert model.mark.item() == (10.0 + rank if later is None else later)
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(4)
 def test_replicas_may_be_a_dimension_of_a_mesh(subject, rank):
@@ -243,6 +256,7 @@ def lazy(rank):
     return nn.LazyLinear(2) if rank else nn.Linear(2, 2)
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
@@ -277,10 +291,12 @@ def test_models_that_do_not_fit_are_refused_alike_on_every_rank(subject, rank, m
 def test_an_expanded_buffer_that_nobody_overwrites_is_taken(subject, rank):
     model = alike()
     model.register_buffer("mask", torch.ones(1).expand(3))
-    squared(subject(model, broadcast_buffers=False), rank).backward()
+    wrapped = subject(model, broadcast_buffers=False)
+    squared(wrapped, rank).backward()
     require_close(gradients(model), mean_gradients(2, squared))
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
@@ -293,6 +309,7 @@ def test_an_option_that_is_wrong_on_one_rank_is_refused_on_all(subject, rank, op
         subject(net(), **(option if rank else {}))
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 def test_options_that_differ_are_refused(subject, rank):
@@ -300,6 +317,7 @@ def test_options_that_differ_are_refused(subject, rank):
         subject(net(), bucket_cap_mb=1 + rank)
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
@@ -321,6 +339,7 @@ def test_wrong_arguments_are_refused(subject, options, message):
         subject(nn.Linear(2, 2).bfloat16(), **options)
 
 
+@pytest.mark.beyond_contract("error messages")
 @ddp
 @pytest.mark.world_size(2)
 def test_only_modules_are_wrapped(subject):
@@ -344,7 +363,7 @@ def test_it_trains_on_a_gpu(subject):
     torch.manual_seed(0)
     model = net().cuda()
     alone = copy.deepcopy(model)
-    wrapped = subject(model, [0], gradient_as_bucket_view=True, **TINY)
+    wrapped = subject(model, [0], gradient_as_bucket_view=True, **fitting(subject, TINY))
     for _ in range(3):
         model.zero_grad()
         squared_on_gpu = wrapped(samples(0).float()).square().mean()

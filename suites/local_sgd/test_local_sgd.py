@@ -60,6 +60,7 @@ def test_ranks_may_have_different_numbers_of_steps(
     check_local_sgd(local, world, optimizer=optimizer, steps=steps, **rule)
 
 
+@pytest.mark.if_subject_takes("buffers")
 @pytest.mark.verifies("LocalSGD")
 @pytest.mark.parametrize("sync_every", [1, 2, None])
 def test_buffers_are_averaged_with_the_model(subject, world, sync_every):
@@ -67,6 +68,7 @@ def test_buffers_are_averaged_with_the_model(subject, world, sync_every):
     check_local_sgd(local, world, sync_every=sync_every, steps=[4, 4, 4], buffers="average")
 
 
+@pytest.mark.if_subject_takes("synchronous_steps")
 @pytest.mark.verifies("LocalSGD")
 @pytest.mark.parametrize("steps", [6, [5, 3, 0, 4], [2, 6, 6, 1]], ids=str)
 def test_nodes_are_one_replica_each(subject, world, steps):
@@ -216,6 +218,7 @@ def test_rounds_work_in_bfloat16(subject, rank):
 # gradients at every k-th step
 
 
+@pytest.mark.if_subject_takes("step", "sync_every")
 @pytest.mark.verifies("sync_gradients")
 @few
 @given(k=st.sampled_from([1, 2, 4, 10]), optimizer=st.sampled_from([MOMENTUM, ADAM]))
@@ -235,6 +238,7 @@ def test_training_with_gradients_synchronised_at_every_kth_step(subject, world, 
     check_local_sgd(every_kth, world, sync_every=None, gradients_every=k, optimizer=optimizer, buffers="keep", steps=11)
 
 
+@pytest.mark.if_subject_takes("step", "sync_every")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(2)
 def test_gradients_are_never_synchronised_where_nothing_is_asked_for(subject, rank):
@@ -244,6 +248,7 @@ def test_gradients_are_never_synchronised_where_nothing_is_asked_for(subject, ra
     assert weight.grad.item() == rank
 
 
+@pytest.mark.if_subject_takes("step", "sync_every")
 @pytest.mark.verifies("sync_gradients")
 @given(k=st.sampled_from([1, 2, 4, 10]), steps=st.integers(1, 12))
 @few
@@ -264,6 +269,7 @@ def test_replicas_drift_apart_by_the_steps_that_they_took_alone(subject, world, 
     assert (zero - one, zero - two) == (0.5 * alone, 2 * 0.5 * alone)
 
 
+@pytest.mark.if_subject_takes("buffers")
 @pytest.mark.verifies("average_parameters")
 @few
 @given(every=st.integers(1, 4), buffers=st.sampled_from(["keep", "broadcast", "average"]))

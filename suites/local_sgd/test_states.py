@@ -51,6 +51,7 @@ def test_training_goes_on_from_a_saved_state_as_if_it_had_not_stopped(name, subj
 # what is refused
 
 
+@pytest.mark.beyond_contract("error messages")
 @BOTH
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
@@ -68,6 +69,7 @@ def test_wrong_arguments_are_refused(name, subject, keywords, message):
         subject(PLAIN(model.parameters()), model, **keywords)
 
 
+@pytest.mark.beyond_contract("error messages")
 @BOTH
 @pytest.mark.world_size(3)
 def test_what_is_wrong_on_one_rank_is_refused_on_all(name, subject, rank):
@@ -102,6 +104,7 @@ def test_what_is_wrong_on_one_rank_is_refused_on_all(name, subject, rank):
         subject(optimizer, model, sync_every=2, node_group=None if rank == 2 else groups[0])
 
 
+@pytest.mark.beyond_contract("error messages")
 @BOTH
 @pytest.mark.world_size(2)
 def test_an_optimizer_of_another_model_is_refused(name, subject):
@@ -114,6 +117,7 @@ def test_an_optimizer_of_another_model_is_refused(name, subject):
         subject(PLAIN(model.parameters()), nn.ReLU(), sync_every=2)
 
 
+@pytest.mark.beyond_contract("error messages")
 @BOTH
 @pytest.mark.world_size(3)
 def test_a_model_that_one_rank_changed_after_wrapping_is_refused_on_all(name, subject, rank):
@@ -126,6 +130,7 @@ def test_a_model_that_one_rank_changed_after_wrapping_is_refused_on_all(name, su
         trainer.step()
 
 
+@pytest.mark.beyond_contract("error messages")
 @BOTH
 @pytest.mark.world_size(2)
 def test_a_state_of_something_else_is_refused(name, subject, rank):
@@ -147,6 +152,7 @@ def test_a_state_of_something_else_is_refused(name, subject, rank):
     assert trainer.state_dict()["taken"] == 0
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("LocalSGD")
 @pytest.mark.world_size(2)
 def test_states_of_ranks_that_would_not_meet_are_refused(subject, rank):
@@ -158,6 +164,7 @@ def test_states_of_ranks_that_would_not_meet_are_refused(subject, rank):
     assert trainer.state_dict()["taken"] == 5 - rank
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("DiLoCo")
 @pytest.mark.world_size(2)
 def test_diloco_refuses(subject, rank):

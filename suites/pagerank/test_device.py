@@ -55,11 +55,13 @@ def star_ranks(leaves: int, d: float = 0.85) -> np.ndarray:
 # ---- CSR rounds, on the CPU
 
 
+@pytest.mark.if_subject_takes("kernel")
 @given(graph=graphs(Graph.from_edges), damping=DAMPING, tol=st.sampled_from([1e-2, 1e-5, 1e-8, 1e-11, 1e-17]))
 def test_the_bound_of_csr_rounds_holds_for_the_true_error(subject, graph, damping, tol):
     check_error_bound(partial(subject, damping=damping, tol=tol, kernel="csr"), graph, damping=damping, tol=tol)
 
 
+@pytest.mark.if_subject_takes("kernel")
 @pytest.mark.parametrize("corner", CORNERS)
 def test_csr_rounds_rank_a_named_graph(subject, corner):
     edges = CORNERS[corner]
@@ -74,6 +76,7 @@ def graphs_with_vectors(draw):
     return graph, np.array(draw(numbers)), draw(st.none() | numbers.map(np.array)), draw(st.none() | numbers)
 
 
+@pytest.mark.if_subject_takes("kernel", "start")
 @given(case=graphs_with_vectors())
 def test_csr_rounds_honour_all_vectors(subject, case):
     graph, v, w, start = case
@@ -82,6 +85,7 @@ def test_csr_rounds_honour_all_vectors(subject, case):
     check_error_bound(function, graph, personalization=v, dangling=w)
 
 
+@pytest.mark.if_subject_takes("kernel")
 @given(graph=graphs(Graph.from_edges), rounds=st.integers(1, 20))
 def test_max_iter_stops_csr_rounds_with_a_bound_that_holds(subject, graph, rounds):
     function = partial(subject, max_iter=rounds, kernel="csr", tol=1e-12)
@@ -89,6 +93,7 @@ def test_max_iter_stops_csr_rounds_with_a_bound_that_holds(subject, graph, round
     assert function(graph).iterations <= rounds
 
 
+@pytest.mark.if_subject_takes("kernel")
 @pytest.mark.parametrize("degree", [3, 30])
 def test_csr_rounds_on_more_nodes_than_one_sum_takes(subject, degree):
     """A node in ten is dangling, so that their mass, a long sum, matters."""
@@ -98,6 +103,7 @@ def test_csr_rounds_on_more_nodes_than_one_sum_takes(subject, degree):
     check_error_bound(partial(subject, kernel="csr", tol=1e-11), graph, tol=1e-11)
 
 
+@pytest.mark.if_subject_takes("kernel")
 def test_csr_rounds_accept_edges_that_occur_twice_where_torch_checks_matrices(subject):
     graph = Graph.from_edges([0, 0, 0, 1], [1, 1, 2, 0], 3)
     with torch.sparse.check_sparse_tensor_invariants(enable=True):
@@ -117,6 +123,7 @@ def test_a_csr_matrix_has_a_place_for_each_of_its_entries(times):
 # ---- the stop rule
 
 
+@pytest.mark.if_subject_takes("kernel", "method")
 def test_the_host_looks_every_eight_rounds(subject):
     graph = document_graph(300, mean_degree=6)
     rounds = [subject(graph, tol=10.0**-k, kernel="csr").iterations for k in range(1, 12)]
@@ -126,6 +133,7 @@ def test_the_host_looks_every_eight_rounds(subject):
     assert all(n <= count < n + 8 for n, count in zip(needed, rounds, strict=True))
 
 
+@pytest.mark.if_subject_takes("kernel")
 def test_rounds_end_where_only_rounding_is_left(subject):
     result = subject(document_graph(50), tol=1e-18, kernel="csr")
     assert not result.converged
@@ -165,6 +173,7 @@ def test_a_row_of_any_length_is_summed_within_the_bound(leaves, tol):
 # ---- on CUDA
 
 
+@pytest.mark.if_subject_takes("device", "kernel")
 @pytest.mark.gpu
 @each_kernel
 @given(graph=graphs(Graph.from_edges), damping=DAMPING, tol=st.sampled_from([1e-2, 1e-8, 1e-11, 1e-17]))
@@ -173,6 +182,7 @@ def test_the_bound_holds_on_cuda(subject, kernel, graph, damping, tol):
     check_error_bound(function, graph, damping=damping, tol=tol)
 
 
+@pytest.mark.if_subject_takes("device", "kernel", "start")
 @pytest.mark.gpu
 @each_kernel
 @given(case=graphs_with_vectors())
@@ -182,6 +192,7 @@ def test_all_vectors_are_honoured_on_cuda(subject, kernel, case):
     check_error_bound(function, graph, personalization=v, dangling=w)
 
 
+@pytest.mark.if_subject_takes("device", "kernel")
 @pytest.mark.gpu
 @each_kernel
 def test_a_large_graph_has_the_ranks_of_the_cpu(subject, kernel):
@@ -197,6 +208,7 @@ def test_a_large_graph_has_the_ranks_of_the_cpu(subject, kernel):
 # ---- bad arguments
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -210,6 +222,7 @@ def test_a_bad_choice_of_kernel_is_refused(subject, arguments, message):
         subject(([0, 1], [1, 0]), **arguments)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_device_is_named(subject):
     with pytest.raises(ValueError, match="device is 'cuda', but torch sees no CUDA device; use device='cpu'"):

@@ -14,6 +14,7 @@ from pdlcheck.primitives.pagerank import Graph, as_graph, document_graph, pagera
 from .cases import NEEDS_DGL, import_dgl
 
 
+@pytest.mark.beyond_contract("graphs in every format")
 @pytest.mark.verifies("pagerank")
 def test_the_same_edges_in_every_format_give_the_same_scores(subject):
     src, dst = [0, 0, 1, 2, 2], [1, 2, 2, 0, 2]
@@ -31,6 +32,7 @@ def test_the_same_edges_in_every_format_give_the_same_scores(subject):
         assert np.abs(subject(graph).scores - expected).sum() < 1e-8, name
 
 
+@pytest.mark.beyond_contract("graphs in every format")
 @NEEDS_DGL
 @pytest.mark.verifies("pagerank")
 def test_a_dgl_graph_is_read_with_its_edge_weights(subject):
@@ -45,6 +47,7 @@ def test_a_dgl_graph_is_read_with_its_edge_weights(subject):
     check_pagerank(subject, weighted)
 
 
+@pytest.mark.beyond_contract("graphs in every format")
 @pytest.mark.verifies("pagerank")
 def test_an_undirected_networkx_edge_counts_both_ways_and_a_self_loop_once(subject):
     graph = as_graph(nx.Graph([("a", "b"), ("b", "b")]))
@@ -53,6 +56,7 @@ def test_an_undirected_networkx_edge_counts_both_ways_and_a_self_loop_once(subje
     check_pagerank(subject, graph)
 
 
+@pytest.mark.beyond_contract("graphs in every format")
 @pytest.mark.verifies("pagerank")
 def test_nodes_of_a_networkx_graph_keep_their_names(subject):
     graph = nx.DiGraph([("x", "hub"), ("y", "hub")])
@@ -61,6 +65,7 @@ def test_nodes_of_a_networkx_graph_keep_their_names(subject):
     assert result.scores[as_graph(graph).names.index("x")] == 0
 
 
+@pytest.mark.beyond_contract("graphs in every format")
 @pytest.mark.verifies("pagerank")
 def test_duplicate_entries_of_a_sparse_matrix_add(subject):
     matrix = sp.coo_array(([1.0, 1.0, 2.0], ([0, 0, 0], [1, 1, 2])), shape=(3, 3))

@@ -123,6 +123,7 @@ BAD_OBJECTS = {
 }
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("as_graph")
 @pytest.mark.parametrize("case", BAD_OBJECTS)
 @pytest.mark.filterwarnings("ignore:Sparse BSR tensor support:UserWarning")
@@ -278,6 +279,7 @@ def long_text():
     return ids, "# a comment\n" + "".join(f"{u}\t{v}\n" for u, v in ids.tolist())
 
 
+@pytest.mark.if_subject_takes("progress")
 @pytest.mark.verifies("read_edges")
 @pytest.mark.parametrize("suffix", ["txt", "gz"])
 def test_a_file_of_several_blocks_is_read_in_order_with_progress(subject, tmp_path, long_text, suffix):
@@ -295,6 +297,7 @@ def test_a_file_of_several_blocks_is_read_in_order_with_progress(subject, tmp_pa
     assert told[-1] == (size, size)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("read_edges")
 def test_a_wrong_line_far_into_a_file_is_named(subject, tmp_path, long_text):
     path = tmp_path / "edges.tsv"
@@ -322,6 +325,7 @@ UNREADABLE = {
 }
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("read_edges")
 @pytest.mark.parametrize("kind", UNREADABLE)
 @pytest.mark.parametrize("name", ["e.txt", "edges"])
@@ -335,6 +339,7 @@ def test_what_is_no_text_is_refused_as_such_and_not_for_its_first_line(subject, 
     assert subject(path).num_edges == 2
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("read_edges")
 def test_too_many_nodes_are_refused_where_they_are_asked_for(subject, tmp_path):
     path = tmp_path / "edges.txt"
@@ -383,6 +388,7 @@ BAD_LINES = {
 }  # fmt: skip
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("read_edges")
 @pytest.mark.parametrize("case", BAD_LINES)
 def test_a_wrong_line_is_named_with_file_number_and_cure(subject, tmp_path, case):
@@ -413,6 +419,7 @@ BAD_ARRAYS = {
 }
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("read_edges")
 @pytest.mark.parametrize("case", BAD_ARRAYS)
 def test_wrong_arrays_are_named_with_their_file(subject, tmp_path, case):
@@ -422,6 +429,7 @@ def test_wrong_arrays_are_named_with_their_file(subject, tmp_path, case):
         subject(tmp_path / "e.npz")
 
 
+@pytest.mark.beyond_contract("error messages")
 @NEEDS_PYARROW
 @pytest.mark.verifies("read_edges")
 @pytest.mark.parametrize(
@@ -446,6 +454,7 @@ def test_wrong_columns_are_named_with_their_file(subject, tmp_path, columns, mes
         subject(tmp_path / "e.parquet")
 
 
+@pytest.mark.beyond_contract("error messages")
 @NEEDS_PYARROW
 @pytest.mark.verifies("read_edges")
 def test_a_column_that_is_there_twice_is_refused(subject, tmp_path):
@@ -458,6 +467,7 @@ def test_a_column_that_is_there_twice_is_refused(subject, tmp_path):
         subject(tmp_path / "e.parquet")
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are of POSIX systems")
 @pytest.mark.verifies("read_edges")
 def test_a_pipe_is_read_to_its_end_with_progress(subject, tmp_path):
@@ -472,6 +482,7 @@ def test_a_pipe_is_read_to_its_end_with_progress(subject, tmp_path):
     assert told[-1] == (12, None)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("read_edges")
 @pytest.mark.parametrize("name", ["e.npz", "e.gz", pytest.param("e.parquet", marks=NEEDS_PYARROW)])
 @pytest.mark.parametrize("kept", [0, 20, -30])
@@ -495,6 +506,7 @@ def test_a_truncated_archive_is_refused(subject, tmp_path, name, kept):
 # ---- progress of the solver
 
 
+@pytest.mark.if_subject_takes("progress")
 @pytest.mark.verifies("pagerank")
 def test_each_round_tells_its_number_and_the_bound(subject):
     told = []

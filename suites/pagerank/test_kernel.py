@@ -295,6 +295,7 @@ CYCLE = ([0, 1, 2, 3], [1, 2, 0, 0])
 VECTORS = {"personalization": [1.0, 2.0, 3.0, 4.0], "dangling": [0.0, 0.0, 1.0, 1.0]}
 
 
+@pytest.mark.beyond_contract("dampings near 1")
 @pytest.mark.parametrize("damping", [0.999, 0.999999])
 @pytest.mark.parametrize("ends", [CYCLE, ([0, 1, 3], [1, 2, 3])], ids=["cycle", "dangling"])
 @pytest.mark.parametrize("vectors", [{}, VECTORS], ids=["uniform", "vectors"])
@@ -305,12 +306,14 @@ def test_a_damping_near_1_on_few_nodes_takes_no_hours(subject, damping, ends, ve
     check_error_bound(ranked, Graph.from_edges(*ends), damping=damping, reachable=True, **vectors)
 
 
+@pytest.mark.beyond_contract("dampings near 1")
 def test_where_float64_cannot_tell_damping_from_1_rounds_say_what_they_reach(subject):
     result = subject(CYCLE, damping=1 - 1e-16, max_iter=20_000)
     assert not result.converged and result.error_bound > 1
     assert result.scores.sum() == pytest.approx(1)
 
 
+@pytest.mark.if_subject_takes("method", "start")
 def test_what_is_asked_for_is_done_by_rounds(subject):
     """A method, or where to begin."""
     assert subject(CYCLE, damping=0.999, method="power").iterations > 1000

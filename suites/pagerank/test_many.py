@@ -70,6 +70,7 @@ def test_too_few_rounds_are_reported_for_each_vector(subject):
         check_error_bound(lambda _, result=result: result, graph, personalization=np.eye(100)[[0, 99][k]])
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_a_bad_vector_is_named_by_its_place(subject):
     with pytest.raises(ValueError, match=r"personalizations\[1\] holds -1.0 at 0"):
         subject(([0], [1]), [[1, 0], [-1, 2]])

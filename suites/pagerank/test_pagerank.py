@@ -19,6 +19,7 @@ from pdlcheck.primitives.pagerank import Graph, debian_dependencies, document_gr
 from .cases import DAMPING, VERSIONS, cases, left_over
 
 
+@pytest.mark.beyond_contract("results that carry an error bound")
 @pytest.mark.verifies("pagerank")
 @given(graph=graphs(Graph.from_edges), damping=DAMPING, tol=st.sampled_from([1e-2, 1e-5, 1e-8, 1e-11, 1e-17]))
 def test_error_bound_holds_for_the_true_error(subject, graph, damping, tol):
@@ -26,6 +27,7 @@ def test_error_bound_holds_for_the_true_error(subject, graph, damping, tol):
     check_error_bound(function, graph, damping=damping, tol=tol, reachable=tol > 1e-12)
 
 
+@pytest.mark.beyond_contract("results that carry an error bound")
 @pytest.mark.verifies("pagerank")
 @given(graph=graphs(Graph.from_edges), rounds=st.integers(1, 12))
 def test_error_bound_holds_when_max_iter_stops_it(subject, graph, rounds):
@@ -48,6 +50,7 @@ def exact_ranks(graph: Graph, damping: float) -> list[Fraction]:
     return [row[n] for row in rows]
 
 
+@pytest.mark.beyond_contract("results that carry an error bound")
 @pytest.mark.verifies("pagerank")
 @given(graph=graphs(Graph.from_edges, max_nodes=4), damping=DAMPING)
 def test_error_bound_holds_to_the_last_bit_where_only_rounding_is_left(subject, graph, damping):
@@ -58,6 +61,7 @@ def test_error_bound_holds_to_the_last_bit_where_only_rounding_is_left(subject, 
     assert result.error_bound < 1e-12
 
 
+@pytest.mark.beyond_contract("results that carry an error bound")
 @pytest.mark.verifies("pagerank")
 def test_a_slow_path_is_solved_to_its_tolerance(subject):
     path = Graph.from_edges(np.arange(999), np.arange(1, 1000))
@@ -65,6 +69,7 @@ def test_a_slow_path_is_solved_to_its_tolerance(subject):
     check_error_bound(partial(subject, damping=0.999, tol=1e-9), path, damping=0.999, tol=1e-9, reachable=True)
 
 
+@pytest.mark.beyond_contract("results that carry an error bound")
 @pytest.mark.verifies("pagerank")
 def test_a_tolerance_finer_than_float64_is_reported_not_claimed(subject):
     result = subject(document_graph(50), tol=1e-18)
@@ -72,6 +77,7 @@ def test_a_tolerance_finer_than_float64_is_reported_not_claimed(subject):
     assert 1e-18 < result.error_bound < 1e-12
 
 
+@pytest.mark.if_subject_takes("method")
 @pytest.mark.verifies("pagerank")
 def test_rounds_that_only_move_the_last_bits_come_to_an_end(subject):
     """Some graph needs 4568 rounds at this damping; here one finds the ranks, and then a bit comes and goes."""
@@ -91,6 +97,7 @@ def graphs_with_vectors(draw):
     return graph, np.array(draw(numbers)), draw(st.none() | numbers.map(np.array))
 
 
+@pytest.mark.beyond_contract("results that carry an error bound")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.verifies(n)) for n in ("pagerank", "pagerank_reference")]
 )
@@ -104,6 +111,7 @@ def test_personalization_and_dangling_vectors_are_honoured(subject, name, case):
         check_error_bound(function, graph, personalization=v, dangling=w, reachable=True)
 
 
+@pytest.mark.beyond_contract("graphs of networkx, and threads")
 @pytest.mark.verifies("pagerank")
 @given(graph=graphs(Graph.from_edges), damping=DAMPING)
 def test_pagerank_is_that_of_networkx_where_networkx_has_converged(subject, graph, damping):
@@ -118,6 +126,7 @@ def test_pagerank_is_that_of_networkx_where_networkx_has_converged(subject, grap
     assert sum(abs(expected[i] - result.scores[i]) for i in range(graph.num_nodes)) <= allowed
 
 
+@pytest.mark.beyond_contract("graphs of networkx, and threads")
 @pytest.mark.verifies("pagerank")
 def test_the_same_bits_with_any_number_of_threads(monkeypatch, subject):
     rng = np.random.default_rng(0)
@@ -146,6 +155,7 @@ def graphs_in_several_blocks(draw):
     return Graph(src, dst, n, weights)
 
 
+@pytest.mark.if_subject_takes("method")
 @pytest.mark.verifies("pagerank")
 @settings(max_examples=8)
 @given(
@@ -158,12 +168,14 @@ def test_error_bound_holds_on_graphs_of_several_blocks(subject, graph, tol, meth
     check_error_bound(partial(subject, tol=tol, method=method), graph, tol=tol, reachable=tol > 1e-12)
 
 
+@pytest.mark.if_subject_takes("method")
 @pytest.mark.verifies("pagerank")
 @given(graph=graphs(Graph.from_edges), damping=DAMPING, method=st.sampled_from(["power", "gauss-seidel"]))
 def test_both_methods_keep_their_bound(subject, graph, damping, method):
     check_error_bound(partial(subject, damping=damping, method=method), graph, damping=damping, reachable=True)
 
 
+@pytest.mark.if_subject_takes("method", "start")
 @pytest.mark.verifies("pagerank")
 @pytest.mark.parametrize("method", ["power", "gauss-seidel"])
 def test_a_change_of_the_dangling_mass_counts_in_the_bound(subject, method):
@@ -175,6 +187,7 @@ def test_a_change_of_the_dangling_mass_counts_in_the_bound(subject, method):
     check_error_bound(function, graph, damping=damping, dangling=to_2)
 
 
+@pytest.mark.beyond_contract("results that carry an error bound")
 @pytest.mark.verifies("pagerank")
 @pytest.mark.parametrize("leaves", [1, 15, 16, 17, 511, 512, 513, 5000])
 def test_a_hub_is_ranked_whatever_the_length_of_its_row(subject, leaves):
@@ -189,12 +202,14 @@ def test_a_hub_is_ranked_whatever_the_length_of_its_row(subject, leaves):
     assert np.abs(result.scores - expected).sum() <= 1e-12
 
 
+@pytest.mark.if_subject_takes("method")
 @pytest.mark.verifies("pagerank")
 def test_gauss_seidel_takes_fewer_rounds_where_ranks_spread_slowly(subject, debian):
     power, gauss_seidel = (subject(debian, tol=1e-8, method=m) for m in ("power", "gauss-seidel"))
     assert gauss_seidel.iterations < 0.7 * power.iterations
 
 
+@pytest.mark.if_subject_takes("start")
 @pytest.mark.verifies("pagerank")
 def test_a_warm_start_needs_fewer_rounds_after_an_edge_has_changed(subject, debian):
     before = subject(debian, tol=1e-8)

@@ -68,6 +68,7 @@ def test_a_vector_given_by_id_means_the_same_over_ranks(subject, world, vector):
     check_pagerank_over_ranks(one, parts, world, tol=None, **dense)
 
 
+@pytest.mark.if_subject_takes("start")
 @pytest.mark.schedules(20)
 @pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "gloo", "nccl"])
 def test_the_scores_do_not_depend_on_the_schedule(subject, world, semantics):
@@ -78,6 +79,7 @@ def test_the_scores_do_not_depend_on_the_schedule(subject, world, semantics):
     check_pagerank_rounds(partial(subject, tol=TINY, start=np.ones(12)), dealt(power_law(12, 40), 3), world)
 
 
+@pytest.mark.if_subject_takes("replicated")
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_scores_of_a_real_graph_are_those_of_one_process(subject, world, world_size):
     graph = debian_dependencies()
@@ -104,6 +106,7 @@ def test_a_hub_of_many_edges_is_the_fixed_point(subject, world):
     check_pagerank(lambda graph: scores[3], graph, tol=1e-11)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.world_size(4)
 def test_it_works_in_a_group_of_some_ranks_in_any_order(subject, rank):
     ranks = possible_order([3, 1, 2])
@@ -131,6 +134,7 @@ def test_out_weights_whose_sum_overflows_are_shared_out(subject, world):
     check_pagerank_over_ranks(subject, dealt(graph, 2), world)
 
 
+@pytest.mark.if_subject_takes("start")
 @pytest.mark.world_size(2)
 def test_the_scores_themselves_are_a_start_that_takes_two_rounds(subject, rank):
     mine = ([0, 0], [1, 2]) if rank else ([1, 2], [2, 0])
@@ -244,6 +248,7 @@ BAD = {
 }
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.world_size(3)
 def test_what_one_rank_was_given_wrong_is_the_same_error_on_all(subject, rank, case):
@@ -257,12 +262,14 @@ def test_what_one_rank_was_given_wrong_is_the_same_error_on_all(subject, rank, c
     assert subject(([0], [1]), num_nodes=3).converged  # nothing of the failed call is in the way
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.world_size(2)
 def test_graphs_that_are_not_the_same_on_every_rank_are_no_replicas(subject, rank):
     with pytest.raises(ValueError, match=r"same edges on every rank, got 1 with digest .* on rank 0 and 1 with"):
         subject(([rank], [0]), num_nodes=2, replicated=True)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.world_size(2)
 def test_nodes_that_have_other_names_on_other_ranks_are_refused(subject, rank):
     names = ("a", "b") if rank else ("b", "a")
@@ -276,6 +283,7 @@ def test_names_stay_with_the_nodes(subject):
     assert gather_scores(shard).top(1)[0][0] == "a"
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.world_size(2)
 def test_the_shard_of_another_rank_is_not_gathered(subject, rank):
     shard = subject(TRIANGLE)
@@ -285,6 +293,7 @@ def test_the_shard_of_another_rank_is_not_gathered(subject, rank):
         gather_scores(others[1 - rank])
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.world_size(2)
 def test_a_shard_that_one_rank_alone_mistakes_leaves_nobody_waiting(subject, rank):
     shard, other = subject(TRIANGLE), subject(([0], [1]), num_nodes=9)
@@ -310,6 +319,7 @@ def test_ids_are_counted_by_the_rank_that_has_them(subject, world_size):
 HUGE = 10**13  # nodes
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.world_size(2)
 def test_parts_that_cannot_fit_are_refused_on_every_rank_before_a_vector_is_made(subject):
     message = r"pagerank_over_ranks of 10000000000000 nodes and 2 edges needs 1\d{6}\.\d GiB for 2 ranks on .* are free"
@@ -320,6 +330,7 @@ def test_parts_that_cannot_fit_are_refused_on_every_rank_before_a_vector_is_made
     assert subject(([0], [1]), num_nodes=3).converged
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.world_size(2)
 def test_scores_that_no_rank_can_hold_are_not_gathered(subject, rank):
     cuts = (0, HUGE // 2, HUGE)
@@ -328,6 +339,7 @@ def test_scores_that_no_rank_can_hold_are_not_gathered(subject, rank):
         gather_scores(shard)
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_without_a_process_group_the_error_says_what_to_call(subject):
     with pytest.raises(ValueError, match=r"pagerank_over_ranks needs a process group; call torch.distributed.init"):
         subject(TRIANGLE)
@@ -370,6 +382,7 @@ def test_scores_over_ranks_are_the_dense_solution(subject, world, parts, damping
     check_pagerank_over_ranks(partial(subject, damping=damping, tol=tol), parts, world, damping=damping, tol=tol)
 
 
+@pytest.mark.if_subject_takes("start")
 @few
 @given(parts=drawn_parts(max_nodes=5), data=st.data())
 def test_teleport_dangling_and_start_vectors_mean_the_same_over_ranks(subject, world, parts, data):
@@ -386,6 +399,7 @@ def test_the_error_bound_holds_when_max_iter_stops_it(subject, world, parts, rou
     check_pagerank_over_ranks(partial(subject, max_iter=rounds), parts, world, tol=None)
 
 
+@pytest.mark.if_subject_takes("start")
 @few
 @given(parts=drawn_parts(), damping=DAMPING, rounds=st.integers(1, 4))
 def test_rounds_over_ranks_are_serial_rounds(subject, world, parts, damping, rounds):
@@ -397,6 +411,7 @@ def test_rounds_over_ranks_are_serial_rounds(subject, world, parts, damping, rou
         check_pagerank_rounds(subject, parts, world, rounds=1, damping=damping)
 
 
+@pytest.mark.if_subject_takes("replicated", "start")
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_it_begins_nearer_to_the_ranks_than_the_teleport_vector(subject, world, world_size):
     graph = rmat(10, 15_000)
@@ -432,6 +447,7 @@ def test_no_range_is_heavier_than_its_share_and_one_node(load, parts):
     assert heaviest <= sum(load) / parts + max(load, default=0)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("largest", [2**40, 2**56, 2**61, 2**62, 2**63 - 1])
 @pytest.mark.world_size(3)
 def test_an_id_that_no_memory_has_room_for_is_refused_on_every_rank(subject, rank, largest):

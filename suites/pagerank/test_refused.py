@@ -85,6 +85,7 @@ def test_ids_that_are_masked_are_refused():
     assert Graph.from_edges(np.ma.masked_array([0, 1], [0, 0]), [0, 1]).num_edges == 2
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("pagerank")
 @pytest.mark.parametrize(("count", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError)])
 def test_a_number_of_best_nodes_that_cannot_be_is_refused(subject, count, error):
@@ -93,6 +94,7 @@ def test_a_number_of_best_nodes_that_cannot_be_is_refused(subject, count, error)
     assert len(subject(TRIANGLE).top(9)) == 3
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("pagerank")
 @pytest.mark.parametrize("graph", [[[0, 1], [1, 0]], np.eye(2), "web", None], ids=["list", "dense", "str", "None"])
 def test_what_is_no_graph_is_refused(subject, graph):
@@ -100,6 +102,7 @@ def test_what_is_no_graph_is_refused(subject, graph):
         subject(graph)
 
 
+@pytest.mark.beyond_contract("error messages")
 @each_primitive
 @pytest.mark.parametrize("damping", [1, 1.5, -0.1, math.nan], ids=str)
 def test_a_damping_outside_0_to_1_is_refused(subject, version, damping):
@@ -134,6 +137,7 @@ BAD_ARGUMENTS = {
 }
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("pagerank")
 @pytest.mark.parametrize("case", BAD_ARGUMENTS)
 def test_a_bad_argument_is_refused(subject, case):
@@ -142,6 +146,7 @@ def test_a_bad_argument_is_refused(subject, case):
         subject(TRIANGLE, **arguments)
 
 
+@pytest.mark.beyond_contract("error messages")
 @each_version
 def test_a_version_refuses_bad_iterations_dtypes_and_missing_devices(subject, version):
     with pytest.raises(ValueError, match="iterations must be 1 or more, got 0"):
@@ -158,6 +163,7 @@ def test_a_version_refuses_bad_iterations_dtypes_and_missing_devices(subject, ve
             subject(TRIANGLE, device="cuda")
 
 
+@pytest.mark.beyond_contract("error messages")
 @cases("pagerank_v2", "pagerank_v3", "pagerank_reference")
 def test_a_dense_version_refuses_a_graph_that_cannot_fit(subject, version):
     huge = Graph.from_edges([0], [1], 10_000_000)
@@ -165,6 +171,7 @@ def test_a_dense_version_refuses_a_graph_that_cannot_fit(subject, version):
         subject(huge)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("pagerank_v3")
 @pytest.mark.parametrize(
     ("dtype", "fold", "gib"),
@@ -180,6 +187,7 @@ def test_the_refusal_names_what_is_needed(subject, dtype, fold, gib):
         subject(huge, dtype=dtype, fold=fold)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("pagerank_v2")
 @pytest.mark.gpu
 def test_a_dense_version_on_cuda_fits_up_to_the_memory_of_the_device(subject):

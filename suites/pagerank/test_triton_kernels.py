@@ -183,6 +183,7 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_there(name, sent):
     assert "cubin" in triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
 
 
+@pytest.mark.beyond_contract("error messages")
 @NEEDS_TRITON
 def test_the_kernels_refuse_a_device_that_is_not_cuda(subject):
     if os.environ.get("TRITON_INTERPRET"):
@@ -191,6 +192,7 @@ def test_the_kernels_refuse_a_device_that_is_not_cuda(subject):
         subject(([0, 1], [1, 0]), kernel="triton")
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.skipif(find_spec("triton") is not None, reason="Triton is installed; without it an error names the cure")
 def test_missing_triton_is_an_error_with_its_cure(subject):
     with pytest.raises(ImportError, match=r"kernel='triton' needs Triton .* or use kernel='csr'"):
@@ -213,6 +215,7 @@ def test_the_bound_holds_on_cuda_for_long_rows_from_either_precision(kernel, dty
     check_error_bound(function, graph, tol=tol)
 
 
+@pytest.mark.if_subject_takes("device", "kernel")
 @pytest.mark.gpu
 @NEEDS_TRITON
 def test_the_kernels_give_the_same_bits_each_time(subject):

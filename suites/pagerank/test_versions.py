@@ -50,6 +50,7 @@ def test_renaming_nodes_permutes_scores(subject, version, case):
     check_pagerank_relabelling(subject, *case, tol=left_over(version, 0.85))
 
 
+@pytest.mark.if_subject_takes("dtype")
 @each_version
 @given(graph=graphs(Graph.from_edges))
 def test_float32_is_right_within_its_rounding(subject, version, graph):
@@ -64,6 +65,7 @@ def test_all_versions_agree(graph, damping):
     check_pagerank_agreement(named, graph, damping=damping, tol=max(1e-12, left_over("pagerank_v1", damping)))
 
 
+@pytest.mark.if_subject_takes("layout")
 @pytest.mark.parametrize("version", ["pagerank_v1"])
 @pytest.mark.verifies("pagerank_v1")
 @given(graph=graphs(Graph.from_edges))
@@ -71,12 +73,14 @@ def test_the_published_coo_layout_gives_the_same_scores(subject, version, graph)
     check_pagerank(partial(subject, layout="coo"), graph, tol=left_over(version, 0.85))
 
 
+@pytest.mark.if_subject_takes("fold")
 @pytest.mark.verifies("pagerank_v3")
 @given(graph=graphs(Graph.from_edges))
 def test_the_published_fold_by_a_matrix_product_gives_the_same_scores(subject, graph):
     check_pagerank(partial(subject, fold="matmul"), graph, tol=left_over("pagerank_v3", 0.85))
 
 
+@pytest.mark.if_subject_takes("fold")
 @pytest.mark.verifies("transition_matrix")
 @pytest.mark.parametrize("fold", ["scale", "matmul"])
 @given(graph=graphs(Graph.from_edges))
@@ -89,6 +93,7 @@ def test_scores_of_the_published_graph_are_the_dense_solution(subject, version):
     check_pagerank(subject, document_graph(300, mean_degree=15), tol=left_over(version, 0.85))
 
 
+@pytest.mark.if_subject_takes("device", "dtype")
 @each_version
 @pytest.mark.gpu
 def test_scores_on_cuda_are_the_dense_solution(subject, version):

@@ -40,6 +40,7 @@ def renamed():
     return model
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize(
     ("models", "line"),
     [
@@ -83,6 +84,7 @@ def half(targets):
 PIPEDREAM = {"schedule": "pipedream", "optimizer": SGD}
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize(
     ("keywords", "other", "line"),
     [
@@ -122,6 +124,7 @@ def test_grids_that_differ_in_their_order_alone_are_shown(subject, world):
     assert "\n  grid on rank 1:\n  1f1b: 2 stages on 2 ranks, 2 micro-batches, 7 steps\n" in found[0]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize(
     ("model", "keywords", "line"),
     [
@@ -157,6 +160,7 @@ def test_pipelines_side_by_side_that_differ_are_refused_on_every_rank(subject, w
     assert f"\n  {line}" in found[0]
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_a_data_group_on_one_rank_alone_is_refused(subject, world):
     def program(rank):
         groups = {"data_group": dist.new_group([0])} if rank == 0 else {"data_group": dist.new_group([0]) and None}
@@ -167,6 +171,7 @@ def test_a_data_group_on_one_rank_alone_is_refused(subject, world):
     assert "\n  data_group: of 1 ranks on rank 0, not given on rank 1" in found[0]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("rank_without", range(4))
 def test_a_data_group_that_one_of_all_ranks_leaves_out_is_refused_on_every_rank(subject, world, rank_without):
     """Its partner in the other pipeline waited for it."""
@@ -184,6 +189,7 @@ def test_a_data_group_that_one_of_all_ranks_leaves_out_is_refused_on_every_rank(
     assert f"\n  data_group: {given[0]}, {given[1]}" in found[0]
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_a_data_group_that_a_rank_is_not_in_is_refused_on_every_rank(subject, world):
     """That rank alone raised."""
 
@@ -197,6 +203,7 @@ def test_a_data_group_that_a_rank_is_not_in_is_refused_on_every_rank(subject, wo
     assert found[0].startswith("ValueError: Pipeline got a data_group that rank 1 is not in; give each rank the group")
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("crossed", [[[0, 5], [1, 4], [2, 3]], [[0, 3], [1, 5], [2, 4]]], ids=["all", "two"])
 def test_data_groups_that_cross_pipelines_are_refused_on_every_rank(subject, world, crossed):
     """Gradients of one layer would be averaged with those of another."""
@@ -217,6 +224,7 @@ def test_data_groups_that_cross_pipelines_are_refused_on_every_rank(subject, wor
     )
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_a_data_group_inside_of_a_pipeline_is_refused_on_every_rank(subject, world):
     def program(rank):
         subject(tanh_net(), MSE, n_microbatches=2, data_group=dist.group.WORLD)
@@ -226,6 +234,7 @@ def test_a_data_group_inside_of_a_pipeline_is_refused_on_every_rank(subject, wor
     ] * 2
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "pipedream"])
 @pytest.mark.parametrize("other", [0, 1, 2])
 def test_another_model_on_one_rank_is_refused_under_each_schedule(subject, world, schedule, other):

@@ -89,6 +89,7 @@ def other_layer(rank, pipeline, x, y):
     return x, y
 
 
+@pytest.mark.beyond_contract("error messages")
 @kinds
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize(

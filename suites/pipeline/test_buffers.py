@@ -89,6 +89,7 @@ def test_a_buffer_may_be_sparse(subject, world, layout):
         torch.testing.assert_close(parameter.grad, grad)
 
 
+@pytest.mark.if_subject_takes("recompute")
 @recomputed
 def test_a_buffer_may_be_none_until_the_first_samples(subject, world, recompute):
     def model():
@@ -113,6 +114,7 @@ def test_a_buffer_may_be_none_until_the_first_samples(subject, world, recompute)
         torch.testing.assert_close(parameter.grad, grad)
 
 
+@pytest.mark.beyond_contract("error messages")
 @recomputed
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_those_of_the_loss_too(subject, world, schedule, recompute):
@@ -153,6 +155,7 @@ def sleeping_observer():
     return nn.Sequential(layer, nn.Linear(3, 3), nn.Linear(3, 3)), layer, lambda: setattr(layer, "counting", True)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("make", [frozen_statistics, sleeping_observer])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_those_that_passes_write_from_a_later_step_on_are_as_before_a_step_that_is_refused(

@@ -52,6 +52,7 @@ def parametrized(module):
     parametrize.register_parametrization(first(module)[1], "weight", Twice())
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("backward", [True, False], ids=["step", "infer"])
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -88,6 +89,7 @@ def test_a_change_on_one_rank_is_refused_on_every_rank(subject, world, change, m
     assert found[0].startswith(f"ValueError: Pipeline: {message}")
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("where", [[0, 1], [1]], ids=["everywhere", "on rank 1"])
 def test_a_tied_weight_that_is_replaced_is_refused_on_every_rank(subject, world, where):
     """Its copies would have drifted apart."""
@@ -180,6 +182,7 @@ def test_a_model_that_is_cast_on_every_rank_goes_on_in_its_dtype(subject, world)
     assert torch.allclose(outputs, tanh_net().double()(x.double()))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("layers", [["4", "6"], ["6"]], ids=["all", "not the first"])
 def test_layers_that_are_cast_and_no_longer_fit_are_refused_on_every_rank(subject, world, layers):
     def program(rank):
@@ -224,6 +227,7 @@ def test_steps_and_state_dicts_are_no_changes(subject, world, make):
     assert world.run(train, world_size=2) == [True, True]
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_a_change_that_is_taken_back_is_none(subject, world):
     def train():
         pipeline = subject(tanh_net(), MSE, n_microbatches=2)
@@ -238,6 +242,7 @@ def test_a_change_that_is_taken_back_is_none(subject, world):
     assert world.run(train, world_size=2) == [True, True]
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_devices_of_one_process_see_changes_too(subject):
     pipeline = subject(tanh_net(), MSE, devices=["cpu"] * 2, n_microbatches=2)
     pipeline.step(*samples(4))

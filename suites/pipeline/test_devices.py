@@ -12,6 +12,7 @@ from .models import MSE, samples, tanh_net, tied_net
 pytestmark = pytest.mark.verifies("Pipeline")
 
 
+@pytest.mark.if_subject_takes("devices", "recompute")
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_several_devices_of_one_process_take_the_steps_of_one(subject, world, schedule):
     def start(model):
@@ -27,6 +28,7 @@ def test_several_devices_of_one_process_take_the_steps_of_one(subject, world, sc
         check_pipeline(start, make, MSE, [samples(9), samples(4)], world, world_size=1, n_microbatches=4)
 
 
+@pytest.mark.if_subject_takes("devices")
 def test_slices_of_a_model_on_two_devices_need_no_process_group(subject):
     model = tanh_net()
     x, y = samples(4)
@@ -36,6 +38,7 @@ def test_slices_of_a_model_on_two_devices_need_no_process_group(subject):
     assert pipeline.infer(x, y).loss == MSE(expected, y)
 
 
+@pytest.mark.if_subject_takes("devices", "recompute")
 @pytest.mark.gpu
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_stages_on_one_gpu_take_the_steps_of_one_process(subject, schedule):

@@ -13,6 +13,7 @@ from .models import MSE, SGD, errors, samples, side_by_side, tanh_net, tied_net
 pytestmark = pytest.mark.verifies("Pipeline")
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_a_batch_smaller_than_its_micro_batches_is_refused_on_every_rank(subject, world):
     def program(rank):
         pipeline = subject(tanh_net(), MSE, n_microbatches=4)
@@ -25,6 +26,7 @@ def test_a_batch_smaller_than_its_micro_batches_is_refused_on_every_rank(subject
     assert found[0].startswith("ValueError: Pipeline got inputs of 3 samples for n_microbatches=4; give it a larger")
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_a_pipeline_goes_on_after_a_step_that_was_refused(subject, world):
     def program():
         torch.manual_seed(0)
@@ -58,6 +60,7 @@ class Named(nn.Linear):
         return {"hidden": super().forward(x)}
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -91,6 +94,7 @@ def test_stages_that_do_not_fit_are_refused_on_every_rank(subject, world, model,
     assert found[0].startswith(message)
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_targets_and_inputs_of_unequal_number_are_refused_on_every_rank(subject, world):
     def program(rank):
         x, y = samples(6)
@@ -106,6 +110,7 @@ def squared_error(out, targets):
     return (out - targets).pow(2).mean()
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_targets_that_do_not_fit_are_refused_on_every_rank_in_later_steps_too(subject, world):
     def program(rank):
         pipeline = subject(tanh_net(), squared_error, n_microbatches=2)
@@ -118,6 +123,7 @@ def test_targets_that_do_not_fit_are_refused_on_every_rank_in_later_steps_too(su
     assert found[0].startswith("ValueError: stage 1 cannot take what stage 0 returns, float32 (2, 3): RuntimeError: ")
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_a_loss_that_infer_did_not_need_is_refused_on_every_rank(subject, world):
     def program(rank):
         pipeline = subject(tanh_net(), nn.PairwiseDistance(), n_microbatches=2)
@@ -130,6 +136,7 @@ def test_a_loss_that_infer_did_not_need_is_refused_on_every_rank(subject, world)
     assert found[0].startswith("ValueError: Pipeline got a tensor of shape (2,) from loss")
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_inputs_that_were_refused_are_refused_again(subject, world):
     def program(rank):
         pipeline = subject(tanh_net(), MSE, n_microbatches=2)
@@ -144,12 +151,14 @@ def test_inputs_that_were_refused_are_refused_again(subject, world):
     assert found[0].startswith("ValueError: stage 0 cannot take the inputs, float32 (2, 2): RuntimeError: " + MAT1)
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_a_weight_that_cannot_be_had_is_refused_on_every_rank(subject, world):
     weight = lambda part: {}["count"]  # noqa: E731
     found = errors(world, lambda rank: subject(tanh_net(), MSE, n_microbatches=2, loss_weight=weight).step(*samples(4)))
     assert found == ["ValueError: Pipeline needs a number from loss_weight, and got KeyError: 'count'"] * 2
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_inputs_that_only_one_pipeline_cannot_take_are_refused_on_every_rank(subject, world):
     def program(rank):
         pipeline = subject(tanh_net(), MSE, n_microbatches=2, **side_by_side(rank))
@@ -172,6 +181,7 @@ def test_an_error_in_one_pipeline_reaches_the_ranks_of_the_other(subject, world)
     assert "inputs of 1 samples for n_microbatches=2" in found[0]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
@@ -211,6 +221,7 @@ def test_a_pipeline_refuses(subject, world, keywords, message):
     assert found[0].startswith(message)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize(
     ("model", "loss", "message"),
     [
@@ -228,18 +239,21 @@ def test_a_pipeline_refuses_models_that_it_cannot_cut(subject, world, model, los
     assert found[0].startswith(message)
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_tied_stages_are_refused_under_pipedream(subject, world):
     found = errors(world, lambda rank: subject(tied_net(), MSE, schedule="pipedream", n_microbatches=2, optimizer=SGD))
     assert len(set(found)) == 1
     assert found[0].startswith("ValueError: Pipeline cannot keep '0.weight' tied under pipedream: its stages take")
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_ranks_with_other_arguments_are_refused_on_every_rank(subject, world):
     found = errors(world, lambda rank: subject(tanh_net(), MSE, n_microbatches=2 + rank))
     assert len(set(found)) == 1
     assert found[0].startswith("ValueError: Pipeline was made otherwise on rank 1 of its group than on rank 0")
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_a_split_that_ranks_want_otherwise_is_refused_on_every_rank(subject, world):
     def program(rank):
         x, _ = samples(2)
@@ -250,12 +264,14 @@ def test_a_split_that_ranks_want_otherwise_is_refused_on_every_rank(subject, wor
     assert found[0].startswith("ValueError: Pipeline was made otherwise on rank 1 of its group than on rank 0")
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_a_device_that_one_rank_cannot_take_is_refused_on_every_rank(subject, world):
     found = errors(world, lambda rank: subject(tanh_net(), MSE, n_microbatches=2, device="nowhere" if rank else None))
     assert len(set(found)) == 1
     assert found[0].startswith("RuntimeError: Expected one of cpu, cuda")
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_pipelines_with_other_arguments_are_refused_on_every_rank(subject, world):
     def program(rank):
         loss = nn.MSELoss(reduction="sum" if rank > 1 else "mean")
@@ -276,11 +292,13 @@ def test_a_pipeline_that_cannot_be_made_reaches_the_ranks_of_the_other(subject, 
     assert errors(world, program, 4) == ["ValueError: Pipeline needs n_microbatches with schedule='1f1b'"] * 4
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_a_step_without_a_loss_is_refused(subject, world):
     found = errors(world, lambda rank: subject(tanh_net(), n_microbatches=2).step(*samples(4)))
     assert found == ["ValueError: Pipeline needs a loss for this: give it one, or call infer without targets"] * 2
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize(
     ("loss", "got"),
     [
@@ -295,6 +313,7 @@ def test_a_loss_that_is_not_one_number_is_refused_on_every_rank(subject, world, 
     assert found[0].startswith(f"ValueError: Pipeline got {got} from loss, and a loss must be one number")
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("first", ["eager", "new"])
 @pytest.mark.parametrize("rank_that_infers", [0, 1, 2])
 def test_step_on_some_ranks_and_infer_on_others_is_refused_on_every_rank(subject, world, rank_that_infers, first):
@@ -314,6 +333,7 @@ def test_step_on_some_ranks_and_infer_on_others_is_refused_on_every_rank(subject
     )
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
 def test_infer_on_one_rank_of_two_pipelines_is_refused_on_every_rank(subject, world, schedule):
     def program(rank):
@@ -331,6 +351,7 @@ def accuracy(out, targets):
     return (out.argmax(1) == targets.argmax(1)).double().mean()
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("where", [[0], [1], [0, 1]], ids=["first", "last", "all"])
 @pytest.mark.parametrize("step", [0, 1, 2])
 def test_a_step_in_inference_mode_is_refused_on_every_rank(subject, world, where, step):
@@ -357,6 +378,7 @@ def test_a_step_in_inference_mode_is_refused_on_every_rank(subject, world, where
     assert "Pipeline.step makes no gradients in torch.inference_mode" in found[0]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 def test_a_loss_without_a_gradient_is_refused_on_every_rank(subject, world, recompute):
     """One process says so in the first step; nothing was trained, and no error showed it."""
@@ -397,6 +419,7 @@ def averaged(out, targets):
     return (out - targets).pow(2).mean()
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("n_samples", [4, 7])
 def test_a_loss_that_adds_and_does_not_say_so_is_refused_on_every_rank(subject, world, n_samples):
     """Its micro-batches were averaged, which no error showed."""
@@ -433,6 +456,7 @@ def test_a_loss_that_says_what_it_does_or_is_a_mean_is_taken(subject, world, los
     assert found == ["nothing"] * 2
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("weight", [float("inf"), float("nan"), -1.0])
 def test_a_weight_that_is_no_number_of_targets_is_refused_on_every_rank(subject, world, weight):
     def program(rank):

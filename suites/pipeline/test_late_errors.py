@@ -77,6 +77,7 @@ def model_of(kind, stages):
     return nn.Sequential(*(Fragile(how) if stage == place else nn.Linear(3, 3) for stage in range(stages)))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_error_of_one_rank_ends_all_and_says_where(subject, world, schedule, kind):
@@ -109,6 +110,7 @@ def starter_of(subject, schedule, stages):
     return train
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_another_shape_in_the_pass_before_the_ranks_agree_is_told_before_it_is_sent(subject, world):
     """A step of another number of samples begins with a header, and with the first pass while that is under way."""
 
@@ -123,6 +125,7 @@ def test_another_shape_in_the_pass_before_the_ranks_agree_is_told_before_it_is_s
         world.run(train, world_size=2)
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_an_error_in_one_of_two_pipelines_ends_both(subject, world):
     def train():
         rank = dist.get_rank()
@@ -135,6 +138,7 @@ def test_an_error_in_one_of_two_pipelines_ends_both(subject, world):
     assert "forward pass of micro-batch 2 through stage 0" in "\n".join(caught.value.__notes__)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("kind", KINDS)
 def test_devices_of_one_process_go_on_after_it(subject, kind):
     """What passes had left behind is forgotten."""

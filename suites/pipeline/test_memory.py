@@ -31,6 +31,7 @@ class DoublesLargeNumbers(nn.Linear):
         return super().forward(x.mul_(2) if x.any() else x)
 
 
+@pytest.mark.beyond_contract("error messages")
 def test_what_writes_its_input_unseen_is_not_recomputed(subject):
     model = nn.Sequential(DoublesLargeNumbers(3, 3), nn.Linear(3, 3))
     pipeline = subject(model, MSE, n_microbatches=2, devices=["cpu", "cpu"], recompute=True)
@@ -38,6 +39,7 @@ def test_what_writes_its_input_unseen_is_not_recomputed(subject):
         pipeline.step(*samples(4))
 
 
+@pytest.mark.if_subject_takes("devices", "recompute")
 def test_recomputation_keeps_inputs_instead_of_activations(subject):
     kept = []
 

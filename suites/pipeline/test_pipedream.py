@@ -105,6 +105,7 @@ def test_pipedream_stashes_no_more_versions_than_stages_are_left(subject, world)
     assert world.run(peaks, world_size=4) == [[4], [3], [2], [1]]
 
 
+@pytest.mark.if_subject_takes("data_group")
 def test_replicas_of_pipedream_stay_equal(subject, world):
     def train():
         rank = dist.get_rank()
@@ -134,6 +135,7 @@ def steps_alone(model, batches, weights):
     return dict(model.named_parameters())
 
 
+@pytest.mark.if_subject_takes("loss_weight")
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_micro_batch_of_pipedream_counts_as_loss_weight_says_in_all_pipelines(subject, world, stages):
     """Also in the stages that see no targets; one that counts nowhere moves momentum on."""

@@ -245,6 +245,7 @@ class SlowOnOne(nn.Linear):
         return super().forward(x)
 
 
+@pytest.mark.if_subject_takes("sample")
 def test_pipelines_side_by_side_are_cut_as_the_first_one_measures(subject, world):
     x, y = samples(4)
 

@@ -111,6 +111,7 @@ def damaged(draw, schedule):
     return Schedule("damaged", tuple(map(tuple, rows))), {str(cell), str(other)}
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("require_valid_schedule")
 @some
 @given(data=st.data(), schedule=schedules())
@@ -146,6 +147,7 @@ def test_the_validator_and_the_check_agree_on_any_order(subject, data, p, m):
     assert verdicts[0] == verdicts[1]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("require_valid_schedule")
 @pytest.mark.parametrize(
     ("rows", "message", "marked"),
@@ -174,6 +176,7 @@ def test_the_wrong_cell_is_marked_in_the_grid(subject, rows, message, marked):
     assert marked in str(error.value)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("require_valid_schedule")
 def test_the_memory_that_a_schedule_takes_can_be_limited(subject):
     subject(one_f_one_b(3, 8), max_live=[3, 2, 1])
@@ -194,6 +197,7 @@ def test_orders_that_wait_for_one_another_cannot_be_laid_out():
     )
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("parse_schedule")
 def test_what_is_no_cell_is_refused(subject):
     with pytest.raises(ValueError, match=r"reads cells such as 1F3 \(stage, F or B, micro-batch\), got 'F0'"):
@@ -242,6 +246,7 @@ class Slow(nn.Module):
         return x * self.weight
 
 
+@pytest.mark.if_subject_takes("sample")
 @pytest.mark.verifies("split_model")
 def test_a_slow_layer_has_a_stage_of_its_own_when_times_are_measured(subject):
     model = nn.Sequential(*(Slow(0.02 if i == 2 else 0.0) for i in range(5)))
@@ -254,6 +259,7 @@ def test_a_slow_layer_has_a_stage_of_its_own_when_times_are_measured(subject):
     assert subject(model, 5, by="parameters") == [["0"], ["1"], ["2"], ["3"], ["4"]]
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("split_model")
 def test_layers_without_parameters_stay_with_the_one_before(subject):
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())

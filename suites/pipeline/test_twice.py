@@ -33,6 +33,7 @@ def counted_together():
     return nn.Sequential(Counting(calls), Counting(calls), nn.Linear(3, 3), nn.Linear(3, 3))
 
 
+@pytest.mark.if_subject_takes("recompute")
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("make", [normalised_twice, counted_together])
 def test_buffers_are_those_of_the_passes(subject, world, make, recompute):

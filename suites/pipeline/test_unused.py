@@ -92,6 +92,7 @@ def require_same_gradients(module, alone):
             torch.testing.assert_close(p.grad, goal, msg=name)
 
 
+@pytest.mark.if_subject_takes("recompute")
 @pytest.mark.world_size(2, 4)
 @pytest.mark.parametrize(("schedule", "recompute"), [("gpipe", False), ("1f1b", True), ("interleaved", False)])
 @pytest.mark.parametrize("kind", MODELS)
@@ -108,6 +109,7 @@ def test_a_parameter_that_gets_no_gradient_keeps_none(subject, world_size, sched
     require_same_gradients(pipeline.module, alone)
 
 
+@pytest.mark.if_subject_takes("devices")
 @pytest.mark.parametrize("kind", MODELS)
 def test_it_has_none_on_several_devices_of_one_process_too(subject, kind):
     batch, model = samples(8), model_of(kind)

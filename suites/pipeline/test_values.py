@@ -103,6 +103,7 @@ class Unpaired(nn.Linear):
         return super().forward(pair[0] + pair[1][:, None])
 
 
+@pytest.mark.if_subject_takes("devices")
 def test_what_layers_hand_on_may_be_named_tuples_where_they_are_timed(subject):
     x, y = samples(4)
     layers = nn.Sequential(Paired(), Unpaired(3, 3))
@@ -186,6 +187,7 @@ def test_inputs_may_be_several_and_integers(subject, world):
     check_pipeline(start, make, MSE, [batch], world, world_size=2, n_microbatches=4)
 
 
+@pytest.mark.if_subject_takes("recompute")
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 def test_gradients_go_on_into_what_made_inputs_and_targets(subject, world, recompute):
     x, y = samples(5)
@@ -255,6 +257,7 @@ class Doubled(nn.Module):
         return x.mul_(2) * self.weight
 
 
+@pytest.mark.if_subject_takes("recompute")
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("infer_first", [False, True], ids=["step", "infer"])
 def test_a_stage_may_write_its_input(subject, world, recompute, infer_first):

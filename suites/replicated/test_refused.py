@@ -16,6 +16,7 @@ CPU = torch.device("cpu")
 verifies = pytest.mark.verifies("DataParallel")
 
 
+@pytest.mark.beyond_contract("error messages")
 @verifies
 @pytest.mark.parametrize(
     ("arguments", "keywords", "error", "message"),
@@ -41,6 +42,7 @@ def test_a_wrong_argument_is_refused(subject, arguments, keywords, error, messag
         subject(*arguments, **keywords)
 
 
+@pytest.mark.beyond_contract("error messages")
 @verifies
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch.jit
 def test_a_compiled_module_is_refused(subject):
@@ -50,6 +52,7 @@ def test_a_compiled_module_is_refused(subject):
         subject(torch.compile(nn.Linear(1, 1)))
 
 
+@pytest.mark.beyond_contract("error messages")
 @verifies
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
@@ -65,12 +68,14 @@ def test_a_batch_that_cannot_be_cut_is_refused(subject, inputs, error, message):
         subject(nn.Identity(), workers=2)(*inputs)
 
 
+@pytest.mark.beyond_contract("error messages")
 @verifies
 def test_a_dimension_that_a_tensor_does_not_have(subject):
     with pytest.raises(ValueError, match=r"cuts along dim=1, args\[0\] has shape \(3,\)"):
         subject(nn.Identity(), workers=2, dim=1)(torch.ones(3))
 
 
+@pytest.mark.if_subject_takes("shared", "workers")
 @verifies
 def test_shared_arguments_go_to_every_worker_whole(subject):
     class Masked(nn.Module):
@@ -90,6 +95,7 @@ class Returning(nn.Module):
         return self.value(int(x[0]), x)
 
 
+@pytest.mark.beyond_contract("error messages")
 @verifies
 @pytest.mark.parametrize(
     ("value", "error", "message"),
@@ -109,12 +115,14 @@ def test_outputs_that_do_not_fit_together_are_refused(subject, value, error, mes
         subject(Returning(value), workers=2)(torch.arange(2))
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 def test_equal_values_that_are_no_tensors_are_passed_on(subject):
     both = subject(Returning(lambda w, x: {"text": "a", "n": 3, "none": None, "x": x}), workers=2)(torch.arange(2))
     assert both == {"text": "a", "n": 3, "none": None, "x": both["x"]}
 
 
+@pytest.mark.beyond_contract("error messages")
 @verifies
 def test_a_module_that_was_moved_away_is_refused(subject):
     replicated = subject(nn.Linear(1, 1), workers=2)

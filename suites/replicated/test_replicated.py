@@ -147,6 +147,7 @@ class Sometimes(nn.Module):
         return y
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 @few
 @given(make=module_makers(), workers=st.integers(1, 5), sizes=st.lists(st.integers(0, 7), min_size=1, max_size=3))
@@ -189,6 +190,7 @@ def test_nested_inputs_and_outputs_keep_their_types(wrap):
     check_replicated_module(wrap, Nested, nested_batch, loss=nested_loss, workers=[1, 3], sizes=[4, 2])
 
 
+@pytest.mark.if_subject_takes("dim", "workers")
 @verifies
 @pytest.mark.parametrize("samples", [3, 4, 7])
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -208,6 +210,7 @@ def test_a_hidden_state_has_its_samples_along_dim(subject, batch_first, samples)
         torch.testing.assert_close(mine.grad, goal.grad)
 
 
+@pytest.mark.beyond_contract("error messages")
 @verifies
 def test_a_hidden_state_with_its_samples_elsewhere_is_refused(subject):
     """torch's drops samples."""
@@ -217,6 +220,7 @@ def test_a_hidden_state_with_its_samples_elsewhere_is_refused(subject):
         subject(layer, workers=2)(torch.zeros(4, 5, 3), state)
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 def test_sparse_gradients(subject):
     table = nn.Embedding(10, 2, sparse=True)
@@ -240,6 +244,7 @@ def test_what_is_cut_is_put_together_again(n, workers, dim):
     assert torch.equal(together[0], x) and torch.equal(together[1]["k"][0], x + 1)
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 def test_64_samples_on_4_workers_are_16_each_and_their_gradients_add_up(subject):
     """dl/dw of the mean over all samples is the mean of the workers' own, as "How parallel training works" has it."""
@@ -265,6 +270,7 @@ def test_64_samples_on_4_workers_are_16_each_and_their_gradients_add_up(subject)
     assert subject(model, workers=1)(x).shape == ()
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 def test_losses_of_uneven_pieces_are_weighted_with_their_sizes(subject):
     class Loss(nn.Linear):
@@ -278,6 +284,7 @@ def test_losses_of_uneven_pieces_are_weighted_with_their_sizes(subject):
     assert torch.isclose((replicated(x) * sizes).sum() / 7, model(x))
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 def test_batch_norm_normalises_each_piece_and_keeps_the_statistics_of_the_first(subject):
     model, x = nn.BatchNorm1d(2).double(), torch.randn(8, 2, dtype=torch.float64)
@@ -297,6 +304,7 @@ def test_a_convolutional_network_learns_as_without_workers(wrap, make):
     check_replicated_module(wrap, make, rows(1, 8, 8), loss=loss, workers=[2, 3, 4], sizes=[9, 4, 2])
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 @pytest.mark.parametrize("workers", [2, 4])
 def test_a_convnet_in_training_learns_from_pieces_that_are_normalised_each(subject, workers):
@@ -324,6 +332,7 @@ def test_a_convnet_in_training_learns_from_pieces_that_are_normalised_each(subje
         torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 def test_what_forward_sets_stays_on_the_first_worker_only(subject):
     class Remembering(nn.Module):
@@ -337,6 +346,7 @@ def test_what_forward_sets_stays_on_the_first_worker_only(subject):
     assert model.last.tolist() == [0, 1] and model.mean.item() == 0.5
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 def test_train_and_eval_reach_the_copies(subject):
     replicated = subject(nn.Dropout(0.99), workers=3)
@@ -345,6 +355,7 @@ def test_train_and_eval_reach_the_copies(subject):
     assert not torch.equal(replicated.train()(x), x)
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 def test_a_forward_that_writes_into_its_input_does_not_write_into_the_caller_s(subject):
     class Writing(nn.Module):
@@ -356,6 +367,7 @@ def test_a_forward_that_writes_into_its_input_does_not_write_into_the_caller_s(s
     assert x.tolist() == [1] * 4
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 def test_a_parameter_that_forward_clips_in_place(subject):
     class Clipping(nn.Linear):
@@ -369,6 +381,7 @@ def test_a_parameter_that_forward_clips_in_place(subject):
     assert model.weight.abs().max() <= 0.1 and model.weight.grad.tolist() == [[4, 4]]
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 def test_gradients_accumulate_and_can_be_differentiated_again(subject):
     model = nn.Linear(2, 1).double()
@@ -382,6 +395,7 @@ def test_gradients_accumulate_and_can_be_differentiated_again(subject):
     assert torch.allclose(model.weight.grad, 2 * x.sum(0), rtol=1e-12, atol=0)
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 def test_the_keys_of_the_state_are_those_of_torchs(subject):
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))

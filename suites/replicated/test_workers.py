@@ -28,6 +28,7 @@ class Context(nn.Module):
         return x @ self.weight
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 def test_every_worker_has_the_settings_of_the_caller(subject):
     model = Context()
@@ -46,6 +47,7 @@ def test_every_worker_has_the_settings_of_the_caller(subject):
     assert all(model.seen[i] == model.seen[3 * (i // 3)] for i in range(15))
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 def test_the_default_dtype_reaches_the_workers(subject):
     class Making(nn.Module):
@@ -72,6 +74,7 @@ class Failing(nn.Module):
         return x
 
 
+@pytest.mark.beyond_contract("error messages")
 @verifies
 @pytest.mark.parametrize("bad", [(0,), (1,), (2, 1), (0, 2)])
 def test_one_error_is_raised_after_all_workers_have_ended_and_names_them(subject, bad):
@@ -86,6 +89,7 @@ def test_one_error_is_raised_after_all_workers_have_ended_and_names_them(subject
     assert threading.active_count() == before
 
 
+@pytest.mark.if_subject_takes("rng", "workers")
 @verifies
 @pytest.mark.parametrize("rng", ["same", "distinct"])
 def test_random_numbers_repeat_and_are_equal_on_all_workers_or_on_none(subject, rng):
@@ -100,6 +104,7 @@ def test_random_numbers_repeat_and_are_equal_on_all_workers_or_on_none(subject, 
     assert (masks[0] == masks[1] == masks[2]) == (rng == "same")
 
 
+@pytest.mark.if_subject_takes("rng", "workers")
 @verifies
 def test_with_the_same_numbers_the_first_worker_draws_what_the_plain_module_draws(subject):
     torch.manual_seed(3)
@@ -109,6 +114,7 @@ def test_with_the_same_numbers_the_first_worker_draws_what_the_plain_module_draw
     assert torch.equal(found[0][:2], plain[0]) and torch.equal(found[1], plain[1])
 
 
+@pytest.mark.if_subject_takes("rng", "workers")
 @verifies
 @pytest.mark.parametrize("rng", ["same", "distinct"])
 def test_what_is_computed_again_in_backward_draws_the_same_numbers_again(subject, rng):
@@ -126,6 +132,7 @@ def test_what_is_computed_again_in_backward_draws_the_same_numbers_again(subject
     assert torch.equal(model.weight.grad, found.detach().sum(0))
 
 
+@pytest.mark.if_subject_takes("workers")
 @verifies
 @pytest.mark.world_size(2)
 def test_a_rank_may_have_workers(subject, rank):
@@ -183,12 +190,14 @@ def test_memory_of_sparse_gradients_and_buffers_and_of_modules_without_any(subje
     assert len(subject(DataParallel(nn.Identity(), workers=2), torch.sum, torch.ones(2, 1, requires_grad=True))) == 2
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("memory_by_worker")
 def test_memory_is_of_data_parallel_only(subject):
     with pytest.raises(TypeError, match="memory_by_worker takes a DataParallel of pdlcheck, got Linear"):
         subject(nn.Linear(1, 1), torch.sum, torch.ones(1, 1))
 
 
+@pytest.mark.if_subject_takes("workers")
 @pytest.mark.gpu
 @verifies
 def test_two_workers_on_one_gpu(subject):

@@ -14,8 +14,8 @@ def tanh_net() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
 
 
-class Everything(nn.Module):
-    """Every kind of state: tied weights, mixed dtypes, buffers of every sort, channels last, gaps in memory."""
+class Usual(nn.Module):
+    """Every kind of state that models have: tied weights, mixed dtypes, buffers of every sort, channels last, gaps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,10 +29,17 @@ class Everything(nn.Module):
         self.every_second = nn.Parameter(torch.ones(4, 6)[:, ::2])
         self.register_buffer("last_bits", torch.ones(6, dtype=torch.bfloat16)[::3])
         self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
-        self.register_buffer("short", torch.ones(3, dtype=torch.int16))
         self.register_buffer("rope", torch.ones(2, 2), persistent=False)
         self.register_buffer("nothing", None)
         self.register_buffer("empty", torch.ones(0))
+
+
+class Everything(Usual):
+    """And a dtype that torch's collectives refuse on gloo."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("short", torch.ones(3, dtype=torch.int16))
 
 
 def sharded(mesh):

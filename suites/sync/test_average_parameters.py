@@ -10,19 +10,24 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from pdlcheck.checks import check_average_parameters
+from pdlcheck.checks.held import possible_order
 from pdlcheck.checks.strategies import group_ranks, module_makers
 
-from .models import UNFIT, Everything, few, tanh_net
+from .models import UNFIT, Everything, Usual, few, tanh_net
 
 
-class EverythingButBooleans(Everything):
-    """Booleans have no mean."""
+def without_booleans(make):
+    """Return a function that makes the model without its mask: booleans have no mean."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.mask = None
+    def made():
+        model = make()
+        model.mask = None
+        return model
+
+    return made
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("average_parameters")
 @pytest.mark.world_size(3)
 @pytest.mark.parametrize(
@@ -42,6 +47,7 @@ def test_what_average_parameters_refuses_on_one_rank_is_refused_on_all(subject, 
     subject(model)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("average_parameters")
 @pytest.mark.world_size(3)
 @pytest.mark.parametrize("case", UNFIT)
@@ -69,9 +75,16 @@ def test_average_parameters_is_the_mean_over_ranks(subject, world, make, world_s
 @given(data=st.data())
 def test_average_parameters_divides_by_the_size_of_the_group(subject, world, data):
     ranks = data.draw(group_ranks(world_size=data.draw(st.integers(1, 3))))
-    check_average_parameters(subject, EverythingButBooleans, world, ranks=ranks)
+    check_average_parameters(subject, without_booleans(Usual), world, ranks=ranks)
 
 
+@pytest.mark.beyond_contract("dtypes that torch's collectives refuse on gloo")
+@pytest.mark.verifies("average_parameters")
+def test_average_parameters_averages_every_dtype(subject, world):
+    check_average_parameters(subject, without_booleans(Everything), world, ranks=possible_order([3, 1, 2]))
+
+
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("average_parameters")
 @pytest.mark.world_size(2)
 def test_a_mean_of_integers_is_exact_or_an_error_on_every_rank(subject, rank):
@@ -88,6 +101,7 @@ def test_a_mean_of_integers_is_exact_or_an_error_on_every_rank(subject, rank):
     assert model.num_batches_tracked.item() == 4
 
 
+@pytest.mark.beyond_contract("integers whose sum overflows")
 @pytest.mark.verifies("average_parameters")
 @pytest.mark.world_size(3)
 @pytest.mark.parametrize(
@@ -107,11 +121,19 @@ def test_a_mean_of_large_integers_does_not_overflow(subject, rank, dtype, values
     model.num_batches_tracked = torch.tensor(values[rank], dtype=dtype)
     subject(model)
     assert model.num_batches_tracked.item() == sum(values) // 3
+
+
+@pytest.mark.beyond_contract("error messages")
+@pytest.mark.verifies("average_parameters")
+@pytest.mark.world_size(3)
+def test_a_mean_of_large_integers_that_is_no_integer_is_refused(subject, rank):
+    model = nn.BatchNorm1d(1)
     model.num_batches_tracked = torch.tensor(2**63 - 1 - (rank == 0))
     with pytest.raises(ValueError, match=f"the sum over 3 ranks is {3 * (2**63 - 1) - 1}, its mean is not an integer"):
         subject(model)
 
 
+@pytest.mark.if_subject_takes("buffers")
 @pytest.mark.verifies("average_parameters")
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(("buffers", "expected"), [("broadcast", [2, 2]), ("keep", [2, 3])])
@@ -140,6 +162,7 @@ def test_the_average_of_equal_models_is_the_model(subject, world):
         assert max(world.run(distance, world_size=world_size)) <= world_size * torch.finfo(torch.float32).eps
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("average_parameters")
 @pytest.mark.world_size(2)
 def test_average_parameters_refuses_what_it_does_not_know(subject):

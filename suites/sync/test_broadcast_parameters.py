@@ -16,7 +16,7 @@ from pdlcheck.checks import check_broadcast_parameters, check_same_start
 from pdlcheck.checks.held import possible_order
 from pdlcheck.checks.strategies import MakeLayers, group_ranks, module_makers
 
-from .models import Everything, few, on_meta, sharded, tanh_net
+from .models import Everything, Usual, few, on_meta, sharded, tanh_net
 
 
 @pytest.mark.verifies("broadcast_parameters")
@@ -33,20 +33,29 @@ def test_broadcast_parameters_gives_every_rank_the_model_of_src(subject, world, 
 def test_broadcast_parameters_works_in_any_group(subject, world, data):
     world_size = data.draw(st.integers(1, 3))
     ranks, src = data.draw(group_ranks(world_size=world_size)), data.draw(st.integers(0, world_size - 1))
-    check_broadcast_parameters(subject, Everything, world, ranks=ranks, src=src)
+    check_broadcast_parameters(subject, Usual, world, ranks=ranks, src=src)
 
 
 @pytest.mark.verifies("broadcast_parameters")
 def test_broadcast_parameters_sends_every_kind_of_state(subject, world):
-    check_broadcast_parameters(subject, Everything, world, world_size=3, src=1)
+    check_broadcast_parameters(subject, Usual, world, world_size=3, src=1)
 
 
+@pytest.mark.beyond_contract("dtypes that torch's collectives refuse on gloo")
+@pytest.mark.verifies("broadcast_parameters")
+@pytest.mark.parametrize("ranks", [None, possible_order([3, 1, 2])], ids=["everybody", "a group"])
+def test_broadcast_parameters_sends_every_dtype(subject, world, ranks):
+    check_broadcast_parameters(subject, Everything, world, world_size=3, ranks=ranks, src=1)
+
+
+@pytest.mark.if_subject_takes("by")
 @pytest.mark.verifies("broadcast_parameters")
 @pytest.mark.parametrize("ranks", [None, possible_order([3, 1, 2])], ids=["everybody", "a group"])
 def test_broadcast_parameters_by_messages_sends_every_kind_of_state(subject, world, ranks):
     check_broadcast_parameters(partial(subject, by="messages"), Everything, world, world_size=3, ranks=ranks, src=1)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("broadcast_parameters")
 @pytest.mark.world_size(2)
 def test_broadcast_parameters_refuses_another_way_to_send(subject):
@@ -69,6 +78,7 @@ def test_replicas_start_alike_after_broadcast_parameters(subject, world):
     check_same_start(make, world, world_size=4)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("broadcast_parameters")
 @pytest.mark.world_size(2)
 def test_broadcast_parameters_refuses_an_empty_model(subject):
@@ -76,6 +86,7 @@ def test_broadcast_parameters_refuses_an_empty_model(subject):
         subject(nn.ReLU())
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("broadcast_parameters")
 @pytest.mark.world_size(2)
 def test_broadcast_parameters_refuses_a_lazy_model(subject):
@@ -83,6 +94,7 @@ def test_broadcast_parameters_refuses_a_lazy_model(subject):
         subject(nn.LazyLinear(2))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("broadcast_parameters")
 @pytest.mark.world_size(2)
 def test_broadcast_parameters_refuses_expanded_tensors(subject):
@@ -94,6 +106,7 @@ def test_broadcast_parameters_refuses_expanded_tensors(subject):
     subject(model)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("broadcast_parameters")
 @pytest.mark.world_size(2)
 def test_broadcast_parameters_refuses_a_model_on_another_device(subject):
@@ -101,6 +114,7 @@ def test_broadcast_parameters_refuses_a_model_on_another_device(subject):
         subject(nn.Linear(2, 2, device="meta"))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("broadcast_parameters")
 @pytest.mark.world_size(2)
 def test_broadcast_parameters_refuses_a_src_outside_the_group(subject):
@@ -156,6 +170,7 @@ OTHER_MODELS = {
 }
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("broadcast_parameters")
 @pytest.mark.world_size(3)
 @pytest.mark.parametrize("by", ["broadcast", "messages"])
@@ -178,6 +193,7 @@ def test_what_broadcast_parameters_refuses_on_one_rank_is_refused_on_all(subject
     assert model.weight.unique().item() == 2
 
 
+@pytest.mark.beyond_contract("memory formats that differ between ranks")
 @pytest.mark.verifies("broadcast_parameters")
 @pytest.mark.world_size(2)
 def test_broadcast_parameters_takes_what_ranks_may_have_differently(subject, rank):

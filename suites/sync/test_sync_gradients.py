@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ class Gated(nn.Module):
         return y
 
 
+@pytest.mark.if_subject_takes("bucket_bytes", "weight")
 @pytest.mark.verifies("sync_gradients")
 @given(shards=sample_shards(), bucket_bytes=st.sampled_from([1, 24, 40, 2**20]))
 def test_sync_gradients_weighted_by_samples_is_the_gradient_of_one_process(subject, world, shards, bucket_bytes):
@@ -44,6 +46,7 @@ def test_sync_gradients_weighted_by_samples_is_the_gradient_of_one_process(subje
     check_gradients_equal_single_process(tanh_net, nn.MSELoss(), shards, weighted_sync_gradients, world)
 
 
+@pytest.mark.if_subject_takes("weight")
 @pytest.mark.verifies("sync_gradients")
 @given(shards=sample_shards())
 def test_a_gradient_that_some_ranks_lack_counts_as_zero_there(subject, world, shards):
@@ -53,6 +56,7 @@ def test_a_gradient_that_some_ranks_lack_counts_as_zero_there(subject, world, sh
     check_gradients_equal_single_process(Gated, nn.MSELoss(), shards, weighted_sync_gradients, world)
 
 
+@pytest.mark.if_subject_takes("reduction")
 @pytest.mark.verifies("sync_gradients")
 @given(shards=sample_shards())
 def test_sum_of_sums_is_the_gradient_of_one_process(subject, world, shards):
@@ -72,8 +76,19 @@ def test_the_mean_over_even_shards_is_the_gradient_of_one_process(subject, world
 
 
 @pytest.mark.verifies("sync_gradients")
-@given(sizes=shard_sizes(), reduction=st.sampled_from(["mean", "sum"]))
-def test_replicas_stay_in_sync_with_sync_gradients(subject, world, sizes, reduction):
+@given(sizes=shard_sizes())
+def test_replicas_stay_in_sync_with_sync_gradients(subject, world, sizes):
+    check_replicas_of_gated(subject, sizes, world)
+
+
+@pytest.mark.if_subject_takes("reduction")
+@pytest.mark.verifies("sync_gradients")
+@given(sizes=shard_sizes())
+def test_replicas_stay_in_sync_with_sums_of_gradients(subject, world, sizes):
+    check_replicas_of_gated(partial(subject, reduction="sum"), sizes, world)
+
+
+def check_replicas_of_gated(sync_gradients, sizes, world):
     def start():
         torch.manual_seed(0)
         model = Gated()
@@ -85,7 +100,7 @@ def test_replicas_stay_in_sync_with_sync_gradients(subject, world, sizes, reduct
             optimizer.zero_grad()
             if mine:
                 model(torch.randn(mine, 2)).square().mean().backward()
-            subject(model, reduction=reduction)
+            sync_gradients(model)
             optimizer.step()
 
         return model, step
@@ -93,6 +108,7 @@ def test_replicas_stay_in_sync_with_sync_gradients(subject, world, sizes, reduct
     check_replicas_in_sync(start, world, world_size=len(sizes), steps=2)
 
 
+@pytest.mark.if_subject_takes("reduction")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(2, 3)
 def test_a_gradient_that_is_none_everywhere_stays_none(subject, rank):
@@ -104,6 +120,7 @@ def test_a_gradient_that_is_none_everywhere_stays_none(subject, rank):
     assert model[1].weight.grad.item() == 1
 
 
+@pytest.mark.if_subject_takes("weight")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(3)
 def test_a_rank_of_weight_0_does_not_count_whatever_it_holds(subject, rank):
@@ -113,6 +130,7 @@ def test_a_rank_of_weight_0_does_not_count_whatever_it_holds(subject, rank):
     assert weight.grad.item() == 5
 
 
+@pytest.mark.beyond_contract("low precision that is summed in float32")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -125,6 +143,7 @@ def test_low_precision_gradients_are_summed_in_float32(subject, rank, dtype):
     assert weight.grad.dtype == dtype
 
 
+@pytest.mark.beyond_contract("gradients of another dtype than their parameter")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(2)
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
@@ -136,6 +155,7 @@ def test_a_gradient_of_another_dtype_than_its_parameter_is_made_where_it_is_miss
     assert weight.grad.equal(torch.full((2,), 1 / 3))
 
 
+@pytest.mark.if_subject_takes("step", "sync_every")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("sync_every", [1, 2, 4])
@@ -148,6 +168,7 @@ def test_gradients_are_synchronised_at_every_kth_step_only(subject, rank, sync_e
         assert weight.grad.item() == (0.5 if synced else rank)
 
 
+@pytest.mark.if_subject_takes("reduction")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(2)
 def test_a_shared_parameter_is_synchronised_once(subject, rank):
@@ -157,6 +178,7 @@ def test_a_shared_parameter_is_synchronised_once(subject, rank):
     assert weight.grad.item() == 3
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
@@ -188,6 +210,7 @@ ON_ONE_RANK = {
 }
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(3)
 @pytest.mark.parametrize("sizes", [{}, {"bucket_bytes": 1}], ids=["one bucket", "a bucket each"])
@@ -205,6 +228,7 @@ def test_what_sync_gradients_refuses_on_one_rank_is_refused_on_all(subject, rank
     assert {weight.grad.item() for weight in weights} == {1}
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(3)
 def test_a_sparse_gradient_of_one_rank_is_refused_on_all(subject, rank):
@@ -214,6 +238,7 @@ def test_a_sparse_gradient_of_one_rank_is_refused_on_all(subject, rank):
         subject([weight])
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(3)
 @pytest.mark.parametrize("case", UNFIT)
@@ -230,6 +255,7 @@ def test_parameters_of_one_rank_that_cannot_be_sent_are_refused_on_all(subject, 
         assert model.weight.grad.unique().item() == rank and model.bias.grad is None  # nothing was changed
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(3)
 @pytest.mark.parametrize(
@@ -251,6 +277,7 @@ def test_settings_of_sync_gradients_that_differ_are_an_error_on_every_rank(subje
             subject([weight], step=step, **(common | other if rank == 2 else common))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(2)
 def test_a_rank_that_never_synchronises_is_refused_alone(subject, rank):
@@ -260,6 +287,7 @@ def test_a_rank_that_never_synchronises_is_refused_alone(subject, rank):
             subject([weight], sync_every=None, step=-1)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
@@ -270,6 +298,7 @@ def test_sync_gradients_refuses_an_empty_model(subject, empty):
         subject(empty)
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(2)
 def test_sync_gradients_refuses_a_set_because_it_has_no_order(subject):
@@ -277,6 +306,7 @@ def test_sync_gradients_refuses_a_set_because_it_has_no_order(subject):
         subject(set(tanh_net().parameters()))
 
 
+@pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("sync_gradients")
 @pytest.mark.world_size(2)
 def test_sync_gradients_refuses_sparse_gradients(subject):

@@ -34,6 +34,9 @@ MARKERS = (
     "schedules(count): on sim, run the test under so many schedules, or under 'all' of them that differ",
     "gpu: needs CUDA; skipped with a reason where there is none, on tests with ranks, or if pdlcheck_markers names it",
     "verifies(primitive): the primitive that a suite test is about; the fixture `subject` returns it",
+    "beyond_contract(what): a test of what pdlcheck's own primitive promises beyond its contract, such as its error "
+    "messages; skipped for a function of --subject",
+    "if_subject_takes(*parameters): skipped for a function of --subject without these parameters",
 )
 _TIMEOUT = "timeout(seconds): time limit of the test on its ranks"
 _OURS = frozenset((*MARKERS, _TIMEOUT))

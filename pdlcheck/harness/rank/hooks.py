@@ -22,6 +22,7 @@ from _pytest.logging import LogCaptureHandler, LoggingPlugin, caplog_handler_key
 
 from pdlcheck.harness.rank.benchmarks import note_benchmarks
 from pdlcheck.harness.rank.loggers import Destinations, all_have
+from pdlcheck.harness.rank.outside_root import keep_node_ids
 from pdlcheck.worlds.processes.exchange.journal import note
 
 __all__ = ["RankHooks", "StandingHandlers", "journal_log", "note_additions", "note_for_xml", "note_shown_fixtures"]
@@ -32,8 +33,9 @@ _noted = pytest.StashKey[tuple[int, int]]()
 class RankHooks:
     """A pytest plugin of the session in a rank."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, outside: tuple[str, ...]) -> None:
         self._config = config
+        self._outside = outside
         self.not_collected: list[str] = []
         self.skipped: list[str] = []
         self.collected: list[pytest.Item] = []
@@ -44,6 +46,10 @@ class RankHooks:
         """Files that are collected one by one share their folders: fixtures belong to these, and are set up once."""
         found = yield
         return None if found is None else self._folders.setdefault((type(found), path), found)
+
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        if isinstance(collector, pytest.Session):
+            keep_node_ids(collector, self._outside)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, object]:

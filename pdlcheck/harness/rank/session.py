@@ -90,7 +90,7 @@ class _RankSession:
             if description.xml:
                 note_for_xml(config)
             note_shown_fixtures(config)
-            self.hooks = RankHooks(config)
+            self.hooks = RankHooks(config, description.outside)
             config.pluginmanager.register(self.hooks, "pdlcheck-rank")
             self.settings = RankSettings()
             config.pluginmanager.register(self.settings, "pdlcheck-rank-settings")

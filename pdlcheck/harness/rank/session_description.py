@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,9 +10,11 @@ import pytest
 from _pytest._io.saferepr import saferepr
 from _pytest.junitxml import xml_key
 
+from pdlcheck.harness.rank.outside_root import paths_outside
 from pdlcheck.harness.reporting.relayed_logs import hears_records
 from pdlcheck.harness.running import launched
 from pdlcheck.harness.running.folders import basetemp_of, seen_from_here
+from pdlcheck.worlds.advice import advise
 
 __all__ = ["SessionDescription", "describe"]
 
@@ -43,6 +44,7 @@ class SessionDescription:
     world: str
     log_records: bool  # of each rank are wanted
     xml: bool  # is written
+    outside: tuple[str, ...]  # of the root folder: what the command line collects there
     seen_from: str | None  # a file by which a rank on another node sees whether it shares the folder
 
 
@@ -64,6 +66,8 @@ def describe(config: pytest.Config, world: str) -> SessionDescription:
         if (value := getattr(config.known_args_namespace, name, None)) is not None:
             value = config.invocation_params.dir / value if name == "confcutdir" else value
             arguments.append(f"{argument}={value}")
+    if config.getoption("pyargs"):  # read when conftest files are loaded: those of packages may name plugins
+        arguments.append("--pyargs")
     for plugin in config.getoption("plugins") or []:
         arguments += ["-p", plugin]
     arguments += config.getoption("file_or_dir") or []  # so that the same conftest files add their options
@@ -79,7 +83,8 @@ def describe(config: pytest.Config, world: str) -> SessionDescription:
     directory = str(config.invocation_params.dir)
     seen_from = str(seen_from_here(config)) if launched.spans_nodes(config) else None
     basetemp = str(basetemp_of(config))
-    return SessionDescription(tuple(arguments), directory, sent, filters, basetemp, world, *wanted, seen_from)
+    of_session = tuple(arguments), directory, sent, filters, basetemp, world, *wanted, paths_outside(config), seen_from
+    return SessionDescription(*of_session)
 
 
 def _pickled(value: object) -> bytes | None:
@@ -97,11 +102,10 @@ def _warn_of_lost(config: pytest.Config, names: Sequence[str]) -> None:
     for action in config._parser.optparser._actions:
         value = getattr(config.option, action.dest, None)
         if action.dest in names and value is not action.default:
-            warnings.warn(
+            advise(
                 pytest.PytestConfigWarning(
                     f"{action.option_strings[-1]} is {saferepr(action.default)} in rank processes, as its value "
                     f"{saferepr(value)} cannot be sent there; let its type return what pickle takes, and make the "
                     "rest in a fixture"
-                ),
-                stacklevel=1,
+                )
             )

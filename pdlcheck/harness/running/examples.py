@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     from hypothesis import HealthCheck, settings
 
 __all__ = [
+    "DEFAULT_DEADLINE",
     "RANK_FIXTURES",
     "accept_instances",
     "accept_rank_fixtures",
     "draw_schedule",
+    "drop_default_deadline",
     "is_property",
     "note_schedule",
     "ranks_receive_examples",
@@ -26,6 +29,8 @@ __all__ = [
 ]
 
 RANK_FIXTURES = frozenset({"device", "group", "rank", "subject", "world_size"})
+
+DEFAULT_DEADLINE = timedelta(milliseconds=200)  # of Hypothesis, for each example
 
 _SETTINGS, _OWN_SETTINGS = "_hypothesis_internal_use_settings", "_pdlcheck_own_settings"  # attributes of a function
 _refused = pytest.StashKey[str]()
@@ -39,8 +44,9 @@ def is_property(item: pytest.Item) -> bool:
 def accept_rank_fixtures(item: pytest.Item, *, on_ranks: bool) -> None:
     """Keep Hypothesis from refusing our function-scoped fixtures, which are the same for every example.
 
-    The test's own function-scoped fixtures are still refused: by :func:`refuse_own_fixtures` where the body runs on
-    ranks, as Hypothesis would look for all of them in the controller.
+    Its default deadline does not hold: see :func:`_deadline_of`. The test's own function-scoped fixtures are still
+    refused: by :func:`refuse_own_fixtures` where the body runs on ranks, as Hypothesis would look for all of them in
+    the controller.
     """
     if not is_property(item):
         return
@@ -59,11 +65,27 @@ def accept_rank_fixtures(item: pytest.Item, *, on_ranks: bool) -> None:
 
 
 def accept_instances(item: pytest.Item) -> None:
-    """Keep Hypothesis from refusing that a method runs on a new instance in each world."""
+    """Keep Hypothesis from refusing that a method runs on a new instance in each world.
+
+    Its default deadline does not hold: see :func:`_deadline_of`.
+    """
     if is_property(item):
         from hypothesis import HealthCheck
 
         _suppress(item, HealthCheck.differing_executors)
+
+
+def drop_default_deadline(item: pytest.Item) -> None:
+    """Let Hypothesis's default deadline not hold for a property, whatever it runs on; see :func:`_deadline_of`."""
+    if not is_property(item):
+        return
+    from hypothesis import settings
+
+    own = _settings_of(item)
+    function: Any = getattr(item, "obj")  # noqa: B009  # of pytest.Function
+    function = getattr(function, "__func__", function)
+    changed = getattr(function, _SETTINGS, own)  # perhaps by accept_rank_fixtures
+    setattr(function, _SETTINGS, settings(parent=changed, deadline=_deadline_of(own)))
 
 
 def refuse_own_fixtures(item: pytest.Item) -> None:
@@ -109,8 +131,19 @@ def _suppress(item: Any, *checks: HealthCheck, **changes: Any) -> None:
     from hypothesis import settings
 
     own = _settings_of(item)
-    changed = settings(parent=own, suppress_health_check={*checks, *own.suppress_health_check}, **changes)
+    changes["suppress_health_check"] = {*checks, *own.suppress_health_check}
+    changed = settings(parent=own, deadline=_deadline_of(own), **changes)
     setattr(getattr(item.obj, "__func__", item.obj), _SETTINGS, changed)
+
+
+def _deadline_of(own: settings) -> timedelta | None:
+    """Return the deadline of the user's own settings, or None for Hypothesis's default.
+
+    Time limits belong to worlds: an example that starts ranks, or waits for another rank, takes longer than the
+    default allows. Hypothesis does not say which deadline was set and which is the default; the value does.
+    """
+    deadline: timedelta | None = own.deadline
+    return None if deadline == DEFAULT_DEADLINE else deadline
 
 
 @contextmanager

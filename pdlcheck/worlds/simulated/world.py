@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,6 +16,7 @@ from pdlcheck.clock.links import Topology
 from pdlcheck.clock.timeline import Timeline
 from pdlcheck.errors import Inconclusive, WorldUnavailable
 from pdlcheck.faults import DrawnFaults, Fault
+from pdlcheck.worlds.advice import advise
 from pdlcheck.worlds.arguments import check_faults, check_function, check_world_size
 from pdlcheck.worlds.devices import CUDA_CURE, choose_device, why_no_cuda
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, exited, results
@@ -279,7 +279,7 @@ class SimulatedRanks:
             self._warn_of_late_imports()
             self._warn_of_early_reads()
             if (shared := self._network.shared.warning()) is not None:
-                warnings.warn(shared, stacklevel=2)
+                advise(shared, stacklevel=2)
             return outcomes
         except Inconclusive:
             if isinstance(faults, DrawnFaults):
@@ -291,7 +291,7 @@ class SimulatedRanks:
         now = known_own_globals()
         late, self._known = [name for name in now if name not in self._known], now
         if late and self.world_size > 1:
-            warnings.warn(
+            advise(
                 f"simulated ranks shared {' and '.join(late)} in this run, which keeps the rank of a process: it was "
                 "imported while they ran; import it at the top of the file of the test, and each rank has its own",
                 stacklevel=2,
@@ -300,7 +300,7 @@ class SimulatedRanks:
     def _warn_of_early_reads(self) -> None:
         """What a module has made of a rank's variables, simulated ranks share, as it was made in the controller."""
         if self.world_size > 1 and (reads := early.not_told_yet()):
-            warnings.warn(
+            advise(
                 "simulated ranks share what a module makes of a launcher's variables when it is imported, where no "
                 f"rank is set: {'; '.join(map(str, reads))}; read them in a function, or run this on processes, with "
                 "--world gloo",

@@ -233,3 +233,83 @@ def test_lock(n, rank, lock):
     result.assert_outcomes(failed=1)
     words = "TypeError: argument 'lock' of the test cannot be sent to the ranks: lock is a lock: TypeError: *"
     result.stdout.fnmatch_lines([f"E * {words}"])
+
+
+SLOW = """
+import time
+from datetime import timedelta
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+settings.load_profile("default")  # not that of a machine for continuous integration, which has no deadline
+SLOW_S = 0.25  # longer than Hypothesis's default deadline
+
+def slow(n):
+    time.sleep(SLOW_S)
+    return n
+
+class TestMethods:
+    @pytest.mark.world_size(2)
+    @settings(max_examples=2, database=None)
+    @given(n=st.integers(0, 1))
+    def test_on_ranks(self, rank, n):
+        slow(n)
+
+    @settings(max_examples=2, database=None)
+    @given(n=st.integers(0, 1))
+    def test_world(self, world, n):
+        assert world.run(slow, n, world_size=2) == [n, n]
+
+@pytest.mark.world_size(2)
+@settings(max_examples=2, database=None)
+@given(n=st.integers(0, 1))
+def test_on_ranks(rank, n):
+    slow(n)
+
+@pytest.fixture
+def cluster(world):
+    return world
+
+@settings(max_examples=2, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(n=st.integers(0, 1))
+def test_a_fixture_of_mine_that_asks_for_the_world(cluster, n):
+    assert cluster.run(slow, n, world_size=2) == [n, n]
+"""
+
+
+@WORLDS
+def test_the_default_deadline_of_hypothesis_does_not_count_on_ranks(run, world):
+    run(SLOW, world=world, new_process=True).assert_outcomes(passed=4)
+
+
+OWN_DEADLINES = SLOW.partition("class TestMethods")[0] + """
+settings.register_profile("mine", deadline=100, max_examples=2, database=None)
+
+@pytest.mark.world_size(2)
+@settings(max_examples=2, database=None, deadline=100)
+@given(n=st.integers(0, 1))
+def test_on_ranks(rank, n):
+    slow(n)
+
+@settings(max_examples=2, database=None, deadline=timedelta(seconds=60))
+@given(n=st.integers(0, 1))
+def test_long(world, n):
+    world.run(slow, n, world_size=2)
+
+@settings(settings.get_profile("mine"))
+@given(n=st.integers(0, 1))
+def test_profile(world, n):
+    world.run(slow, n, world_size=2)
+
+@settings(max_examples=2, database=None)
+@given(n=st.integers(0, 1))
+def test_without_ranks(n):
+    slow(n)
+"""
+
+
+@WORLDS
+def test_a_deadline_that_the_user_sets_counts_and_so_does_the_default_of_tests_without_ranks(run, world):
+    result = run(OWN_DEADLINES, "-v", world=world, new_process=True)
+    result.assert_outcomes(passed=1, failed=3)
+    result.stdout.fnmatch_lines_random(["*::test_long* PASSED*", "*exceeds the deadline of 100.00ms*"])
+    result.stdout.fnmatch_lines(["*exceeds the deadline of 200.00ms*"])

@@ -99,3 +99,14 @@ def test_every_folder_is_installed():
     listed = set(tomllib.loads(project.read_text())["tool"]["setuptools"]["packages"])
     there = {".".join(path.parent.relative_to(PACKAGE.parent).parts) for path in PACKAGE.rglob("__init__.py")}
     assert there <= listed, f"pyproject.toml does not install {', '.join(sorted(there - listed))}"
+
+
+def test_every_suite_is_installed_and_no_meta_test():
+    project = PACKAGE.parent / "pyproject.toml"
+    if not project.exists():
+        pytest.skip("needs pyproject.toml: run the suites in a clone of the repository")
+    listed = set(tomllib.loads(project.read_text())["tool"]["setuptools"]["packages"])
+    suites = PACKAGE.parent / "suites"
+    folders = [path.parent.relative_to(suites.parent) for path in suites.rglob("__init__.py")]
+    there = {".".join(["pdlcheck", *folder.parts]) for folder in folders if "meta" not in folder.parts}
+    assert there == {name for name in listed if name.startswith("pdlcheck.suites")}

@@ -71,7 +71,7 @@ def test_a_tensor_from_outside_is_told_of_and_one_of_each_rank_is_not(program, t
 
 def test_an_argument_is_each_ranks_own():
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", SharedTensorWarning)
         get_world("sim").run(add_up, torch.ones(3), world_size=2)
 
 

@@ -1,0 +1,27 @@
+"""Test files outside of pytest's root folder, as those of ``--pyargs``.
+
+Their node ids begin at the argument of the command line, which a rank that collects a single file does not have.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+__all__ = ["keep_node_ids", "paths_outside"]
+
+
+def paths_outside(config: pytest.Config) -> tuple[str, ...]:
+    """Return what the command line collects, if some of it is outside of the root folder, and else nothing."""
+    session = config.pluginmanager.getplugin("session")
+    paths = getattr(session, "_initialpaths", ())
+    if all(path.is_relative_to(config.rootpath) for path in paths):
+        return ()
+    return tuple(map(str, paths))
+
+
+def keep_node_ids(session: pytest.Session, paths: tuple[str, ...]) -> None:
+    """Let node ids of ``session`` begin where those of the controller begin; called as its collection starts."""
+    if paths:
+        session._initialpaths = frozenset(map(Path, paths))
