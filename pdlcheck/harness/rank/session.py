@@ -48,6 +48,7 @@ from pdlcheck.harness.running.folders import SEEN_FROM, SHARED
 from pdlcheck.harness.running.stopped import finish_stopped_fixtures, note_stop
 from pdlcheck.worlds.outcome import without_addresses
 from pdlcheck.worlds.processes.exchange.journal import note
+from pdlcheck.worlds.processes.rank.ending import note_report
 from pdlcheck.worlds.processes.rank.imported import drawing_as_torch_begins
 from pdlcheck.worlds.processes.rank.own_device import own_device
 from pdlcheck.worlds.processes.rank.own_rank import own_rank, own_world_size, users_code
@@ -323,6 +324,8 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
     rank_coverage.switch(f"{item.nodeid}|{'run' if when == 'call' else when}")
     with users_code():
         call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt, pytest.exit.Exception))
+    if call.excinfo is not None:
+        note_report()
     if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
         traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report
     if call.excinfo is not None and isinstance(call.excinfo.value, PdlcheckError):

@@ -16,6 +16,7 @@ from pdlcheck.worlds.launched.interfaces import addresses, outward_address
 from pdlcheck.worlds.mpi.job import find_mpiexec
 
 from ..plugin import drawn_by_modules
+from ..processes import test_late_reports
 from .test_launched import outside
 
 HEAD = """
@@ -126,6 +127,11 @@ def test_what_a_file_draws_when_it_is_imported_is_the_same_on_every_rank(launche
     codes, texts = launched(drawn_by_modules.SOURCE)
     assert codes == [0, 0], texts
     assert f"{drawn_by_modules.TESTS} passed" in texts[0]
+
+
+def test_what_a_rank_raises_that_is_slow_to_send_it(launched):
+    codes, texts = launched("import time\n" + test_late_reports.SLOW_TO_SEND)
+    assert codes == [0, 0], texts
 
 
 def test_parameters_that_ranks_have_in_orders_of_their_own_are_told(launched):

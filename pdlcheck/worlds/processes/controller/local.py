@@ -15,6 +15,7 @@ from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller.forkserver import Child, Forker, ForkServer
 from pdlcheck.worlds.processes.exchange.nameless import nameless_file
+from pdlcheck.worlds.processes.exchange.own_time import waited_for_cores
 from pdlcheck.worlds.processes.rank.server import RANK, TEMPLATE
 
 __all__ = ["LocalPlacement", "LocalProcess", "fork"]
@@ -139,6 +140,9 @@ class LocalProcess:
                 return file.read().rpartition(")")[2].split()[0] in "Tt"
         except OSError:
             return False
+
+    def waited_for_cores(self) -> float | None:
+        return waited_for_cores(self.started())
 
     def output(self) -> tuple[str, str, str]:
         out, err, journal = (file.take() for file in self._files)

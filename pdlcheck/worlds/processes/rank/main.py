@@ -31,7 +31,7 @@ from pdlcheck.worlds.processes.exchange.journal import open_journal
 from pdlcheck.worlds.processes.exchange.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
 from pdlcheck.worlds.processes.exchange.payload import dump_error, dump_result, import_module_of, is_our_own, load_call
 from pdlcheck.worlds.processes.exchange.settings import AS_TORCH_BEGINS, Settings, put
-from pdlcheck.worlds.processes.rank import own_settings
+from pdlcheck.worlds.processes.rank import ending, own_settings
 from pdlcheck.worlds.processes.rank.absent_devices import leave_absent_devices_alone
 from pdlcheck.worlds.processes.rank.announce import Announcer
 from pdlcheck.worlds.processes.rank.at_end import end, end_call
@@ -175,6 +175,7 @@ def _init(start: Start, store: Store) -> None:
 
 def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announcer: Announcer) -> None:
     default_group, fn = dist.group.WORLD, None
+    ending.begins()
     try:
         if call.rejoin:
             announcer.is_beginning = True
@@ -197,13 +198,16 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
             with contextlib.nullcontext() if is_our_own(fn) else users_code():
                 value = _called(fn, args, kwargs, announcer)
             told = heard()
+        ending.note_report()
         announcer.end(failed=False)
         result = dump_result(value, start.rank)
         report: Any = Done(call.call, result, _aftermath(default_group, announcer), told)
     except PeerFailed as error:
+        ending.note_report()
         announcer.end(failed=True)
         report = Halted(call.call, str(error), _aftermath(default_group, announcer))
     except BaseException as error:  # every way to fail is a report, sys.exit and Ctrl-C included
+        ending.note_report()
         if isinstance(error, MemoryError):
             traceback.clear_frames(error.__traceback__)  # what the function hoarded, to have room for the report
         announcer.end(failed=True)
