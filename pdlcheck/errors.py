@@ -21,6 +21,7 @@ __all__ = [
     "RankTimeout",
     "ScheduleNotFollowed",
     "SharedTensorWarning",
+    "UnseededImportWarning",
     "Unsupported",
     "WorldTooSmall",
     "WorldUnavailable",
@@ -178,3 +179,7 @@ class WorldTooSmall(WorldUnavailable):
 
 class SharedTensorWarning(UserWarning):
     """Simulated ranks share a tensor and write it, of which each process would have its own."""
+
+
+class UnseededImportWarning(UserWarning):
+    """Simulated ranks share numbers that a module drew unseeded at its import; each process would draw its own."""

@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness.collection import cases, debugged_rank, misused, options, repeated, unittest_cases
+from pdlcheck.harness.collection import (
+    cases,
+    debugged_rank,
+    drawn_at_import,
+    misused,
+    options,
+    repeated,
+    unittest_cases,
+)
 from pdlcheck.harness.running import context, differing, interrupt, launched, skips, worlds
 from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
@@ -206,6 +214,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         from pdlcheck.harness.reporting.terminal import take_back
 
         take_back(config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
+    with drawn_at_import.streams_of(collector):
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

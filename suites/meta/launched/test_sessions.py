@@ -123,7 +123,7 @@ def test_names(name):
 """
 
 
-def test_what_a_file_draws_when_it_is_imported_is_the_same_on_every_rank(launched):
+def test_what_a_file_draws_when_it_is_imported_differs_between_ranks(launched):
     codes, texts = launched(drawn_by_modules.SOURCE)
     assert codes == [0, 0], texts
     assert f"{drawn_by_modules.TESTS} passed" in texts[0]
