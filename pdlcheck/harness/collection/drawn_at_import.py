@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from _pytest.doctest import DoctestModule
 
 from pdlcheck.errors import UnseededImportWarning
 from pdlcheck.harness.collection import cases
@@ -36,7 +37,8 @@ _told: pytest.StashKey[set[Path]] = pytest.StashKey()
 
 def streams_of(collector: pytest.Collector) -> AbstractContextManager[None]:
     """While the block imports a test file in the controller, it draws from streams that a replay has again."""
-    if not isinstance(collector, pytest.Module) or cases.runs_in_a_rank(collector.config):
+    is_test_file = isinstance(collector, pytest.Module) and not isinstance(collector, DoctestModule)
+    if not is_test_file or cases.runs_in_a_rank(collector.config):
         return nullcontext()
     try:
         text = collector.path.read_text(encoding="utf-8")
@@ -48,8 +50,8 @@ def streams_of(collector: pytest.Collector) -> AbstractContextManager[None]:
         if imports.search(text):
             try:
                 import_module(module)  # its stream must be there before the file draws from it
-            except ImportError:
-                continue  # the file says so itself
+            except Exception:  # as with a library that is broken: the file's own import says so
+                continue
     streams = ImportStreams(CONTROLLER, collector.config.getoption("--pdl-seed"), seeded_so_far(_began))
     return streams.of(str(collector.path), keeps=True)
 

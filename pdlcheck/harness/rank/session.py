@@ -165,13 +165,14 @@ def _not_found(path: str, nodeid: str, not_collected: Sequence[str]) -> LookupEr
 _session: _RankSession | None = None
 
 
-def collect(description: SessionDescription, path: str, nodeid: str) -> None:
-    """Make the session of this rank if need be, and collect the file of an item."""
+def collect(description: SessionDescription, path: str, nodeid: str) -> dict[str, dict[str, str]]:
+    """Make the session of this rank if need be, and collect the file of an item; see :func:`parameters`."""
     global _session
     if _session is None:
         with imported.streams_of(_CONFTEST_FILES):
             _session = _RankSession(description)
     _session.item(path, nodeid)
+    return parameters(path)
 
 
 def parameters(path: str) -> dict[str, dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SEEDED", "SOURCE", "TESTS"]
+__all__ = ["IN_ORDERS_OF_THEIR_OWN", "SEEDED", "SOURCE", "TESTS"]
 
 _HEAD = """
 import numpy, random
@@ -78,3 +78,33 @@ def test_what_the_module_drew_from_a_seed(rank):
     assert not differ(DRAWN)
 """
 )
+
+IN_ORDERS_OF_THEIR_OWN = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Config:
+    name: str
+
+@W
+@pytest.mark.parametrize("config", {Config("a"), Config("b"), Config("c"), Config("d")})
+def test_objects(rank, config):
+    assert config.name in "abcd"
+    names = [None, None]
+    dist.all_gather_object(names, config.name)
+    assert names[0] == names[1]
+
+@W
+@pytest.mark.parametrize("config", [Config("a"), Config("b")])
+def test_list(rank, config):
+    names = [None, None]
+    dist.all_gather_object(names, config.name)
+    assert names[0] == names[1]
+
+@W
+@pytest.mark.parametrize("name", {"a", "b", "c", "d"})
+def test_names(name):
+    names = [None, None]
+    dist.all_gather_object(names, name)
+    assert names[0] == names[1]
+"""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy
 import pytest
+import torch
+
+from pdlcheck.harness.collection import drawn_at_import
 
 from ..conftest import HEAD
 from . import drawn_by_modules
 
+SHOWN = ("-W", "default")  # the inner runs are in this process, where warnings are errors
 DRAWS = {
     "torch": "X = torch.rand(2).tolist()",
     "numpy.random": "X = numpy.random.rand(2).tolist()",
@@ -48,6 +55,18 @@ def test_on_new_ranks(rank):
 """
 
 
+@pytest.fixture(autouse=True)
+def streams_as_in_a_new_process(monkeypatch):
+    """Tests before these may have seeded them; the inner runs are in this process."""
+    before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    torch.seed(), numpy.random.seed(), random.seed()
+    monkeypatch.setattr(drawn_at_import, "_began", random.getstate())
+    yield
+    random.setstate(before[0])
+    numpy.random.set_state(before[1])
+    torch.set_rng_state(before[2])
+
+
 def beside(pytester, sources):
     """Write test files, which are collected in this order."""
     for number, source in enumerate(sources):
@@ -56,7 +75,7 @@ def beside(pytester, sources):
 
 def test_simulated_ranks_that_share_what_a_file_drew_are_warned_of_once_a_file(run, pytester):
     beside(pytester, DRAWS.values())
-    result = run("", world="sim", new_process=True)
+    result = run("", *SHOWN, world="sim")
     result.assert_outcomes(passed=10, warnings=5)
     for number, name in enumerate(DRAWS):
         stream = name.partition(" ")[0]
@@ -67,7 +86,7 @@ def test_simulated_ranks_that_share_what_a_file_drew_are_warned_of_once_a_file(r
 
 def test_files_that_draw_from_a_seed_or_later_are_not_warned_of(run, pytester):
     beside(pytester, SEEDED.values())
-    run("", "-W", "error", world="sim", new_process=True).assert_outcomes(passed=12)
+    run("", "-W", "error", world="sim").assert_outcomes(passed=12)
 
 
 @pytest.mark.parametrize("where", ["conftest", "helper"])
@@ -76,17 +95,17 @@ def test_a_seed_of_another_file_holds_on_all_ranks(run, world, where):
     seeds = "import torch, numpy, random\ntorch.manual_seed(5), numpy.random.seed(5), random.seed(5)\n"
     source = drawn_by_modules.SEEDED.replace(seeds.splitlines()[1], "import helper")
     files = {"helper": seeds if where == "helper" else "", "conftest": seeds if where == "conftest" else ""}
-    result = run(source, "-W", "error", world=world, new_process=True, **files)
+    result = run(source, "-W", "error", world=world, **files)
     result.assert_outcomes(passed=1)
 
 
 def test_a_file_without_ranks_is_left_alone(run, pytester):
     pytester.makepyfile(
         test_other="import random, pathlib\nX = random.random()\n"
-        "def test_it(): pathlib.Path('drawn').open('a').write(f'{X}\\n')"
+        "def test_it():\n    with pathlib.Path('drawn').open('a') as file: file.write(f'{X}\\n')"
     )
     for _ in range(2):
-        run("X = random.random()\n" + BODY, "test_other.py", world="sim", new_process=True).assert_outcomes(passed=1)
+        run("X = random.random()\n" + BODY, "test_other.py", world="sim").assert_outcomes(passed=1)
     one, two = (pytester.path / "drawn").read_text().split()
     assert one != two, "a guest's numbers differ in every session, as without the plugin"
 
@@ -109,7 +128,7 @@ def test_simulated_ranks_have_what_the_replay_has(run, pytester, monkeypatch):
     written = pytester.path / "written"
     monkeypatch.setenv("WRITTEN", str(written))
     for options in ((), ("--pdl-seed=0",), ("--pdl-seed=1",)):
-        run(WRITES, *options, "-k", "test_it", world="sim", new_process=True).assert_outcomes(
+        run(WRITES, *options, *SHOWN, "-k", "test_it", world="sim").assert_outcomes(
             passed=1, deselected=2, warnings=1
         )
     one, two, other = written.read_text().splitlines()
@@ -119,7 +138,7 @@ def test_simulated_ranks_have_what_the_replay_has(run, pytester, monkeypatch):
 def test_a_failure_on_processes_says_that_values_differ_and_how_to_have_them_again(run):
     source = "X = torch.rand(1)\ndef drawn(): return X.item()\n"
     source += "def test_it(world): assert world.run(drawn, world_size=2) == [X.item()] * 2\n"
-    result = run(source, new_process=True)
+    result = run(source)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
@@ -130,15 +149,15 @@ def test_a_failure_on_processes_says_that_values_differ_and_how_to_have_them_aga
             "*replay*",
         ]
     )
-    result = run(source.replace("X =", "torch.manual_seed(1)\nX ="), new_process=True)
+    result = run(source.replace("X =", "torch.manual_seed(1)\nX ="))
     result.assert_outcomes(passed=1)
-    result = run("def test_it(world): assert not world.run(dist.get_rank, world_size=2)", new_process=True)
+    result = run("def test_it(world): assert not world.run(dist.get_rank, world_size=2)")
     assert "drawn at import" not in result.stdout.str()
 
 
 def test_ids_that_each_process_draws_for_itself(run):
     source = "@W\n@pytest.mark.parametrize('x', [random.random()])\ndef test_it(rank, x): pass\n"
-    result = run(source, new_process=True)
+    result = run(source)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*the file draws from random when it is imported, *seed first, or give ids*"])
 
@@ -187,7 +206,18 @@ def test_on_one_rank(world):
 
 
 def test_a_function_that_uses_what_its_file_drew_is_warned_of_and_one_that_is_given_it_is_not(run):
-    result = run(CONTROLLED, world="sim", new_process=True)
+    result = run(CONTROLLED, *SHOWN, world="sim")
     result.assert_outcomes(passed=4, warnings=1)
     result.stdout.fnmatch_lines(["*test_inner.py draws from torch when it is imported*; uses uses X of it, which *"])
-    run("torch.manual_seed(0)\n" + CONTROLLED, "-W", "error", world="sim", new_process=True).assert_outcomes(passed=4)
+    run("torch.manual_seed(0)\n" + CONTROLLED, "-W", "error", world="sim").assert_outcomes(passed=4)
+
+
+@pytest.mark.parametrize("options", [(), ("--isolation", "fresh")], ids=["pool", "fresh"])
+def test_parameters_in_the_order_of_a_set_are_told_on_processes(run, options):
+    result = run(drawn_by_modules.IN_ORDERS_OF_THEIR_OWN, "-rA", *options)
+    text = result.stdout.str()
+    for well in ("test_names", "test_list"):
+        assert f"PASSED test_inner.py::{well}" in text and f"FAILED test_inner.py::{well}" not in text
+    assert "config is Config(name='" in text
+    assert "parametrize over a list or sorted(...), not over a set, or set PYTHONHASHSEED" in text
+    assert "AssertionError" not in text, "no body runs with other parameters on each rank"

@@ -25,7 +25,7 @@ _KEPT_BYTES = 1 << 20  # of what was read already
 
 
 class LocalPlacement:
-    """Forks every rank from one server; a ``Placement``."""
+    """Forks every rank from the server or its twin; a ``Placement``."""
 
     host = "127.0.0.1"
     shares_memory = True
@@ -41,11 +41,11 @@ class LocalPlacement:
         return world_size
 
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> LocalProcess:
-        return fork(self._server, fds)
+        return fork(self._server.of_rank(rank), fds)
 
-    def place_template(self) -> LocalProcess:
+    def place_template(self, rank: int) -> LocalProcess:
         """Start a process that becomes a template; see ``template.py``."""
-        return fork(self._server, (), TEMPLATE)
+        return fork(self._server.of_rank(rank), (), TEMPLATE)
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
