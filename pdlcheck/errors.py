@@ -20,6 +20,7 @@ __all__ = [
     "RankStalled",
     "RankTimeout",
     "ScheduleNotFollowed",
+    "SetOrderWarning",
     "SharedTensorWarning",
     "UnseededImportWarning",
     "Unsupported",
@@ -175,6 +176,10 @@ class WorldTooSmall(WorldUnavailable):
 
     world_size: int
     available: int
+
+
+class SetOrderWarning(UserWarning):
+    """Simulated ranks communicate in the order of a set, of which each process has one of its own."""
 
 
 class SharedTensorWarning(UserWarning):

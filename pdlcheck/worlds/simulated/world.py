@@ -282,6 +282,8 @@ class SimulatedRanks:
             self._warn_of_early_reads()
             if (shared := self._network.shared.warning()) is not None:
                 warnings.warn(shared, stacklevel=2)
+            if (order := self._network.set_order.warning()) is not None and self.world_size > 1:
+                warnings.warn(order, stacklevel=2)
             return outcomes
         except Inconclusive:
             if isinstance(faults, DrawnFaults):
