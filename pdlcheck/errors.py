@@ -20,7 +20,9 @@ __all__ = [
     "RankStalled",
     "RankTimeout",
     "ScheduleNotFollowed",
+    "SetOrderWarning",
     "SharedTensorWarning",
+    "UnseededImportWarning",
     "Unsupported",
     "WorldTooSmall",
     "WorldUnavailable",
@@ -176,5 +178,13 @@ class WorldTooSmall(WorldUnavailable):
     available: int
 
 
+class SetOrderWarning(UserWarning):
+    """Simulated ranks communicate in the order of a set, of which each process has one of its own."""
+
+
 class SharedTensorWarning(UserWarning):
     """Simulated ranks share a tensor and write it, of which each process would have its own."""
+
+
+class UnseededImportWarning(UserWarning):
+    """Simulated ranks share numbers that a module drew unseeded at its import; each process would draw its own."""

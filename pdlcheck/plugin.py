@@ -25,6 +25,7 @@ import pytest
 from pdlcheck.harness import item_hooks
 from pdlcheck.harness.collection import (
     cases,
+    drawn_at_import,
     marker_ownership,
     option_checks,
     options,
@@ -140,6 +141,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         from pdlcheck.harness.reporting.terminal import take_back
 
         take_back(config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
+    with drawn_at_import.streams_of(collector):
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,6 +1,6 @@
-"""Ranks that do not share a process that forked them may have a test's parameters in orders of their own.
+"""Ranks that hash strings each in its own way may have a test's parameters in orders of their own.
 
-``parametrize`` over a set: each process of a launch hashes strings in its own way, and where the ids of the values are
+``parametrize`` over a set is one in the order of hashes, and where the ids of the values are
 numbered (``config0``, ``config1``) one id means another value on each rank.
 """
 

@@ -46,9 +46,11 @@ from pdlcheck.harness.running.context import RankContext, set_rank_context
 from pdlcheck.harness.running.examples import is_property
 from pdlcheck.harness.running.folders import SEEN_FROM, SHARED
 from pdlcheck.harness.running.stopped import finish_stopped_fixtures, note_stop
+from pdlcheck.worlds.import_streams import drawn_by
 from pdlcheck.worlds.outcome import without_addresses
 from pdlcheck.worlds.processes.exchange.journal import note
-from pdlcheck.worlds.processes.rank.imported import drawing_as_torch_begins
+from pdlcheck.worlds.processes.rank import imported
+from pdlcheck.worlds.processes.rank.ending import note_report
 from pdlcheck.worlds.processes.rank.own_device import own_device
 from pdlcheck.worlds.processes.rank.own_rank import own_rank, own_world_size, users_code
 from pdlcheck.worlds.watch import end_at_user_line
@@ -58,6 +60,7 @@ __all__ = ["KEEP", "call", "collect", "finish", "parameters", "run", "setup", "t
 _REPEATS = ("pytest-retry", "pytest_retry.retry_plugin")  # a test that fails, which ranks cannot do each by itself
 KEEP = "keep"  # instead of the next item: nobody knows which it is
 _SHOWN = 120  # letters of a parameter
+_CONFTEST_FILES = "conftest.py"  # all of them draw from one stream
 _SHOWN_IN_IDS = (bool, bytes, complex, float, int, str, type(None))
 
 
@@ -108,7 +111,7 @@ class _RankSession:
             self.hooks.not_collected.clear()
             self.hooks.skipped.clear()
             self.hooks.collected.clear()
-            with _quiet(), drawing_as_torch_begins():
+            with _quiet(), imported.streams_of(path):
                 self.session.perform_collect([path])
                 for item in self.hooks.collected:
                     if isinstance(item, pytest.Function):
@@ -145,7 +148,12 @@ class _RankSession:
 def _not_found(path: str, nodeid: str, not_collected: Sequence[str]) -> LookupError:
     """Shown without frames: they are not the user's."""
     what = f"a rank collected {path} and found no {nodeid}"
-    if not not_collected:
+    if not not_collected and (drawn := drawn_by(path)):
+        what += (
+            f"; the file draws from {' and '.join(drawn)} when it is imported, which each process does for itself: "
+            "seed first, or give ids to the parameters"
+        )
+    elif not not_collected:
         what += "; do test ids differ from run to run?"
     error = LookupError("\n".join([what, *not_collected]))
     said = [line for text in not_collected for line in text.splitlines() if line.startswith("E ")]
@@ -157,12 +165,14 @@ def _not_found(path: str, nodeid: str, not_collected: Sequence[str]) -> LookupEr
 _session: _RankSession | None = None
 
 
-def collect(description: SessionDescription, path: str, nodeid: str) -> None:
-    """Make the session of this rank if need be, and collect the file of an item."""
+def collect(description: SessionDescription, path: str, nodeid: str) -> dict[str, dict[str, str]]:
+    """Make the session of this rank if need be, and collect the file of an item; see :func:`parameters`."""
     global _session
     if _session is None:
-        _session = _RankSession(description)
+        with imported.streams_of(_CONFTEST_FILES):
+            _session = _RankSession(description)
     _session.item(path, nodeid)
+    return parameters(path)
 
 
 def parameters(path: str) -> dict[str, dict[str, str]]:
@@ -323,6 +333,8 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
     rank_coverage.switch(f"{item.nodeid}|{'run' if when == 'call' else when}")
     with users_code():
         call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt, pytest.exit.Exception))
+    if call.excinfo is not None:
+        note_report()
     if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
         traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report
     if call.excinfo is not None and isinstance(call.excinfo.value, PdlcheckError):

@@ -13,6 +13,7 @@ from _pytest._io import TerminalWriter
 
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness.collection import cases
+from pdlcheck.harness.collection.drawn_at_import import differs_between_ranks
 from pdlcheck.harness.collection.schedules import FOUND
 from pdlcheck.harness.collection.short_names import name_of
 from pdlcheck.worlds.outcome import text_of
@@ -73,6 +74,8 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
             command.append(f"{_name(item, '--pdl-schedule')}={schedule}")
         for subject in item.config.getoption("--pdl-subject"):
             command += [_name(item, "--pdl-subject"), subject]
+        if world != "sim" and (words := differs_between_ranks(str(item.path), item.config.getoption("--pdl-seed"))):
+            report.sections.append(("drawn at import", words))
         report.sections.append(("replay", shlex.join(command)))
 
 

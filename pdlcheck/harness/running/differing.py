@@ -267,7 +267,7 @@ def _words(finding: Finding, how: str, failed: bool) -> list[str]:
             *(f"  {one}" for one in reads),
             "Read in a function, they are each rank's own in every world.",
         ]
-    imported = "What an import draws from numpy or random, unseeded, is one on sim; each process draws its own."
+    imported = "What an import draws from torch, numpy or random, unseeded, is one on sim; each process draws its own."
     return [
         how + _NO_GLOBALS.format(""),
         _NO_PACKAGES,

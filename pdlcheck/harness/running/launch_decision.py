@@ -50,7 +50,7 @@ def decide(session: pytest.Session) -> None:
         return
     from pdlcheck.worlds.processes.controller import forkserver
 
-    forkserver.start(preload=launched.PRELOAD)
+    forkserver.start(preload=launched.PRELOAD, seed=config.getoption("--pdl-seed"), rank=own.rank)
     if own.rank == 0 and (placement := launched.placement(config)) is not None:
         placement.join()
 

@@ -178,7 +178,9 @@ def follow(config: pytest.Config) -> int | None:
         return None
     from pdlcheck.worlds.processes.controller import forkserver
 
-    forkserver.start(preload=PRELOAD)  # which imports torch while this process does, to meet the others
+    seed = config.getoption("--pdl-seed")
+    # which imports torch while this process does, to meet the others
+    forkserver.start(preload=PRELOAD, seed=seed, rank=own.rank)
     from pdlcheck.worlds.launched.agent import serve
 
     return serve(own)

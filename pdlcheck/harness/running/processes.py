@@ -15,7 +15,6 @@ from pdlcheck.harness.rank.loggers import attach_quickly
 from pdlcheck.harness.rank.session_description import SessionDescription, describe
 from pdlcheck.harness.reporting.rank_output import RankOutput
 from pdlcheck.harness.reporting.verdicts import verdict
-from pdlcheck.harness.running import launched
 from pdlcheck.harness.running.at_once import needs_one_message
 from pdlcheck.harness.running.early import begins_early
 from pdlcheck.harness.running.folders import has_failed, shared_path
@@ -60,8 +59,7 @@ class ProcessItem:
             ranks.read_with(self._output.read, live=self._output.live)
             self._stack.callback(ranks.read_with, None)
             ranks.keep_for_end()
-            if not ranks.have_begun:
-                self._collect(ranks)
+            self._collect(ranks)
             require_same_parameters(item)
         self._ranks = ranks
         if not self._at_once:
@@ -117,15 +115,17 @@ class ProcessItem:
         __tracebackhide__ = True
         item = self._item
         collected = item.config.stash.setdefault(_collected, set())
-        what = (*ranks.pids, item.path)
+        pids = (self._case.world_size,) if ranks.have_begun else ranks.pids  # forks of those that have collected it
+        what = (*pids, item.path)
         if what in collected:
             return
-        description = _describe(item.config, self._case.world)
-        outcomes = ranks.outcomes(rank_session.collect, description, str(item.path), item.nodeid)
+        if ranks.have_begun:
+            outcomes = ranks.outcomes(rank_session.parameters, str(item.path))
+        else:
+            description = _describe(item.config, self._case.world)
+            outcomes = ranks.outcomes(rank_session.collect, description, str(item.path), item.nodeid)
         self._output.tell("setup")
-        verdict(outcomes)
-        if launched.launch(item.config) is not None and self._case.world != "mpi":  # ranks forked by several processes
-            note_differing(item.config, verdict(ranks.outcomes(rank_session.parameters, str(item.path))))
+        note_differing(item.config, verdict(outcomes))
         collected.add(what)
 
     def _phase(

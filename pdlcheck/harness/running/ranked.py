@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import pytest
 
 from pdlcheck.harness.collection import cases
+from pdlcheck.harness.collection.drawn_at_import import warn_of_shared_values
 from pdlcheck.harness.running import worlds
 from pdlcheck.harness.running.examples import is_property, ranks_receive_examples, refuse_own_fixtures
 from pdlcheck.harness.running.folders import clear_shared
@@ -44,6 +45,7 @@ def prepare(item: pytest.Item) -> None:
         from pdlcheck.worlds.simulated import SimulatedWorld
 
         assert isinstance(world, SimulatedWorld)
+        warn_of_shared_values(item, case.world_size)
         ranked: RankedItem = SimulatedItem(item, case, world)
     else:
         from pdlcheck.harness.running.processes import ProcessItem

@@ -70,7 +70,9 @@ def warm_up(config: pytest.Config) -> None:
     if {*world_names(config)} - {"sim"} and not config.getoption("collectonly"):
         from pdlcheck.worlds.processes.controller import forkserver
 
-        forkserver.start(preload=launched.PRELOAD)
+        own = launched.launch(config)
+        rank = None if own is None else own.rank
+        forkserver.start(preload=launched.PRELOAD, seed=config.getoption("--pdl-seed"), rank=rank)
     launched.placement(config)
 
 

@@ -27,6 +27,7 @@ from pdlcheck.worlds.launched.interfaces import addresses
 from pdlcheck.worlds.launched.meeting import reach
 from pdlcheck.worlds.launched.messages import (
     Absent,
+    AsksHowLong,
     Bye,
     Ended,
     Fork,
@@ -38,6 +39,7 @@ from pdlcheck.worlds.launched.messages import (
     Signal,
     Started,
     Stopped,
+    WaitedForCores,
     Written,
 )
 from pdlcheck.worlds.processes.controller import forkserver
@@ -152,6 +154,8 @@ def _attend(process: LocalProcess, about: Connection[Any, Any]) -> None:
                         process.signal(signo)
                     case IsStopped():
                         about.send(Stopped(process.is_stopped()))
+                    case AsksHowLong():
+                        about.send(WaitedForCores(process.waited_for_cores()))
                     case Output():
                         about.send(Written(*process.output()))
                     case Rewind():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "Absent",
+    "AsksHowLong",
     "Bye",
     "Ended",
     "Fork",
@@ -17,6 +18,7 @@ __all__ = [
     "Signal",
     "Started",
     "Stopped",
+    "WaitedForCores",
     "Written",
 ]
 
@@ -112,6 +114,18 @@ class Stopped:
     """The answer to :class:`IsStopped`."""
 
     stopped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AsksHowLong:
+    """Say for how long the threads of the process have waited for a core."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitedForCores:
+    """The answer to :class:`AsksHowLong`; None where the system does not tell."""
+
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pdlcheck.worlds.launched.environment import INSIDE, Launch
 from pdlcheck.worlds.launched.meeting import Listener
 from pdlcheck.worlds.launched.messages import (
     Absent,
+    AsksHowLong,
     Bye,
     Ended,
     Fork,
@@ -29,6 +30,7 @@ from pdlcheck.worlds.launched.messages import (
     Signal,
     Started,
     Stopped,
+    WaitedForCores,
     Written,
 )
 from pdlcheck.worlds.launched.waiting import reported
@@ -42,7 +44,7 @@ __all__ = ["AgentProcess", "LaunchedPlacement"]
 _JOIN_S = 300.0
 _REPORT_S = 5.0
 _ANSWER_S = 30.0
-_Answer = TypeVar("_Answer", Stopped, Written)
+_Answer = TypeVar("_Answer", Stopped, WaitedForCores, Written)
 _kept: list[Connection[Any, Any]] = []  # open until this process ends: the agents wait for that
 
 
@@ -253,6 +255,10 @@ class AgentProcess:
     def is_stopped(self) -> bool:
         answer = self._answer(IsStopped(), Stopped)
         return answer is not None and answer.stopped
+
+    def waited_for_cores(self) -> float | None:
+        answer = self._answer(AsksHowLong(), WaitedForCores)
+        return None if answer is None else answer.seconds
 
     def ended(self, timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s

@@ -127,6 +127,9 @@ class MpiProcess:
     def is_stopped(self) -> bool:
         return self._process.is_stopped()
 
+    def waited_for_cores(self) -> float | None:
+        return self._process.waited_for_cores()
+
     def ended(self, timeout_s: float) -> bool:
         return self._process.ended(timeout_s)
 

@@ -36,7 +36,7 @@ from pdlcheck.worlds.simulated.network.network import Network
 from pdlcheck.worlds.simulated.network.suffering import RankGone, Suffering
 from pdlcheck.worlds.simulated.own import isolation
 from pdlcheck.worlds.simulated.own.arguments import own_copy
-from pdlcheck.worlds.simulated.own_globals import early
+from pdlcheck.worlds.simulated.own_globals import drawn, early
 from pdlcheck.worlds.simulated.own_globals.modules import OwnModules, check_own_globals, known_own_globals
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
 from pdlcheck.worlds.simulated.turns import idle
@@ -232,6 +232,8 @@ class SimulatedRanks:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
         __tracebackhide__ = True
         check_function(fn)
+        if self.world_size > 1 and (warning := drawn.warning_of(fn)) is not None:
+            advise(warning, stacklevel=3)
 
         def body() -> Any:
             __tracebackhide__ = True
@@ -280,6 +282,8 @@ class SimulatedRanks:
             self._warn_of_early_reads()
             if (shared := self._network.shared.warning()) is not None:
                 advise(shared, stacklevel=2)
+            if (order := self._network.set_order.warning()) is not None and self.world_size > 1:
+                advise(order, stacklevel=2)
             return outcomes
         except Inconclusive:
             if isinstance(faults, DrawnFaults):

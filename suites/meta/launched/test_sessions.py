@@ -16,6 +16,7 @@ from pdlcheck.worlds.launched.interfaces import addresses, outward_address
 from pdlcheck.worlds.mpi.job import find_mpiexec
 
 from ..plugin import drawn_by_modules
+from ..processes import test_late_reports
 from .test_launched import outside
 
 HEAD = """
@@ -91,46 +92,20 @@ def test_places(rank, world_size):
     assert f"place 0 2 0 2 {address}" in texts[0] and f"place 1 2 1 2 {address}" in texts[0], texts[0]
 
 
-IN_ORDERS_OF_THEIR_OWN = """
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class Config:
-    name: str
-
-@W
-@pytest.mark.parametrize("config", {Config("a"), Config("b"), Config("c"), Config("d")})
-def test_objects(rank, config):
-    assert config.name in "abcd"
-    names = [None, None]
-    dist.all_gather_object(names, config.name)
-    assert names[0] == names[1]
-
-@W
-@pytest.mark.parametrize("config", [Config("a"), Config("b")])
-def test_list(rank, config):
-    names = [None, None]
-    dist.all_gather_object(names, config.name)
-    assert names[0] == names[1]
-
-@W
-@pytest.mark.parametrize("name", {"a", "b", "c", "d"})
-def test_names(name):
-    names = [None, None]
-    dist.all_gather_object(names, name)
-    assert names[0] == names[1]
-"""
-
-
-def test_what_a_file_draws_when_it_is_imported_is_the_same_on_every_rank(launched):
+def test_what_a_file_draws_when_it_is_imported_differs_between_ranks(launched):
     codes, texts = launched(drawn_by_modules.SOURCE)
     assert codes == [0, 0], texts
     assert f"{drawn_by_modules.TESTS} passed" in texts[0]
 
 
+def test_what_a_rank_raises_that_is_slow_to_send_it(launched):
+    codes, texts = launched("import time\n" + test_late_reports.SLOW_TO_SEND)
+    assert codes == [0, 0], texts
+
+
 def test_parameters_that_ranks_have_in_orders_of_their_own_are_told(launched):
     seeds = [{"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2"}]
-    codes, texts = launched(IN_ORDERS_OF_THEIR_OWN, more=seeds)
+    codes, texts = launched(drawn_by_modules.IN_ORDERS_OF_THEIR_OWN, more=seeds)
     assert codes == [1, 1], texts
     for well in ("test_names", "test_list"):
         assert f"PASSED test_inner.py::{well}" in texts[0] and f"FAILED test_inner.py::{well}" not in texts[0]
@@ -149,6 +124,18 @@ def test_where_a_conftest_file_ends_one_session_the_others_hear_of_it_and_end(la
     if broken == "1":
         assert "launched processes could not start their session, rank 1 on " in texts[0]
         assert "no device" in texts[0]
+
+
+def test_launched_ranks_hash_strings_each_in_its_own_way(launched):
+    source = """
+@W
+def test_it(rank):
+    values = [None, None]
+    dist.all_gather_object(values, hash("weight"))
+    assert values[0] != values[1]
+"""
+    codes, texts = launched(source, more=[{"PYTHONHASHSEED": None}] * 2)
+    assert codes == [0, 0], texts
 
 
 def test_a_debugger_is_not_lent_to_another_node(launched):

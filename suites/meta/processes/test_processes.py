@@ -334,7 +334,7 @@ def test_no_process_survives_a_killed_controller():
         from pdlcheck.worlds.processes import ProcessWorld
         from pdlcheck.worlds.processes.controller import forkserver
         world = ProcessWorld()
-        print(*world.pids(2), forkserver.retain(world).pid, flush=True)
+        print(*world.pids(2), *forkserver.retain(world).pids, flush=True)
         world.run(lambda: time.sleep(100), world_size=2)
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -343,7 +343,7 @@ def test_no_process_survives_a_killed_controller():
     ) as controller:
         assert controller.stdout is not None
         pids = [int(word) for word in controller.stdout.readline().split()]
-        assert len(pids) == 3
+        assert len(pids) == 4  # two ranks, and the two processes that have forked them
         assert all(is_running(pid) for pid in pids)
         time.sleep(0.2)
         controller.send_signal(signal.SIGKILL)

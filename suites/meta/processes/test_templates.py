@@ -58,8 +58,17 @@ def world():
 
 
 def parents(told_of_test):
-    """Of rank 0 and rank 1; one and the same where the fork server has forked both."""
+    """Of rank 0 and rank 1."""
     return [told_of_test[rank][1] for rank in range(2)]
+
+
+def are_templates(pids):
+    """True if none of them is the fork server of this process, or its twin; False if all are."""
+    servers = set(forkserver.retain(are_templates).pids)
+    found = {int(pid) in servers for pid in pids}
+    forkserver.release(are_templates)
+    assert len(found) == 1
+    return found == {False}
 
 
 def is_running(pid):
@@ -113,7 +122,7 @@ def test_one(number, rank, once, monkeypatch):
     assert len(set(pids)) == 6
     assert len({tuple(parents(test)) for test in tests.values()}) == 1
     first, second = parents(tests["0"])
-    assert first != second
+    assert first != second and are_templates([first, second])
     assert wait_for_the_end_of([int(pid) for pid in (*pids, first, second)]) == []
     assert tests["0"][0][2] == tests["1"][0][2] != tests["0"][1][2], "the same random stream for each test of a rank"
     assert Path("started").read_text() == "xxx", "the controller and each template"
@@ -150,8 +159,7 @@ def test_one(number, rank, monkeypatch):
     run(TELL + body.format(textwrap.indent(source, "    ")), *FRESH).assert_outcomes(passed=2)
     tests = told()
     for number in "01":
-        one, other = parents(tests[number])
-        assert one == other
+        assert not are_templates(parents(tests[number]))
     assert len({pid for test in tests.values() for pid, *_ in test.values()}) == 4
 
 
@@ -179,15 +187,13 @@ def test_a_thread_of_a_conftest_file_is_seen(run, told):
     conftest += "    threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     source = TELL + "@W\ndef test_one(rank):\n    tell(rank)\n"
     run(source, *FRESH, conftest=conftest).assert_outcomes(passed=1)
-    one, other = parents(told()["test_one"])
-    assert one == other
+    assert not are_templates(parents(told()["test_one"]))
 
 
 def test_importing_torchs_optimizers_does_no_harm(run, told):
     source = TELL + "import torch.distributed.optim\n@W\ndef test_one(rank):\n    tell(rank)\n"
     run(source, *FRESH).assert_outcomes(passed=1)
-    one, other = parents(told()["test_one"])
-    assert one != other
+    assert are_templates(parents(told()["test_one"]))
 
 
 def test_a_file_that_cannot_be_collected_in_ranks_is_told_as_ever(run):
@@ -213,6 +219,7 @@ def test_third(rank):
     run(second, *FRESH).assert_outcomes(passed=3)
     tests = told()
     assert parents(tests["test_first"]) != parents(tests["test_second"]) == parents(tests["test_third"])
+    assert all(are_templates(parents(test)) for test in tests.values())
 
 
 def test_a_file_that_has_changed_is_collected_anew(run):
@@ -275,12 +282,13 @@ def test_coverage_counts_the_forks_of_templates(pytester):
         @pytest.mark.parametrize("i", [1, 2])
         def test_one(i):
             measured.body(1)
-            assert len(open("parents", "a+").write(f"{os.getppid()} ") * "x") > 1
+            with open(f"/proc/{os.getppid()}/stat") as file, open("parents", "a+") as parents:
+                assert parents.write(file.read().rpartition(")")[2].split()[1] + " ") > 1
         """,
     )
     options = ("--world", "gloo", *FRESH, "--cov=measured", "--cov-report=json")
     pytester.runpytest_subprocess(*options).assert_outcomes(passed=2)
-    assert len(set(Path("parents").read_text().split())) == 2, "forked from templates"
+    assert len(set(Path("parents").read_text().split())) == 2, "two servers have forked templates"
     (report,) = json.loads(Path("coverage.json").read_text())["files"].values()
     assert report["missing_lines"] == [5]
 
@@ -427,7 +435,8 @@ def test_no_process_survives_a_killed_controller():
 
 def test_templates_go_down_with_a_killed_fork_server(world, templates_of):
     before = templates_of()
-    os.kill(forkserver.retain(world).pid, signal.SIGKILL)
+    for pid in forkserver.retain(world).pids:
+        os.kill(pid, signal.SIGKILL)
     assert wait_for_the_end_of(before) == []
     assert set(templates_of()).isdisjoint(before)
 

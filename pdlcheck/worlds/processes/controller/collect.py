@@ -32,12 +32,18 @@ from pdlcheck.worlds.processes.exchange.messages import (
     Unwatch,
     WhereAreYou,
 )
+from pdlcheck.worlds.processes.exchange.own_time import OwnTime
 
 __all__ = ["Collector"]
 
-_GRACE_S = 0.3  # after a first failure, for the other ranks to report theirs
+# seconds of a rank's own time, see `own_time.py`
+_SILENT_S = 0.5  # a rank that was told to stop says all the time that it may end by itself; this one cannot run Python
 _STACKS_S = 0.5
 _HESITATES_S = 1.0  # after ranks did not fit, for others to say what they post
+# seconds of the wall
+_LOOK_S = 0.1
+_AT_LEAST_S = 10.0  # for the reports of the others, also where the first failure comes when the time is nearly over
+_INTERRUPTED_S = 0.8  # a person waits
 _CONSEQUENCE = 1_000_000  # "connection closed by peer" is never the first cause if there is another one
 
 Events = Sequence[tuple[Member, Report | Died]]
@@ -84,21 +90,26 @@ class Collector:
         self._heard: dict[int, bytes] = {}
         self._granted: set[tuple[int, int]] = set()  # (rank, operation)
         self._withdrawn: set[tuple[int, int]] = set()  # by ranks that have ended
-        self._speaks_at: float | None = None
+        self._told: dict[int, OwnTime] = {}  # since the last word of a rank that was told to stop
+        self._hesitating: dict[int, OwnTime] | None = None  # since ranks did not fit
 
     def outcomes(self) -> list[Outcome]:
         """Wait until every rank has ended the call, in one way or another."""
         while self._pending:
             left = self._until - time.monotonic()
-            events = self._wait(max(min(left, self._patience()), 0.0))
-            if not events and left <= 0:
-                if not self._stopping:
-                    self._time_out()
+            look = _LOOK_S if self._stopping else math.inf
+            events = self._wait(max(min(left, look, self._patience()), 0.0))
+            if not events and left <= 0 and not self._stopping:
+                self._time_out()
                 break
             for member, report in events:
                 self._take(member, report)
             if self._patience() <= 0:
                 self._speak()
+            if self._stopping:
+                self._give_up_silent()
+                if time.monotonic() >= self._until:
+                    break
         for rank in list(self._pending):
             self._end(rank, Stopped(rank, self._waits_in(rank)))
         if self._verdict is not None:
@@ -145,6 +156,8 @@ class Collector:
         rank = member.rank
         if rank not in self._pending or getattr(report, "call", self._call) != self._call:
             return
+        if rank in self._told:
+            self._told[rank] = member.own_time()
         after = getattr(report, "after", None)
         if after is not None:
             self._after[rank] = after
@@ -192,12 +205,13 @@ class Collector:
                 self._posted(rank, operation, signature)
 
     def _patience(self) -> float:
-        """For how long the referee may hesitate, from now on."""
+        """For how long the referee may hesitate, from now on: until each rank has had time to say what it posts."""
         if self._referee is None or not self._referee.hesitates or self._refusing:
             return math.inf
-        if self._speaks_at is None:
-            self._speaks_at = time.monotonic() + _HESITATES_S
-        return self._speaks_at - time.monotonic()
+        if self._hesitating is None:
+            self._hesitating = {rank: member.own_time() for rank, member in self._pending.items()}
+        left = [_HESITATES_S - own.spent() for rank, own in self._hesitating.items() if rank in self._pending]
+        return max(left, default=0.0)
 
     def _speak(self) -> None:
         self._catch_up(range(len(self._members)))
@@ -273,7 +287,7 @@ class Collector:
         self._outcomes[rank] = outcome
         self._pending.pop(rank, None)
         if self._stopping and rank == self._debugged:
-            self._until = time.monotonic() + _GRACE_S
+            self._until = time.monotonic() + _AT_LEAST_S
 
     def _waits_in(self, rank: int) -> str:
         return self._referee.waits_in(rank) if self._referee is not None else ""
@@ -297,11 +311,19 @@ class Collector:
 
     def _stop_others(self, reason: PdlcheckError) -> None:
         self._stopping = True
-        self._until = time.monotonic() + (self._timeout_s if self._debugged in self._pending else _GRACE_S)
+        limit = self._timeout_s if self._debugged in self._pending else _AT_LEAST_S
+        self._until = max(self._until, time.monotonic() + limit)
         self._refuse_others(reason)
-        for member in self._pending.values():
-            if member.rank != self._debugged:
+        for rank, member in self._pending.items():
+            if rank != self._debugged:
                 member.send(Stop(self._call))
+                self._told[rank] = member.own_time()
+
+    def _give_up_silent(self) -> None:
+        """Those that were told to stop and say nothing: they are stopped, or in C code that lets no Python run."""
+        for rank, own in self._told.items():
+            if rank in self._pending and own.spent() >= _SILENT_S:
+                self._end(rank, Stopped(rank, self._waits_in(rank)))
 
     def _refuse_others(self, reason: PdlcheckError) -> None:
         """Those that are about to wait for another rank end; where nobody watches what they do they cannot be told."""
@@ -313,7 +335,7 @@ class Collector:
     def interrupted(self) -> str:
         """Where each rank is as somebody presses Ctrl-C, in words; takes less than a second. Nothing may follow."""
         late = dict(self._pending)
-        states, _, _ = self._look_at(late, signals=False)
+        states, _, _ = self._look_at(late, signals=False, at_most=_INTERRUPTED_S)
         return rank_interrupt(states, late)
 
     def _time_out(self) -> None:
@@ -325,7 +347,7 @@ class Collector:
         self._end(rank, Raised(rank, error, output=said))  # also where it ended a moment later
 
     def _look_at(
-        self, late: Mapping[int, Member], *, signals: bool = True
+        self, late: Mapping[int, Member], *, signals: bool = True, at_most: float = _AT_LEAST_S
     ) -> tuple[dict[int, str], dict[int, str], str]:
         """In words where every rank is, the stacks of those that are ``late``, and what was written meanwhile.
 
@@ -334,7 +356,7 @@ class Collector:
         places: dict[int, Stack] = {}
         for member in late.values():
             member.send(WhereAreYou(self._call))
-        self._listen_for_stacks(places, _STACKS_S, lambda: bool(self._pending.keys() - places.keys()))
+        self._listen_for_stacks(places, late, _STACKS_S, at_most)
         stacks = {rank: place.stack for rank, place in places.items()}
         states: dict[int, str] = {}
         said = ""
@@ -344,7 +366,7 @@ class Collector:
                 for member in silent.values():
                     member.signal(signal.SIGUSR1)
                 # the signal may end a system call: who answers only now may be about to return
-                self._listen_for_stacks(places, _STACKS_S / 2, lambda: bool(self._pending.keys() & silent.keys()))
+                self._listen_for_stacks(places, silent, _STACKS_S / 2, at_most, to_the_end=True)
             for rank, member in silent.items():
                 out, err = member.output()
                 rest, stacks[rank] = take_stack(err)
@@ -358,10 +380,23 @@ class Collector:
             states[rank] += self._last_words(rank)
         return states, stacks, said
 
-    def _listen_for_stacks(self, places: dict[int, Stack], seconds: float, goes_on: Callable[[], bool]) -> None:
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and goes_on():
-            for member, report in self._wait(left):
+    def _listen_for_stacks(
+        self,
+        places: dict[int, Stack],
+        asked: Mapping[int, Member],
+        own_s: float,
+        at_most: float,
+        *,
+        to_the_end: bool = False,
+    ) -> None:
+        """Until each of those has answered, or even ended the call, or has had so much time of its own to do so."""
+        until = time.monotonic() + at_most
+        own = {rank: member.own_time() for rank, member in asked.items()}
+        while (left := until - time.monotonic()) > 0:
+            waited_for = [rank for rank in own if rank in self._pending and (to_the_end or rank not in places)]
+            if all(own[rank].spent() >= own_s for rank in waited_for):
+                break
+            for member, report in self._wait(min(left, _LOOK_S)):
                 if isinstance(report, Stack) and report.call == self._call:
                     places[member.rank] = report
                 else:

@@ -1,4 +1,7 @@
-"""The controller's side of the fork server: one a process, started when first needed or by ``start``."""
+"""The controller's side of the fork server: one a process, started when first needed or by ``start``.
+
+It may have a twin, which hashes strings in another way; see ``hash_seeds.py``.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.processes.controller import hash_seeds
 from pdlcheck.worlds.processes.controller.exits import FORKER, how_it_ended
 from pdlcheck.worlds.processes.controller.surroundings import import_path
 from pdlcheck.worlds.processes.rank.server import FORK, HEADER, IMPORT, RANK, SIGNAL, STATUS
@@ -32,21 +36,24 @@ _PRELOAD = (
 )
 _STOP_S = 0.5
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "import json, os, sys; sys.path[:] = json.loads(sys.argv[1]); sys.argv[4] and os.environ.pop(sys.argv[4]); "
     "from pdlcheck.worlds.processes.rank.server import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
 
 
-def start(*, preload: Sequence[str] = ()) -> None:
+def start(*, preload: Sequence[str] = (), seed: int = 0, rank: int | None = None) -> None:
     """Start the fork server in the background and keep it until :func:`stop` or the end of this process.
 
     Call it early (before tests are collected): it imports torch while this process does something else.
 
     Args:
         preload: modules that every rank should find imported already, such as those that tests use.
+        seed: from which the hash seeds of ranks follow, unless the server runs already.
+        rank: of a launched process, whose server forks this rank alone.
     """
-    global _kept
+    global _hashes_by, _kept
     with _lock:
+        _hashes_by = seed, rank
         _server().preload(preload)
         _kept = True
 
@@ -175,7 +182,8 @@ class Forker:
 class ForkServer(Forker):
     """A child process that has imported what ranks need and forks them. Use it through :func:`retain`."""
 
-    def __init__(self) -> None:
+    def __init__(self, hash_seed: str = "", twin: ForkServer | None = None) -> None:
+        self._twin = twin
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -187,7 +195,9 @@ class ForkServer(Forker):
                     json.dumps(import_path()),
                     str(theirs.fileno()),
                     str(os.getpid()),
+                    hash_seeds.VARIABLE if hash_seed else "",
                 ],
+                env=os.environ | {hash_seeds.VARIABLE: hash_seed} if hash_seed else None,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # a Ctrl-C at the terminal reaches the controller alone
@@ -203,9 +213,19 @@ class ForkServer(Forker):
         return self._process.pid
 
     @property
+    def pids(self) -> list[int]:
+        """Of the server itself, and of its twin if it has one."""
+        return [self.pid] if self._twin is None else [self.pid, *self._twin.pids]
+
+    @property
     def alive(self) -> bool:
         """False once the server has ended."""
-        return self._process.poll() is None and not self.hung_up  # which is seen before the process is seen to end
+        runs = self._process.poll() is None and not self.hung_up  # which is seen before the process is seen to end
+        return runs and (self._twin is None or self._twin.alive)
+
+    def of_rank(self, rank: int) -> ForkServer:
+        """The server that forks this rank: itself or its twin."""
+        return self._twin if self._twin is not None and rank % 2 else self
 
     def preload(self, names: Sequence[str]) -> None:
         """Import modules for the ranks forked from now on; a failure is reported when a rank starts."""
@@ -214,6 +234,8 @@ class ForkServer(Forker):
             self._preloaded.update(new)
             data = json.dumps(new).encode()
             self._send(IMPORT, len(data), 0, data)
+        if self._twin is not None:
+            self._twin.preload(names)
 
     def last_words(self) -> str:
         words = super().last_words()
@@ -224,15 +246,20 @@ class ForkServer(Forker):
 
     def stop(self) -> None:
         """End the server and all of its ranks; wait for the server."""
-        self._socket.close()
-        try:
-            self._process.wait(timeout=_STOP_S)
-        except subprocess.TimeoutExpired:  # it starts up, or loads a library
-            self._process.kill()
-            self._process.wait()
+        both = [self] if self._twin is None else [self, self._twin]
+        for server in both:
+            server._socket.close()
+        for server in both:
+            try:
+                server._process.wait(timeout=_STOP_S)
+            except subprocess.TimeoutExpired:  # it starts up, or loads a library
+                server._process.kill()
+                server._process.wait()
 
     def abandon(self) -> None:
         """Forget the server in a fork of this process, without ending it."""
+        if self._twin is not None:
+            self._twin.abandon()
         self._socket.close()
         self._process.returncode = 0  # not ours to wait for
 
@@ -243,6 +270,7 @@ def _flags() -> list[str]:
 
 def _server() -> ForkServer:
     global _running
+    twin: ForkServer | None = None
     if not hasattr(os, "fork"):
         raise WorldUnavailable(
             "local processes need fork, which this system lacks; use --world sim, or Linux, macOS or WSL",
@@ -251,7 +279,10 @@ def _server() -> ForkServer:
     if _running is None or not _running.alive:
         if _running is not None:
             _running.stop()
-        _running = ForkServer()
+        for hash_seed in reversed(hash_seeds.hash_seeds(*_hashes_by)):
+            twin = ForkServer(hash_seed, twin)
+        _running = twin
+    assert _running is not None
     return _running
 
 
@@ -265,6 +296,7 @@ def _after_fork() -> None:
 
 _lock = threading.RLock()
 _running: ForkServer | None = None
+_hashes_by: tuple[int, int | None] = (0, None)  # the seed, and the rank of a launched process
 _kept = False
 _users: set[int] = set()
 atexit.register(stop)

@@ -15,6 +15,7 @@ from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller.forkserver import Child, Forker, ForkServer
 from pdlcheck.worlds.processes.exchange.nameless import nameless_file
+from pdlcheck.worlds.processes.exchange.own_time import waited_for_cores
 from pdlcheck.worlds.processes.rank.server import RANK, TEMPLATE
 
 __all__ = ["LocalPlacement", "LocalProcess", "fork"]
@@ -24,7 +25,7 @@ _KEPT_BYTES = 1 << 20  # of what was read already
 
 
 class LocalPlacement:
-    """Forks every rank from one server; a ``Placement``."""
+    """Forks every rank from the server or its twin; a ``Placement``."""
 
     host = "127.0.0.1"
     shares_memory = True
@@ -40,11 +41,11 @@ class LocalPlacement:
         return world_size
 
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> LocalProcess:
-        return fork(self._server, fds)
+        return fork(self._server.of_rank(rank), fds)
 
-    def place_template(self) -> LocalProcess:
+    def place_template(self, rank: int) -> LocalProcess:
         """Start a process that becomes a template; see ``template.py``."""
-        return fork(self._server, (), TEMPLATE)
+        return fork(self._server.of_rank(rank), (), TEMPLATE)
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
@@ -139,6 +140,9 @@ class LocalProcess:
                 return file.read().rpartition(")")[2].split()[0] in "Tt"
         except OSError:
             return False
+
+    def waited_for_cores(self) -> float | None:
+        return waited_for_cores(self.started())
 
     def output(self) -> tuple[str, str, str]:
         out, err, journal = (file.take() for file in self._files)

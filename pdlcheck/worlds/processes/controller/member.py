@@ -10,10 +10,12 @@ from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller.exits import how_it_ended
 from pdlcheck.worlds.processes.controller.placement import RankProcess
 from pdlcheck.worlds.processes.exchange.messages import Command, Report, packed
+from pdlcheck.worlds.processes.exchange.own_time import OwnTime
 
 __all__ = ["Died", "Member", "Written"]
 
-_DRAIN_S = 2.0
+_DRAIN_S = 2.0  # seconds of the process's own time
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,9 @@ class Member:
         words: list[Report | Died] = []
         while self.connection.poll() and (message := self.receive()) is not None:
             words.append(message)
-        if not self._process.ended(_DRAIN_S):  # alive, but its pipe is closed: of no use any more
+        if not self.ends_within(_DRAIN_S):  # alive, but its pipe is closed: of no use any more
             self.signal(signal.SIGKILL)
-            self._process.ended(_DRAIN_S)
+            self.ends_within(_DRAIN_S)
         exitcode = self._process.exitcode if self._process.exitcode is not None else -signal.SIGKILL
         words.append(Died(exitcode, self._process.went_with))
         return words
@@ -102,6 +104,10 @@ class Member:
     def is_stopped(self) -> bool:
         """Whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False where there is no /proc."""
         return self._process.is_stopped()
+
+    def own_time(self) -> OwnTime:
+        """A clock of the rank's process that begins now."""
+        return OwnTime(self._process.waited_for_cores)
 
     def signal(self, signo: int) -> None:
         """Send a signal to the process; SIGKILL also reaches what the process has started."""
@@ -128,6 +134,15 @@ class Member:
             return not self._process.has_started() or self._process.ended(timeout_s)
         except WorldUnavailable:  # it could not be started
             return True
+
+    def ends_within(self, own_s: float) -> bool:
+        """The same, for so many seconds of the process's own time."""
+        own: OwnTime | None = None
+        while not self.wait_ended(_LOOK_S):
+            own = own or self.own_time()
+            if own.spent() >= own_s:
+                return False
+        return True
 
     def close(self) -> None:
         """Give back the descriptors."""

@@ -43,6 +43,9 @@ class RankProcess(Protocol):
     def is_stopped(self) -> bool:
         """Whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False where there is no /proc."""
 
+    def waited_for_cores(self) -> float | None:
+        """For how many seconds its threads have waited for a core; None where the system does not tell."""
+
     def signal(self, signo: int) -> None:
         """Send a signal to the process; SIGKILL also reaches what the process has started."""
 

@@ -31,8 +31,9 @@ from pdlcheck.worlds.processes.exchange.settings import present
 __all__ = ["Pool"]
 
 _START_S = 120.0  # a slow disk may take long to import torch, once
-_LEAVE_S = 1.5
+_LEAVE_S = 1.5  # of a rank's own time, see `own_time.py`, and so is the next
 _ANSWER_S = 2.0
+_LOOK_S = 0.1
 _LIVE_S = 0.05  # between two looks at what ranks write, where it is shown at once
 _MAX_GROUPS = 32  # each holds threads and a socket to every peer
 
@@ -180,17 +181,18 @@ class Pool:
         for member in self._members:
             member.send(AreYouThere())
         silent = {member.rank: member for member in self._members}
-        until = time.monotonic() + _ANSWER_S
+        own = {rank: member.own_time() for rank, member in silent.items()}
         while silent:
-            events = self._wait(max(until - time.monotonic(), 0.0))
+            events = self._wait(_LOOK_S)
             for member, report in events:
                 if isinstance(report, Died):
                     self._replace(f"rank {member.rank} {report.how}")
                     return
                 if isinstance(report, Here):
                     silent.pop(member.rank, None)
-            if not events:
-                member = min(silent.values(), key=lambda member: member.rank)
+            late = [member for rank, member in silent.items() if own[rank].spent() >= _ANSWER_S]
+            if not events and late:
+                member = min(late, key=lambda member: member.rank)
                 stopped = member.is_stopped()
                 why = "was stopped by SIGSTOP or SIGTSTP" if stopped else f"did not answer within {_ANSWER_S:g} s"
                 self._replace(f"rank {member.rank} {why}")
@@ -200,9 +202,8 @@ class Pool:
         """Let idle ranks end by themselves; kill those that do not."""
         for member in self._members:
             member.hang_up()
-        until = time.monotonic() + _LEAVE_S
         for member in self._members:
-            if not member.wait_ended(max(until - time.monotonic(), 0.0)):
+            if not member.ends_within(_LEAVE_S):
                 break
         self.kill()
 

@@ -64,7 +64,7 @@ class Templates:
         port = self.listening.getsockname()[1]
         try:
             for rank in range(setup.world_size):
-                process = placement.place_template()
+                process = placement.place_template(rank)
                 self._processes.append(process)
                 put(process.connection, Prepare(start_of(setup, placement, rank, port), changes, payloads, seed))
             for process in self._processes:

@@ -23,6 +23,7 @@ __all__ = [
     "Changes",
     "Command",
     "Done",
+    "Ending",
     "Failed",
     "Grant",
     "HalfFull",
@@ -237,6 +238,13 @@ class Failed(_Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Ending(_Message):
+    """The rank was told to stop, and may end the call by itself yet."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
 class Halted(_Message):
     """The rank was told to stop; ``where`` is the call that it is in. Without ``after`` it is still in it."""
 
@@ -296,4 +304,4 @@ class Unwatch(_Message):
 
 
 Command = Start | Call | Stop | WhereAreYou | AreYouThere | Grant | Refuse
-Report = Ready | Done | Failed | Halted | Stack | Here | Posted | HalfFull | Asks | Unwatch
+Report = Ready | Done | Ending | Failed | Halted | Stack | Here | Posted | HalfFull | Asks | Unwatch

@@ -32,6 +32,7 @@ from pdlcheck.worlds.processes.exchange.messages import (
     Unwatch,
 )
 from pdlcheck.worlds.processes.rank.announced import AnnouncedWork, own_error
+from pdlcheck.worlds.processes.rank.ending import note_error
 from pdlcheck.worlds.processes.rank.reminders import Reminders
 from pdlcheck.worlds.watch import Operation, Signature, refuse, refuse_as_gloo
 
@@ -124,6 +125,7 @@ class Announcer:
             self._let_go()
         with self._lock:
             if self._refusal is not None:
+                note_error()
                 raise own_error(self._refusal, operation)
             self._open[work.number] = work
             meeting = self._meetings.of(operation.signature)  # it counts, also where it is of no use

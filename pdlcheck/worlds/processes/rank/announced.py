@@ -15,6 +15,7 @@ import torch
 from pdlcheck.errors import PeerFailed
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.processes.exchange.meeting import Meeting
+from pdlcheck.worlds.processes.rank.ending import note_error
 from pdlcheck.worlds.processes.rank.on_stream import OnStream
 from pdlcheck.worlds.watch import Operation, Signature, WatchedWork, is_limit, refuse_future, uncounted
 
@@ -112,6 +113,7 @@ class AnnouncedWork(WatchedWork):
         if not self.is_decided:
             self._await_decision(timeout)
         if self._error is not None:
+            note_error()
             raise self._error
         if self._real is None or self._resolver == threading.get_ident():
             return True

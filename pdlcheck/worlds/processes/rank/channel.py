@@ -7,6 +7,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from pdlcheck.worlds.processes.exchange.messages import (
     AreYouThere,
     Call,
     Command,
+    Ending,
     Halted,
     Here,
     Report,
@@ -22,12 +24,14 @@ from pdlcheck.worlds.processes.exchange.messages import (
     WhereAreYou,
     put,
 )
+from pdlcheck.worlds.processes.exchange.own_time import OwnTime, waited_for_cores
+from pdlcheck.worlds.processes.rank import ending
 from pdlcheck.worlds.processes.rank.position import place_of
 
 __all__ = ["Channel"]
 
 _DEAF = 70  # the exit code of a rank whose listening thread failed: sysexits' "internal software error"
-_GRACE_S = 0.25  # so long after it was told to stop, a rank says where it is, wherever that is
+_LEAVE_S = 1.0  # for what was registered with atexit
 
 
 class Channel:
@@ -106,14 +110,21 @@ class Channel:
                 threading.Thread(target=self._halt, args=(message.call,), daemon=True).start()
 
     def _halt(self, call: int) -> None:
-        """Say where the main thread is as soon as it is clear that it will not end the call by itself."""
+        """Say where the main thread is as soon as it is clear that it will not end the call by itself.
+
+        Until then, say that it may: how long that takes is no matter of seconds, see ``ending.py``.
+        """
         pause = threading.Event()
-        last = None
-        for _ in range(int(_GRACE_S / self.look_s)):
+        told_to_stop, at_this_place, mark = _own_time(), _own_time(), None
+        while self._reported < call:
             place = place_of(self._main)
-            if place.communicates and place.mark == last:
+            if place.mark != mark:
+                mark, at_this_place = place.mark, _own_time()
+            elif place.communicates and at_this_place.spent() >= self.look_s:
                 break
-            last = place.mark
+            if told_to_stop.spent() >= ending.grace_s():
+                break
+            self.send(Ending(call))
             pause.wait(self.look_s)
         self.end(call, Halted(call, place_of(self._main).words))
 
@@ -121,5 +132,11 @@ class Channel:
         if self._busy:
             os._exit(0)
         self._calls.put(None)
-        threading.Event().wait(1.0)  # the main thread runs what was registered with atexit
+        pause, leaves = threading.Event(), _own_time()
+        while leaves.spent() < _LEAVE_S:  # the main thread runs what was registered with atexit
+            pause.wait(0.1)
         os._exit(0)
+
+
+def _own_time() -> OwnTime:
+    return OwnTime(partial(waited_for_cores, os.getpid()))

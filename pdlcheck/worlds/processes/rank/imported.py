@@ -1,23 +1,23 @@
-"""What a module draws while it is imported is the same on every rank, as in processes that a launcher has started."""
+"""The random numbers that modules draw while this rank imports them: other ones on each rank, as on a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
-import torch
+from pdlcheck.worlds.import_streams import ImportStreams
 
-__all__ = ["drawing_as_torch_begins"]
+__all__ = ["begin", "streams_of"]
 
-_FIRST = torch.Generator().initial_seed()  # a constant of torch: that of its default generator, too, at first
+_streams = ImportStreams(0, 0)
 
 
-@contextmanager
-def drawing_as_torch_begins() -> Iterator[None]:
-    """Have torch's random numbers start as in a new process; afterwards the rank's own go on."""
-    own = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(_FIRST)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(own)
+def begin(rank: int, seed: int) -> None:
+    """Be this rank; what the user's code has seeded stays as long as both are the same."""
+    global _streams
+    if (_streams.process, _streams.seed) != (rank, seed):
+        _streams = ImportStreams(rank, seed)
+
+
+def streams_of(file: str) -> AbstractContextManager[None]:
+    """While the block runs, what is imported draws from the streams of this file; see ``import_streams.py``."""
+    return _streams.of(file)

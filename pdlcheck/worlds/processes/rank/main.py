@@ -31,12 +31,11 @@ from pdlcheck.worlds.processes.exchange.journal import open_journal
 from pdlcheck.worlds.processes.exchange.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
 from pdlcheck.worlds.processes.exchange.payload import dump_error, dump_result, import_module_of, is_our_own, load_call
 from pdlcheck.worlds.processes.exchange.settings import AS_TORCH_BEGINS, Settings, put
-from pdlcheck.worlds.processes.rank import own_settings
+from pdlcheck.worlds.processes.rank import ending, imported, own_settings
 from pdlcheck.worlds.processes.rank.absent_devices import leave_absent_devices_alone
 from pdlcheck.worlds.processes.rank.announce import Announcer
 from pdlcheck.worlds.processes.rank.at_end import end, end_call
 from pdlcheck.worlds.processes.rank.channel import Channel
-from pdlcheck.worlds.processes.rank.imported import drawing_as_torch_begins
 from pdlcheck.worlds.processes.rank.own_device import (
     loads_on_own_device,
     own_device,
@@ -175,6 +174,7 @@ def _init(start: Start, store: Store) -> None:
 
 def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announcer: Announcer) -> None:
     default_group, fn = dist.group.WORLD, None
+    ending.begins()
     try:
         if call.rejoin:
             announcer.is_beginning = True
@@ -184,8 +184,9 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
         adopt(call.changes, start.variables)
         if call.seed is not None:
             own_settings.put_back()
+            imported.begin(start.rank, call.seed)
         for module in call.modules:
-            with drawing_as_torch_begins():
+            with imported.streams_of(module[1]):
                 import_module_of(*module)
                 if call.seed is not None:
                     own_settings.hold()
@@ -197,13 +198,16 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
             with contextlib.nullcontext() if is_our_own(fn) else users_code():
                 value = _called(fn, args, kwargs, announcer)
             told = heard()
+        ending.note_report()
         announcer.end(failed=False)
         result = dump_result(value, start.rank)
         report: Any = Done(call.call, result, _aftermath(default_group, announcer), told)
     except PeerFailed as error:
+        ending.note_report()
         announcer.end(failed=True)
         report = Halted(call.call, str(error), _aftermath(default_group, announcer))
     except BaseException as error:  # every way to fail is a report, sys.exit and Ctrl-C included
+        ending.note_report()
         if isinstance(error, MemoryError):
             traceback.clear_frames(error.__traceback__)  # what the function hoarded, to have room for the report
         announcer.end(failed=True)

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from pdlcheck.worlds.processes.exchange.messages import Prepare, Prepared, put
 from pdlcheck.worlds.processes.exchange.payload import load_call
+from pdlcheck.worlds.processes.rank import imported
 from pdlcheck.worlds.processes.rank.at_end import end
 from pdlcheck.worlds.processes.rank.main import adopt, begin, fresh_state, take_place
 from pdlcheck.worlds.processes.rank.main import main as rank_main
@@ -57,6 +58,7 @@ def _prepare(prepare: Prepare) -> str:
 
 def _call(prepare: Prepare, payload: bytes) -> None:
     fn, args, kwargs = load_call(payload)
+    imported.begin(prepare.start.rank, prepare.seed)
     fresh_state(prepare.seed, prepare.start)
     fn(*args, **kwargs)
 

@@ -24,6 +24,7 @@ from pdlcheck.worlds.simulated.network.collectives import read_by, written_by
 from pdlcheck.worlds.simulated.network.lanes import Lanes
 from pdlcheck.worlds.simulated.network.leaks import leaked
 from pdlcheck.worlds.simulated.network.origin import origin
+from pdlcheck.worlds.simulated.network.set_order import SetOrder
 from pdlcheck.worlds.simulated.network.shared import Shared
 from pdlcheck.worlds.simulated.network.suffering import RankGone, Suffering
 from pdlcheck.worlds.simulated.network.work import SimulatedWork, Transfer
@@ -103,6 +104,7 @@ class Network:
         """A run starts, which suffers these faults: operations are counted from 0."""
         self.last.clear()
         self.shared = Shared()
+        self.set_order = SetOrder()
         for rank in self.scheduler.ranks:
             for group in self._groups(rank):
                 group.count_anew()
@@ -158,6 +160,7 @@ class Network:
         refuse_as_gloo(operation, with_grad=self.semantics.messages != "in_order")  # NCCL writes below autograd
         require_own_group(operation, self)
         signature = operation.signature
+        self.set_order.look(signature)
         post = Post(signature)
         if self.suffering.loses_ranks:
             post.kills = self.suffering.kills_next(signature.rank)

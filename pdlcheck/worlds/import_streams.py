@@ -1,0 +1,213 @@
+"""The random numbers that modules draw while they are imported: in each process others, and the same ones in a replay.
+
+A new process seeds the streams of ``torch``, ``numpy.random`` and ``random`` from the operating system. So what a
+module draws at import differs between the ranks of a cluster, unless the module has seeded the stream first. Here a
+file draws from streams that begin with a seed, the process and the name of the file: they differ between ranks and
+controller as on a cluster, do not depend on which files were imported before, and are the same in a replay.
+
+A stream that the user's code has seeded, in this file or in one before it, is left alone. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any, Protocol
+
+__all__ = ["CONTROLLER", "ImportStreams", "cure_of", "drawn_by", "seeded_so_far", "words_of"]
+
+CONTROLLER = -1  # the process that is no rank
+_STATE_WORDS = 624  # of the Mersenne twister
+_ROUNDS = 400  # a quarter of a million numbers; who draws more is taken to have seeded
+_DRAWN_BY_THE_SYSTEM = 2**40  # torch's own seed is at least that, but for one in millions; a person's is smaller
+_NUMPY_BEGINS = 623  # the place in a state that the system has seeded; the user's seed leaves 624
+
+_drawn: dict[str, tuple[str, ...]] = {}
+
+
+def drawn_by(file: str) -> tuple[str, ...]:
+    """Return the streams from which a file drew unseeded when it was imported in this process: names of functions."""
+    return _drawn.get(file, ())
+
+
+def words_of(file: str, drawn: Sequence[str]) -> str:
+    """Return a sentence on what such a file does; ``file`` without its folder."""
+    return (
+        f"{os.path.basename(file)} draws from {' and '.join(drawn)} when it is imported, or a module that it imports "
+        "does, and nothing has seeded it"
+    )
+
+
+def cure_of(drawn: Sequence[str]) -> str:
+    """Return the calls that seed these streams."""
+    return ", ".join({"torch": "torch.manual_seed(0)"}.get(name, f"{name}.seed(0)") for name in drawn)
+
+
+class _Stream(Protocol):
+    """A stream of the whole process."""
+
+    name: str
+
+    def state(self) -> Any: ...
+
+    def put(self, state: Any) -> None: ...
+
+    def seed(self, seed: int) -> None: ...
+
+    def has_seeded(self, before: Any, after: Any) -> bool:
+        """Whether the user's code has seeded the stream, rather than drawn from it."""
+
+
+class _Python:
+    name = "random"
+
+    def state(self) -> Any:
+        return random.getstate()
+
+    def put(self, state: Any) -> None:
+        random.setstate(state)
+
+    def seed(self, seed: int) -> None:
+        random.seed(seed)
+
+    def has_seeded(self, before: Any, after: Any) -> bool:
+        return not _is_later(before[1], after[1])
+
+
+class _Numpy:
+    name = "numpy.random"
+
+    def __init__(self, numpy_random: Any) -> None:
+        self._random = numpy_random
+
+    def state(self) -> Any:
+        kind, key, place, *normal = self._random.get_state()
+        return kind, (*key.tolist(), place), *normal
+
+    def put(self, state: Any) -> None:
+        kind, key, *normal = state
+        self._random.set_state((kind, key[:-1], key[-1], *normal))
+
+    def seed(self, seed: int) -> None:
+        self._random.seed(seed % 2**32)
+
+    def has_seeded(self, before: Any, after: Any) -> bool:
+        return before[0] != after[0] or not _is_later(before[1], after[1])
+
+
+class _Torch:
+    name = "torch"
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._generator = torch.default_generator
+
+    def state(self) -> Any:
+        return self._generator.initial_seed(), self._generator.get_state().numpy().tobytes()
+
+    def put(self, state: Any) -> None:
+        self._generator.set_state(self._torch.frombuffer(bytearray(state[1]), dtype=self._torch.uint8))
+
+    def seed(self, seed: int) -> None:
+        self._generator.manual_seed(seed)
+
+    def has_seeded(self, before: Any, after: Any) -> bool:
+        return bool(before[0] != after[0])
+
+
+class ImportStreams:
+    """The streams from which the modules of one process draw while they are imported.
+
+    Args:
+        process: a rank, or ``CONTROLLER``.
+        seed: of all streams.
+        seeded: those that the user's code has seeded already, by name; they are not touched.
+    """
+
+    def __init__(self, process: int, seed: int, seeded: Sequence[str] = ()) -> None:
+        self.process, self.seed = process, seed
+        self._not_touched = frozenset(seeded)
+        self._kept: dict[str, Any] = {}  # states of streams that the user's code has seeded during an import
+
+    @contextmanager
+    def of(self, file: str, *, keeps: bool = False) -> Iterator[None]:
+        """While the block runs, modules draw from the streams of ``file``; afterwards the present ones go on.
+
+        Args:
+            file: that is imported, with what it imports first.
+            keeps: a stream that is seeded in the block stays as the block leaves it.
+        """
+        before = {stream.name: stream.state() for stream in _streams() if stream.name not in self._not_touched}
+        began = {}
+        for stream in _streams():
+            if stream.name in before:
+                if stream.name in self._kept:
+                    stream.put(self._kept[stream.name])
+                else:
+                    stream.seed(_seed_of(self.seed, self.process, os.path.basename(file), stream.name))
+                began[stream.name] = stream.state()
+        try:
+            yield
+        finally:
+            drawn = []
+            for stream in _streams():
+                if stream.name not in before:
+                    continue
+                after, is_seeded = stream.state(), stream.name in self._kept
+                if not is_seeded and after != began[stream.name]:
+                    is_seeded = stream.has_seeded(began[stream.name], after)
+                    if not is_seeded:
+                        drawn.append(stream.name)
+                if is_seeded:
+                    self._kept[stream.name] = after
+                if not (is_seeded and keeps):
+                    stream.put(before[stream.name])
+            _drawn[file] = tuple(drawn)
+
+
+def seeded_so_far(python: Any) -> list[str]:
+    """Return the streams that the user's code has seeded in this process; ``python``: what ``random`` began with."""
+    found = []
+    if not _is_later(python[1], random.getstate()[1]):
+        found.append("random")
+    if "numpy.random" in sys.modules and _numpys_place() != _NUMPY_BEGINS:
+        found.append("numpy.random")  # or something has drawn from it, which looks the same
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.initial_seed() < _DRAWN_BY_THE_SYSTEM:
+        found.append("torch")
+    return found
+
+
+def _numpys_place() -> int:
+    return int(sys.modules["numpy.random"].get_state()[2])
+
+
+def _streams() -> list[_Stream]:
+    """Those of the modules that are imported."""
+    streams: list[_Stream] = [_Python()]
+    if (numpy_random := sys.modules.get("numpy.random")) is not None and hasattr(numpy_random, "get_state"):
+        streams.append(_Numpy(numpy_random))
+    if hasattr(torch := sys.modules.get("torch"), "default_generator"):
+        streams.append(_Torch(torch))
+    return streams
+
+
+def _seed_of(*parts: object) -> int:
+    return int.from_bytes(blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest())
+
+
+def _is_later(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether numbers drawn from one state of the Mersenne twister lead to the other: words, and a place in them."""
+    if before[:-1] == after[:-1]:
+        return after[-1] >= before[-1]
+    twister = random.Random()
+    twister.setstate((3, before, None))
+    for _ in range(_ROUNDS):
+        twister.getrandbits(32 * _STATE_WORDS)
+        if twister.getstate()[1][:-1] == after[:-1]:
+            return True
+    return False

@@ -1,0 +1,102 @@
+"""Ranks that are processes hash strings each in its own way, as on a cluster, and in the same way in a replay."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pdlcheck.errors import CollectiveMismatch
+from pdlcheck.worlds import get_world
+from pdlcheck.worlds.processes.controller.hash_seeds import hash_seed, hash_seeds
+
+NAMES = {f"layer {number}" for number in range(12)}
+
+
+@pytest.fixture(scope="module")
+def gloo():
+    world = get_world("gloo")
+    yield world
+    world.close()
+
+
+def hashes():
+    return hash("weight"), os.environ.get("PYTHONHASHSEED")
+
+
+def reduce_each(names):
+    for name in names:
+        dist.all_reduce(torch.ones(int(name.split()[1]) + 1))
+
+
+def in_the_order_of_a_set():
+    reduce_each(NAMES)
+
+
+def in_an_order_of_its_own():
+    reduce_each(sorted(NAMES))
+
+
+def test_ranks_beside_one_another_hash_strings_in_other_ways(gloo):
+    one, two, three, four = gloo.run(hashes, world_size=4)
+    assert one[0] != two[0] and three[0] != four[0] and two[0] != three[0]
+    assert {variable for _, variable in (one, two, three, four)} == {None}, "what a rank starts has a seed of its own"
+
+
+def test_fresh_ranks_do_so_too():
+    world = get_world("gloo", isolation="fresh")
+    assert len({number for number, _ in world.run(hashes, world_size=2)}) == 2
+
+
+def test_collectives_in_the_order_of_a_set_do_not_meet(gloo):
+    with pytest.raises(CollectiveMismatch):
+        gloo.run(in_the_order_of_a_set, world_size=2)
+    gloo.run(in_an_order_of_its_own, world_size=2)
+
+
+SOURCE = """
+from pdlcheck.worlds import get_world
+from pdlcheck.worlds.processes.controller import forkserver
+forkserver.start(seed={seed})
+world = get_world("gloo")
+print(world.run(lambda: hash("weight"), world_size=2))
+world.close()
+"""
+
+
+def printed(seed, **variables):
+    done = subprocess.run(
+        [sys.executable, "-c", SOURCE.format(seed=seed)],
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return [int(number) for number in done.stdout.strip("[]\n").split(",")]
+
+
+def test_a_replay_hashes_in_the_same_way_and_another_seed_in_another(monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    first = printed(0)
+    assert printed(0) == first
+    assert not set(printed(1)) & set(first)
+
+
+def test_the_seed_of_the_environment_is_that_of_all_ranks():
+    one, two = printed(0, PYTHONHASHSEED="5")
+    assert one == two
+
+
+def test_seeds_are_given_to_two_processes_here_and_to_one_in_a_launch(monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "5")
+    assert hash_seeds(3, None) == hash_seeds(3, 1) == [""]
+    monkeypatch.delenv("PYTHONHASHSEED")
+    assert hash_seeds(0, None) == ["1", "2"]
+    assert hash_seeds(0, 7) == ["8"]
+    numbers = {hash_seed(seed, rank) for seed in range(5) for rank in range(100)}
+    assert len(numbers) == 500 and "0" not in numbers
+    assert all(0 < int(hash_seed(seed, 1)) < 2**32 for seed in (2**31, 2**32, 2**40))
