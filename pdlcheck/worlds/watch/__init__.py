@@ -1,6 +1,6 @@
 """What every world can observe: what each rank posts, from which line, and whether the ranks fit together."""
 
-from pdlcheck.worlds.watch.adopted import require_known, require_own
+from pdlcheck.worlds.watch.adopted import require_known, require_valid
 from pdlcheck.worlds.watch.as_gloo import refuse_as_gloo, refuse_future
 from pdlcheck.worlds.watch.callsite import calls_tests, end_at_user_line, short, user_call, user_line
 from pdlcheck.worlds.watch.counted import uncounted
@@ -40,7 +40,7 @@ __all__ = [
     "refuse_as_gloo",
     "refuse_future",
     "require_known",
-    "require_own",
+    "require_valid",
     "short",
     "uncounted",
     "user_call",

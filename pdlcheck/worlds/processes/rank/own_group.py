@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from pdlcheck.worlds.watch import require_known, require_own
+from pdlcheck.worlds.watch import require_valid
 
 __all__ = ["offer", "offer_groups"]
 
@@ -30,9 +30,8 @@ def offer(group: dist.ProcessGroup | None) -> None:
 @wraps(_init)
 def _adopt(*args: Any, **kwargs: Any) -> None:
     group = _offered
-    offer(None)
     if group is None or not dist.is_initialized() or dist.group.WORLD is not group:
         _init(*args, **kwargs)
     else:
-        require_known(args[0] if args else kwargs.get("backend"))
-        require_own(kwargs, group.rank(), group.size())
+        require_valid(_init, args, kwargs, group.rank(), group.size())
+    offer(None)
