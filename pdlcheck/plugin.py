@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from pdlcheck.worlds import World
 
 MARKERS = (
-    "world_size(*sizes): run the body of the test on every rank, once for each number of ranks",
+    "world_size(*sizes, process_group=True): run the body of the test on every rank, once for each number of ranks; "
+    "with process_group=False the ranks begin without a default process group",
     "isolation(mode): what the test shares with others on processes: 'pool', 'reinit' or 'fresh'",
     "semantics(profile, **changes): what the simulated network does where the rules leave a choice, such as "
     "semantics('nccl') or semantics(send='buffered', leaks=False); real backends have their own",
@@ -402,7 +403,7 @@ def device() -> torch.device:
 @pytest.fixture
 def group() -> dist.ProcessGroup:
     """The default process group."""
-    return context.rank_context("group").group
+    return context.default_group()
 
 
 @pytest.fixture(name=unittest_cases.LIFE)

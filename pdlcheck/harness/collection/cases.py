@@ -10,7 +10,16 @@ import pytest
 
 from pdlcheck.harness.running import launched
 
-__all__ = ["Case", "case_of", "is_our_world", "require_ranks", "runs_in_a_rank", "world_names", "world_of"]
+__all__ = [
+    "Case",
+    "begins_with_group",
+    "case_of",
+    "is_our_world",
+    "require_ranks",
+    "runs_in_a_rank",
+    "world_names",
+    "world_of",
+]
 
 CASE = "pdlcheck_case"  # the hidden argument by which a test is repeated
 IN_RANK = pytest.StashKey[bool]()
@@ -39,6 +48,17 @@ def case_of(item: pytest.Item) -> Case | None:
     """The world and world size on whose ranks the body of this item runs, if it does."""
     callspec = getattr(item, "callspec", None)
     return None if callspec is None else callspec.params.get(CASE)
+
+
+def begins_with_group(item: pytest.Item) -> bool:
+    """Return False where the marker says that the ranks of this item begin without a default process group.
+
+    They have the environment of a launcher then, as a script has under torchrun. A marker of the item's parameters
+    counts more than one of the whole test.
+    """
+    marks = [*getattr(getattr(item, "callspec", None), "marks", ()), item.get_closest_marker("world_size")]
+    marker = next((mark for mark in marks if mark is not None and mark.name == "world_size"), None)
+    return marker is None or bool(getattr(marker, "mark", marker).kwargs.get("process_group", True))
 
 
 def world_of(item: pytest.Item) -> str | None:

@@ -88,11 +88,16 @@ def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):  # DeepSpeed's way of writing several
         sizes = list(sizes[0])
     wrong = [repr(size) for size in sizes if isinstance(size, bool) or not isinstance(size, int) or size < 1]
-    wrong += [f"{name}={value!r}" for name, value in marker.kwargs.items()]
+    wrong += [
+        f"{name}={value!r}"
+        for name, value in marker.kwargs.items()
+        if name != "process_group" or not isinstance(value, bool)
+    ]
     if wrong or not sizes:
+        group = "; process_group is True or False" if "process_group" in marker.kwargs else ""
         pytest.fail(
             f"{nodeid}: world_size takes numbers of ranks of at least 1, such as world_size(2, 4); "
-            f"got {', '.join(wrong) or 'none'}",
+            f"got {', '.join(wrong) or 'none'}{group}",
             pytrace=False,
         )
     return sizes

@@ -201,12 +201,15 @@ class SimulatedRanks:
         self._world = world
         self.intact = True  # ranks that are lost are replaced
         self._broken_off = False
+        self._make_own_groups = False
+        self._without: set[int] = set()  # ranks that have begun without a group
         self._own_modules = world.own_modules()
         self._known = known_own_globals()
         self._serve(idle.take(world_size) or Network(world_size))
 
     def _serve(self, network: Network) -> None:
         self._network = network
+        self._without.clear()
         network.serve(self._world.seed, self._world.semantics)
         self._own_globals_anew()
 
@@ -217,6 +220,7 @@ class SimulatedRanks:
 
     def _reset(self) -> None:
         self._network.reset()
+        self._without.clear()
         self._own_globals_anew()
 
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
@@ -307,6 +311,10 @@ class SimulatedRanks:
                 stacklevel=2,
             )
 
+    def leave_group(self) -> None:
+        """Let the runs to come begin without a process group, or with what those before them have made."""
+        self._make_own_groups = True
+
     def give_to_controller(self, rank: int) -> None:
         """What this rank has set for its thread in the last run is the controller's from now on, and so all ranks'."""
         self._network.scheduler.ranks[rank].state.give_to_controller()
@@ -317,6 +325,10 @@ class SimulatedRanks:
             if rank in absent:
                 raise RankGone
             leave_alone(self._network)
+        elif self._make_own_groups:
+            if rank not in self._without:
+                leave_alone(self._network)
+                self._without.add(rank)
         elif not (has_group() or (keep_groups and has_left_group())):  # the first run, or the one before has ended it
             join_group(self._network)
         keep_time(partial(self._compute, rank))

@@ -1,6 +1,6 @@
 """What every world can observe: what each rank posts, from which line, and whether the ranks fit together."""
 
-from pdlcheck.worlds.watch.adopted import require_known, require_valid
+from pdlcheck.worlds.watch.adopted import rank_by_rendezvous, require_known, require_valid
 from pdlcheck.worlds.watch.as_gloo import refuse_as_gloo, refuse_future
 from pdlcheck.worlds.watch.callsite import calls_tests, end_at_user_line, short, user_call, user_line
 from pdlcheck.worlds.watch.counted import uncounted
@@ -36,6 +36,7 @@ __all__ = [
     "key_among",
     "members_of_default",
     "new_group",
+    "rank_by_rendezvous",
     "refuse",
     "refuse_as_gloo",
     "refuse_future",

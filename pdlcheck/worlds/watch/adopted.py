@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import HashStore, Store
 
-__all__ = ["require_known", "require_own", "require_valid"]
+__all__ = ["rank_by_rendezvous", "require_known", "require_own", "require_valid"]
 
 _rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # as an attribute it is a function
 _BUILT_IN = ("env", "file", "tcp")  # a handler of the user's own may wait for other processes
@@ -93,28 +93,49 @@ def _nothing_is_made(found: dict[str, int]) -> Iterator[None]:
     ``found`` takes the rank and world size that an address or the environment names.
     """
 
-    def meet(url: Any, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
-        meeting = _meet(url, rank, world_size, **kwargs)
-        if str(url).partition("://")[0] in _BUILT_IN:
-            _, found["rank"], found["world_size"] = next(meeting)
+    def meet(url: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
+        if (own := rank_by_rendezvous(url, *args, **kwargs)) is not None:
+            found["rank"], found["world_size"] = own
         yield HashStore(), found["rank"], found["world_size"]
 
-    exchanged = [
-        (c10d, _as_torch_made_them | {"BackendConfig": _Checked, "rendezvous": meet}),
-        (_rendezvous, {"FileStore": _store, "TCPStore": _store, "_create_c10d_store": _create_store}),
-    ]
-    before = [(module, {name: getattr(module, name) for name in names}) for module, names in exchanged]
     world: Any = c10d._world
     group, count = world.default_pg, world.group_count
+    with _exchanged(c10d, _as_torch_made_them | {"BackendConfig": _Checked, "rendezvous": meet}):
+        try:
+            world.default_pg = None
+            yield
+        finally:
+            world.default_pg, world.group_count = group, count
+
+
+def rank_by_rendezvous(url: Any, *args: Any, **kwargs: Any) -> tuple[int, int] | None:
+    """The rank and the world size of a process that would meet others in this way; it meets none.
+
+    Args:
+        url, args, kwargs: as torch's ``rendezvous`` takes them.
+
+    Returns:
+        None for a way that is not torch's own.
+
+    Raises:
+        The error that torch raises for these arguments.
+    """
+    with _exchanged(_rendezvous, {"FileStore": _store, "TCPStore": _store, "_create_c10d_store": _create_store}):
+        meeting = _meet(url, *args, **kwargs)
+        if str(url).partition("://")[0] not in _BUILT_IN:
+            return None
+        _, rank, world_size = next(meeting)
+    return rank, world_size
+
+
+@contextmanager
+def _exchanged(module: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    before = {name: getattr(module, name) for name in values}
+    vars(module).update(values)
     try:
-        for module, values in exchanged:
-            vars(module).update(values)
-        world.default_pg = None
         yield
     finally:
-        world.default_pg, world.group_count = group, count
-        for module, values in before:
-            vars(module).update(values)
+        vars(module).update(before)
 
 
 def _store(*args: Any, timeout: timedelta = c10d.default_pg_timeout, **kwargs: Any) -> Store:

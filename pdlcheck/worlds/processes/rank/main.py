@@ -44,7 +44,7 @@ from pdlcheck.worlds.processes.rank.own_device import (
     take_device,
     was_lost,
 )
-from pdlcheck.worlds.processes.rank.own_group import offer, offer_groups
+from pdlcheck.worlds.processes.rank.own_group import is_as_begun, join_group, leave_group, offer, offer_groups
 from pdlcheck.worlds.processes.rank.own_rank import take_rank, users_code
 from pdlcheck.worlds.processes.rank.own_store import meet_at
 from pdlcheck.worlds.processes.rank.position import user_traceback
@@ -155,9 +155,8 @@ def _join(start: Start, listening: int | None) -> TCPStore:
 
 def _rejoin(call: int, start: Start, store: TCPStore) -> None:
     """A new default group on the same store; names of other groups count from the start again."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    offer(None)
+    leave_group()
+    join_group()
     own = PrefixStore(f"call {call}", store)
     _init(start, own)
 
@@ -176,11 +175,14 @@ def _init(start: Start, store: Store) -> None:
 def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announcer: Announcer) -> None:
     default_group, fn = dist.group.WORLD, None
     try:
-        if call.rejoin:
+        if call.group == "new":
             announcer.is_beginning = True
             _rejoin(call.call, start, store)
             announcer.is_beginning = False
             default_group = dist.group.WORLD
+        elif call.group == "none":
+            leave_group()
+            default_group = None
         adopt(call.changes, start.variables)
         if call.seed is not None:
             own_settings.put_back()
@@ -242,9 +244,8 @@ def adopt(changes: Changes, own: Mapping[str, str]) -> None:
 
 
 def _aftermath(default_group: dist.ProcessGroup | None, announcer: Announcer) -> Aftermath:
-    same = dist.is_initialized() and dist.group.WORLD is default_group
     return Aftermath(
-        same and not announcer.is_torn,
+        is_as_begun(default_group) and not announcer.is_torn,
         c10d._world.group_count,
         len(c10d._world.pg_map),
         tuple(announcer.withdrawn),
