@@ -228,9 +228,10 @@ def _first_line(report: pytest.TestReport) -> str:
 
 def _says_why(on_sim: pytest.TestReport) -> bool:
     """Whether the failure itself tells why it comes about on simulated ranks alone."""
+    from pdlcheck.worlds.simulated.c10d.borrowed import SHARE_ATTRIBUTE
     from pdlcheck.worlds.simulated.turns.scheduler import ARE_THREADS
 
-    return ARE_THREADS in on_sim.longreprtext
+    return any(words in on_sim.longreprtext for words in (ARE_THREADS, SHARE_ATTRIBUTE))
 
 
 def _words(finding: Finding, how: str, failed: bool) -> list[str]:

@@ -159,7 +159,7 @@ def _holders_of(
         if value.__module__ in modules:
             yield Holder(
                 path,
-                lambda: _visible(vars(value)),
+                lambda: _visible(vars(value)) | _special_methods(vars(value)),
                 lambda: tuple(vars(value).values()),
                 functools.partial(type.__setattr__, value),
                 functools.partial(type.__delattr__, value),
@@ -213,6 +213,11 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _visible(names: Any) -> dict[str, Any]:
     return {name: value for name, value in list(names.items()) if isinstance(name, str) and not _is_reserved(name)}
+
+
+def _special_methods(names: Any) -> dict[str, Any]:
+    """Those of a class, such as ``__init__``, which a rank may have exchanged."""
+    return {name: value for name, value in list(names.items()) if type(value) is FunctionType and _is_reserved(name)}
 
 
 def _is_reserved(name: str) -> bool:
