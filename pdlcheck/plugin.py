@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness.collection import cases, debugged_rank, misused, options, repeated, unittest_cases
+from pdlcheck.harness.collection import (
+    cases,
+    debugged_rank,
+    distributed_tests,
+    misused,
+    options,
+    repeated,
+    unittest_cases,
+)
 from pdlcheck.harness.running import context, differing, interrupt, launched, skips, worlds
 from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
@@ -98,6 +106,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
         "pdlcheck_own_globals",
         "modules, or packages, whose globals each simulated rank has for itself, as a process would",
+        type="args",
+        default=[],
+    )
+    parser.addini(
+        "pdlcheck_comm_wrappers",
+        "modules, or packages, through which the program communicates: reports show the lines that call them",
         type="args",
         default=[],
     )

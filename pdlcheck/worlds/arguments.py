@@ -6,7 +6,7 @@ from typing import Any
 
 from pdlcheck.faults import DrawnFaults, Fault
 
-__all__ = ["ISOLATIONS", "check_faults", "check_function", "check_isolation", "check_world_size"]
+__all__ = ["ISOLATIONS", "check_faults", "check_function", "check_isolation", "check_names", "check_world_size"]
 
 ISOLATIONS = ("pool", "reinit", "fresh")
 
@@ -33,6 +33,14 @@ def check_isolation(isolation: Any) -> str:
     if isolation not in ISOLATIONS:
         raise ValueError(f"isolation must be one of {', '.join(ISOLATIONS)}; got {isolation!r}")
     return str(isolation)
+
+
+def check_names(argument: str, names: Any) -> tuple[str, ...]:
+    """Return the names of modules that a user has given for this argument, if they are names."""
+    given = names if isinstance(names, str) else list(names)
+    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"{argument} takes a list of modules' names, got {given!r}; pass ['mine.module']")
+    return tuple(given)
 
 
 def check_faults(faults: Any, world_size: int | None = None) -> tuple[Fault, ...]:

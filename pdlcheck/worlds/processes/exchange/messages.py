@@ -76,6 +76,7 @@ class Start(_Message):
 
     Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables;
     ``device`` is ``cpu`` or ``cuda``; ``board``: the ranks share memory, see ``board.py``.
+    ``comm_wrappers``: modules whose callers reports show.
     """
 
     rank: int
@@ -88,6 +89,7 @@ class Start(_Message):
     watch: bool
     board: bool
     device: str
+    comm_wrappers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ from pdlcheck.worlds.processes.rank.taking_turns import take_turns
 from pdlcheck.worlds.processes.rank.watched_gloo import watch_gloo
 from pdlcheck.worlds.processes.rank.watched_groups import begin_call
 from pdlcheck.worlds.site import site_of
-from pdlcheck.worlds.watch import FROM_CALLBACK
+from pdlcheck.worlds.watch import FROM_CALLBACK, declare_wrappers
 
 __all__ = ["adopt", "begin", "fresh_state", "main", "take_place"]
 
@@ -84,6 +84,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
     announcer = Announcer(
         start.rank, start.world_size, channel.send, Board(fds[4], start.world_size) if start.board else None
     )
+    declare_wrappers(start.comm_wrappers)
     if start.watch:
         take_turns()
         channel.on_message = announcer.handle
