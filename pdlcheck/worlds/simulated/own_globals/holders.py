@@ -32,6 +32,7 @@ __all__ = [
     "Holder",
     "find_holders",
     "identical",
+    "is_installed",
     "leaf_value",
     "modules_holder",
     "own_leaves",
@@ -67,7 +68,12 @@ def _is_users(name: str, file: str | None) -> bool:
     if not isinstance(file, str):
         return name == "__main__"
     path = os.path.abspath(file)
-    return not (path.startswith((_HERE, *_STDLIB)) or any(folder in path for folder in _INSTALLED))
+    return not (path.startswith((_HERE, *_STDLIB)) or is_installed(path))
+
+
+def is_installed(path: str) -> bool:
+    """Is this a file of an installed package?"""
+    return any(folder in path for folder in _INSTALLED)
 
 
 class Holder:
