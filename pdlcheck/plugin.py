@@ -225,6 +225,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> pytest.Collector | None:
+    distributed_tests.collect(collector, name, obj)
     return unittest_cases.collected(collector, name, obj)
 
 
@@ -283,6 +284,11 @@ def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if cases.runs_in_a_rank(pyfuncitem.config):
         return None
+    if distributed_tests.is_distributed_test(pyfuncitem.cls):
+        from pdlcheck.harness.running.distributed_tests import run_item
+
+        run_item(pyfuncitem)
+        return True
     if cases.case_of(pyfuncitem) is None:
         if pyfuncitem.get_closest_marker("schedules") is None:
             return None

@@ -15,6 +15,7 @@ __all__ = [
     "begins_with_group",
     "case_of",
     "is_our_world",
+    "names_worlds",
     "require_ranks",
     "runs_in_a_rank",
     "world_names",
@@ -42,6 +43,11 @@ def world_names(config: pytest.Config) -> list[str]:
     if names is None:
         names = "sim" if launched.launch(config) is None else "gloo"
     return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def names_worlds(config: pytest.Config) -> bool:
+    """Whether the user has named worlds for this session, as an option or in an ini file."""
+    return getattr(config.known_args_namespace, "world", None) is not None
 
 
 def case_of(item: pytest.Item) -> Case | None:
@@ -84,7 +90,10 @@ def require_ranks(item: pytest.Item) -> None:
     """
     if isinstance(item, pytest.DoctestItem):
         return
-    if item.get_closest_marker("world_size") is not None and case_of(item) is None:
+    from pdlcheck.harness.collection.distributed_tests import is_distributed_test
+
+    of_class = is_distributed_test(getattr(item, "cls", None))
+    if item.get_closest_marker("world_size") is not None and case_of(item) is None and not of_class:
         pytest.fail(
             "world_size marks test functions, methods and single parameters of these, before they are collected",
             pytrace=False,

@@ -10,12 +10,16 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from pdlcheck.harness.collection.cases import CASE, Case, is_our_world, world_names
+from pdlcheck.harness.collection.distributed_tests import is_distributed_test
 
 __all__ = ["repeat", "repeat_by_parameters"]
 
 
 def repeat(metafunc: pytest.Metafunc) -> None:
     """Repeat a test for each world, or for each world and world size of its marker; before it has other parameters."""
+    if is_distributed_test(metafunc.cls):
+        metafunc.parametrize("world", world_names(metafunc.config), indirect=True, scope="session")
+        return
     if _has_marked_parameters(metafunc.definition):
         return  # left to `repeat_by_parameters`
     marker = metafunc.definition.get_closest_marker("world_size")
@@ -31,6 +35,8 @@ def repeat_by_parameters(metafunc: pytest.Metafunc) -> None:
     It counts more than a marker of the whole test. A set that has neither is an ordinary test, without ranks.
     """
     own = [_mark_of(call.marks) for call in metafunc._calls]
+    if is_distributed_test(metafunc.cls):
+        return
     if CASE in metafunc.fixturenames or not any(own):
         return
     whole = metafunc.definition.get_closest_marker("world_size")
