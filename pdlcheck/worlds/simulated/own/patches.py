@@ -111,12 +111,13 @@ class _Watched:
         self._versions = self._memory[self._places]
         self._seen = self._versions.tobytes()
 
+    def is_as_seen(self) -> bool:
+        """Has none of them changed? This is asked at each turn."""
+        return bool(self._memory[self._places].tobytes() == self._seen)
+
     def changed(self) -> list[_Target]:
         """Those that may hold something else."""
-        now = self._memory[self._places]
-        if now.tobytes() == self._seen:
-            return []
-        return [self._targets[number] for number in np.flatnonzero(now != self._versions)]
+        return [self._targets[number] for number in np.flatnonzero(self._memory[self._places] != self._versions)]
 
 
 _watched: _Watched | None = None
@@ -130,8 +131,8 @@ def take_controllers() -> None:
         targets = list(_targets())
         _watched = _Watched(targets) if targets else None
         _imported = len(sys.modules)
-    elif _watched is not None and (changed := _watched.changed()):
-        for target in changed:
+    elif _watched is not None and not _watched.is_as_seen():
+        for target in _watched.changed():
             target.note()
         _watched.remember()
 
@@ -144,9 +145,9 @@ def put_patches(patches: Patches) -> None:
 
 def take_patches() -> Patches:
     """On a rank that gives up its turn: undo what it has changed; return that."""
-    if _watched is None or not (changed := _watched.changed()):
+    if _watched is None or _watched.is_as_seen():
         return NO_PATCHES
-    patches = {target: changes for target in changed if (changes := target.take())}
+    patches = {target: changes for target in _watched.changed() if (changes := target.take())}
     _watched.remember()
     return patches
 
