@@ -25,6 +25,7 @@ import pytest
 from pdlcheck.harness import item_hooks
 from pdlcheck.harness.collection import (
     cases,
+    distributed_tests,
     drawn_at_import,
     marker_ownership,
     option_checks,
@@ -151,6 +152,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, o
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> pytest.Collector | None:
+    distributed_tests.collect(collector, name, obj)
     return unittest_cases.collected(collector, name, obj)
 
 
@@ -204,7 +206,7 @@ def device() -> torch.device:
 @pytest.fixture
 def group() -> dist.ProcessGroup:
     """The default process group."""
-    return context.rank_context("group").group
+    return context.default_group()
 
 
 @pytest.fixture(name=unittest_cases.LIFE)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pdlcheck.harness.collection import cases, marker_ownership
+from pdlcheck.harness.collection import cases, distributed_tests, marker_ownership
 from pdlcheck.harness.reporting import world_counts
 from pdlcheck.harness.running import skips
 from pdlcheck.harness.running.open_worlds import close_worlds, open_worlds
@@ -124,6 +124,11 @@ def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if cases.runs_in_a_rank(pyfuncitem.config):
         return None
+    if distributed_tests.is_distributed_test(pyfuncitem.cls):
+        from pdlcheck.harness.running.distributed_tests import run_item
+
+        run_item(pyfuncitem)
+        return True
     if cases.case_of(pyfuncitem) is None:
         if pyfuncitem.get_closest_marker("schedules") is None:
             return None

@@ -6,7 +6,7 @@ from typing import Any
 
 from pdlcheck.faults import DrawnFaults, Fault
 
-__all__ = ["check_faults", "check_function", "check_world_size"]
+__all__ = ["check_faults", "check_function", "check_names", "check_world_size"]
 
 
 
@@ -25,6 +25,14 @@ def check_world_size(world_size: Any) -> None:
         raise TypeError(f"world_size must be an int, got {world_size!r}; pass the number of ranks, such as 2")
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}; pass the number of ranks, such as 2")
+
+
+def check_names(argument: str, names: Any) -> tuple[str, ...]:
+    """Return the names of modules that a user has given for this argument, if they are names."""
+    given = names if isinstance(names, str) else list(names)
+    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"{argument} takes a list of modules' names, got {given!r}; pass ['mine.module']")
+    return tuple(given)
 
 
 def check_faults(faults: Any, world_size: int | None = None) -> tuple[Fault, ...]:

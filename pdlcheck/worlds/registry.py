@@ -52,7 +52,7 @@ def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
             ``gloo`` take both: ranks of ``gloo`` share the CUDA devices that there are, those of ``sim`` the first.
         options: what the world takes: ``seed`` and ``timeout_s``; for ``sim`` also ``semantics``, ``schedule``,
             ``faults``, ``topology``, ``timeline`` and ``own_globals``, for the others ``watch`` and
-            ``threads_per_rank``.
+            ``threads_per_rank``; for all ``comm_wrappers``, modules whose callers reports show.
 
     Raises:
         ValueError: there is no world of that name, or no such device.

@@ -11,7 +11,17 @@ import pytest
 from pdlcheck.harness.collection.marker_ownership import claims_world_size
 from pdlcheck.harness.running import launched
 
-__all__ = ["Case", "case_of", "is_our_world", "require_ranks", "runs_in_a_rank", "world_names", "world_of"]
+__all__ = [
+    "Case",
+    "begins_with_group",
+    "case_of",
+    "is_our_world",
+    "names_worlds",
+    "require_ranks",
+    "runs_in_a_rank",
+    "world_names",
+    "world_of",
+]
 
 CASE = "pdlcheck_case"  # the hidden argument by which a test is repeated
 IN_RANK = pytest.StashKey[bool]()
@@ -36,10 +46,26 @@ def world_names(config: pytest.Config) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
+def names_worlds(config: pytest.Config) -> bool:
+    """Whether the user has named worlds for this session, as an option or in an ini file."""
+    return bool(config.option.pdl_world_was_given)
+
+
 def case_of(item: pytest.Item) -> Case | None:
     """The world and world size on whose ranks the body of this item runs, if it does."""
     callspec = getattr(item, "callspec", None)
     return None if callspec is None else callspec.params.get(CASE)
+
+
+def begins_with_group(item: pytest.Item) -> bool:
+    """Return False where the marker says that the ranks of this item begin without a default process group.
+
+    They have the environment of a launcher then, as a script has under torchrun. A marker of the item's parameters
+    counts more than one of the whole test.
+    """
+    marks = [*getattr(getattr(item, "callspec", None), "marks", ()), item.get_closest_marker("world_size")]
+    marker = next((mark for mark in marks if mark is not None and mark.name == "world_size"), None)
+    return marker is None or bool(getattr(marker, "mark", marker).kwargs.get("process_group", True))
 
 
 def world_of(item: pytest.Item) -> str | None:
@@ -65,7 +91,11 @@ def require_ranks(item: pytest.Item) -> None:
     """
     if isinstance(item, pytest.DoctestItem):
         return
-    if item.get_closest_marker("world_size") is not None and case_of(item) is None and claims_world_size(item):
+    from pdlcheck.harness.collection.distributed_tests import is_distributed_test
+
+    of_class = is_distributed_test(getattr(item, "cls", None))
+    marked = item.get_closest_marker("world_size") is not None and claims_world_size(item)
+    if marked and case_of(item) is None and not of_class:
         pytest.fail(
             "world_size marks test functions, methods and single parameters of these, before they are collected",
             pytrace=False,

@@ -26,7 +26,8 @@ __all__ = [
 ]
 
 MARKERS = (
-    "world_size(*sizes): run the body of the test on every rank, once for each number of ranks",
+    "world_size(*sizes, process_group=True): run the body of the test on every rank, once for each number of ranks; "
+    "with process_group=False the ranks begin without a default process group",
     "isolation(mode): what the test shares with others on processes: 'pool', 'reinit' or 'fresh'",
     "semantics(profile, **changes): what the simulated network does where the rules leave a choice, such as "
     "semantics('nccl') or semantics(send='buffered', leaks=False); real backends have their own",

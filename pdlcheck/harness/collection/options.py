@@ -106,6 +106,12 @@ def add_options(parser: pytest.Parser) -> None:
         default=[],
     )
     parser.addini(
+        "pdlcheck_comm_wrappers",
+        "modules, or packages, through which the program communicates: reports show the lines that call them",
+        type="args",
+        default=[],
+    )
+    parser.addini(
         OWN_MARKERS,
         "markers that are pdlcheck's in this project wherever they stand, such as: gpu world_size",
         type="args",

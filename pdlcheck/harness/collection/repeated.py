@@ -10,6 +10,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from pdlcheck.harness.collection.cases import CASE, Case, is_our_world, world_names
+from pdlcheck.harness.collection.distributed_tests import is_distributed_test
 from pdlcheck.harness.collection.marker_ownership import claims_world_size
 from pdlcheck.harness.collection.plugin_fixtures import take_precedence_on_ranks
 
@@ -18,6 +19,9 @@ __all__ = ["repeat", "repeat_by_parameters"]
 
 def repeat(metafunc: pytest.Metafunc) -> None:
     """Repeat a test for each world, or for each world and world size of its marker; before it has other parameters."""
+    if is_distributed_test(metafunc.cls):
+        metafunc.parametrize("world", world_names(metafunc.config), indirect=True, scope="session")
+        return
     claimed = claims_world_size(metafunc.definition)
     if claimed and _has_marked_parameters(metafunc.definition):
         return  # left to `repeat_by_parameters`
@@ -37,6 +41,8 @@ def repeat_by_parameters(metafunc: pytest.Metafunc) -> None:
     if not claims_world_size(metafunc.definition):
         return
     own = [_mark_of(call.marks) for call in metafunc._calls]
+    if is_distributed_test(metafunc.cls):
+        return
     if CASE in metafunc.fixturenames or not any(own):
         return
     whole = metafunc.definition.get_closest_marker("world_size")
@@ -94,11 +100,16 @@ def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):  # DeepSpeed's way of writing several
         sizes = list(sizes[0])
     wrong = [repr(size) for size in sizes if isinstance(size, bool) or not isinstance(size, int) or size < 1]
-    wrong += [f"{name}={value!r}" for name, value in marker.kwargs.items()]
+    wrong += [
+        f"{name}={value!r}"
+        for name, value in marker.kwargs.items()
+        if name != "process_group" or not isinstance(value, bool)
+    ]
     if wrong or not sizes:
+        group = "; process_group is True or False" if "process_group" in marker.kwargs else ""
         pytest.fail(
             f"{nodeid}: world_size takes numbers of ranks of at least 1, such as world_size(2, 4); "
-            f"got {', '.join(wrong) or 'none'}",
+            f"got {', '.join(wrong) or 'none'}{group}",
             pytrace=False,
         )
     return sizes

@@ -194,9 +194,7 @@ def setup(path: str, nodeid: str, shared: str) -> None:
     assert _session is not None
     item = _session.item(path, nodeid)
     item.stash[SHARED] = Path(shared)
-    set_rank_context(
-        RankContext(dist.get_rank(), dist.get_world_size(), own_device(), dist.group.WORLD)  # type: ignore[arg-type]
-    )
+    set_rank_context(RankContext(own_rank(), own_world_size(), own_device(), dist.group.WORLD))
     rank_coverage.save()  # what ran since the last test
     _session.around.close()
     _session.around.enter_context(_session.warnings_of(item))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-__all__ = ["RankContext", "leave_rank_context", "rank_context", "set_rank_context", "sets_up_for_all"]
+__all__ = ["RankContext", "default_group", "leave_rank_context", "rank_context", "set_rank_context", "sets_up_for_all"]
 
 _context: RankContext | None = None
 
@@ -24,7 +24,7 @@ class RankContext:
     rank: int
     world_size: int
     device: torch.device
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None  # None where the ranks begin without
     in_body: bool = False  # of the test, which may ask for fixtures
     for_all: Callable[[], bool] = lambda: True  # whether the fixture that is set up is one that all ranks share
 
@@ -55,3 +55,15 @@ def rank_context(fixture: str) -> RankContext:
             "or use the fixture 'world' and its run()"
         )
     return _context
+
+
+def default_group() -> dist.ProcessGroup:
+    """What the fixture ``group`` returns now."""
+    __tracebackhide__ = True
+    group = rank_context("group").group
+    if group is None:
+        raise pytest.UsageError(
+            "the ranks of this test begin without a process group, so the fixture 'group' has none: call "
+            "torch.distributed.init_process_group() and take torch.distributed.group.WORLD"
+        )
+    return group

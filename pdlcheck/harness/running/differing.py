@@ -140,6 +140,7 @@ class Differing:
             world.own_globals = given
 
     def _explain(self, on_sim: _Verdict, on_real: _Verdict, world: str, *, once_more: bool) -> None:
+        from pdlcheck.harness.running.frameworks import modules_of_framework
         from pdlcheck.worlds.simulated.own_globals.cause import Finding, find_cause, find_modules
         from pdlcheck.worlds.simulated.own_globals.holders import user_modules
 
@@ -163,6 +164,9 @@ class Differing:
                 with _undisturbed(self.config):
                     finding = find_cause(again, as_on_processes, self.start)
                     with suppress(Exception):  # as below; what was found so far holds
+                        if finding.cause == "other" and not failed:  # a framework's own check comes first
+                            framework = modules_of_framework(on_sim.failure)
+                            finding = find_modules(finding, with_own, as_on_processes, self.start, framework)
                         finding = find_modules(finding, with_own, as_on_processes, self.start, modules)
                     if finding.cause == "other" and cases.case_of(on_sim.item) is not None:
                         fixtures = self._try_fixtures(on_sim.item, on_real)
@@ -231,9 +235,10 @@ def _first_line(report: pytest.TestReport) -> str:
 
 def _says_why(on_sim: pytest.TestReport) -> bool:
     """Whether the failure itself tells why it comes about on simulated ranks alone."""
+    from pdlcheck.worlds.simulated.c10d.borrowed import SHARE_ATTRIBUTE
     from pdlcheck.worlds.simulated.turns.scheduler import ARE_THREADS
 
-    return ARE_THREADS in on_sim.longreprtext
+    return any(words in on_sim.longreprtext for words in (ARE_THREADS, SHARE_ATTRIBUTE))
 
 
 def _words(finding: Finding, how: str, failed: bool) -> list[str]:

@@ -43,6 +43,8 @@ def begins_early(item: pytest.Function) -> pytest.Function | None:
         return None
     if any(mark.name not in _MARKS for one in (item, following) for mark in one.iter_markers()):
         return None
+    if not (cases.begins_with_group(item) and cases.begins_with_group(following)):
+        return None
     return following if needs_one_message(following) and _remember_the_one_after(item, following) else None
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pdlcheck.harness.collection.cases import Case
+from pdlcheck.harness.collection.cases import Case, begins_with_group
 from pdlcheck.harness.collection.same_parameters import note_differing, require_same_parameters
 from pdlcheck.harness.rank import session as rank_session
 from pdlcheck.harness.rank.loggers import attach_quickly
@@ -61,6 +61,8 @@ class ProcessItem:
             ranks.keep_for_end()
             self._collect(ranks)
             require_same_parameters(item)
+            if not begins_with_group(item):
+                ranks.leave_group()
         self._ranks = ranks
         if not self._at_once:
             self._begun = True

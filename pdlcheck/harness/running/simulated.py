@@ -22,7 +22,7 @@ from _pytest.tmpdir import tmppath_result_key
 
 from pdlcheck.errors import Deadlock, RankTimeout, Unsupported
 from pdlcheck.faults import DrawnFaults
-from pdlcheck.harness.collection.cases import CASE, Case
+from pdlcheck.harness.collection.cases import CASE, Case, begins_with_group
 from pdlcheck.harness.collection.misused import require_own_values
 from pdlcheck.harness.collection.schedules import runs_under_schedules, search_schedules
 from pdlcheck.harness.rank.benchmarks import name_benchmark
@@ -115,6 +115,8 @@ class SimulatedItem:
             self._item._obj = _stand_still  # a plugin for such tests would call it once, by itself
             return
         self._cluster: SimulatedRanks = self._stack.enter_context(self._world.open(self._case.world_size))
+        if not begins_with_group(self._item):
+            self._cluster.leave_group()
         self._ranks = [_RankFixtures() for _ in range(self._case.world_size)]
         if self._at_once:
             fill = [partial(self._as_rank, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]

@@ -132,13 +132,14 @@ def bring_coverage(config: pytest.Config) -> None:
 
 
 def _options(config: pytest.Config, name: str) -> dict[str, Any]:
+    wrappers = {"comm_wrappers": config.getini("pdlcheck_comm_wrappers")}
     if name == "sim":
         spec = config.getoption("--pdl-schedule")
         timeline, own = config.getoption("--pdl-timeline") is not None, config.getini("pdlcheck_own_globals")
         limit = LIMIT_S if config.getoption("--pdl-rank-pdb") is None else None
-        options: dict[str, Any] = {"timeline": timeline, "own_globals": own, "timeout_s": limit}
+        options: dict[str, Any] = {"timeline": timeline, "own_globals": own, "timeout_s": limit, **wrappers}
         return options if spec is None else options | {"schedule": spec}
     from pdlcheck.harness.running.preparation import options_of_processes
 
-    options = options_of_processes(config)
+    options = options_of_processes(config) | wrappers
     return options if name == "mpi" else options | {"placement": launched.placement(config)}

@@ -10,6 +10,7 @@ from pdlcheck.worlds.outcome import Outcome, results
 from pdlcheck.worlds.processes.controller.member import Written
 from pdlcheck.worlds.processes.controller.pool import Pool
 from pdlcheck.worlds.processes.exchange.heard import present_ears, tell
+from pdlcheck.worlds.processes.exchange.messages import DefaultGroup
 from pdlcheck.worlds.processes.exchange.payload import dump_call, is_our_own
 from pdlcheck.worlds.protocol import CLOSED
 
@@ -34,7 +35,7 @@ class ProcessRanks:
         self._first_seed = seed
         self._seed: int | None = seed
         self.timeout_s = timeout_s
-        self._rejoin = rejoin
+        self._group: DefaultGroup = "new" if rejoin or pool.lacks_group else "kept"
         self._debugged = debugged
         self._is_closed = False
         self.have_begun = False  # they are forks of processes that have done what the user of the world begins with
@@ -62,6 +63,10 @@ class ProcessRanks:
         """Keep ranks that nothing else may run on, where they are alive, until these are closed: see `can_end`."""
         self._pool.to_be_ended = True
 
+    def leave_group(self) -> None:
+        """Let the calls to come begin without a process group, or with what those before them have made."""
+        self._group = "none"
+
     @property
     def pids(self) -> list[int]:
         """The process ids, in rank order."""
@@ -86,11 +91,11 @@ class ProcessRanks:
         if not self._can_be_called:
             raise RuntimeError("these ranks are gone, as an earlier call failed on them; open new ones")
         seed, self._seed = self._seed, None
-        rejoin, self._rejoin = self._rejoin, False
+        group, self._group = self._group, "kept"
         ears = None if is_our_own(fn) else present_ears()
         timeout_s, debugged = self.timeout_s, self._debugged
         outcomes = self._pool.call(
-            payload, modules, seed=seed, rejoin=rejoin, timeout_s=timeout_s, debugged=debugged, ears=ears
+            payload, modules, seed=seed, group=group, timeout_s=timeout_s, debugged=debugged, ears=ears
         )
         tell(self._pool.heard)
         return outcomes

@@ -7,12 +7,12 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pdlcheck.errors import Unsupported, WorldUnavailable
-from pdlcheck.worlds.arguments import check_world_size
+from pdlcheck.worlds.arguments import check_names, check_world_size
 from pdlcheck.worlds.devices import CUDA_CURE, check_devices, choose_device, why_no_cuda
 from pdlcheck.worlds.isolation import check_isolation
 from pdlcheck.worlds.processes.controller import forkserver
@@ -57,6 +57,8 @@ class ProcessWorld:
             with ``atexit`` is called when the world is closed.
         debugged: a rank in which a person uses a debugger: no time limit holds, and it is not stopped when
             another rank fails.
+        comm_wrappers: modules, or packages, through which the program communicates: reports show the lines that call
+            them. Those of well-known frameworks are known.
 
     Raises:
         WorldUnavailable: at the first use: torch lacks the backend or the device, or the system cannot fork.
@@ -89,6 +91,7 @@ class ProcessWorld:
         isolation: str = "pool",
         prepare: Callable[[], None] | None = None,
         debugged: int | None = None,
+        comm_wrappers: Sequence[str] = (),
     ) -> None:
         if threads_per_rank is not None and threads_per_rank < 1:
             raise ValueError(f"threads_per_rank must be at least 1, got {threads_per_rank}; pass None for the default")
@@ -101,6 +104,7 @@ class ProcessWorld:
         self.timeout_s = timeout_s if debugged is None else _A_LONG_TIME_S
         self._prepare = prepare
         self._debugged = debugged
+        self._comm_wrappers = check_names("comm_wrappers", comm_wrappers)
         self._watch = watch
         self._placement = placement
         self.isolation = check_isolation(isolation)
@@ -247,7 +251,7 @@ class ProcessWorld:
         from pdlcheck.worlds.processes.controller.setup import Setup
 
         watch = self._watch and self.name in _WATCHED
-        return Setup(world_size, self.name, self._threads, watch, self.device)
+        return Setup(world_size, self.name, self._threads, watch, self.device, self._comm_wrappers)
 
     def _here(self) -> Placement:
         server = forkserver.retain(self)

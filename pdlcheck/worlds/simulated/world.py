@@ -17,7 +17,7 @@ from pdlcheck.clock.timeline import Timeline
 from pdlcheck.errors import Inconclusive, WorldUnavailable
 from pdlcheck.faults import DrawnFaults, Fault
 from pdlcheck.worlds.advice import advise
-from pdlcheck.worlds.arguments import check_faults, check_function, check_world_size
+from pdlcheck.worlds.arguments import check_faults, check_function, check_names, check_world_size
 from pdlcheck.worlds.devices import CUDA_CURE, choose_device, why_no_cuda
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, exited, results
 from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
@@ -37,11 +37,11 @@ from pdlcheck.worlds.simulated.network.suffering import RankGone, Suffering
 from pdlcheck.worlds.simulated.own import isolation
 from pdlcheck.worlds.simulated.own.arguments import own_copy
 from pdlcheck.worlds.simulated.own_globals import drawn, early
-from pdlcheck.worlds.simulated.own_globals.modules import OwnModules, check_own_globals, known_own_globals
+from pdlcheck.worlds.simulated.own_globals.modules import OwnModules, known_own_globals
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
 from pdlcheck.worlds.simulated.turns import idle
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank, running_rank
-from pdlcheck.worlds.watch import Traffic
+from pdlcheck.worlds.watch import Traffic, declare_wrappers
 
 __all__ = ["SimulatedWorld"]
 
@@ -66,6 +66,8 @@ class SimulatedWorld:
         timeline: keep a :attr:`timeline` also without a topology, in steps.
         own_globals: modules, or packages, whose globals each rank has for itself, as a process would; the others are
             shared. Ranks begin with what the controller has, and keep their own as long as they are open.
+        comm_wrappers: modules, or packages, through which the program communicates: reports show the lines that call
+            them. Those of well-known frameworks are known.
         device: the kind of device that ``device`` of pytest names on ranks, ``cpu`` or ``cuda``, which must be there
             then. Tensors of either may be sent.
         timeout_s: a call in which some rank takes longer fails with ``RankTimeout``; may be set anew between calls.
@@ -97,6 +99,7 @@ class SimulatedWorld:
         topology: Topology | None = None,
         timeline: bool = False,
         own_globals: Sequence[str] = (),
+        comm_wrappers: Sequence[str] = (),
         device: str = "cpu",
         timeout_s: float | None = None,
     ) -> None:
@@ -104,7 +107,8 @@ class SimulatedWorld:
         self.device = choose_device(self.name, device)
         self.timeout_s = timeout_s
         self.until: float | None = None  # in its place, by the monotonic clock: of all calls together
-        self.own_globals = check_own_globals(own_globals)
+        self.own_globals = check_names("own_globals", own_globals)
+        self.comm_wrappers = check_names("comm_wrappers", comm_wrappers)
         self._own_modules: OwnModules | None = None
         self.semantics = make_semantics(semantics)
         self.faults = check_faults(faults)
@@ -179,6 +183,7 @@ class SimulatedWorld:
             stack.callback(_open_clusters.discard, me)
             _open_clusters.add(me)
             stack.enter_context(rank_local_torch_distributed())
+            declare_wrappers(self.comm_wrappers)
             ranks = SimulatedRanks(world_size, self)
             stack.callback(ranks.close)
             yield ranks
@@ -201,12 +206,15 @@ class SimulatedRanks:
         self._world = world
         self.intact = True  # ranks that are lost are replaced
         self._broken_off = False
+        self._make_own_groups = False
+        self._without: set[int] = set()  # ranks that have begun without a group
         self._own_modules = world.own_modules()
         self._known = known_own_globals()
         self._serve(idle.take(world_size) or Network(world_size))
 
     def _serve(self, network: Network) -> None:
         self._network = network
+        self._without.clear()
         network.serve(self._world.seed, self._world.semantics)
         self._own_globals_anew()
 
@@ -217,6 +225,7 @@ class SimulatedRanks:
 
     def _reset(self) -> None:
         self._network.reset()
+        self._without.clear()
         self._own_globals_anew()
 
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
@@ -311,6 +320,10 @@ class SimulatedRanks:
                 stacklevel=2,
             )
 
+    def leave_group(self) -> None:
+        """Let the runs to come begin without a process group, or with what those before them have made."""
+        self._make_own_groups = True
+
     def give_to_controller(self, rank: int) -> None:
         """What this rank has set for its thread in the last run is the controller's from now on, and so all ranks'."""
         self._network.scheduler.ranks[rank].state.give_to_controller()
@@ -321,6 +334,10 @@ class SimulatedRanks:
             if rank in absent:
                 raise RankGone
             leave_alone(self._network)
+        elif self._make_own_groups:
+            if rank not in self._without:
+                leave_alone(self._network)
+                self._without.add(rank)
         elif not (has_group() or (keep_groups and has_left_group())):  # the first run, or the one before has ended it
             join_group(self._network)
         keep_time(partial(self._compute, rank))
@@ -373,7 +390,8 @@ class SimulatedRanks:
             raise
         if all(isinstance(outcome, Returned) for outcome in ended) and (leaks := self._network.leaks()):
             ended[0] = Raised(0, leaks)
-        outcomes = [replace(outcome, last=str(self._network.last.get(outcome.rank, ""))) for outcome in ended]
+        last = {rank: self._network.callers.told(signature) for rank, signature in self._network.last.items()}
+        outcomes = [replace(outcome, last=last.get(outcome.rank, "")) for outcome in ended]
         if not all(isinstance(outcome, Returned) for outcome in outcomes):
             suffering = self._network.suffering
             if suffering.gone:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from os import getcwd
 from types import FrameType
@@ -19,11 +19,13 @@ import torch
 import typing_extensions
 
 from pdlcheck import clock
+from pdlcheck.worlds.watch import comm_wrappers
 
 __all__ = [
     "KIND_OF_FILE",
     "WRAPPERS",
     "calls_tests",
+    "declare_wrappers",
     "end_at_user_line",
     "short",
     "user_call",
@@ -58,8 +60,9 @@ _BOTTOM = os.path.join(_WORLDS, "simulated", "world.py")
 class _Kinds(dict[str, str]):
     """What a file is, by its name; a dict, as this is asked of each frame of each operation.
 
-    ``user``; ``tests``: it calls the user's; empty: torch's, or the worlds'; ``futures``: it calls the callbacks of
-    futures, in the midst of whatever the thread is doing; ``bottom``: it calls the user's code, and no user calls it.
+    ``user``; ``wrapper``: a framework communicates through it; ``tests``: it calls the user's; empty: torch's, or the
+    worlds'; ``futures``: it calls the callbacks of futures, in the midst of whatever the thread is doing; ``bottom``:
+    it calls the user's code, and no user calls it.
     """
 
     def __missing__(self, path: str) -> str:
@@ -67,23 +70,42 @@ class _Kinds(dict[str, str]):
             kind = {torch.futures.__file__: "futures", _BOTTOM: "bottom"}.get(path, "")
         else:
             kind = "tests" if path.startswith(_MACHINERY) else "user"
+            if kind == "user" and comm_wrappers.is_comm_wrapper(path):
+                kind = "wrapper"
         self[path] = kind
         return kind
 
 
-KIND_OF_FILE: Mapping[str, str] = _Kinds()
+_kinds = _Kinds()
+KIND_OF_FILE: Mapping[str, str] = _kinds
+
+
+def declare_wrappers(names: Sequence[str]) -> None:
+    """Let frames of these modules, besides those that are known, stand for the lines that call them."""
+    if comm_wrappers.declare(names):
+        _kinds.clear()
 
 
 def user_frames() -> Iterator[FrameType]:
-    """Yield the frames outside torch and the worlds, innermost first."""
+    """Yield the frames outside torch, the worlds and communication wrappers, innermost first.
+
+    Where there are none, the innermost frame of a wrapper.
+    """
     frame: FrameType | None = sys._getframe(1)
+    wrapper: FrameType | None = None
+    seen = False
     while frame is not None:
         kind = KIND_OF_FILE[frame.f_code.co_filename]
         if kind == "bottom":
-            return  # each frame that Python makes to be looked at costs as much as all else
+            break  # each frame that Python makes to be looked at costs as much as all else
         if kind == "user" or kind == "tests":
+            seen, wrapper = True, None
             yield frame
+        elif kind == "wrapper" and wrapper is None and not seen:
+            wrapper = frame
         frame = frame.f_back
+    if wrapper is not None:
+        yield wrapper
 
 
 def user_call() -> tuple[FrameType, int] | None:

@@ -57,6 +57,7 @@ def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...], str]:
     no names. Both come of one walk over the frames: it is a large part of what an operation costs.
     """
     line, caller, names, wanted = "", "", [], FRAMES if tensor is not None else 0
+    in_wrapper = ""
     seeks = True  # the caller
     directory = getcwd()
     frame: FrameType | None = sys._getframe(1)
@@ -65,6 +66,10 @@ def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...], str]:
         if kind:  # most frames are torch's
             if kind == "bottom":
                 break
+            if kind == "wrapper":
+                in_wrapper = in_wrapper or _call_of(frame, directory).where
+                frame = frame.f_back
+                continue
             if kind != "user":
                 wanted, seeks = 0, False
             if kind != "futures":
@@ -78,7 +83,7 @@ def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...], str]:
                     for text in list(_in_scope(tensor, frame.f_locals)) or _from_text(frame, call):
                         names.append(Name(text, call.function, call.where))
         frame = frame.f_back
-    return line, tuple(names), caller
+    return line or in_wrapper, tuple(names), caller
 
 
 # -- by identity -----------------------------------------------------------------------------------

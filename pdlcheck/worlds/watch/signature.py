@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pdlcheck.worlds.watch.naming import Name
 from pdlcheck.worlds.words import spans
 
-__all__ = ["NEW_GROUP", "P2P", "Signature", "key_among", "told_apart"]
+__all__ = ["NEW_GROUP", "P2P", "Callers", "Signature", "key_among", "told_apart"]
 
 P2P = frozenset({"send", "recv"})
 NEW_GROUP = "new_group"
@@ -113,6 +113,24 @@ class Signature(NamedTuple):
     def _tensors(self) -> str:
         parts = [f"{dtype} {shape}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
         return ", ".join(parts) if len(parts) <= 4 else f"{', '.join(parts[:3])} ... {len(parts)} tensors"
+
+
+class Callers:
+    """The lines that communicate for several callers, as those of a wrapper do."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}
+        self._shared: set[str] = set()
+
+    def note(self, signature: Signature) -> None:
+        """An operation is posted."""
+        where, caller = signature.where, signature.caller
+        if caller and self._first.setdefault(where, caller) != caller:
+            self._shared.add(where)
+
+    def told(self, signature: Signature) -> str:
+        """In words; with its caller where others have come from the same line by another way."""
+        return f"{signature}, called at {signature.caller}" if signature.where in self._shared else str(signature)
 
 
 def told_apart(signatures: Iterable[Signature]) -> dict[int, str]:

@@ -106,6 +106,106 @@ def test_another_size_is_refused():
         dist.init_process_group("gloo", rank=dist.get_rank(), world_size=4)
 
 
+# -- what torch refuses, as a script under torchrun sees it -----------------------------------------
+
+HERE = "tcp://127.0.0.1:29500"
+REFUSED = {
+    "device without an index": ({"device_id": torch.device("cpu")}, ValueError, "device_id"),
+    "absent device": ({"device_id": torch.device("meta", 0)}, ValueError, "device_id"),
+    "name of the argument": ({"devise": 0}, TypeError, "devise"),
+    "timeout in seconds": ({"timeout": 20.0}, TypeError, "timedelta"),
+    "timeout below 0": ({"timeout": timedelta(seconds=-1)}, dist.DistNetworkError, "timeout of -1 s"),
+    "timeout of nothing": ({"timeout": timedelta(0)}, dist.DistNetworkError, "timeout of 0 s"),
+    "store and address": ({"store": dist.HashStore, "init_method": HERE}, AssertionError, "both init_method and store"),
+    "store without rank": ({"store": dist.HashStore, "world_size": 2}, AssertionError, "rank must be non-negative"),
+    "store without size": ({"store": dist.HashStore, "rank": "own"}, AssertionError, "world_size must be positive"),
+    "scheme": ({"init_method": "nowhere://x"}, RuntimeError, "No rendezvous handler for nowhere://"),
+    "address that is none": ({"init_method": 29500}, RuntimeError, "`url` must be a string"),
+    "address without port": (
+        {"init_method": "tcp://127.0.0.1", "rank": "own", "world_size": 2},
+        ValueError,
+        "port number",
+    ),
+    "address without rank": ({"init_method": HERE, "world_size": 2}, ValueError, "rank parameter missing"),
+    "address with both": (
+        {"init_method": f"{HERE}?rank=0&world_size=2", "rank": "own", "world_size": 2},
+        AssertionError,
+        "node-specific arguments",
+    ),
+    "file without size": (
+        {"init_method": "file:///nowhere/to/meet", "rank": "own"},
+        ValueError,
+        "world size parameter",
+    ),
+    "rank that is text": ({"rank": "0", "world_size": 2}, RuntimeError, "`rank` must be an integer"),
+    "one device twice": ({"backend": "cpu:gloo,cpu:gloo"}, ValueError, "Duplicate device type cpu"),
+    "backend that is none": ({"backend": 3}, Exception, "[Bb]ackend"),
+    "another rank by address": ({"init_method": f"{HERE}?rank=7&world_size=2"}, ValueError, "rank=7"),
+}
+ACCEPTED = {
+    "nothing": {},
+    "timeout": {"timeout": timedelta(seconds=20)},
+    "store": {"store": dist.HashStore, "rank": "own", "world_size": 2},
+    "address": {"init_method": HERE, "rank": "own", "world_size": 2},
+    "file": {"init_method": "file:///nowhere/to/meet", "rank": "own", "world_size": 2},
+    "environment": {"init_method": "env://"},
+    "both devices": {"backend": "cpu:gloo,cuda:nccl"},
+}
+
+
+def arguments(given):
+    """Those of this rank: each makes a store of its own."""
+    own = {"rank": dist.get_rank} if given.get("rank") == "own" else {}
+    return {name: value() if callable(value) else value for name, value in (given | own).items()}
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_torch_refuses_is_refused_on_a_world_that_is_open(what):
+    given, error, words = REFUSED[what]
+    with pytest.raises(error, match=words):
+        dist.init_process_group(**({"backend": "gloo"} | arguments(given)))
+    assert main() == 2  # the group that there is may still be taken
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("what", ACCEPTED)
+def test_what_torch_accepts_takes_the_group_of_the_world(what):
+    before = dist.group.WORLD
+    dist.init_process_group(**({"backend": "gloo"} | arguments(ACCEPTED[what])))
+    assert dist.group.WORLD is before
+    group = dist.new_group([0, 1])
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    assert total == 2
+    with pytest.raises(ValueError, match="twice"):
+        dist.init_process_group("gloo")
+
+
+@pytest.mark.world_size(2)
+def test_a_variable_of_the_launcher_that_is_not_there_is_missed(monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR")
+    with pytest.raises(ValueError, match="environment variable MASTER_ADDR expected"):
+        dist.init_process_group("gloo")
+    monkeypatch.undo()
+    dist.init_process_group("gloo")
+
+
+def announced():
+    """A way to meet of the program's own."""
+    raise AssertionError("nobody meets: the world is open")
+    yield
+
+
+@pytest.mark.world_size(2)
+def test_a_way_to_meet_of_the_programs_own_is_known_and_not_gone(rank, monkeypatch):
+    from torch.distributed import rendezvous
+
+    handlers = sys.modules[rendezvous.__module__]._rendezvous_handlers
+    monkeypatch.setitem(handlers, "mine", lambda url, **kwargs: announced())
+    dist.init_process_group("gloo", init_method="mine://somewhere")
+
+
 # as tutorials have it: each rank is told its number, sets its group up, and cleans it up
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -386,4 +387,57 @@ def test_told_by_a_function(rank):
         "when they are imported,\nsimulated ranks share as the controller made it, where no rank is set; each process "
         f"makes its own:\n  {own}.RANK is made of RANK at {own}.py:5\n"
         "Read in a function, they are each rank's own in every world."
+    }
+
+
+STATE = "rank = None"
+CHECK = """
+import torch.distributed as dist
+from framework import state
+
+def start():
+    state.rank = dist.get_rank()
+    dist.barrier()
+
+def step():
+    if state.rank != dist.get_rank():
+        raise RuntimeError(f"inconsistent ranks: {state.rank} and {dist.get_rank()}")
+"""
+
+
+@pytest.fixture
+def framework(pytester, monkeypatch):
+    """A package that is installed and keeps its rank in a module."""
+    folder = pytester.path / "site-packages" / "framework"
+    folder.mkdir(parents=True)
+    for name, text in {"__init__": "", "state": STATE, "check": CHECK}.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(folder.parent)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "framework"]:
+        del sys.modules[name]
+
+
+def test_where_a_frameworks_own_check_fails_its_modules_are_tried(run_on_both, framework):
+    result, sections = run_on_both(
+        """
+from framework import check
+
+@pytest.mark.world_size(2)
+def test_starts(rank):
+    check.start()
+    check.step()
+
+@pytest.mark.world_size(2)
+def test_is_wrong_everywhere():
+    check.start()
+    check.state.rank = 7
+    check.step()
+"""
+    )
+    result.assert_outcomes(failed=3, passed=1)
+    assert sections == {
+        "test_starts[sim-2]": "fails on sim, passes on gloo: simulated ranks share module globals.\n"
+        "With globals of its own for each rank it passes on sim too\n"
+        "pdlcheck_own_globals = framework.state, in an ini file, makes it so in every run."
     }

@@ -24,7 +24,7 @@ from pdlcheck.worlds.processes.controller.surroundings import Surroundings
 from pdlcheck.worlds.processes.controller.templates import Templates
 from pdlcheck.worlds.processes.exchange.board import Board, shared_file
 from pdlcheck.worlds.processes.exchange.heard import Ears
-from pdlcheck.worlds.processes.exchange.messages import AreYouThere, Call, Here, Ready, Report, packed
+from pdlcheck.worlds.processes.exchange.messages import AreYouThere, Call, DefaultGroup, Here, Ready, Report, packed
 from pdlcheck.worlds.processes.exchange.payload import Modules
 from pdlcheck.worlds.processes.exchange.settings import present
 
@@ -65,6 +65,7 @@ class Pool:
         self.to_be_ended = self.is_spent = False
         self.is_worn = False  # of groups that nobody destroyed: replace it when nothing runs on it
         self.heard: list[bytes] = []  # what ranks warned of in the last call, see `tell`
+        self.lacks_group = False  # the ranks were told to leave theirs
         self.begun: object = None  # the key of a call that runs, see `begin`
         try:
             with ExitStack() as stack:
@@ -105,7 +106,7 @@ class Pool:
         modules: Modules,
         *,
         seed: int | None,
-        rejoin: bool,
+        group: DefaultGroup,
         timeout_s: float,
         debugged: int | None = None,
         ears: Ears | None = None,
@@ -114,7 +115,7 @@ class Pool:
 
         The rank ``debugged`` is never hurried: after another one's failure it is waited for, for ``timeout_s``.
         """
-        self._send(payload, modules, seed=seed, rejoin=rejoin, ears=ears)
+        self._send(payload, modules, seed=seed, group=group, ears=ears)
         return self._collect(timeout_s, debugged)
 
     def begin(self, key: object, payload: bytes, modules: Modules, *, seed: int) -> None:
@@ -122,7 +123,7 @@ class Pool:
 
         ``key``: by which whoever comes for the outcomes knows that they are theirs.
         """
-        self._send(payload, modules, seed=seed, rejoin=False)
+        self._send(payload, modules, seed=seed, group="kept")
         self.begun = key
 
     def end(self, timeout_s: float) -> list[Outcome]:
@@ -136,13 +137,14 @@ class Pool:
         modules: Modules,
         *,
         seed: int | None,
-        rejoin: bool,
+        group: DefaultGroup,
         ears: Ears | None = None,
     ) -> None:
         self._calls += 1
+        self.lacks_group = group == "none" or (self.lacks_group and group == "kept")
         changes, self._surroundings = self._surroundings.changes()
         try:
-            data = packed(Call(self._calls, payload, modules, seed, rejoin, changes, ears, present()))
+            data = packed(Call(self._calls, payload, modules, seed, group, changes, ears, present()))
             for member in self._members:
                 member.send_packed(data)
         except BaseException:  # Ctrl-C, between one rank and the next

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from pdlcheck.worlds.processes.exchange.messages import Grant
-from pdlcheck.worlds.watch import Matcher, Signature, deadlock
+from pdlcheck.worlds.watch import Callers, Matcher, Signature, deadlock
 
 __all__ = ["Referee"]
 
@@ -24,6 +24,7 @@ class Referee:
         self._open: dict[tuple[int, int], Signature] = {}  # (rank, operation): announced, not granted
         self._waiting: dict[int, Signature] = {}
         self._last: dict[int, Signature] = {}
+        self._callers = Callers()
         self._asked: set[tuple[int, int]] = set()
         self._granted: dict[tuple[int, int], list[tuple[int, Grant]]] = {}  # of which no rank has asked, and none need
         self._ended: set[int] = set()
@@ -34,6 +35,7 @@ class Referee:
         """Note what a rank posted, for reports."""
         if signature.where:  # else the world's own
             self._last[rank] = signature
+            self._callers.note(signature)
 
     def posted(self, rank: int, operation: int, signature: Any) -> list[tuple[int, Grant]]:
         """Take an announcement; return the grants that it completes, if one of their ranks has asked.
@@ -114,7 +116,7 @@ class Referee:
 
     def last_operation(self, rank: int) -> str:
         """What a rank announced last; empty if nothing."""
-        return str(self._last.get(rank, ""))
+        return self._callers.told(self._last[rank]) if rank in self._last else ""
 
     def speak(self) -> None:
         """Hesitate no longer.

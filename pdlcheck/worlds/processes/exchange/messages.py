@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 from pdlcheck.worlds.processes.exchange.settings import AS_TORCH_BEGINS, Settings
 
@@ -22,6 +22,7 @@ __all__ = [
     "Call",
     "Changes",
     "Command",
+    "DefaultGroup",
     "Done",
     "Ending",
     "Failed",
@@ -43,6 +44,9 @@ __all__ = [
     "packed",
     "put",
 ]
+
+
+DefaultGroup = Literal["kept", "new", "none"]
 
 
 def put(connection: Connection[Any, Any], message: Any) -> None:
@@ -73,6 +77,7 @@ class Start(_Message):
 
     Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables;
     ``device`` is ``cpu`` or ``cuda``; ``board``: the ranks share memory, see ``board.py``.
+    ``comm_wrappers``: modules whose callers reports show.
     """
 
     rank: int
@@ -85,6 +90,7 @@ class Start(_Message):
     watch: bool
     board: bool
     device: str
+    comm_wrappers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +125,15 @@ class Call(_Message):
     """Call a function. ``payload`` is (fn, args, kwargs); ``modules``: names and files of modules to import before.
 
     With a ``seed``, the rank first takes the ``settings``, in place of what earlier calls have left, and seeds its
-    random streams; with ``rejoin`` it first leaves its groups and joins a new default group. ``ears``: what becomes of
-    its warnings, see ``heard.py``.
+    random streams. The default ``group`` is the one that is there, or a new one, after the rank has left its groups, or
+    none, in this call and those that follow. ``ears``: what becomes of its warnings, see ``heard.py``.
     """
 
     call: int
     payload: bytes
     modules: tuple[tuple[str, str], ...]
     seed: int | None
-    rejoin: bool
+    group: DefaultGroup
     changes: Changes
     ears: tuple[bytes, bool] | None = None
     settings: Settings = AS_TORCH_BEGINS

@@ -43,7 +43,7 @@ from pdlcheck.worlds.processes.rank.own_device import (
     take_device,
     was_lost,
 )
-from pdlcheck.worlds.processes.rank.own_group import offer, offer_groups
+from pdlcheck.worlds.processes.rank.own_group import is_as_begun, join_group, leave_group, offer, offer_groups
 from pdlcheck.worlds.processes.rank.own_rank import take_rank, users_code
 from pdlcheck.worlds.processes.rank.own_store import meet_at
 from pdlcheck.worlds.processes.rank.position import user_traceback
@@ -51,7 +51,7 @@ from pdlcheck.worlds.processes.rank.taking_turns import take_turns
 from pdlcheck.worlds.processes.rank.watched_gloo import watch_gloo
 from pdlcheck.worlds.processes.rank.watched_groups import begin_call
 from pdlcheck.worlds.site import site_of
-from pdlcheck.worlds.watch import FROM_CALLBACK
+from pdlcheck.worlds.watch import FROM_CALLBACK, declare_wrappers
 
 __all__ = ["adopt", "begin", "fresh_state", "main", "take_place"]
 
@@ -83,6 +83,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
     announcer = Announcer(
         start.rank, start.world_size, channel.send, Board(fds[4], start.world_size) if start.board else None
     )
+    declare_wrappers(start.comm_wrappers)
     if start.watch:
         take_turns()
         channel.on_message = announcer.handle
@@ -154,9 +155,8 @@ def _join(start: Start, listening: int | None) -> TCPStore:
 
 def _rejoin(call: int, start: Start, store: TCPStore) -> None:
     """A new default group on the same store; names of other groups count from the start again."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    offer(None)
+    leave_group()
+    join_group()
     own = PrefixStore(f"call {call}", store)
     _init(start, own)
 
@@ -176,11 +176,14 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
     default_group, fn = dist.group.WORLD, None
     ending.begins()
     try:
-        if call.rejoin:
+        if call.group == "new":
             announcer.is_beginning = True
             _rejoin(call.call, start, store)
             announcer.is_beginning = False
             default_group = dist.group.WORLD
+        elif call.group == "none":
+            leave_group()
+            default_group = None
         adopt(call.changes, start.variables)
         if call.seed is not None:
             own_settings.put_back()
@@ -246,9 +249,8 @@ def adopt(changes: Changes, own: Mapping[str, str]) -> None:
 
 
 def _aftermath(default_group: dist.ProcessGroup | None, announcer: Announcer) -> Aftermath:
-    same = dist.is_initialized() and dist.group.WORLD is default_group
     return Aftermath(
-        same and not announcer.is_torn,
+        is_as_begun(default_group) and not announcer.is_torn,
         c10d._world.group_count,
         len(c10d._world.pg_map),
         tuple(announcer.withdrawn),

@@ -8,11 +8,12 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from pdlcheck.worlds.watch import require_known, require_own
+from pdlcheck.worlds.watch import require_valid
 
-__all__ = ["offer", "offer_groups"]
+__all__ = ["is_as_begun", "join_group", "leave_group", "offer", "offer_groups"]
 
 _offered: dist.ProcessGroup | None = None
+_is_left = False
 _init = c10d.init_process_group
 
 
@@ -22,17 +23,36 @@ def offer_groups() -> None:
 
 
 def offer(group: dist.ProcessGroup | None) -> None:
-    """Before each call: nobody has taken ``group`` yet."""
+    """Before each call: no program has taken ``group`` yet."""
     global _offered
-    _offered = group
+    _offered = None if _is_left else group
+
+
+def leave_group() -> None:
+    """Leave all groups; from now on the program makes those that it needs."""
+    global _is_left
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    offer(None)
+    _is_left = True
+
+
+def join_group() -> None:
+    """From now on the rank has a default group that programs may take."""
+    global _is_left
+    _is_left = False
+
+
+def is_as_begun(group: dist.ProcessGroup | None) -> bool:
+    """Does the rank have this default group still, or none that is of use to another call?"""
+    return _is_left or (dist.is_initialized() and dist.group.WORLD is group)
 
 
 @wraps(_init)
 def _adopt(*args: Any, **kwargs: Any) -> None:
     group = _offered
-    offer(None)
     if group is None or not dist.is_initialized() or dist.group.WORLD is not group:
         _init(*args, **kwargs)
     else:
-        require_known(args[0] if args else kwargs.get("backend"))
-        require_own(kwargs, group.rank(), group.size())
+        require_valid(_init, args, kwargs, group.rank(), group.size())
+    offer(None)

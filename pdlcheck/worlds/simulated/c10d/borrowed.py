@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from types import ModuleType
+from traceback import walk_tb
+from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch.distributed as dist
@@ -14,9 +16,12 @@ from torch.distributed import distributed_c10d
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank
-from pdlcheck.worlds.watch import Operation, WatchedGroup
+from pdlcheck.worlds.watch import Operation, WatchedGroup, short
+from pdlcheck.worlds.watch.callsite import KIND_OF_FILE
 
-__all__ = ["Ended", "require_own_group", "tell_whose"]
+__all__ = ["SHARE_ATTRIBUTE", "Ended", "require_own_group", "tell_whose"]
+
+SHARE_ATTRIBUTE = "simulated ranks share this attribute"
 
 
 def require_own_group(operation: Operation, network: object) -> None:
@@ -30,12 +35,14 @@ def require_own_group(operation: Operation, network: object) -> None:
         return
     if me.network is not network:
         raise _from_an_earlier_run(operation)
-    there = _kept()
+    words = _set_by_hand(_frames(sys._getframe(1)), signature.rank) or (
+        f"simulated ranks share module globals, while a process would have its own; give each rank those{_kept()} "
+        "(pdlcheck_own_globals in an ini file, own_globals of get_world), keep it in the function that the ranks run, "
+        "or run on processes (--world gloo)"
+    )
     raise Unsupported(
         f"rank {me.rank} posts {signature.kind} on an object of {signature.group_text} that rank {signature.rank} "
-        f"made, at {signature.where}: simulated ranks share module globals, while a process would have its own; "
-        f"give each rank those{there} (pdlcheck_own_globals in an ini file, own_globals of get_world), keep it in the "
-        "function that the ranks run, or run on processes (--world gloo)"
+        f"made, at {signature.where}: {words}"
     )
 
 
@@ -47,7 +54,12 @@ def tell_whose(error: Exception) -> None:
     maker = group._members[group.rank()]
     if group._engine is me.network and maker == me.rank:
         return  # its own, which it has destroyed
-    made = f"by rank {maker}" if group._engine is me.network else "in an earlier run"
+    here = group._engine is me.network
+    made = f"by rank {maker}" if here else "in an earlier run"
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)][::-1]
+    if words := _set_by_hand(frames, maker if here else None):
+        error.add_note(f"this object of the group was made {made}: {words}")
+        return
     error.add_note(
         f"this object of the group was made {made}: simulated ranks share module globals, while a process would have "
         f"its own; give each rank those{_kept()} (pdlcheck_own_globals in an ini file, own_globals of get_world), keep "
@@ -65,6 +77,49 @@ def _asked_about(error: Exception) -> WatchedGroup | None:
     return next((value for value in trace.tb_frame.f_locals.values() if _is_group(value)), None)
 
 
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _set_by_hand(frames: Iterable[FrameType], maker: int | None) -> str:
+    """What to say where one of these frames is a function that was set as an attribute of another module's class."""
+    codes = {frame.f_code for frame in frames if KIND_OF_FILE[frame.f_code.co_filename] == "user"}
+    for function in gc.get_referrers(*codes):
+        if type(function) is not FunctionType or function.__code__ not in codes or not _holds_anothers(function):
+            continue
+        if (found := _attribute(function)) is not None:
+            (attribute, module), code = found, function.__code__
+            who = "a rank, or a test before, has set" if maker is None else f"rank {maker} has set"
+            return (
+                f"{attribute} is now {code.co_name}() of {short(code.co_filename)}:{code.co_firstlineno}, which {who}; "
+                f"{SHARE_ATTRIBUTE}, while a process would have its own; set it with monkeypatch or mock.patch, which "
+                f"act on one rank, name {module} in pdlcheck_own_globals, or run on processes (--world gloo)"
+            )
+    return ""
+
+
+def _holds_anothers(function: FunctionType) -> bool:
+    """Does it enclose a group that is not the running rank's, or an object that has one?"""
+    me = current_rank()
+    enclosed = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    groups = [part for value in enclosed for part in (value, *_parts(value)) if _is_group(part)]
+    return any(me is None or one._engine is not me.network or one._members[one.rank()] != me.rank for one in groups)
+
+
+def _attribute(function: FunctionType) -> tuple[str, str] | None:
+    """The attribute of another module's class that the function is, and that module; None if it is none."""
+    own = function.__globals__.get("__name__")
+    for names in gc.get_referrers(function):
+        for owner in gc.get_referrers(names) if type(names) is dict else ():
+            if issubclass(type(owner), type) and owner.__module__ != own:
+                for name, value in vars(owner).items():
+                    if value is function:
+                        return f"{owner.__module__}.{owner.__qualname__}.{name}", owner.__module__
+    return None
+
+
 class Ended:
     """The engine of groups whose ranks have got others."""
 
@@ -74,11 +129,14 @@ class Ended:
 
 def _from_an_earlier_run(operation: Operation) -> Unsupported:
     me, signature = current_rank(), operation.signature
+    words = _set_by_hand(_frames(sys._getframe(1)), None) or (
+        "simulated ranks begin each run with new groups; make it anew in each run, or give each rank the "
+        f"globals{_kept()} for itself (pdlcheck_own_globals in an ini file, own_globals of get_world), or run on "
+        "processes (--world gloo)"
+    )
     return Unsupported(
         f"rank {me.rank if me else signature.rank} posts {signature.kind} on an object of {signature.group_text} that "
-        f"was made in an earlier run, at {signature.where}: simulated ranks begin each run with new groups; make it "
-        f"anew in each run, or give each rank the globals{_kept()} for itself (pdlcheck_own_globals in an ini file, "
-        "own_globals of get_world), or run on processes (--world gloo)"
+        f"was made in an earlier run, at {signature.where}: {words}"
     )
 
 

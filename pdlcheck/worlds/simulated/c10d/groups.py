@@ -16,7 +16,16 @@ from pdlcheck.worlds.simulated.c10d.rebinding import rebind
 from pdlcheck.worlds.simulated.network.losses import is_consequence, never_joined
 from pdlcheck.worlds.simulated.network.origin import origin
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank
-from pdlcheck.worlds.watch import Operation, is_local, key_among, new_group, require_known, require_own, user_line
+from pdlcheck.worlds.watch import (
+    Operation,
+    is_local,
+    key_among,
+    new_group,
+    rank_by_rendezvous,
+    require_known,
+    require_valid,
+    user_line,
+)
 
 __all__ = ["BACKEND", "install", "name_backends"]
 
@@ -147,9 +156,8 @@ def _adopted(init: Callable[..., Any]) -> Callable[..., Any]:
         me = current_rank()
         if me is None or me.c10d["default_pg"] is None or me.c10d["adopted"]:
             return init(*args, **kwargs)  # type: ignore[no-any-return]
-        require_known(args[0] if args else kwargs.get("backend"))
+        require_valid(init, args, kwargs, me.rank, me.c10d["default_pg"].size())
         me.c10d["adopted"] = True
-        require_own(kwargs, me.rank, me.c10d["default_pg"].size())
         return None
 
     return adopt
@@ -190,10 +198,15 @@ def _met(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
     """Of ``rendezvous``, which finds the other processes by an address."""
 
     @wraps(rendezvous)
-    def meet(*args: Any, **kwargs: Any) -> Any:
+    def meet(url: Any, *args: Any, **kwargs: Any) -> Any:
         me = current_rank()
         if me is None:
-            return rendezvous(*args, **kwargs)
-        return iter([(me.c10d["store"], me.rank, len(me.network.scheduler.ranks))])
+            return rendezvous(url, *args, **kwargs)
+        own = me.rank, len(me.network.scheduler.ranks)
+        asked = rank_by_rendezvous(url, *args, **kwargs)
+        if asked in (None, own):
+            return iter([(me.c10d["store"], *own)])
+        address = url.partition("?")[0]
+        return iter([(c10d.PrefixStore(f"{address} of {asked[1]}", me.c10d["store"]), *asked)])
 
     return meet

@@ -8,7 +8,7 @@ on, and a rank whose hooks have posted once keeps the mode, so that the next pas
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -36,10 +36,15 @@ class _Claim:
 
 
 class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """All buffers that one rank must leave alone."""
+    """All buffers that one rank must leave alone.
 
-    def __init__(self) -> None:
+    Args:
+        told: what a report calls an operation.
+    """
+
+    def __init__(self, told: Callable[[Signature], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._told = told
         self._by_storage: dict[int, list[_Claim]] = {}
         self._storages: dict[int, list[int]] = {}  # by the id of the owner, whom the claims keep alive
         self._handling = 0
@@ -98,7 +103,8 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for memory in memories(tensor):
             for claim in self._by_storage.get(storage_of(memory), ()):
                 if (claim.is_output or access == "write") and overlap(claim.memory, memory):
-                    raise _hazard(claim, access, by.kind if isinstance(by, Signature) else str(by))
+                    posted = self._told(claim.signature)
+                    raise _hazard(claim, posted, access, by.kind if isinstance(by, Signature) else str(by))
 
     # -- the mode ----------------------------------------------------------------------------------
 
@@ -157,13 +163,13 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 dispatch._push_mode(mode)
 
 
-def _hazard(claim: _Claim, access: str, by: str) -> BufferHazard:
+def _hazard(claim: _Claim, posted: str, access: str, by: str) -> BufferHazard:
     signature, touched = claim.signature, user_line()
     buffer = "output" if claim.is_output else "input"
     does = {"read": "reads", "write": "writes"}[access]
     return BufferHazard(
         f"rank {signature.rank} {does} the {buffer} of a pending operation at {touched}\n"
-        f"  posted  {signature}\n"
+        f"  posted  {posted}\n"
         f"  {access:6}  {by} at {touched}\n"
         f"  {_WHY[buffer]}; wait for the operation first",
         rank=signature.rank,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pdlcheck.errors import LeakedWork
 from pdlcheck.worlds.simulated.network.work import SimulatedWork
+from pdlcheck.worlds.watch import Signature
 
 __all__ = ["leaked"]
 
 
-def leaked(unmatched: Iterable[SimulatedWork], unwaited: Iterable[SimulatedWork]) -> LeakedWork | None:
-    """Make the error, or return None.
+def leaked(
+    unmatched: Iterable[SimulatedWork], unwaited: Iterable[SimulatedWork], told: Callable[[Signature], str]
+) -> LeakedWork | None:
+    """Make the error, in which an operation is as ``told``, or return None.
 
     Operations that torch's own code posts and never waits for (DDP's join) are its own affair. A future counts as a
     wait once it is done.
@@ -22,7 +25,7 @@ def leaked(unmatched: Iterable[SimulatedWork], unwaited: Iterable[SimulatedWork]
     if not works:
         return None
     lines = [
-        f"rank {work.operation.signature.rank}: {work.operation.signature}; "
+        f"rank {work.operation.signature.rank}: {told(work.operation.signature)}; "
         + ("the message was never received" if id(work) in lost else _state(work))
         for work in works
     ]

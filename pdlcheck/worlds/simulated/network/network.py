@@ -31,6 +31,7 @@ from pdlcheck.worlds.simulated.network.work import SimulatedWork, Transfer
 from pdlcheck.worlds.simulated.schedules.access import Post, Question, StoreAccess
 from pdlcheck.worlds.simulated.turns.scheduler import RankThread, Scheduler, current_rank, running_rank
 from pdlcheck.worlds.watch import (
+    Callers,
     Match,
     Matcher,
     Operation,
@@ -59,7 +60,7 @@ class Network:
         self.scheduler = Scheduler(world_size, stuck=self._stuck, elapse=self._elapse)
         self.store = SimulatedStore(self.scheduler)
         self.worn = False  # a rank has left something behind that the next world's ranks would find
-        self._claims = [Claims() for _ in range(world_size)]
+        self._claims = [Claims(lambda signature: self.callers.told(signature)) for _ in range(world_size)]
         self._seed = 0
         self._forget()
 
@@ -103,6 +104,7 @@ class Network:
     def begin(self, faults: Sequence[Fault] = ()) -> None:
         """A run starts, which suffers these faults: operations are counted from 0."""
         self.last.clear()
+        self.callers = Callers()
         self.shared = Shared()
         self.set_order = SetOrder()
         for rank in self.scheduler.ranks:
@@ -150,7 +152,7 @@ class Network:
 
     def leaks(self) -> PdlcheckError | None:
         """What the ranks left behind, once all have returned."""
-        return leaked(self._posted.values(), self._open.values()) if self.semantics.leaks else None
+        return leaked(self._posted.values(), self._open.values(), self.callers.told) if self.semantics.leaks else None
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -167,6 +169,7 @@ class Network:
         self.scheduler.post(post)
         if self._unmoved or self._unseen:
             self._let_things_happen()
+        self.callers.note(signature)
         damages = () if self.suffering.is_whole else self._suffer(signature)
         self.last[signature.rank] = signature
         work = SimulatedWork(self, operation, origin(operation), post)

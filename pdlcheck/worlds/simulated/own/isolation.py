@@ -42,6 +42,7 @@ from pdlcheck.worlds.nesting import INSIDE
 from pdlcheck.worlds.simulated.own import device_streams, diverted, flags, of_thread, torchs_own
 from pdlcheck.worlds.simulated.own.device_streams import DeviceStreams
 from pdlcheck.worlds.simulated.own.normals import kept_normal, set_kept_normal
+from pdlcheck.worlds.simulated.own.patches import NO_PATCHES, put_patches, take_controllers, take_patches
 from pdlcheck.worlds.simulated.own.streams import python_stream, set_python_stream
 
 __all__ = ["Observer", "Own", "RankState", "isolated_controller"]
@@ -114,6 +115,7 @@ class RankState:
         self._given: of_thread.Settings | None = None  # the controller's that this rank has taken over
         self._base: contextvars.Context | None = None
         self.context = contextvars.Context()  # in which the rank's code runs
+        self._patches = NO_PATCHES
         self.own: list[Own] = []  # added while the rank runs
         self.leaves_streams = False  # where its text goes at the end of this run is everybody's
         self.begins_here = False  # the runs to come begin with the random numbers and the dtype at the end of this one
@@ -143,6 +145,8 @@ class RankState:
         self._python = python_stream()
         if observer is not None:
             observer.arrive(self._rank)
+        if self._patches:
+            put_patches(self._patches)
         for own in self.own:
             own.arrive()
 
@@ -166,6 +170,7 @@ class RankState:
         """The rank gives up its turn."""
         for own in reversed(self.own):
             own.leave()
+        self._patches = take_patches()
         self._take_environment()
         self._is_here = False
         self._torch = torch.default_generator.get_state()
@@ -194,6 +199,8 @@ class RankState:
         torchs_own.put_back(self._torchs_own)
         if observer is not None:
             observer.arrive(self._rank)
+        if self._patches:
+            put_patches(self._patches)
         for own in self.own:
             own.arrive()
 
@@ -201,6 +208,7 @@ class RankState:
         """The rank has ended."""
         for own in reversed(self.own):
             own.leave()
+        self._patches = take_patches()
         self._take_environment()
         self._is_here = False
         self.left = of_thread.present()
@@ -216,7 +224,7 @@ class RankState:
         """In the controller: what the rank has changed is nobody's, if it was given up in its turn."""
         if self._is_here:
             self._is_here = False
-            for undo in (*(own.leave for own in reversed(self.own)), self._take_environment):
+            for undo in (*(own.leave for own in reversed(self.own)), take_patches, self._take_environment):
                 with suppress(Exception):  # it may have been given up while it did that itself
                     undo()
 
@@ -225,6 +233,8 @@ class RankState:
         assert self._given is not None and self._base is not None
         _change(self._changed)
         self._changed = {}
+        put_patches(self._patches)
+        self._patches = NO_PATCHES
         if not self.left.is_as(self._given):
             of_thread.put(self.left)
         of_thread.put_variables(self.context, self._base)
@@ -268,6 +278,7 @@ def isolated_controller() -> Iterator[None]:
     os.environ.update((name, value) for name, value in _OF_ALL.items() if environment[name] != value)
     _everybodys.clear()
     _everybodys.update(_variables)
+    take_controllers()
     try:
         with diverted.controllers(), torchs_own.controllers(), device_streams.of_controller():
             yield

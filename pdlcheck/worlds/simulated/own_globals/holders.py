@@ -32,6 +32,7 @@ __all__ = [
     "Holder",
     "find_holders",
     "identical",
+    "is_installed",
     "leaf_value",
     "modules_holder",
     "own_leaves",
@@ -67,7 +68,12 @@ def _is_users(name: str, file: str | None) -> bool:
     if not isinstance(file, str):
         return name == "__main__"
     path = os.path.abspath(file)
-    return not (path.startswith((_HERE, *_STDLIB)) or any(folder in path for folder in _INSTALLED))
+    return not (path.startswith((_HERE, *_STDLIB)) or is_installed(path))
+
+
+def is_installed(path: str) -> bool:
+    """Is this a file of an installed package?"""
+    return any(folder in path for folder in _INSTALLED)
 
 
 class Holder:
@@ -159,7 +165,7 @@ def _holders_of(
         if value.__module__ in modules:
             yield Holder(
                 path,
-                lambda: _visible(vars(value)),
+                lambda: _visible(vars(value)) | _special_methods(vars(value)),
                 lambda: tuple(vars(value).values()),
                 functools.partial(type.__setattr__, value),
                 functools.partial(type.__delattr__, value),
@@ -213,6 +219,11 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _visible(names: Any) -> dict[str, Any]:
     return {name: value for name, value in list(names.items()) if isinstance(name, str) and not _is_reserved(name)}
+
+
+def _special_methods(names: Any) -> dict[str, Any]:
+    """Those of a class, such as ``__init__``, which a rank may have exchanged."""
+    return {name: value for name, value in list(names.items()) if type(value) is FunctionType and _is_reserved(name)}
 
 
 def _is_reserved(name: str) -> bool:

@@ -23,30 +23,24 @@ from torch.utils._pytree import tree_map
 from pdlcheck.worlds.simulated.own.isolation import RankState
 from pdlcheck.worlds.simulated.own_globals.holders import Holder, find_holders, identical, own_leaves, user_modules
 
-__all__ = ["OwnModules", "check_own_globals", "known_own_globals"]
+__all__ = ["OwnModules", "known_own_globals"]
 
-# where public libraries keep what a process has one of, its rank, groups or configuration, without more beside it
+# where public libraries keep what a process has one of, its rank, groups or configuration, without much beside it
 _KNOWN = (
     "accelerate.state",
+    "deepspeed.comm.comm",
+    "deepspeed.comm.torch",
+    "deepspeed.runtime.zero",
+    "deepspeed.utils.groups",
     "hydra.core.singleton",
+    "ignite.distributed.utils",
     "lightning_utilities.core.rank_zero",
     "megatron.core.parallel_state",
+    "picotron.process_group_manager",
 )
 
 _ABSENT: Any = object()
 _NOT_COPIED = (FunctionType, ModuleType, Tensor, type)
-
-
-def check_own_globals(names: Iterable[str]) -> tuple[str, ...]:
-    """The names of modules, as a user gives them.
-
-    Raises:
-        TypeError: they are something else.
-    """
-    given = names if isinstance(names, str) else list(names)
-    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
-        raise TypeError(f"own_globals takes a list of modules' names, got {given!r}; pass ['mine.parallel_state']")
-    return tuple(given)
 
 
 def known_own_globals() -> tuple[str, ...]:

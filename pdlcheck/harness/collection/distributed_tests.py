@@ -1,0 +1,86 @@
+"""Classes that derive from a ``DistributedTest`` or a ``DistributedFixture``, as DeepSpeed's suite has them.
+
+Such a base class starts processes when it is called with pytest's ``request``, and has ``run`` called there. It is told
+by its shape: its name, a ``world_size``, ``run`` and ``__call__``. In a session that names worlds with ``--world``, its
+``__call__`` runs on those instead. Fixtures are set up once, in the controller, as under the base class.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pdlcheck.harness.collection.cases import names_worlds, runs_in_a_rank
+
+__all__ = ["collect", "is_distributed_test"]
+
+_OURS = "_runs_on_pdlcheck"
+_TEST, _FIXTURE = "DistributedTest", "DistributedFixture"
+
+
+def is_distributed_test(cls: Any) -> bool:
+    """Does this class derive from a ``DistributedTest`` that runs on the worlds of the session?"""
+    return any(hasattr(vars(base).get("__call__"), _OURS) for base in _bases(cls, _TEST))
+
+
+def collect(collector: pytest.Collector, name: str, obj: object) -> None:
+    """A class of a test file is met: let the launchers in its bases run it on worlds, and be a fixture what is one."""
+    if not names_worlds(collector.config) or runs_in_a_rank(collector.config):
+        return
+    if tests := [*_bases(obj, _TEST)]:
+        _mark(obj)
+    if fixtures := [*_bases(obj, _FIXTURE)]:
+        _register(collector, name, obj)
+    for base in (*tests, *fixtures):
+        _exchange(base)
+
+
+def _bases(cls: Any, name: str) -> Iterator[type]:
+    """Those of its bases that start ranks, for a class that has one of this name among them."""
+    mro = cls.__mro__ if issubclass(type(cls), type) else ()
+    if not any(base.__name__ == name and _launches(base) for base in mro[1:]):
+        return
+    yield from (base for base in mro if "__call__" in vars(base) and _launches(base))
+
+
+def _launches(base: Any) -> bool:
+    call = inspect.getattr_static(base, "__call__", None)
+    shape = hasattr(base, "world_size") and callable(getattr(base, "run", None)) and inspect.isfunction(call)
+    return shape and (hasattr(call, _OURS) or [*inspect.signature(call).parameters][1:] == ["request"])
+
+
+def _exchange(base: Any) -> None:
+    """Let calls of the class run on a world."""
+    if not hasattr(vars(base)["__call__"], _OURS):
+
+        def run_on_world(self: Any, request: pytest.FixtureRequest) -> None:
+            __tracebackhide__ = True
+            from pdlcheck.harness.running.distributed_tests import run
+
+            run(self, request)
+
+        setattr(run_on_world, _OURS, True)
+        base.__call__ = run_on_world
+
+
+def _mark(cls: Any) -> None:
+    """Its tests use the fixture ``world``, and so run once on each."""
+    own = vars(cls).get("pytestmark", [])
+    own = list(own) if isinstance(own, list | tuple) else [own]
+    if not any(mark.name == "usefixtures" and "world" in mark.args for mark in own):
+        cls.pytestmark = [*own, pytest.mark.usefixtures("world")]
+
+
+def _register(collector: Any, name: str, cls: Any) -> None:
+    """As pytest did itself up to 8.3, where a class could say that it was a fixture."""
+
+    def distributed_fixture(request: pytest.FixtureRequest) -> object:
+        made = cls()
+        made(request)
+        return made
+
+    manager = collector.session._fixturemanager
+    manager._register_fixture(name=name, func=distributed_fixture, nodeid=collector.nodeid, scope="function")

@@ -1,0 +1,224 @@
+"""Attributes of torch's classes and modules that a rank has set by hand: each rank has its own, as a process would.
+
+Frameworks exchange ``torch.nn.Linear.__init__`` or ``torch.empty`` for functions of their own for a while. A rank that
+gives up its turn takes its changes back, and does them again when it goes on. What the controller has is what all ranks
+begin with.
+
+To compare all attributes at each turn would take longer than a collective. CPython numbers the versions of a class:
+the number is 0 after a change, and another one after the next look-up. A dict has such a number up to Python 3.12. They
+stand in the memory of the object, at a place that is found by experiment; one look at all of them takes less than
+1 microsecond. Where the experiment fails, ranks share such changes.
+
+Watched are torch's layers, ``torch.Tensor``, some modules of torch, and the layers of other modules; of these the
+methods alone, as other attributes of theirs are globals like any other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+__all__ = ["NO_PATCHES", "Patches", "put_patches", "take_controllers", "take_patches"]
+
+_MODULES: tuple[ModuleType, ...] = (torch, nn.functional, nn.init, dist)
+_LAYERS = ("torch.nn.modules.", "torch.nn.parallel.", "torch.nn.parameter")  # to look at all of torch's takes longer
+_ABSENT: Any = object()
+_WORD = 4  # bytes
+_METHODS = (FunctionType, classmethod, staticmethod, property)
+# made by Python itself, or kept for all ranks in another way
+_PYTHONS = frozenset({
+    *("__abstractmethods__", "__annotate__", "__annotations__", "__dict__", "__doc__", "__firstlineno__"),
+    *("__static_attributes__", "__warningregistry__", "__weakref__", "_abc_impl"),
+})  # fmt: skip
+
+
+class _Target:
+    """A class or a module, and what it holds while the controller runs."""
+
+    __slots__ = ("_drop", "_put", "_wanted", "contents", "target", "version_at")
+
+    def __init__(self, target: Any, version_at: int) -> None:
+        self.target, self.version_at = target, version_at
+        is_module = type(target) is ModuleType
+        self._put: Callable[..., None] = setattr if is_module else type.__setattr__
+        self._drop: Callable[..., None] = delattr if is_module else type.__delattr__
+        is_torchs = target.__name__ if is_module else target.__module__
+        self._wanted = object if is_torchs.partition(".")[0] == "torch" else _METHODS
+        self.note()
+
+    def note(self) -> None:
+        """What it holds now is the controller's."""
+        self.contents: dict[str, Any] = dict(vars(self.target))
+
+    def put(self, changes: Mapping[str, Any]) -> None:
+        """Set attributes, or take some away."""
+        for name, value in changes.items():
+            if value is not _ABSENT:
+                self._put(self.target, name, value)
+            elif name in vars(self.target):
+                self._drop(self.target, name)
+
+    def take(self) -> dict[str, Any]:
+        """Put back what is the controller's; return how it differed."""
+        before, now = self.contents, vars(self.target)
+        changes = {name: value for name, value in now.items() if before.get(name, _ABSENT) is not value}
+        changes |= dict.fromkeys(before.keys() - now.keys(), _ABSENT)
+        changes = {name: value for name, value in changes.items() if self._is_patch(name, value)}
+        self.put({name: before.get(name, _ABSENT) for name in changes})
+        return changes
+
+    def _is_patch(self, name: str, value: Any) -> bool:
+        """A submodule that a rank has imported is there for all."""
+        both = (self.contents.get(name, _ABSENT), value)
+        if name in _PYTHONS or any(type(one) is ModuleType for one in both):
+            return False
+        return any(isinstance(one, self._wanted) and one is not _ABSENT for one in both)
+
+    def look_up(self) -> None:
+        """Have Python give a class that has changed a number."""
+        getattr(self.target, "__init__", None)
+
+
+Patches = Mapping[_Target, Mapping[str, Any]]
+NO_PATCHES: Patches = {}
+
+
+class _Watched:
+    """All targets, and the versions of them that the controller has."""
+
+    def __init__(self, targets: Iterable[_Target]) -> None:
+        self._targets = list(targets)
+        places = np.array([one.version_at for one in self._targets], dtype=np.int64)
+        start = int(places.min())
+        words = ctypes.cast(start, ctypes.POINTER(ctypes.c_uint32))
+        # read at these places alone: what lies between them may not be there
+        self._memory = np.ctypeslib.as_array(words, shape=(int(places.max() - start) // _WORD + 1,))
+        self._places = (places - start) // _WORD
+        self.remember()
+
+    def remember(self) -> None:
+        """All targets hold what is the controller's."""
+        for number in np.flatnonzero(self._memory[self._places] == 0):
+            self._targets[number].look_up()
+        self._versions = self._memory[self._places]
+        self._seen = self._versions.tobytes()
+
+    def is_as_seen(self) -> bool:
+        """Has none of them changed? This is asked at each turn."""
+        return bool(self._memory[self._places].tobytes() == self._seen)
+
+    def changed(self) -> list[_Target]:
+        """Those that may hold something else."""
+        return [self._targets[number] for number in np.flatnonzero(self._memory[self._places] != self._versions)]
+
+
+_watched: _Watched | None = None
+_imported = -1
+
+
+def take_controllers() -> None:
+    """In the controller, before ranks run: what is there now is what all of them begin with."""
+    global _watched, _imported
+    if _imported != len(sys.modules):
+        targets = list(_targets())
+        _watched = _Watched(targets) if targets else None
+        _imported = len(sys.modules)
+    elif _watched is not None and not _watched.is_as_seen():
+        for target in _watched.changed():
+            target.note()
+        _watched.remember()
+
+
+def put_patches(patches: Patches) -> None:
+    """On a rank that has its turn: change what it had changed."""
+    for target, changes in patches.items():
+        target.put(changes)
+
+
+def take_patches() -> Patches:
+    """On a rank that gives up its turn: undo what it has changed; return that."""
+    if _watched is None or _watched.is_as_seen():
+        return NO_PATCHES
+    patches = {target: changes for target in _watched.changed() if (changes := target.take())}
+    _watched.remember()
+    return patches
+
+
+def _targets() -> Iterator[_Target]:
+    if _VERSION_OF_CLASS is not None:
+        for one in _classes():
+            yield _Target(one, id(one) + _VERSION_OF_CLASS)
+    if _VERSION_OF_DICT is not None:
+        for module in _MODULES:
+            yield _Target(module, id(vars(module)) + _VERSION_OF_DICT)
+
+
+def _classes() -> Iterator[type]:
+    """Layers, those of torch and those that a module holds: others end before the process does."""
+    yield torch.Tensor
+    todo, seen = [nn.Module, nn.Parameter], set()
+    while todo:
+        one = todo.pop()
+        if one not in seen:
+            seen.add(one)
+            todo += type.__subclasses__(one)
+            name = one.__module__
+            if name.partition(".")[0] == "torch":
+                if name.startswith(_LAYERS):
+                    yield one
+            elif getattr(sys.modules.get(name), one.__name__, None) is one:
+                yield one
+
+
+def _place_of_version(held: object, kind: type, change: Callable[[], object], use: Callable[[], object]) -> int | None:
+    """Where an object keeps its version: the one word that each change changes."""
+    found = []
+    for _ in range(3):
+        use()
+        before = _words(held, kind)
+        change()
+        use()
+        both = enumerate(zip(before, _words(held, kind), strict=True))
+        found.append({number for number, (old, new) in both if new and old != new})
+    common = set.intersection(*found)
+    return _WORD * common.pop() if len(common) == 1 else None
+
+
+def _words(held: object, kind: Any) -> list[int]:
+    return list((ctypes.c_uint32 * (kind.__basicsize__ // _WORD)).from_address(id(held)))
+
+
+def _version_of_class() -> int | None:
+    class Probe:
+        number = 0
+
+    def change() -> None:
+        Probe.number += 1
+
+    place = _place_of_version(Probe, type, change, lambda: getattr(Probe, "number"))  # noqa: B009 - a look-up
+    if place is None:
+        return None
+    change()
+    return place if _words(Probe, type)[place // _WORD] == 0 else None
+
+
+def _version_of_dict() -> int | None:
+    probe = {"number": 0}
+
+    def change() -> None:
+        probe["number"] += 1
+
+    return _place_of_version(probe, dict, change, lambda: None)
+
+
+_is_known = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+_VERSION_OF_CLASS = _version_of_class() if _is_known else None
+_VERSION_OF_DICT = _version_of_dict() if _is_known else None
