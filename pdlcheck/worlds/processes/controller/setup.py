@@ -20,6 +20,7 @@ class Setup:
     threads: int | None  # None: what the placement finds fitting
     watch: bool
     device: str
+    cuda_as_cpu: bool = False
 
 
 def start_of(setup: Setup, placement: Placement, rank: int, port: int) -> Start:
@@ -43,4 +44,5 @@ def start_of(setup: Setup, placement: Placement, rank: int, port: int) -> Start:
         watch=setup.watch,
         board=placement.shares_memory and setup.watch,
         device=setup.device,
+        cuda_as_cpu=setup.cuda_as_cpu,
     )

@@ -71,7 +71,8 @@ class Start(_Message):
     """The first message: who the rank is.
 
     Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables;
-    ``device`` is ``cpu`` or ``cuda``; ``board``: the ranks share memory, see ``board.py``.
+    ``device`` is ``cpu`` or ``cuda``; ``board``: the ranks share memory, see ``board.py``; ``cuda_as_cpu``: CUDA code
+    runs on the CPU.
     """
 
     rank: int
@@ -84,6 +85,7 @@ class Start(_Message):
     watch: bool
     board: bool
     device: str
+    cuda_as_cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
