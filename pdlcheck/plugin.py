@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pdlcheck.harness.collection import cases, debugged_rank, misused, options, repeated, unittest_cases
+from pdlcheck.harness.collection import cases, cuda_as_cpu, debugged_rank, misused, options, repeated, unittest_cases
 from pdlcheck.harness.running import context, differing, interrupt, launched, skips, worlds
 from pdlcheck.worlds.arguments import ISOLATIONS
 from pdlcheck.worlds.devices import DEVICES
@@ -61,6 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the fixture `device` of the ranks: cpu, or cuda, whose devices the ranks of gloo share, and those of sim "
         "the first; default: cuda on nccl, cpu elsewhere",
     )
+    cuda_as_cpu.add_option(parser)
     group.addoption(
         "--init-method",
         metavar="URL",

@@ -12,7 +12,7 @@ from _pytest._code.code import ExceptionRepr, ReprExceptionInfo, ReprFileLocatio
 from _pytest._io import TerminalWriter
 
 from pdlcheck.errors import PdlcheckError
-from pdlcheck.harness.collection import cases
+from pdlcheck.harness.collection import cases, cuda_as_cpu
 from pdlcheck.harness.collection.schedules import FOUND
 from pdlcheck.worlds.outcome import text_of
 
@@ -64,6 +64,8 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
         command = ["pytest", item.nodeid, "--world", world, f"--pdl-seed={item.config.getoption('--pdl-seed')}"]
         if device := item.config.getoption("--rank-device"):
             command += ["--rank-device", device]
+        if item.config.getoption(cuda_as_cpu.OPTION):
+            command.append(cuda_as_cpu.OPTION)
         if world == "sim" and (semantics := item.config.getoption("--semantics")) != "rendezvous":
             command += ["--semantics", semantics]
         schedule = item.stash.get(FOUND, item.config.getoption("--schedule"))
