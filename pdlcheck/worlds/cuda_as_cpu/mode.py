@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from pdlcheck.worlds.cuda_as_cpu import memory
@@ -190,13 +189,29 @@ def _is_pinned(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch
 
 
 def _attention(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
-    """Of DTensors: torch knows how to shard the plain operators of attention, and not the CPU's fused kernel."""
-    if not any(hasattr(tensor, "_local_tensor") for tensor in _tensors(args, kwargs)):
-        return call_on_cpu(devices, func, args, kwargs)
-    from torch.distributed.tensor.experimental import implicit_replication  # the causal mask is the same on all ranks
+    """Attention of DTensors that are sharded by samples or heads: each shard by itself.
 
-    with sdpa_kernel(SDPBackend.MATH), implicit_replication():
+    torch knows how to shard CUDA's fused kernels of attention, and not that of the CPU.
+    """
+    others = {**kwargs}
+    query, key, value = (others.pop(name, None) for name in ("query", "key", "value"))
+    tensors = [*args[:3], *(tensor for tensor in (query, key, value) if tensor is not None)]
+    places = {getattr(tensor, "placements", None) for tensor in tensors}
+    mesh = getattr(tensors[0], "device_mesh", None)
+    independent = tensors[0].dim() - 2  # the dimensions before those of places and features
+    if mesh is None or len(places) > 1 or not all(_is_within(place, independent) for place in tensors[0].placements):
         return call_on_cpu(devices, func, args, kwargs)
+    shards = [tensor.to_local() for tensor in tensors]
+    attended = call_on_cpu(devices, func, (*shards, *args[3:]), others)
+    whole = torch.Size((*tensors[0].shape[:-1], tensors[2].shape[-1]))
+    stride = torch.empty(whole, device="meta").stride()
+    from_local = type(tensors[0]).from_local
+    return from_local(attended, mesh, tensors[0].placements, run_check=False, shape=whole, stride=stride)
+
+
+def _is_within(place: Any, dims: int) -> bool:
+    """Whether a placement is a replica, or a shard of one of the first dimensions."""
+    return bool(place.is_replicate() or (place.is_shard() and place.dim < dims))
 
 
 def _at_once(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:

@@ -184,6 +184,7 @@ def tensor_parallel_on_a_mesh_of_cuda():
     plain = [head.full_tensor() for head in heads]
     whole = nn.functional.scaled_dot_product_attention(*plain, is_causal=True)
     torch.testing.assert_close(attended.full_tensor(), whole)
+    assert attended.shape == whole.shape and attended.placements == (Shard(1),) and attended.to_local().is_cuda
 
 
 def groups_of_nccl():

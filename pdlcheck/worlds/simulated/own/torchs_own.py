@@ -81,12 +81,6 @@ _CONTEXTS: list[_Known] = [
     ("torch.distributed.fsdp.wrap", "_ConfigAutoWrap", ("wrapper_cls",), lambda wrapper: None),
     ("torch.distributed.fsdp.wrap", "_ConfigAutoWrap", ("kwargs",), lambda kwargs: {}),
     ("torch.distributed.tensor._api", "DTensor._op_dispatcher", ("_custom_op_handlers",), _without_losses),
-    (
-        "torch.distributed.tensor._api",
-        "DTensor._op_dispatcher",
-        ("_allow_implicit_replication",),
-        lambda allowed: False,
-    ),
 ]
 _ASSIGNED = frozenset({"_cache", "kwargs"})  # anew by each that enters
 
