@@ -18,6 +18,7 @@ __all__ = [
     "AUTOCAST",
     "autocast",
     "barrier",
+    "cast",
     "compile_nothing",
     "data_parallel",
     "default_device",
@@ -29,7 +30,6 @@ __all__ = [
     "get_default_device",
     "grad_scaler",
     "in_mode_of_rank",
-    "init_device_mesh",
     "init_process_group",
     "module_to",
     "new_group",
@@ -163,6 +163,11 @@ def of_autocast(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return real(*("cpu" if value == "cuda" else value for value in args), **kwargs)
 
 
+def cast(real: Callable[..., Any], value: Any, device_type: str, dtype: Any) -> Any:
+    """Cast the inputs of a function that ``torch.amp.custom_fwd`` decorates."""
+    return real(value, "cpu" if device_type == "cuda" else device_type, dtype)
+
+
 def grad_scaler(real: Callable[..., Any], scaler: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
     """A scaler of gradients on CUDA is one on the CPU."""
     real(scaler, "cpu" if is_cuda(device) else device, *args, **kwargs)
@@ -209,11 +214,6 @@ def barrier(real: Callable[..., Any], group: Any = None, async_op: bool = False,
 def device_mesh(real: Callable[..., Any], mesh: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
     """A mesh of CUDA devices is one of CPUs."""
     real(mesh, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
-
-
-def init_device_mesh(real: Callable[..., Any], device_type: str, *args: Any, **kwargs: Any) -> Any:
-    """See :func:`device_mesh`."""
-    return real("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
 
 def data_parallel(

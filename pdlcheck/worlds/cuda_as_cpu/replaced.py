@@ -14,7 +14,7 @@ from pdlcheck.worlds.cuda_as_cpu.devices import devices_of_caller
 from pdlcheck.worlds.cuda_as_cpu.functions import refuse
 from pdlcheck.worlds.cuda_as_cpu.mode import asked_by_torch
 
-__all__ = ["Replaced", "replaced_names"]
+__all__ = ["NAMES_REFUSED", "Replaced", "replaced_names"]
 
 _GRAPHS = "call the function without a graph"
 _CAPABILITY = "ask for what the code needs, such as torch.cuda.is_bf16_supported(), or test this on a GPU"
@@ -118,7 +118,7 @@ def replaced_names(*, processes: bool) -> list[Replaced]:
         *[Replaced(cuda, name, _on_ranks(stand_in)) for name, stand_in in _FUNCTIONS.items()],
         Replaced(cuda, "Event", _class(calls.event, streams.Event)),
         Replaced(cuda, "Stream", _class(calls.stream, streams.Stream)),
-        *[Replaced(cuda, name, _on_ranks(refuse(f"{cuda}.{name}", cure))) for name, cure in _REFUSED.items()],
+        *[Replaced(cuda, name, _on_ranks(refuse(f"{cuda}.{name}", cure))) for name, cure in NAMES_REFUSED.items()],
         *[Replaced(f"{cuda}.nvtx", name, _on_ranks(calls.no_range)) for name in _RANGES],
         Replaced(f"{cuda}.nccl", "version", _on_ranks(lambda: (0, 0, 0))),
         *[Replaced(accelerator, name, _for_users(stand_in)) for name, stand_in in _ACCELERATOR_QUESTIONS.items()],
@@ -130,10 +130,10 @@ def replaced_names(*, processes: bool) -> list[Replaced]:
         Replaced("torch", "Event", _class(calls.event_of_kind, streams.Event)),
         Replaced("torch", "Stream", _class(calls.stream_of_kind, streams.Stream)),
         Replaced("torch.amp.autocast_mode:autocast", "__init__", _around(calls.autocast)),
+        Replaced("torch.amp.autocast_mode", "_cast", _around(calls.cast)),
         Replaced("torch.amp.grad_scaler:GradScaler", "__init__", _around(calls.grad_scaler)),
         Replaced("torch.autograd", "_engine_run_backward", _around(calls.in_mode_of_rank)),
         Replaced("torch.distributed.device_mesh:DeviceMesh", "__init__", _around(calls.device_mesh)),
-        Replaced("torch.distributed.device_mesh", "init_device_mesh", _around(calls.init_device_mesh)),
         Replaced(c10d, "barrier", _around(calls.barrier)),
         Replaced("torch.distributed.fsdp:FullyShardedDataParallel", "__init__", _around(calls.fully_sharded)),
         Replaced("torch.nn:Module", "to", _around(calls.module_to)),
@@ -176,17 +176,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "manual_seed": functions.manual_seed,
     "manual_seed_all": functions.manual_seed,
     "max_memory_allocated": functions.no_bytes,
-    "max_memory_cached": functions.no_bytes,
     "max_memory_reserved": functions.no_bytes,
     "mem_get_info": functions.mem_get_info,
     "memory_allocated": functions.no_bytes,
-    "memory_cached": functions.no_bytes,
     "memory_reserved": functions.no_bytes,
     "memory_stats": functions.memory_stats,
     "memory_summary": lambda *args, **kwargs: f"{functions.NAME}: nothing is allocated on a CUDA device",
     "reset_accumulated_memory_stats": functions.do_nothing,
-    "reset_max_memory_allocated": functions.do_nothing,
-    "reset_max_memory_cached": functions.do_nothing,
     "reset_peak_memory_stats": functions.do_nothing,
     "seed": functions.seed,
     "seed_all": functions.seed,
@@ -200,13 +196,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "synchronize": functions.synchronize,
     "StreamContext": streams.stream,
 }
-_REFUSED = {
+NAMES_REFUSED = {  # of torch.cuda, with what to do instead
     "CUDAGraph": _GRAPHS,
     "graph": _GRAPHS,
     "graph_pool_handle": _GRAPHS,
     "make_graphed_callables": _GRAPHS,
     "get_device_capability": _CAPABILITY,
-    "get_gencode_flags": _CAPABILITY,
     "caching_allocator_alloc": _MEMORY,
     "change_current_allocator": _MEMORY,
     "CUDAPluggableAllocator": _MEMORY,

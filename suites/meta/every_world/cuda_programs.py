@@ -12,6 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from pdlcheck.errors import Unsupported
+from pdlcheck.worlds.cuda_as_cpu.replaced import NAMES_REFUSED, replaced_names
+
 __all__ = ["LOUD", "QUIET", "REFUSED"]
 
 
@@ -194,11 +197,11 @@ def groups_of_nccl():
     x = torch.ones(2, device=on(rank))
     dist.all_reduce(x, group=pair)
     assert x.tolist() == [2.0, 2.0] and dist.is_nccl_available()
-    dist.barrier(device_ids=[rank])
     dist.destroy_process_group()
     dist.init_process_group("nccl")
     dist.all_reduce(x)
     assert x.tolist() == [4.0, 4.0]
+    dist.barrier(device_ids=[rank])
     objects = [None, None]
     dist.all_gather_object(objects, x)
     assert objects[1 - rank].tolist() == [4.0, 4.0]
@@ -267,6 +270,68 @@ def autocast():
     assert model(x).dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
     with torch.autocast("cuda", enabled=False):
         assert model(x).dtype == torch.float32
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.set_autocast_enabled("cuda", True)
+    assert model(x).dtype == torch.bfloat16
+    torch.set_autocast_enabled(False)
+    assert model(x).dtype == torch.float32
+
+
+def autocast_of_a_function_of_ones_own():
+    class Product(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float16)
+        def forward(ctx, x):
+            assert not torch.is_autocast_enabled("cuda")
+            return x @ x
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cuda")
+        def backward(ctx, grad):
+            return grad
+
+    x = torch.ones(2, 2, device="cuda", requires_grad=True)
+    with torch.autocast("cuda"):
+        product = Product.apply(x)
+    assert product.dtype == torch.float16
+    product.sum().backward()
+    assert x.grad.is_cuda
+
+
+def checkpointed_activations():
+    from torch.utils.checkpoint import checkpoint
+
+    torch.cuda.set_device(dist.get_rank())
+
+    def layer(x):
+        noise = torch.nn.functional.dropout(torch.ones(4, device="cuda"))
+        seen.append(noise.cpu())
+        return (model(x) * noise.cuda()).sum()
+
+    for reentrant in (False, True):
+        seen = []
+        model, x = nn.Linear(4, 4).cuda(), torch.ones(1, 4, device="cuda", requires_grad=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = checkpoint(layer, x, use_reentrant=reentrant)
+        loss.backward()
+        assert torch.equal(*seen) and model.weight.grad.is_cuda and x.grad.is_cuda
+
+
+def a_pipeline():
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    rank = dist.get_rank()
+    torch.cuda.set_device(rank)
+    stage = PipelineStage(nn.Linear(2, 2).cuda(), rank, 2, device=on(rank))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda output, target: (output - target).square().sum())
+    x = torch.ones(4, 2, device="cuda")
+    if rank == 0:
+        schedule.step(x)
+    else:
+        losses = []
+        schedule.step(target=x, losses=losses)
+        assert len(losses) == 2
+    assert stage.submod.weight.grad is not None
 
 
 def scaled_gradients():
@@ -313,15 +378,30 @@ def streams_and_events():
     end.record(side)
     torch.cuda.synchronize()
     assert start.elapsed_time(end) > 0
+    torch.cuda.set_stream(side)
+    assert torch.cuda.current_stream() == side
+    with torch.cuda.StreamContext(torch.cuda.default_stream()):
+        assert torch.cuda.current_stream() != side
+    with torch.cuda.device_of(torch.ones(1, device=on(1 - rank))):
+        assert torch.cuda.current_device() == 1 - rank
+    assert not torch.cuda.is_current_stream_capturing()
+    torch.accelerator.set_stream(torch.cuda.default_stream())
     assert torch.Stream(device="cuda").device == on(rank) and isinstance(torch.Event("cuda"), torch.Event)
 
 
 def memory_statistics():
     torch.zeros(100, device="cuda")
     torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
     torch.cuda.empty_cache()
-    numbers = (torch.cuda.memory_allocated, torch.cuda.max_memory_allocated, torch.cuda.memory_reserved)
-    assert [number() for number in numbers] == [number(0) for number in numbers] == [0, 0, 0]
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    names = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    for kind in (torch.cuda, torch.accelerator):
+        assert [getattr(kind, name)() for name in names] == [getattr(kind, name)(0) for name in names] == [0] * 4
+    torch.accelerator.empty_cache()
+    torch.accelerator.reset_peak_memory_stats()
+    torch.accelerator.reset_accumulated_memory_stats()
+    assert torch.accelerator.memory_stats()["allocated_bytes.all.peak"] == 0
     assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0 and torch.cuda.memory_summary()
     free, total = torch.cuda.mem_get_info()
     assert 0 < free < total == torch.cuda.get_device_properties(0).total_memory
@@ -334,6 +414,12 @@ def random_streams():
     dist.barrier()
     torch.cuda.set_rng_state(state)
     assert torch.equal(torch.rand(4, device="cuda"), drawn) and torch.cuda.initial_seed() == 7
+    torch.cuda.set_rng_state_all(torch.cuda.get_rng_state_all())
+    torch.cuda.manual_seed(8)
+    assert not torch.equal(torch.rand(4, device="cuda"), drawn) and torch.initial_seed() == 8
+    torch.cuda.seed()
+    torch.cuda.seed_all()
+    assert torch.cuda.initial_seed() != 8
     generator = torch.Generator(device="cuda").manual_seed(3)
     assert isinstance(generator, torch.Generator)
     torch.rand(4, device="cuda", generator=generator)
@@ -347,6 +433,8 @@ def the_accelerator():
     assert torch.accelerator.current_device_index() == rank == torch.cuda.current_device()
     with torch.accelerator.device_index(1 - rank):
         assert torch.zeros(1, device="cuda").device == on(1 - rank)
+    torch.accelerator.set_device_idx(rank)
+    assert torch.accelerator.current_device_idx() == rank and torch.accelerator.get_memory_info()[0] > 0
     torch.accelerator.synchronize()
     assert torch.accelerator.current_stream() == torch.cuda.current_stream()
 
@@ -354,10 +442,15 @@ def the_accelerator():
 def questions():
     assert torch.cuda.is_available() and torch.cuda.device_count() == dist.get_world_size()
     assert torch.cuda.is_bf16_supported() and "CPU" in torch.cuda.get_device_name(0)
+    assert torch.cuda.get_arch_list() == [] and not torch.cuda.is_tf32_supported()
+    assert torch.cuda.can_device_access_peer(0, 1) and torch.cuda.nccl.version() == (0, 0, 0)
     torch.cuda.init()
+    torch.cuda.set_sync_debug_mode("warn")
     torch.cuda.ipc_collect()
     torch.cuda.nvtx.range_push("step")
     torch.cuda.nvtx.range_pop()
+    torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("step"))
+    torch.cuda.nvtx.mark("here")
     with torch.cuda.nvtx.range("step"):
         pass
 
@@ -380,12 +473,19 @@ def names_that_were_imported():
 
 
 def an_index_that_no_device_has():
-    try:
-        torch.zeros(1).to(dist.get_world_size())
-    except RuntimeError as error:
-        assert "invalid device ordinal" in str(error)
-    else:
-        raise AssertionError("a third device was found")
+    third = dist.get_world_size()
+    for use in (
+        lambda: torch.zeros(1).to(third),
+        lambda: torch.cuda.set_device(third),
+        lambda: dist.barrier(device_ids=[third]),
+        lambda: DistributedDataParallel(nn.Linear(2, 1), device_ids=[third]),
+    ):
+        try:
+            use()
+        except RuntimeError as error:
+            assert "invalid device ordinal" in str(error)
+        else:
+            raise AssertionError("a third device was found")
 
 
 def a_compiled_function():
@@ -408,6 +508,10 @@ def a_capability():
     torch.cuda.get_device_capability()
 
 
+def a_capability_of_the_accelerator():
+    torch.accelerator.get_device_capability()
+
+
 def properties_with_a_capability():
     torch.cuda.get_device_properties(0).major  # noqa: B018
 
@@ -428,8 +532,23 @@ def a_reading_of_the_gpu():
     torch.cuda.utilization()
 
 
+def every_name_that_is_refused():
+    refused = [entry for entry in replaced_names(processes=False) if entry.name in NAMES_REFUSED]
+    assert refused
+    for entry in refused:
+        try:
+            getattr(torch.cuda, entry.name)()
+        except Unsupported as error:
+            assert str(error).startswith(f"torch.cuda.{entry.name} has no counterpart")
+        else:
+            raise AssertionError(f"torch.cuda.{entry.name} was called")
+
+
 # torch without CUDA raises
 LOUD = (
+    a_pipeline,
+    autocast_of_a_function_of_ones_own,
+    checkpointed_activations,
     a_module_that_is_moved,
     a_thread_of_a_rank,
     batches_in_pinned_memory,
@@ -455,6 +574,7 @@ QUIET = (
     a_copy_on_the_host_is_a_copy,
     an_index_that_no_device_has,
     autocast,
+    every_name_that_is_refused,
     flags_of_libraries,
     names_that_were_imported,
     questions,
@@ -464,6 +584,7 @@ QUIET = (
 REFUSED = (
     a_block_of_a_graph,
     a_capability,
+    a_capability_of_the_accelerator,
     a_graph,
     a_reading_of_the_gpu,
     a_synchronised_batch_norm,

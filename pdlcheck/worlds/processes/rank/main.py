@@ -196,7 +196,7 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
         if call.seed is not None:
             own_settings.put_back()
         for module in call.modules:
-            with drawing_as_torch_begins():
+            with drawing_as_torch_begins(), cuda_on_cpu():
                 import_module_of(*module)
                 if call.seed is not None:
                     own_settings.hold()
