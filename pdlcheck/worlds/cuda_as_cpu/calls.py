@@ -227,8 +227,9 @@ def data_parallel(
 
 
 def fully_sharded(real: Callable[..., Any], wrapper: Any, *args: Any, **kwargs: Any) -> None:
-    """FSDP computes on the CPU."""
-    if is_cuda(device := kwargs.get("device_id")):
+    """FSDP computes on the CPU, which it needs to be told."""
+    device = kwargs.get("device_id")
+    if device is None or is_cuda(device):
         require_devices().index(device)
         kwargs["device_id"] = torch.device("cpu")
     real(wrapper, *args, **kwargs)

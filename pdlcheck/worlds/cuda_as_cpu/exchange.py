@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed.fsdp.sharded_grad_scaler  # a default argument is the default group where it is imported: none
 import torch.serialization as serialization
 
 from pdlcheck.worlds.cuda_as_cpu import memory

@@ -17,12 +17,12 @@ from pdlcheck.worlds.cuda_as_cpu.devices import is_cuda, require_devices
 
 __all__ = [
     "NAME",
-    "DeviceProperties",
     "current_device",
     "device_block",
     "device_count",
     "device_of_block",
     "do_nothing",
+    "get_device_capability",
     "get_device_name",
     "get_device_properties",
     "get_rng_state",
@@ -152,23 +152,19 @@ def get_device_name(device: Any = None) -> str:
     return NAME
 
 
-class DeviceProperties(SimpleNamespace):
-    """What is known of a device that is the CPU."""
-
-    @property
-    def major(self) -> int:
-        """Raise: the CPU has no compute capability."""
-        refuse("the compute capability of a device", "ask for torch.cuda.is_bf16_supported() and the like instead")()
-        raise AssertionError
-
-    minor = major
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """Return (0, 0), below that of any device: code that asks takes its branch for a device without the feature."""
+    require_devices().index(device)
+    return 0, 0
 
 
-def get_device_properties(device: Any = None) -> DeviceProperties:
-    """Return the name, the memory and the cores of this machine."""
+def get_device_properties(device: Any = None) -> SimpleNamespace:
+    """Return the name, the memory and the cores of this machine, and no capability."""
     require_devices().index(device)
     _, total = mem_get_info()
-    return DeviceProperties(name=NAME, total_memory=total, multi_processor_count=usable_cores())
+    return SimpleNamespace(
+        name=NAME, total_memory=total, multi_processor_count=usable_cores(), major=0, minor=0, is_integrated=0
+    )
 
 
 def synchronize(device: Any = None) -> None:

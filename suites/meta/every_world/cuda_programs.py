@@ -159,6 +159,20 @@ def fsdp_with_device_id():
     assert whole(torch.ones(1, 4).cuda()).shape == (1, 2)
 
 
+def fsdp_with_its_scaler():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    model = FullyShardedDataParallel(nn.Linear(4, 4).cuda())
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), ShardedGradScaler(init_scale=8.0)
+    with torch.autocast("cuda"):
+        loss = model(torch.ones(1, 4, device="cuda")).float().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.is_enabled() and scaler.get_scale() == 8.0
+
+
 def fsdp2_on_a_mesh_of_cuda():
     from torch.distributed.fsdp import fully_shard
 
@@ -205,9 +219,15 @@ def groups_of_nccl():
     objects = [None, None]
     dist.all_gather_object(objects, x)
     assert objects[1 - rank].tolist() == [4.0, 4.0]
+
+
+def groups_of_two_backends():
+    dist.init_process_group("cpu:gloo,cuda:nccl")
     dist.destroy_process_group()
     dist.init_process_group("cpu:gloo,cuda:nccl")
-    dist.barrier()
+    x = torch.ones(2, device="cuda")
+    dist.all_reduce(x)
+    assert x.tolist() == [2.0, 2.0]
 
 
 def files_of_tensors():
@@ -442,6 +462,8 @@ def the_accelerator():
 def questions():
     assert torch.cuda.is_available() and torch.cuda.device_count() == dist.get_world_size()
     assert torch.cuda.is_bf16_supported() and "CPU" in torch.cuda.get_device_name(0)
+    properties = torch.cuda.get_device_properties(0)
+    assert torch.cuda.get_device_capability() == (properties.major, properties.minor) < (1, 0)
     assert torch.cuda.get_arch_list() == [] and not torch.cuda.is_tf32_supported()
     assert torch.cuda.can_device_access_peer(0, 1) and torch.cuda.nccl.version() == (0, 0, 0)
     torch.cuda.init()
@@ -504,16 +526,8 @@ def flags_of_libraries():
     torch.backends.cudnn.benchmark = torch.backends.cuda.matmul.allow_tf32 = False
 
 
-def a_capability():
-    torch.cuda.get_device_capability()
-
-
 def a_capability_of_the_accelerator():
     torch.accelerator.get_device_capability()
-
-
-def properties_with_a_capability():
-    torch.cuda.get_device_properties(0).major  # noqa: B018
 
 
 def a_graph():
@@ -557,8 +571,10 @@ LOUD = (
     files_of_tensors,
     files_that_a_gpu_has_written,
     fsdp2_on_a_mesh_of_cuda,
+    fsdp_with_its_scaler,
     fsdp_with_device_id,
     groups_of_nccl,
+    groups_of_two_backends,
     memory_statistics,
     random_streams,
     streams_and_events,
@@ -583,10 +599,8 @@ QUIET = (
 )
 REFUSED = (
     a_block_of_a_graph,
-    a_capability,
     a_capability_of_the_accelerator,
     a_graph,
     a_reading_of_the_gpu,
     a_synchronised_batch_norm,
-    properties_with_a_capability,
 )
