@@ -16,6 +16,7 @@ __all__ = ["HOST", "device_index", "is_pinned", "mark", "mark_storage", "move", 
 HOST = -1  # in place of an index: the memory of the host
 _INDEX = "_pdlcheck_cuda_index"
 _PINNED = "_pdlcheck_pinned"
+_functorch: Any = torch._C._functorch
 _storage_of = torch._C.TensorBase.untyped_storage
 
 
@@ -23,8 +24,9 @@ def _storage(tensor: Tensor) -> Any:
     """None where the tensor has no storage of its own."""
     try:
         return _storage_of(tensor)
-    except (NotImplementedError, RuntimeError):  # sparse and nested tensors
-        return None
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and those of torch.func
+        wrapped = _functorch.is_functorch_wrapped_tensor(tensor)
+        return _storage(_functorch.get_unwrapped(tensor)) if wrapped else None
 
 
 def _inner(tensor: Tensor) -> Tensor:

@@ -140,7 +140,8 @@ def _type(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: boo
     if isinstance(wanted, torch.dtype):
         return call_on_cpu(devices, func, args, kwargs)
     name = wanted if isinstance(wanted, str) else f"{wanted.__module__}.{wanted.__name__}"
-    index = devices.current if name.startswith("torch.cuda.") else HOST
+    present = memory.device_index(args[0])
+    index = HOST if not name.startswith("torch.cuda.") else devices.current if present == HOST else present
     return memory.move(func(args[0], name.replace("torch.cuda.", "torch.", 1)), args[0], index)
 
 

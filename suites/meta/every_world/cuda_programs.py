@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import threading
 
@@ -117,6 +118,31 @@ def a_module_that_is_moved():
     with torch.device("meta"):
         empty = nn.Linear(2, 2)
     assert empty.to_empty(device=rank).weight.device == on(rank)
+
+
+def results_that_stay_on_the_device():
+    rank = dist.get_rank()
+    x = torch.ones(3, 2, device=rank)
+    model = nn.Linear(2, 2).to(rank)
+    lstm, layer = nn.LSTM(2, 2).to(rank), nn.TransformerEncoderLayer(2, 1, 4, batch_first=True).to(rank)
+    made = [
+        copy.deepcopy(model).weight,
+        copy.deepcopy(x),
+        nn.utils.parameters_to_vector(model.parameters()),
+        torch.func.vmap(lambda row: row * 2)(x),
+        torch.func.grad(lambda weight: (weight * x).sum())(x),
+        torch.func.functional_call(model, dict(model.named_parameters()), (x,)),
+        lstm(x[None])[0],
+        layer(x[None]),
+        nn.utils.rnn.pack_padded_sequence(x[None], torch.tensor([3]), batch_first=True).data,
+        x.type("torch.cuda.HalfTensor"),
+        x.sum(0, keepdim=True).expand(4, 2),
+    ]
+    assert [tensor.device for tensor in made] == [on(rank)] * len(made)
+    numbers = x.cpu().numpy()
+    x += 1
+    assert numbers.max() == 1
+    torch.testing.assert_close(x, torch.full((3, 2), 2.0, device=rank))
 
 
 def the_default_device():
@@ -577,6 +603,7 @@ LOUD = (
     groups_of_two_backends,
     memory_statistics,
     random_streams,
+    results_that_stay_on_the_device,
     streams_and_events,
     tensor_parallel_on_a_mesh_of_cuda,
     tensors_that_are_moved,
