@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
 
-__all__ = ["CUDA_CURE", "DEVICES", "check_devices", "choose_device", "device_name", "why_no_cuda"]
+__all__ = ["CUDA_CURE", "DEVICES", "check_cuda_as_cpu", "check_devices", "choose_device", "device_name", "why_no_cuda"]
 
 DEVICES = ("cpu", "cuda")
 CUDA_CURE = "a CUDA build of torch on a machine with an NVIDIA GPU: https://pytorch.org/get-started/locally"
@@ -41,6 +41,23 @@ def choose_device(world: str, device: str | None) -> str:
             f"the ranks of world {world} have {offered[0]} tensors, not {device}; {cure}", world=world, cure=cure
         )
     return device
+
+
+def check_cuda_as_cpu(world: str, cuda_as_cpu: bool) -> bool:
+    """Return ``cuda_as_cpu``.
+
+    Raises:
+        WorldUnavailable: the ranks of ``world`` need CUDA devices.
+    """
+    if cuda_as_cpu and world == "nccl":
+        cure = "--world gloo --cuda-as-cpu"
+        raise WorldUnavailable(
+            f"the ranks of world nccl have CUDA devices of their own, which the CPU cannot replace; {cure}, or "
+            'get_world("gloo", cuda_as_cpu=True)',
+            world=world,
+            cure=cure,
+        )
+    return cuda_as_cpu
 
 
 def device_name(local_rank: int, devices: int) -> str:

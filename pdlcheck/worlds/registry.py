@@ -50,7 +50,8 @@ def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
             of mpiexec) or ``nccl`` (local processes, each with a CUDA device of its own).
         device: of the ranks, ``cpu`` or ``cuda``; default: ``cuda`` on ``nccl``, ``cpu`` elsewhere. ``sim`` and
             ``gloo`` take both: ranks of ``gloo`` share the CUDA devices that there are, those of ``sim`` the first.
-        options: what the world takes: ``seed`` and ``timeout_s``; for ``sim`` also ``semantics``, ``schedule``,
+        options: what the world takes: ``seed`` and ``timeout_s``; ``cuda_as_cpu``, which runs the CUDA code of ranks of
+            ``sim``, ``gloo`` and ``mpi`` on the CPU; for ``sim`` also ``semantics``, ``schedule``,
             ``faults``, ``topology``, ``timeline`` and ``own_globals``, for the others ``watch`` and
             ``threads_per_rank``; for all ``comm_wrappers``, modules whose callers reports show.
 

@@ -30,6 +30,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "the fixture `device` of the ranks: cpu, or cuda, whose devices the ranks of gloo share, and those of "
         "sim the first; default: cuda on nccl, cpu elsewhere",
     },
+    "cuda-as-cpu": {
+        "action": "store_true",
+        "help": "run the CUDA code of the ranks of sim, gloo and mpi on the CPU: torch.cuda, .cuda(), device "
+        "arguments, backend nccl; docs/cuda-as-cpu.md says what that covers; also the ini value pdlcheck_cuda_as_cpu",
+    },
     "init-method": {
         "metavar": "URL",
         "help": "where the processes of torchrun, mpiexec or srun meet: env://, tcp://HOST:PORT or file:///PATH; "
@@ -104,6 +109,12 @@ def add_options(parser: pytest.Parser) -> None:
         "modules, or packages, whose globals each simulated rank has for itself, as a process would",
         type="args",
         default=[],
+    )
+    parser.addini(
+        "pdlcheck_cuda_as_cpu",
+        "run the CUDA code of the ranks on the CPU, as --cuda-as-cpu does",
+        type="bool",
+        default=False,
     )
     parser.addini(
         "pdlcheck_comm_wrappers",

@@ -46,10 +46,12 @@ from pdlcheck.harness.running.context import RankContext, set_rank_context
 from pdlcheck.harness.running.examples import is_property
 from pdlcheck.harness.running.folders import SEEN_FROM, SHARED
 from pdlcheck.harness.running.stopped import finish_stopped_fixtures, note_stop
+from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.import_streams import drawn_by
 from pdlcheck.worlds.outcome import without_addresses
 from pdlcheck.worlds.processes.exchange.journal import note
 from pdlcheck.worlds.processes.rank import imported
+from pdlcheck.worlds.processes.rank.cuda_on_cpu import runs_cuda_on_cpu
 from pdlcheck.worlds.processes.rank.ending import note_report
 from pdlcheck.worlds.processes.rank.own_device import own_device
 from pdlcheck.worlds.processes.rank.own_rank import own_rank, own_world_size, users_code
@@ -338,6 +340,8 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
     if call.excinfo is not None and isinstance(call.excinfo.value, PdlcheckError):
         note_stop(item, call.excinfo.value)
         end_at_user_line(call.excinfo.value)
+    if call.excinfo is not None and (hint := hint_about_cuda(call.excinfo.value, is_on=runs_cuda_on_cpu())):
+        note_once(call.excinfo.value, hint)
     if call.excinfo is None and not needs_report(item, when):
         note_passed(item, when)
         note_additions(item)

@@ -12,7 +12,7 @@ from _pytest._code.code import ExceptionRepr, ReprExceptionInfo, ReprFileLocatio
 from _pytest._io import TerminalWriter
 
 from pdlcheck.errors import PdlcheckError
-from pdlcheck.harness.collection import cases
+from pdlcheck.harness.collection import cases, cuda_as_cpu
 from pdlcheck.harness.collection.drawn_at_import import differs_between_ranks
 from pdlcheck.harness.collection.schedules import FOUND
 from pdlcheck.harness.collection.short_names import name_of
@@ -67,6 +67,8 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
         command.append(f"--pdl-seed={item.config.getoption('--pdl-seed')}")
         if device := item.config.getoption("--pdl-rank-device"):
             command += [_name(item, "--pdl-rank-device"), device]
+        if item.config.getoption(cuda_as_cpu.OPTION):
+            command.append(_name(item, cuda_as_cpu.OPTION))
         if world == "sim" and (semantics := item.config.getoption("--pdl-semantics")) != "rendezvous":
             command += [_name(item, "--pdl-semantics"), semantics]
         schedule = item.stash.get(FOUND, item.config.getoption("--pdl-schedule"))

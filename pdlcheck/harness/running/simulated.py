@@ -97,6 +97,7 @@ class SimulatedItem:
         self._case = case
         self._world = world
         self._device = torch.device("cpu" if world.device == "cpu" else device_name(0, devices=1))  # of all ranks
+        self._own_devices = world.device == "cuda" and world.cuda_as_cpu
         self._ranks: list[_RankFixtures] = []
         self._stack = ExitStack()
         self._at_once = needs_one_message(item)
@@ -315,7 +316,8 @@ class SimulatedItem:
 
     def _context(self, rank: int, *, in_body: bool = False, for_all: Callable[[], bool] = lambda: True) -> RankContext:
         group: Any = dist.group.WORLD
-        return RankContext(rank, self._case.world_size, self._device, group, in_body, for_all)
+        device = torch.device("cuda", rank) if self._own_devices else self._device
+        return RankContext(rank, self._case.world_size, device, group, in_body, for_all)
 
     def _at_hand(self, number: int, work: Callable[[], Any]) -> Any:
         """On the rank: its fixtures are its own while it waits for other ranks in one of them."""

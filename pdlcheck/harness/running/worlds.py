@@ -10,6 +10,7 @@ import pytest
 
 from pdlcheck.errors import PdlcheckError, WorldUnavailable
 from pdlcheck.harness.collection.cases import runs_in_a_rank, world_names, world_of
+from pdlcheck.harness.collection.cuda_as_cpu import runs_cuda_as_cpu
 from pdlcheck.harness.collection.markers import isolation_of, require_faults, semantics_of
 from pdlcheck.harness.running import launched
 from pdlcheck.harness.running.open_worlds import open_worlds, worlds_by_name
@@ -40,7 +41,8 @@ def open_world(config: pytest.Config, name: str | None) -> World:
     if name not in worlds:
         device, seed = config.getoption("--pdl-rank-device"), config.getoption("--pdl-seed")
         try:
-            world = get_world(name, device=device, seed=seed, **_options(config, name))
+            cuda = {"cuda_as_cpu": True} if runs_cuda_as_cpu(config) else {}
+            world = get_world(name, device=device, seed=seed, **cuda, **_options(config, name))
             world.check()
         except WorldUnavailable as missing:
             raise skip_or_fail(config, str(missing)) from None

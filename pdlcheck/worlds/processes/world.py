@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pdlcheck.errors import Unsupported, WorldUnavailable
 from pdlcheck.worlds.arguments import check_names, check_world_size
-from pdlcheck.worlds.devices import CUDA_CURE, check_devices, choose_device, why_no_cuda
+from pdlcheck.worlds.devices import CUDA_CURE, check_cuda_as_cpu, check_devices, choose_device, why_no_cuda
 from pdlcheck.worlds.isolation import check_isolation
 from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.processes.controller.local import LocalPlacement
@@ -44,6 +44,7 @@ class ProcessWorld:
             CUDA device each; or another one of this torch.
         device: ``cuda``: the current device of a machine's rank ``r`` is its CUDA device ``r``, modulo their number, so
             ranks of gloo can share one. ``cpu``: no rank touches CUDA. Default: ``cuda`` for nccl, else ``cpu``.
+        cuda_as_cpu: run the CUDA code of the ranks on the CPU; see docs/cuda-as-cpu.md. Not for nccl.
         threads_per_rank: of torch's operations; default: the cores, shared out among the ranks.
         timeout_s: a call in which some rank takes longer fails with ``RankTimeout``; may be set anew between calls.
         watch: compare what the ranks post before it goes to the real group, so a mismatch or a
@@ -83,6 +84,7 @@ class ProcessWorld:
         backend: str = "gloo",
         *,
         device: str | None = None,
+        cuda_as_cpu: bool = False,
         threads_per_rank: int | None = None,
         timeout_s: float = 60.0,
         watch: bool = True,
@@ -99,6 +101,7 @@ class ProcessWorld:
             raise ValueError(f"timeout_s must be positive, got {timeout_s}; pass seconds, such as 60.0")
         self.name = backend
         self.device = choose_device(backend, device)
+        self.cuda_as_cpu = check_cuda_as_cpu(backend, cuda_as_cpu)
         self.seed = seed
         self._threads = threads_per_rank
         self.timeout_s = timeout_s if debugged is None else _A_LONG_TIME_S
@@ -251,7 +254,8 @@ class ProcessWorld:
         from pdlcheck.worlds.processes.controller.setup import Setup
 
         watch = self._watch and self.name in _WATCHED
-        return Setup(world_size, self.name, self._threads, watch, self.device, self._comm_wrappers)
+        wrappers = self._comm_wrappers
+        return Setup(world_size, self.name, self._threads, watch, self.device, wrappers, self.cuda_as_cpu)
 
     def _here(self) -> Placement:
         server = forkserver.retain(self)
@@ -275,7 +279,7 @@ class ProcessWorld:
             forkserver.release(self)
             cure = f"install {CUDA_CURE}" if self.name == "nccl" else "use backend gloo"
             raise WorldUnavailable(f"this torch has no backend {self.name!r}; {cure}", world=self.name, cure=cure)
-        if self.device == "cuda" and (why := why_no_cuda()):
+        if self.device == "cuda" and not self.cuda_as_cpu and (why := why_no_cuda()):
             forkserver.release(self)
             cure = f"install {CUDA_CURE}"
             raise WorldUnavailable(f"ranks of {self.name} on CUDA: {why}; {cure}", world=self.name, cure=cure)

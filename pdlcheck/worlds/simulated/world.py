@@ -18,6 +18,8 @@ from pdlcheck.errors import Inconclusive, WorldUnavailable
 from pdlcheck.faults import DrawnFaults, Fault
 from pdlcheck.worlds.advice import advise
 from pdlcheck.worlds.arguments import check_faults, check_function, check_names, check_world_size
+from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices
+from pdlcheck.worlds.cuda_as_cpu.mode import in_mode
 from pdlcheck.worlds.devices import CUDA_CURE, choose_device, why_no_cuda
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, exited, results
 from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
@@ -41,6 +43,7 @@ from pdlcheck.worlds.simulated.own_globals.modules import OwnModules, known_own_
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
 from pdlcheck.worlds.simulated.turns import idle
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank, running_rank
+from pdlcheck.worlds.simulated.turns.threads import rank_behind
 from pdlcheck.worlds.watch import Traffic, declare_wrappers
 
 __all__ = ["SimulatedWorld"]
@@ -70,6 +73,7 @@ class SimulatedWorld:
             them. Those of well-known frameworks are known.
         device: the kind of device that ``device`` of pytest names on ranks, ``cpu`` or ``cuda``, which must be there
             then. Tensors of either may be sent.
+        cuda_as_cpu: run the CUDA code of the ranks on the CPU; see docs/cuda-as-cpu.md.
         timeout_s: a call in which some rank takes longer fails with ``RankTimeout``; may be set anew between calls.
 
     Raises:
@@ -101,10 +105,12 @@ class SimulatedWorld:
         own_globals: Sequence[str] = (),
         comm_wrappers: Sequence[str] = (),
         device: str = "cpu",
+        cuda_as_cpu: bool = False,
         timeout_s: float | None = None,
     ) -> None:
         self.seed = seed
         self.device = choose_device(self.name, device)
+        self.cuda_as_cpu = cuda_as_cpu
         self.timeout_s = timeout_s
         self.until: float | None = None  # in its place, by the monotonic clock: of all calls together
         self.own_globals = check_names("own_globals", own_globals)
@@ -121,7 +127,8 @@ class SimulatedWorld:
         topology = f", topology={self.measures.topology}" if self.measures.topology is not None else ""
         own = f", own_globals={list(self.own_globals)}" if self.own_globals else ""
         device = f", device={self.device!r}" if self.device != "cpu" else ""
-        options = f"{semantics}{faults}{topology}{own}{device}"
+        cuda = ", cuda_as_cpu=True" if self.cuda_as_cpu else ""
+        options = f"{semantics}{faults}{topology}{own}{device}{cuda}"
         return f"{type(self).__name__}(seed={self.seed}, schedule={str(self.schedule)!r}{options})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -150,7 +157,7 @@ class SimulatedWorld:
 
     def check(self) -> None:
         """See :class:`pdlcheck.worlds.protocol.World`."""
-        if self.device == "cuda" and (why := why_no_cuda()):
+        if self.device == "cuda" and not self.cuda_as_cpu and (why := why_no_cuda()):
             cure = f"install {CUDA_CURE}"
             raise WorldUnavailable(f"ranks of {self.name} on CUDA: {why}; {cure}", world=self.name, cure=cure)
 
@@ -184,6 +191,10 @@ class SimulatedWorld:
             _open_clusters.add(me)
             stack.enter_context(rank_local_torch_distributed())
             declare_wrappers(self.comm_wrappers)
+            if self.cuda_as_cpu:
+                from pdlcheck.worlds.cuda_as_cpu.exchange import exchanged  # it imports FSDP, which few need
+
+                stack.enter_context(exchanged(_devices_of_thread))
             ranks = SimulatedRanks(world_size, self)
             stack.callback(ranks.close)
             yield ranks
@@ -209,6 +220,7 @@ class SimulatedRanks:
         self._make_own_groups = False
         self._without: set[int] = set()  # ranks that have begun without a group
         self._own_modules = world.own_modules()
+        self._devices = self._new_devices()
         self._known = known_own_globals()
         self._serve(idle.take(world_size) or Network(world_size))
 
@@ -222,6 +234,13 @@ class SimulatedRanks:
         """Processes are replaced after a failure, and theirs with them."""
         if self._own_modules is not None:
             self._own_modules.open(rank.state for rank in self._network.scheduler.ranks)
+
+    def _new_devices(self) -> list[RankDevices | None]:
+        """Return what each rank knows of its devices; None where CUDA is not replaced."""
+        if not self._world.cuda_as_cpu:
+            return [None] * self.world_size
+        own = self._world.device == "cuda"
+        return [RankDevices(self.world_size, rank if own else 0) for rank in range(self.world_size)]
 
     def _reset(self) -> None:
         self._network.reset()
@@ -256,6 +275,7 @@ class SimulatedRanks:
 
         if isolation.observer is not None:
             isolation.observer.call(fn)
+        self._devices = self._new_devices()
         return [_that_ends_no_process(outcome) for outcome in self.run_bodies([body] * self.world_size)]
 
     def run_bodies(
@@ -341,8 +361,12 @@ class SimulatedRanks:
         elif not (has_group() or (keep_groups and has_left_group())):  # the first run, or the one before has ended it
             join_group(self._network)
         keep_time(partial(self._compute, rank))
+        running_rank().devices = devices = self._devices[rank]
         try:
-            return body()
+            if devices is None:
+                return body()
+            with in_mode(devices):
+                return body()
         except (KeyError, ValueError) as error:  # as torch says that it does not know a group
             tell_whose(error)
             raise
@@ -408,6 +432,11 @@ class SimulatedRanks:
         """Leave the rank threads and their group to the next world of as many ranks if they are as new, or end them."""
         self.intact = False
         idle.keep(self._network)
+
+
+def _devices_of_thread() -> RankDevices | None:
+    rank = current_rank() or rank_behind()
+    return None if rank is None else rank.devices
 
 
 def _that_ends_no_process(outcome: Outcome) -> Outcome:

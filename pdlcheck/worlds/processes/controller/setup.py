@@ -21,6 +21,7 @@ class Setup:
     watch: bool
     device: str
     comm_wrappers: tuple[str, ...] = ()
+    cuda_as_cpu: bool = False
 
 
 def start_of(setup: Setup, placement: Placement, rank: int, port: int) -> Start:
@@ -45,4 +46,5 @@ def start_of(setup: Setup, placement: Placement, rank: int, port: int) -> Start:
         board=placement.shares_memory and setup.watch,
         device=setup.device,
         comm_wrappers=setup.comm_wrappers,
+        cuda_as_cpu=setup.cuda_as_cpu,
     )

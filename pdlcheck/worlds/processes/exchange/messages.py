@@ -77,7 +77,7 @@ class Start(_Message):
 
     Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables;
     ``device`` is ``cpu`` or ``cuda``; ``board``: the ranks share memory, see ``board.py``.
-    ``comm_wrappers``: modules whose callers reports show.
+    ``comm_wrappers``: modules whose callers reports show. ``cuda_as_cpu``: CUDA code runs on the CPU.
     """
 
     rank: int
@@ -91,6 +91,7 @@ class Start(_Message):
     board: bool
     device: str
     comm_wrappers: tuple[str, ...] = ()
+    cuda_as_cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)

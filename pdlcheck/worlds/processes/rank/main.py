@@ -24,6 +24,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from pdlcheck.errors import PeerFailed, RankFailed
+from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.outcome import exited, text_of
 from pdlcheck.worlds.processes.exchange.board import Board
 from pdlcheck.worlds.processes.exchange.heard import hearing
@@ -36,6 +37,12 @@ from pdlcheck.worlds.processes.rank.absent_devices import leave_absent_devices_a
 from pdlcheck.worlds.processes.rank.announce import Announcer
 from pdlcheck.worlds.processes.rank.at_end import end, end_call
 from pdlcheck.worlds.processes.rank.channel import Channel
+from pdlcheck.worlds.processes.rank.cuda_on_cpu import (
+    cuda_on_cpu,
+    run_cuda_on_cpu,
+    runs_cuda_on_cpu,
+    select_first_device,
+)
 from pdlcheck.worlds.processes.rank.own_device import (
     loads_on_own_device,
     own_device,
@@ -116,8 +123,12 @@ def take_place(start: Start) -> None:
     os.environ.update(start.variables)
     take_rank(start.rank, start.world_size)
     torch.set_num_threads(start.threads)
-    take_device(start.device, start.backend, int(os.environ["LOCAL_RANK"]))
+    own = take_device(
+        start.device, start.backend, int(os.environ["LOCAL_RANK"]), cuda_as_cpu=start.cuda_as_cpu
+    )
     leave_absent_devices_alone()
+    if start.cuda_as_cpu:
+        run_cuda_on_cpu(int(os.environ.get("LOCAL_WORLD_SIZE", start.world_size)), own, start.backend)
 
 
 def _die_with(server_pid: int) -> None:
@@ -189,7 +200,7 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
             own_settings.put_back()
             imported.begin(start.rank, call.seed)
         for module in call.modules:
-            with imported.streams_of(module[1]):
+            with imported.streams_of(module[1]), cuda_on_cpu():
                 import_module_of(*module)
                 if call.seed is not None:
                     own_settings.hold()
@@ -198,7 +209,7 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
             fresh_state(call.seed, start, call.settings)
         offer(default_group)
         with hearing(call.ears) as heard:
-            with contextlib.nullcontext() if is_our_own(fn) else users_code():
+            with contextlib.nullcontext() if is_our_own(fn) else users_code(), cuda_on_cpu():
                 value = _called(fn, args, kwargs, announcer)
             told = heard()
         ending.note_report()
@@ -272,6 +283,7 @@ def fresh_state(seed: int, start: Start, settings: Settings = AS_TORCH_BEGINS) -
     else:  # where there is nothing to seed it would note a stack trace for each kind of device, at every call
         torch.manual_seed(own_seed)
     select_own_device()
+    select_first_device()
     random.seed(own_seed)
     np.random.seed(own_seed % 2**32)
     put(settings)
@@ -286,6 +298,8 @@ def fresh_state(seed: int, start: Start, settings: Settings = AS_TORCH_BEGINS) -
 def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Failed:
     text = user_traceback(error)
     consequence = isinstance(error, RuntimeError) and any(words in text_of(error) for words in _PEER_HAS_GONE)
+    if hint := hint_about_cuda(error, is_on=runs_cuda_on_cpu()):
+        note_once(error, hint)
     if isinstance(error, _UNSENDABLE):
         error = _sendable(error, rank, text)
     return Failed(

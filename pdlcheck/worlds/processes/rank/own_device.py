@@ -15,17 +15,20 @@ from pdlcheck.worlds.outcome import text_of
 __all__ = ["loads_on_own_device", "own_device", "select_own_device", "take_device", "was_lost"]
 
 _own = torch.device("cpu")
+_is_real = True  # else it is a name for the CPU
 
 
-def take_device(kind: str, backend: str, local_rank: int) -> torch.device:
+def take_device(kind: str, backend: str, local_rank: int, *, cuda_as_cpu: bool = False) -> torch.device:
     """Choose the device of this rank, before it joins a group.
 
     Raises:
         RuntimeError: the process that forked this one has used CUDA, or this machine has no CUDA device.
         WorldTooSmall: with nccl, it has too few.
     """
-    global _own
-    if kind == "cuda":
+    global _own, _is_real
+    if kind == "cuda" and cuda_as_cpu:
+        _own, _is_real = torch.device("cuda", local_rank), False
+    elif kind == "cuda":
         if torch.cuda._is_in_bad_fork():
             raise RuntimeError(
                 "the fork server has used CUDA, which does not survive a fork: a pytest plugin or module that it "
@@ -48,7 +51,7 @@ def own_device() -> torch.device:
 
 def select_own_device() -> None:
     """Make it the current one, whatever ran here before."""
-    if _own.type == "cuda":
+    if _own.type == "cuda" and _is_real:
         torch.cuda.set_device(_own)
 
 
@@ -57,7 +60,7 @@ def loads_on_own_device(data: bytes) -> Any:
 
     The controller has its tensors on one device, and no two ranks of nccl may use the same.
     """
-    return pickle.loads(data) if _own.type == "cpu" else _ToOwnDevice(io.BytesIO(data)).load()
+    return pickle.loads(data) if _own.type == "cpu" or not _is_real else _ToOwnDevice(io.BytesIO(data)).load()
 
 
 class _ToOwnDevice(pickle.Unpickler):

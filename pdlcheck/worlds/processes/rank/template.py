@@ -17,6 +17,7 @@ from pdlcheck.worlds.processes.exchange.messages import Prepare, Prepared, put
 from pdlcheck.worlds.processes.exchange.payload import load_call
 from pdlcheck.worlds.processes.rank import imported
 from pdlcheck.worlds.processes.rank.at_end import end
+from pdlcheck.worlds.processes.rank.cuda_on_cpu import cuda_on_cpu
 from pdlcheck.worlds.processes.rank.main import adopt, begin, fresh_state, take_place
 from pdlcheck.worlds.processes.rank.main import main as rank_main
 from pdlcheck.worlds.processes.rank.server import serve
@@ -60,7 +61,8 @@ def _call(prepare: Prepare, payload: bytes) -> None:
     fn, args, kwargs = load_call(payload)
     imported.begin(prepare.start.rank, prepare.seed)
     fresh_state(prepare.seed, prepare.start)
-    fn(*args, **kwargs)
+    with cuda_on_cpu():
+        fn(*args, **kwargs)
 
 
 def _program(kind: int, fds: Sequence[int], missing: Mapping[str, str], parent: int, controller: int) -> NoReturn:

@@ -15,6 +15,8 @@ from time import perf_counter
 from typing import Any
 
 from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported
+from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices
+from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, cure_of_exit, stopped_by_nobody, text_of
 from pdlcheck.worlds.simulated.own.device_guard import outlives_ranks
 from pdlcheck.worlds.simulated.own.isolation import RankState, isolated_controller
@@ -70,6 +72,7 @@ class RankThread:
         self.c10d: dict[str, Any] = {}  # what torch.distributed keeps for this rank
         self.joined: dict[str, Any] = {}  # the same when it had just got its default group
         self.network: Any = None  # the engine of its process groups
+        self.devices: RankDevices | None = None  # where its CUDA code runs on the CPU
 
     def begin(self, body: Callable[[], Any]) -> None:
         """Give the rank something to run."""
@@ -323,6 +326,8 @@ class Scheduler:
                 error.add_note(ARE_THREADS)
             elif isinstance(error, SystemExit) and not error.code:
                 error.add_note(cure_of_exit(error))
+            elif hint := hint_about_cuda(error, is_on=me.devices is not None):
+                note_once(error, hint)
             return Raised(me.rank, error, order=self._failures, site=site_of(error))
 
     def _fails(self, within_s: float) -> None:

@@ -1,0 +1,93 @@
+"""Tensors that remember the CUDA device on which the program has put them.
+
+The memory is that of the CPU. The mark is an attribute of the storage, so all views of a tensor have it, and it ends
+with the memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["HOST", "device_index", "is_pinned", "mark", "mark_storage", "move", "pin", "share_memory"]
+
+HOST = -1  # in place of an index: the memory of the host
+_INDEX = "_pdlcheck_cuda_index"
+_PINNED = "_pdlcheck_pinned"
+_functorch: Any = torch._C._functorch
+_storage_of = torch._C.TensorBase.untyped_storage
+
+
+def _storage(tensor: Tensor) -> Any:
+    """None where the tensor has no storage of its own."""
+    try:
+        return _storage_of(tensor)
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and those of torch.func
+        wrapped = _functorch.is_functorch_wrapped_tensor(tensor)
+        return _storage(_functorch.get_unwrapped(tensor)) if wrapped else None
+
+
+def _inner(tensor: Tensor) -> Tensor:
+    """The local shard of a DTensor, which is a tensor around another one."""
+    local = getattr(tensor, "_local_tensor", None)
+    return local if isinstance(local, Tensor) else tensor
+
+
+def device_index(tensor: Tensor) -> int:
+    """Return the index of the CUDA device on which the program has put ``tensor``, or ``HOST``."""
+    if type(tensor) is not Tensor:
+        tensor = _inner(tensor)
+    storage = _storage(tensor)
+    return HOST if storage is None else getattr(storage, _INDEX, HOST)
+
+
+def mark(tensor: Tensor, index: int) -> Tensor:
+    """Let the memory of ``tensor`` be that of device ``index``; a meta tensor has none."""
+    if type(tensor) is not Tensor:
+        tensor = _inner(tensor)
+    storage = _storage(tensor)
+    if storage is not None and storage.device.type == "cpu":
+        mark_storage(storage, index)
+    return tensor
+
+
+def mark_storage(storage: Any, index: int) -> None:
+    """Let ``storage`` be memory of device ``index``."""
+    if index != HOST:
+        setattr(storage, _INDEX, index)
+    elif hasattr(storage, _INDEX):
+        delattr(storage, _INDEX)
+
+
+def share_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether both are views of one memory."""
+    first, second = _storage(_inner(one)), _storage(_inner(other))
+    return first is not None and second is not None and first._cdata == second._cdata
+
+
+def move(made: Tensor, source: Tensor, index: int) -> Tensor:
+    """Return ``made``, which was converted from ``source``, as memory of device ``index``.
+
+    As between a host and its devices, what goes to another device is a copy, and what is there already is itself.
+    """
+    if device_index(source) != index and share_memory(made, source):
+        made = made.clone()
+    if not share_memory(made, source):
+        mark(made, index)
+    return made
+
+
+def pin(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` as memory that is called pinned: itself if it is so already, else a copy."""
+    if is_pinned(tensor):
+        return tensor
+    pinned = mark(tensor.clone(), HOST)
+    setattr(_storage(pinned), _PINNED, True)
+    return pinned
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    """Whether :func:`pin` has made the memory of ``tensor``."""
+    return bool(getattr(_storage(tensor), _PINNED, False))

@@ -1,0 +1,289 @@
+"""The mode of torch's functions in which a rank's code runs: device arguments that name CUDA are those of the CPU.
+
+torch.overrides.TorchFunctionMode is how torch itself implements ``torch.set_default_device``. The tensors are CPU
+tensors. They remember the device on which the program has put them (``memory.py``), and code outside torch reads that
+from ``tensor.device``. torch's own code reads ``cpu``, and therefore takes its paths for the CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pdlcheck.worlds.cuda_as_cpu import memory
+from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices, is_cuda
+from pdlcheck.worlds.cuda_as_cpu.memory import HOST
+
+__all__ = ["CudaAsCpuMode", "asked_by_torch", "in_mode"]
+
+_CPU = torch.device("cpu")
+_READS_THE_TRUTH = frozenset({"pdlcheck", "torch"})
+_LOADERS = "torch.utils.data."  # pin what they load if there is an accelerator
+_OURS = "pdlcheck.worlds.cuda_as_cpu."
+_c: Any = torch._C
+_Special = Callable[[RankDevices, Callable[..., Any], tuple[Any, ...], dict[str, Any], bool], Any]
+
+
+def asked_by_torch(depth: int = 2) -> bool:
+    """Whether the function that called the caller belongs to torch or to pdlcheck."""
+    frame: Any = sys._getframe(depth)
+    name = frame.f_globals.get("__name__", "")
+    while frame.f_back and (frame.f_code.co_name == "__torch_function__" or name.startswith(_OURS)):  # modes in between
+        frame = frame.f_back
+        name = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0] in _READS_THE_TRUTH and not name.startswith(_LOADERS)
+
+
+class CudaAsCpuMode(TorchFunctionMode):
+    """Runs calls of torch's functions on the CPU.
+
+    Args:
+        devices: of the rank whose code runs.
+    """
+
+    def __init__(self, devices: RankDevices) -> None:
+        super().__init__()
+        self.devices = devices
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(self.devices, func, args, kwargs, func in _ASKS and asked_by_torch())
+        return call_on_cpu(self.devices, func, args, kwargs)
+
+
+def call_on_cpu(devices: RankDevices, func: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function of torch; what it makes is on the device that it was told, or on that of its tensors."""
+    args = tuple(args)
+    device = kwargs.get("device")
+    index = None
+    if device is not None and not isinstance(device, Tensor):
+        index = devices.index(device) if is_cuda(device) else HOST
+        if index != HOST:
+            kwargs = {**kwargs, "device": _CPU}
+    if "pin_memory" in kwargs:
+        pinned = kwargs["pin_memory"]
+        kwargs = {**kwargs, "pin_memory": False}
+    else:
+        pinned = False
+    made = func(*args, **kwargs)
+    if isinstance(made, Tensor):
+        return _placed(made, func, args, kwargs, index, pinned)
+    if isinstance(made, tuple | list):
+        for tensor in made:
+            if isinstance(tensor, Tensor):
+                _placed(tensor, func, args, kwargs, index, pinned=False)
+    return made
+
+
+def _placed(
+    made: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, pinned: bool
+) -> Tensor:
+    if func in _ALIASES and index is not None:
+        if args and isinstance(args[0], Tensor):
+            return memory.move(made, args[0], index)
+        return memory.mark(made.clone() if index != HOST else made, index)
+    if pinned:
+        return memory.pin(made)
+    inputs = list(_tensors(args, kwargs))
+    if index is None:
+        index = next((known for known in map(memory.device_index, inputs) if known != HOST), HOST)
+    if index != HOST and memory.device_index(made) == HOST and not any(memory.share_memory(made, x) for x in inputs):
+        memory.mark(made, index)
+    return made
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from (item for item in value if isinstance(item, Tensor))
+
+
+# -- what a tensor says about its device -----------------------------------------------------------
+
+
+def _device(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
+    index = HOST if by_torch else memory.device_index(args[0])
+    return func(*args, **kwargs) if index == HOST else torch.device("cuda", index)
+
+
+def _is_cuda(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
+    return func(*args, **kwargs) if by_torch else memory.device_index(args[0]) != HOST
+
+
+def _is_cpu(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
+    return func(*args, **kwargs) and (by_torch or memory.device_index(args[0]) == HOST)
+
+
+def _get_device(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
+    index = HOST if by_torch else memory.device_index(args[0])
+    return func(*args, **kwargs) if index == HOST else index
+
+
+def _type(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
+    wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
+    if wanted is None:
+        name = func(*args, **kwargs)
+        marked = not by_torch and memory.device_index(args[0]) != HOST
+        return name.replace("torch.", "torch.cuda.", 1) if marked else name
+    if isinstance(wanted, torch.dtype):
+        return call_on_cpu(devices, func, args, kwargs)
+    name = wanted if isinstance(wanted, str) else f"{wanted.__module__}.{wanted.__name__}"
+    present = memory.device_index(args[0])
+    index = HOST if not name.startswith("torch.cuda.") else devices.current if present == HOST else present
+    return memory.move(func(args[0], name.replace("torch.cuda.", "torch.", 1)), args[0], index)
+
+
+# -- what moves a tensor ---------------------------------------------------------------------------
+
+
+def _cuda(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
+    tensor, *rest = args
+    index = devices.index(rest[0] if rest else kwargs.get("device"))
+    form = kwargs.get("memory_format", torch.preserve_format)
+    return memory.move(tensor.to(_CPU, memory_format=form), tensor, index)
+
+
+def _cpu(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
+    return memory.move(func(*args, **kwargs), args[0], HOST)
+
+
+def _to(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
+    tensor, *rest = args
+    first = rest[0] if rest else kwargs.get("other")
+    index: int | None = None
+    if isinstance(first, Tensor):
+        index = memory.device_index(first)
+    elif rest and (isinstance(first, str | torch.device) or is_cuda(first)):
+        index = devices.index(first) if is_cuda(first) else _elsewhere(first)
+        rest[0] = _CPU if is_cuda(first) else first
+    elif (device := kwargs.get("device")) is not None:
+        index = devices.index(device) if is_cuda(device) else _elsewhere(device)
+        kwargs = {**kwargs, "device": _CPU if is_cuda(device) else device}
+    if index is None:
+        return call_on_cpu(devices, func, (tensor, *rest), kwargs)
+    return memory.move(func(tensor, *rest, **kwargs), tensor, index)
+
+
+def _elsewhere(device: str | torch.device) -> int | None:
+    """None for another kind of device, such as meta."""
+    return HOST if torch.device(device).type == "cpu" else None
+
+
+def _pin_memory(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
+    return memory.pin(args[0])
+
+
+def _is_pinned(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
+    return memory.is_pinned(args[0])
+
+
+def _attention(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
+    """Attention of DTensors that are sharded by samples or heads: each shard by itself.
+
+    torch knows how to shard CUDA's fused kernels of attention, and not that of the CPU.
+    """
+    others = {**kwargs}
+    query, key, value = (others.pop(name, None) for name in ("query", "key", "value"))
+    tensors = [*args[:3], *(tensor for tensor in (query, key, value) if tensor is not None)]
+    places = {getattr(tensor, "placements", None) for tensor in tensors}
+    mesh = getattr(tensors[0], "device_mesh", None)
+    independent = tensors[0].dim() - 2  # the dimensions before those of places and features
+    if mesh is None or len(places) > 1 or not all(_is_within(place, independent) for place in tensors[0].placements):
+        return call_on_cpu(devices, func, args, kwargs)
+    shards = [tensor.to_local() for tensor in tensors]
+    attended = call_on_cpu(devices, func, (*shards, *args[3:]), others)
+    whole = torch.Size((*tensors[0].shape[:-1], tensors[2].shape[-1]))
+    stride = torch.empty(whole, device="meta").stride()
+    from_local = type(tensors[0]).from_local
+    return from_local(attended, mesh, tensors[0].placements, run_check=False, shape=whole, stride=stride)
+
+
+def _is_within(place: Any, dims: int) -> bool:
+    """Whether a placement is a replica, or a shard of one of the first dimensions."""
+    return bool(place.is_replicate() or (place.is_shard() and place.dim < dims))
+
+
+def _at_once(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
+    return func(*args, **kwargs)
+
+
+_base = torch._C.TensorBase
+_ASKS = {
+    _c.TensorBase.device.__get__,
+    _c.TensorBase.is_cuda.__get__,
+    _c.TensorBase.is_cpu.__get__,
+    _base.get_device,
+    _base.type,
+}
+_ALIASES = {torch.as_tensor, torch.asarray}
+_SPECIAL: dict[Any, _Special] = {
+    _c.TensorBase.device.__get__: _device,
+    _c.TensorBase.is_cuda.__get__: _is_cuda,
+    _c.TensorBase.is_cpu.__get__: _is_cpu,
+    _base.get_device: _get_device,
+    _base.type: _type,
+    _base.cuda: _cuda,
+    _base.cpu: _cpu,
+    _base.to: _to,
+    _base.pin_memory: _pin_memory,
+    _base.is_pinned: _is_pinned,
+    torch.nn.functional.scaled_dot_product_attention: _attention,
+    # nothing to place: these are called most
+    **dict.fromkeys(
+        (
+            _c._nn._parse_to,  # of Module.to: it returns the device that it was told
+            _base.untyped_storage,
+            _base.data_ptr,
+            _base.size,
+            _base.dim,
+            _base.numel,
+            _base.item,
+            _base.stride,
+            _base.is_floating_point,
+            _c.TensorBase.shape.__get__,
+            _c.TensorBase.dtype.__get__,
+            _c.TensorBase.layout.__get__,
+            _c.TensorBase.requires_grad.__get__,
+            _c.TensorBase.is_leaf.__get__,
+            _c.TensorBase.grad_fn.__get__,
+            _c.TensorBase.ndim.__get__,
+        ),
+        _at_once,
+    ),
+}
+
+
+@contextmanager
+def in_mode(devices: RankDevices) -> Iterator[None]:
+    """Run the block in the mode of ``devices``, unless it is in force already.
+
+    A block may leave modes of its own behind, such as that of ``torch.set_default_device``.
+    """
+    if any(type(_c._get_function_stack_at(place)) is CudaAsCpuMode for place in range(_c._len_torch_function_stack())):
+        yield
+        return
+    mode = CudaAsCpuMode(devices)
+    _c._push_on_torch_function_stack(mode)
+    try:
+        yield
+    finally:
+        above = []
+        while _c._len_torch_function_stack():
+            top = _c._pop_torch_function_stack()
+            if top is mode:
+                break
+            above.append(top)
+        for other in reversed(above):
+            _c._push_on_torch_function_stack(other)
