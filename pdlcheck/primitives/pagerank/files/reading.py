@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -156,7 +157,7 @@ def read_edge_file(
             read = _read(source, found, format, choice, num_nodes, progress)
             graph = _both_ways(read.graph) if undirected and not read.undirected else read.graph
     said = ", undirected: each edge both ways" if undirected or read.undirected else ""
-    return EdgeFile(graph, f"{source.name}: {read.description}{said}", read.notes)
+    return EdgeFile(graph, f"{Path(source.name).name}: {read.description}{said}", read.notes)
 
 
 def _read(
