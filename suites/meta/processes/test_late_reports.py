@@ -155,9 +155,18 @@ def starved():
 @pytest.mark.skipif(waited_for_cores(os.getpid()) is None, reason="needs /proc/PID/schedstat, which Linux has")
 def test_the_own_time_of_a_process_stands_still_while_it_waits_for_a_core(starved):
     began, own = time.monotonic(), OwnTime(partial(waited_for_cores, starved))
-    time.sleep(0.5)
-    spent, elapsed = own.spent(), time.monotonic() - began
-    assert 0 < spent < 0.75 * elapsed
+    elapsed = 0.0
+    while elapsed < 5 and (elapsed < 0.5 or own.spent() >= 0.75 * elapsed):  # a wait counts once it is over
+        time.sleep(0.1)
+        elapsed = time.monotonic() - began
+    assert 0 < own.spent() < 0.75 * elapsed
+
+
+def test_a_process_that_never_gets_a_core_is_not_waited_for_for_ever():
+    waited = iter([0.0, 1000.0])
+    own = OwnTime(lambda: next(waited))
+    time.sleep(0.1)
+    assert 0.003 <= own.spent() < 1
 
 
 def test_the_own_time_of_a_process_that_sleeps_goes_on():
