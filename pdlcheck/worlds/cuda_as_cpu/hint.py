@@ -36,6 +36,8 @@ _WORDS = (
     "with arguments from the 'CUDA' backend",
     "Need to provide pin_memory allocator",
     "no CUDA-capable device is detected",
+    "device_id cuda",
+    "device_id is an int, but no accelerator support is found",
 )
 
 

@@ -17,6 +17,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import HashStore, Store
 
+from pdlcheck.worlds.cuda_as_cpu.devices import devices_of_caller
+
 __all__ = ["rank_by_rendezvous", "require_known", "require_own", "require_valid"]
 
 _rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # as an attribute it is a function
@@ -67,6 +69,9 @@ def require_valid(
     init = inspect.unwrap(init)  # without torch's log of errors
     given = inspect.signature(init).bind(*args, **kwargs)
     require_known(given.arguments.get("backend"))
+    device = given.arguments.get("device_id")
+    if devices_of_caller() is not None and (isinstance(device, int) or (device is not None and device.type == "cuda")):
+        del given.arguments["device_id"]  # where CUDA code runs on the CPU, torch does not know the devices of a rank
     if given.arguments.get("timeout") is None:
         given.arguments["timeout"] = c10d.default_pg_timeout  # torch warns where it has to look for NCCL's
     found: dict[str, int] = {name: given.arguments.get(name, -1) for name in ("rank", "world_size")}
