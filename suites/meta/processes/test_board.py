@@ -7,6 +7,8 @@ import os
 import pickle
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -460,3 +462,17 @@ def test_no_verdict_on_correct_ranks_that_the_system_stops_at_any_moment(process
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
     assert processes.pids(world_size) == pids
+
+
+def test_ranks_that_hash_strings_in_other_ways_have_the_same_digests():
+    code = """
+from pdlcheck.worlds.processes.exchange.board import digest_of
+print(digest_of(3, ("0", 1, "all_reduce", (0, 1), None, "SUM", ("float32",), ((3,),))))
+"""
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1, "their operations would all take the way through the controller"

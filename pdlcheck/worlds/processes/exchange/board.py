@@ -15,6 +15,7 @@ import mmap
 import os
 import pickle
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 from pdlcheck.worlds.processes.exchange.nameless import nameless_file
@@ -146,8 +147,12 @@ class Board:
 
 
 def digest_of(call: int, what: object) -> int:
-    """A number for an operation that is equal on ranks that mean the same; they come from one fork server."""
-    return (hash((call, what)) << 11 | call << 3 & _CALLS) & 0xFFFF_FFFF_FFFF_FFFF
+    """A number for an operation that is equal on ranks that mean the same.
+
+    Ranks have hash seeds of their own, so ``hash`` would differ between them; the ``repr`` of ``what`` does not.
+    """
+    number = int.from_bytes(blake2b(repr((call, what)).encode(), digest_size=8).digest(), "little")
+    return (number << 11 | call << 3 & _CALLS) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def place_of(digest: int) -> int:

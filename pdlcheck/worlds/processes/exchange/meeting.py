@@ -47,7 +47,7 @@ class Meetings:
         others = tuple([rank for rank in s.members if rank != s.rank])
         if len(set(s.splits[0] + s.splits[1])) > 1:
             return Meeting(0, place, others)
-        names = frozenset([name[:2] for name in s.names])
+        names = sorted({name[:2] for name in s.names}, key=repr)
         what = s.group, s.seq, s.op, s.members, s.root, s.reduce_op, s.dtypes, s.shapes, s.orders, s.splits, names
         return Meeting(digest_of(self._call, what), place, others)
 
