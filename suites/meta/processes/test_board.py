@@ -25,6 +25,7 @@ from pdlcheck.worlds.processes.controller.referee import Referee
 from pdlcheck.worlds.processes.exchange.board import ABSENT, ASKS, GOES, POSTED, Board, digest_of, place_of, shared_file
 from pdlcheck.worlds.processes.exchange.meeting import Meetings
 from pdlcheck.worlds.processes.exchange.messages import Aftermath, Asks, Done, Failed, Grant, HalfFull, Halted, Posted
+from pdlcheck.worlds.processes.exchange.own_time import OwnTime
 from pdlcheck.worlds.processes.rank.announce import Announcer
 from pdlcheck.worlds.watch import Operation, Signature
 from pdlcheck.worlds.watch.naming import Name
@@ -268,7 +269,9 @@ def test_messages_that_the_log_has_no_room_for_come_after_those_in_it(board):
 def test_an_operation_that_a_failing_rank_has_withdrawn_is_granted_to_nobody(board):
     """The controller reads of it only as the rank ends; the others, let go, would wait for the rank for ever."""
     sent = {0: [], 1: []}
-    members = [SimpleNamespace(rank=rank, send=sent[rank].append) for rank in range(2)]
+    members = [
+        SimpleNamespace(rank=rank, send=sent[rank].append, own_time=lambda: OwnTime(lambda: 0.0)) for rank in range(2)
+    ]
     for rank in range(2):
         board.clear(rank, 1)
         board.log(rank, (0, collective(rank)))
