@@ -73,7 +73,7 @@ def test_what_the_cpu_cannot_do_is_refused_and_replayed_with_the_option(run, wor
     result.stdout.fnmatch_lines(
         [
             "E  *Unsupported: torch.cuda.CUDAGraph has no counterpart on the CPU, *; call the function without a graph",
-            "pytest * --pdl-cuda-as-cpu",
+            "pytest * --cuda-as-cpu",
         ]
     )
 
