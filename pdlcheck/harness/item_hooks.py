@@ -14,7 +14,7 @@ import pytest
 
 from pdlcheck.harness.collection import cases, distributed_tests, marker_ownership
 from pdlcheck.harness.reporting import world_counts
-from pdlcheck.harness.running import skips
+from pdlcheck.harness.running import interrupt, skips
 from pdlcheck.harness.running.open_worlds import close_worlds, open_worlds
 
 __all__ = ["NAME"]
@@ -26,6 +26,8 @@ _COUNTS = "pdlcheck.harness.reporting.world_counts"
 def pytest_configure(config: pytest.Config) -> None:
     if not cases.runs_in_a_rank(config):
         config.pluginmanager.register(world_counts.WorldCounts(), _COUNTS)
+    if not config.getoption("fulltrace", True):  # absent in ranks
+        config.pluginmanager.register(interrupt, interrupt.NAME)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -36,8 +38,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if any(map(_needs_hooks, session.items)) or "torch.distributed" in sys.modules:  # then a failure gets a hint
         _stay(session.config)
         return
-    for name in (NAME, _COUNTS):
-        session.config.pluginmanager.unregister(name=name)
+    plugins = session.config.pluginmanager
+    for name in (NAME, _COUNTS, interrupt.NAME):
+        if plugins.has_plugin(name):
+            plugins.unregister(name=name)
+    interrupt.give_back()
 
 
 def _needs_hooks(item: pytest.Item) -> bool:
@@ -45,10 +50,6 @@ def _needs_hooks(item: pytest.Item) -> bool:
 
 
 def _stay(config: pytest.Config) -> None:
-    if not config.getoption("fulltrace", True):
-        from pdlcheck.harness.running import interrupt
-
-        config.pluginmanager.register(interrupt, "pdlcheck.harness.running.interrupt")
     if hasattr(config, "workerinput"):
         from pdlcheck.harness.collection.devices import divide_among_workers
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-__all__ = ["pytest_keyboard_interrupt", "pytest_runtestloop", "pytest_sessionstart"]
+__all__ = ["NAME", "give_back", "pytest_keyboard_interrupt", "pytest_runtestloop", "pytest_sessionstart"]
+
+NAME = "pdlcheck.harness.running.interrupt"
 
 _DEFAULT = signal.default_int_handler
 _pressed = threading.Event()
@@ -34,6 +36,12 @@ def pytest_sessionstart() -> None:
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is _DEFAULT:
         _pressed.clear()
         signal.signal(signal.SIGINT, _press)
+
+
+def give_back() -> None:
+    """Leave Ctrl-C to Python, as it was before the session."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is _press:
+        signal.signal(signal.SIGINT, _DEFAULT)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

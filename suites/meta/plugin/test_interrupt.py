@@ -19,6 +19,8 @@ import signal
 
 def test_long():
     signal.raise_signal(signal.SIGINT)
+
+def test_calls_ranks(world): pass
 """
 
 
@@ -52,11 +54,25 @@ def test_one_that_an_import_has_lost_ends_the_run_before_tests(pytester):
 
         def test_long():
             os.write(2, b"it runs")
+
+        def test_calls_ranks(world): pass
         """
     )
     result = pytester.runpytest_subprocess("-s", "-p", "sigint_is_on")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "it runs" not in result.stderr.str()
+
+
+def test_a_session_without_ranks_has_ctrl_c_as_python_handles_it(pytester):
+    pytester.makepyfile(
+        """
+        import signal
+
+        def test_plain():
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        """
+    )
+    assert pytester.runpytest_subprocess("-p", "sigint_is_on").ret == pytest.ExitCode.OK
 
 
 def test_full_trace_keeps_every_frame(interrupted):
