@@ -147,7 +147,7 @@ def test_semantics(rank): pass
     assert "another exception occurred" not in text
 
 
-def test_markers_about_ranks_need_ranks(run):
+def test_markers_about_ranks_have_no_effect_without_ranks_and_are_warned_of(run):
     result = run(
         """
 @pytest.mark.schedules(5)
@@ -162,11 +162,13 @@ class TestSome:
 
     def test_ranks(self, world): world.run(dist.get_rank, world_size=2)
 """,
+        *("-W", "default::pytest.PytestUnknownMarkWarning"),
         world="sim",
     )
-    result.assert_outcomes(passed=2, errors=2)
-    cure = "is about ranks: mark the test world_size, too, or use the fixture world"
-    result.stdout.fnmatch_lines([f"*::test_schedules: schedules {cure}", f"*::test_isolation: isolation {cure}"])
+    result.assert_outcomes(passed=4, warnings=2)
+    cure = "has no effect on a test without ranks: mark the test world_size, too, or use the fixture world"
+    for marker in ("schedules", "isolation"):
+        result.stdout.fnmatch_lines(f"*::test_{marker}: the marker {marker} {cure}")
 
 
 @pytest.mark.parametrize(
