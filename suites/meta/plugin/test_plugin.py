@@ -400,7 +400,9 @@ def test_what_cannot_be_meant_is_refused_with_the_cure(pytester, options, source
 
 def test_a_gpu_test_is_skipped_with_a_reason_and_selected_by_its_marker(pytester):
     pytester.makepyfile(HEAD + "@pytest.mark.gpu\ndef test_g(): torch.ones(1, device='cuda')\n\ndef test_c(): pass\n")
-    result = pytester.runpytest_inprocess("-m", "gpu", "-rs", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess(
+        *("-m", "gpu", "-rs", "-p", "no:cacheprovider", "-o", "pdlcheck_markers=gpu")
+    )
     assert result.parseoutcomes().get("deselected") == 1
     import torch
 
