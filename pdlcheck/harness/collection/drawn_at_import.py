@@ -30,7 +30,10 @@ from pdlcheck.worlds.import_streams import (
 __all__ = ["differs_between_ranks", "streams_of", "warn_of_shared_values"]
 
 _ASKS_FOR_RANKS = re.compile(r"\bworld_size\b|\bpdlcheck\b|\bdef test\w*\([^)]*\bworld\b")
-_IMPORTS = {"torch": re.compile(r"\btorch\b"), "numpy.random": re.compile(r"\bnumpy\b")}
+_IMPORTS = {
+    module: re.compile(rf"^[ \t]*(?:from[ \t]+{name}\b|import[ \t].*\b{name}\b)", re.M)
+    for module, name in (("torch", "torch"), ("numpy.random", "numpy"))
+}
 _began = random.getstate()  # as this process began, but for what the start of pytest has drawn
 _told: pytest.StashKey[set[Path]] = pytest.StashKey()
 
