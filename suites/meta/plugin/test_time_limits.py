@@ -236,7 +236,7 @@ def test_the_limit_of_the_first_test_on_simulated_ranks_does_not_count_the_impor
 
 
 WITHOUT = """
-import pdlcheck.harness.collection.cases
+import pdlcheck.harness.running.worlds
 pdlcheck.harness.running.worlds.LIMIT_S = 1.0
 
 @W
@@ -293,7 +293,7 @@ def test_a_debugger_in_a_simulated_rank_has_no_limit(pytester):
         test_inner=HEAD
         + """
 import pdb
-import pdlcheck.harness.collection.cases
+import pdlcheck.harness.running.worlds
 pdlcheck.harness.running.worlds.LIMIT_S = 1.0
 
 class Slow:
