@@ -128,7 +128,7 @@ class _Recorder:
         while True:
             needed = {pid for pool in self._pools().values() for pid in (*pool.pids, *_mpiexec(pool))}
             if forkserver._running is not None:
-                needed.add(self._server())
+                needed.update(forkserver._running.pids)
             strays = [f"process {pid} ({name})" for pid, name in descendants(os.getpid()).items() if pid not in needed]
             if not strays or time.monotonic() > until:
                 return strays
