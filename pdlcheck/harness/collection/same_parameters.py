@@ -25,8 +25,8 @@ def note_differing(config: pytest.Config, ranks: Sequence[Mapping[str, Mapping[s
         ranks: node id -> name -> value, of each rank.
     """
     noted = config.stash.setdefault(_differing, {})
-    everywhere = {(name, value) for ours in ranks[0].values() for name, value in ours.items()}
-    for nodeid, ours in ranks[0].items():
+    everywhere = {(name, value) for ours in ranks[0].values() for name, value in ours.items()} if ranks else set()
+    for nodeid, ours in ranks[0].items() if ranks else ():
         for rank, theirs in enumerate(ranks):
             for name, value in theirs.get(nodeid, {}).items():
                 if ours.get(name) != value and (name, value) in everywhere:
