@@ -5,7 +5,7 @@ from pdlcheck.worlds.watch.as_gloo import refuse_as_gloo, refuse_future
 from pdlcheck.worlds.watch.callsite import calls_tests, declare_wrappers, end_at_user_line, short, user_call, user_line
 from pdlcheck.worlds.watch.counted import uncounted
 from pdlcheck.worlds.watch.deadlock import deadlock
-from pdlcheck.worlds.watch.default_group import among_all, members_of_default
+from pdlcheck.worlds.watch.default_group import agree_on_number, among_all, members_of_default
 from pdlcheck.worlds.watch.group import Engine, WatchedGroup
 from pdlcheck.worlds.watch.matcher import Match, Matcher
 from pdlcheck.worlds.watch.new_group import is_local, new_group
@@ -28,6 +28,7 @@ __all__ = [
     "Traffic",
     "WatchedGroup",
     "WatchedWork",
+    "agree_on_number",
     "among_all",
     "calls_tests",
     "deadlock",

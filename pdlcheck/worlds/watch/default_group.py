@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["among_all", "members_of_default"]
+__all__ = ["agree_on_number", "among_all", "members_of_default"]
 
 
 def members_of_default(store: Any, place: int, size: int, rank: int) -> list[int]:
@@ -19,6 +19,22 @@ def members_of_default(store: Any, place: int, size: int, rank: int) -> list[int
     """
     store.set(f"rank of place {place}", str(rank))
     return [int(store.get(f"rank of place {other}")) for other in range(size)]
+
+
+def agree_on_number(store: Any, place: int, made: int) -> int:
+    """The number of a default group among those that programs make in one call, the same on all of its ranks.
+
+    torch calls each default group by one name, and counts its collectives from 0. Ranks may have made different
+    numbers of them before, so that of the first rank counts.
+
+    Args:
+        store: by which torch has the ranks meet.
+        place: of this rank in the group.
+        made: how many this rank has made in this call.
+    """
+    if place == 0:
+        store.set("number of the group", str(made))
+    return int(store.get("number of the group"))
 
 
 def among_all(members: Sequence[int], world_size: int) -> str:

@@ -15,7 +15,15 @@ import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.processes.rank.announce import Announcer
-from pdlcheck.worlds.watch import WatchedGroup, among_all, is_local, key_among, members_of_default, new_group
+from pdlcheck.worlds.watch import (
+    WatchedGroup,
+    agree_on_number,
+    among_all,
+    is_local,
+    key_among,
+    members_of_default,
+    new_group,
+)
 
 __all__ = ["begin_call", "being_made", "meet_in_new_group", "numbered"]
 
@@ -32,6 +40,7 @@ class Made(NamedTuple):
 
 being_made: list[Made] = []  # under construction
 _default = Made("", (), "")  # the default group that this process has
+_defaults = 0  # default groups that the program has made in this call
 _groups: weakref.WeakSet[WatchedGroup] = weakref.WeakSet()
 
 
@@ -49,12 +58,14 @@ def meet_in_new_group(announcer: Announcer) -> None:
         backend, store, name = args[:3]
         if backend == _SIMULATED:  # a cluster that this rank simulates, all in its own process
             return real_helper(group_size, group_rank, ranks, *args, **kwargs)
-        global _default
+        global _default, _defaults
         members, among = tuple(ranks) or tuple(range(group_size)), ""
         if c10d._world.default_pg is None:  # it is being made
             if announcer.call and not announcer.is_beginning:  # by the program; else it is that of all ranks
                 members = tuple(members_of_default(store, group_rank or 0, group_size, announcer.rank))
-                among = among_all(members, announcer.world_size)
+                _defaults += 1
+                number = agree_on_number(store, group_rank or 0, _defaults)
+                among = f"{among_all(members, announcer.world_size)}#{number}"
             _default = Made(str(name), members, among)
         else:
             members, among = tuple(_default.members[place] for place in members), _default.among
@@ -78,5 +89,7 @@ def numbered(group: WatchedGroup) -> None:
 
 def begin_call() -> None:
     """A call starts."""
+    global _defaults
+    _defaults = 0
     for group in _groups:
         group.count_anew()
