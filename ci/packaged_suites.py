@@ -7,7 +7,7 @@ environment of this Python, so no network is needed) and calls ``pytest --pyargs
 All suites take six minutes on one free core.
 
 ``--as read-only``: the environment, the current folder and HOME cannot be written.
-``--as nobody``: the same, for another user, whose HOME does not exist; this needs root and ``setpriv``.
+``--as nobody``: the same, as another user, whose HOME does not exist; this needs root and ``setpriv``.
 ``--keep FOLDER``: make the environment there and leave it; a later call uses it again, with a new wheel.
 
 The exit code is that of pytest. Any further argument is given to pytest, such as ``--world sim,gloo`` or ``-k ring``.

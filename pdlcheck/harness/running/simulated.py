@@ -11,7 +11,6 @@ import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -20,28 +19,30 @@ import torch
 import torch.distributed as dist
 from _pytest.tmpdir import tmppath_result_key
 
-from pdlcheck.errors import Deadlock, RankTimeout, Unsupported
+from pdlcheck.errors import Deadlock, RankTimeout
 from pdlcheck.faults import DrawnFaults
 from pdlcheck.harness.collection.cases import CASE, Case, begins_with_group
 from pdlcheck.harness.collection.misused import require_own_values
 from pdlcheck.harness.collection.schedules import runs_under_schedules, search_schedules
-from pdlcheck.harness.rank.benchmarks import name_benchmark
 from pdlcheck.harness.rank.loggers import attach_quickly
 from pdlcheck.harness.reporting.properties import Properties, record
-from pdlcheck.harness.reporting.rank_subtests import keep_reports, report
+from pdlcheck.harness.reporting.rank_subtests import report
 from pdlcheck.harness.reporting.verdicts import verdict
 from pdlcheck.harness.running.at_once import needs_one_message
-from pdlcheck.harness.running.begun import Begun, noting_of
 from pdlcheck.harness.running.context import RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.running.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.running.folders import empty_shared
 from pdlcheck.harness.running.own_fixtures import (
-    Captured,
     follow,
-    follow_fixture,
-    follow_late_log,
     follow_log,
     in_force,
+)
+from pdlcheck.harness.running.rank_fixtures import (
+    ONCE_FOR_ALL,
+    FixturesAtHand,
+    RankFixtures,
+    put_aside,
+    put_back,
 )
 from pdlcheck.harness.running.stopped import is_stopped
 from pdlcheck.harness.running.time_limits import deadline, read_marker
@@ -53,40 +54,14 @@ from pdlcheck.worlds.simulated.schedules import DrawnSchedule, First, Replay, Sc
 from pdlcheck.worlds.simulated.turns.scheduler import running_rank
 
 if TYPE_CHECKING:
-    from pdlcheck.harness.reporting.noted import Said
+    pass
 
 __all__ = ["SimulatedItem"]
-
-# attributes of an item that pytest makes anew for whoever sets up its fixtures
-_OWN_OF_ITEM = frozenset({"_instance", "_obj", "_request", "funcargs"})
-_ONCE_FOR_ALL = (
-    "fixtures of wider than function scope are set up once for all simulated ranks: let ranks wait for one another in "
-    "fixtures of function scope or in the body, or test this on processes, with --world gloo"
-)
 
 _ASYNC = (
     "the body of an async test cannot run on simulated ranks; write a plain function, or let pytest-asyncio run it on "
     "processes, with --world gloo"
 )
-
-
-@dataclass
-class _RankFixtures:
-    """One rank's share of the item: the body to call, its arguments, and the fixtures that were put aside."""
-
-    body: Callable[..., Any] = field(default=lambda: None)
-    arguments: dict[str, Any] = field(default_factory=dict)
-    returned: Any = None
-    request: Any = None
-    is_at_hand: bool = True  # False while it waits for other ranks, also if they are given up then
-    of_item: dict[str, Any] = field(default_factory=dict)  # attributes of the item that are the rank's own
-    begun: Begun = field(default_factory=Begun)
-    aside: list[tuple[Any, Any, list[Callable[[], object]]]] = field(default_factory=list)
-    finalizers: list[Callable[[], object]] = field(default_factory=list)  # which the body has added
-    captured: list[Captured] = field(default_factory=list)
-    properties: Properties | None = None
-    reports: list[dict[str, Any]] = field(default_factory=list)  # of subtests
-    said: list[Said] = field(default_factory=list)  # of the example under way
 
 
 class SimulatedItem:
@@ -98,7 +73,7 @@ class SimulatedItem:
         self._world = world
         self._device = torch.device("cpu" if world.device == "cpu" else device_name(0, devices=1))  # of all ranks
         self._own_devices = world.device == "cuda" and world.cuda_as_cpu
-        self._ranks: list[_RankFixtures] = []
+        self._ranks: list[RankFixtures] = []
         self._stack = ExitStack()
         self._at_once = needs_one_message(item)
         self._is_async = False
@@ -118,7 +93,7 @@ class SimulatedItem:
         self._cluster: SimulatedRanks = self._stack.enter_context(self._world.open(self._case.world_size))
         if not begins_with_group(self._item):
             self._cluster.leave_group()
-        self._ranks = [_RankFixtures() for _ in range(self._case.world_size)]
+        self._ranks = [RankFixtures() for _ in range(self._case.world_size)]
         if self._at_once:
             fill = [partial(self._as_rank, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
             try:
@@ -152,8 +127,8 @@ class SimulatedItem:
             self._cluster.give_to_controller(0)
             if isinstance(first, Raised):
                 told = getattr(first.error, "__notes__", ())  # pytest keeps the error for other tests
-                if isinstance(first.error, Deadlock) and _ONCE_FOR_ALL not in told:
-                    first.error.add_note(_ONCE_FOR_ALL)
+                if isinstance(first.error, Deadlock) and ONCE_FOR_ALL not in told:
+                    first.error.add_note(ONCE_FOR_ALL)
                 return [first, *(self._on_rank(rank, work) for rank, work in enumerate(fill) if rank)]
         try:
             return self._run_bodies(fill, First(), faults=(), sets_up=True)
@@ -167,7 +142,7 @@ class SimulatedItem:
         for rank in self._ranks:
             if rank.is_at_hand:
                 rank.is_at_hand, rank.request = False, self._item._request
-                _put_aside(self._item, rank)
+                put_aside(self._item, rank)
 
     def _tell(self) -> None:
         """At the end of a phase: what ranks have written and nobody has read, and what they have recorded."""
@@ -179,7 +154,7 @@ class SimulatedItem:
             rank.reports.clear()
         report(self._item, self._case.world_size, reported)
 
-    def _record(self, ranks: list[_RankFixtures]) -> None:
+    def _record(self, ranks: list[RankFixtures]) -> None:
         record(self._item, [rank.properties.take() if rank.properties else [] for rank in ranks])
 
     def call(self, drawn: dict[str, Any]) -> None:
@@ -283,7 +258,7 @@ class SimulatedItem:
             with suppress(Deadlock) if self._given_up else nullcontext():  # not all have set up what the others have
                 verdict(ended)
 
-    def _asked_for_more(self, ranks: list[_RankFixtures]) -> bool:
+    def _asked_for_more(self, ranks: list[RankFixtures]) -> bool:
         """Whether a body has had fixtures set up that the test does not name, or has added finalizers."""
         return any(rank.begun.in_order() or rank.finalizers for rank in ranks)
 
@@ -322,18 +297,18 @@ class SimulatedItem:
     def _at_hand(self, number: int, work: Callable[[], Any]) -> Any:
         """On the rank: its fixtures are its own while it waits for other ranks in one of them."""
         mine = self._ranks[number]
-        with in_force(_AtHand(self._item, mine, self._context(number, for_all=mine.begun.is_for_all))):
+        with in_force(FixturesAtHand(self._item, mine, self._context(number, for_all=mine.begun.is_for_all))):
             return work()
 
-    def _with_request(self, number: int, rank: _RankFixtures, drawn: dict[str, Any]) -> None:
+    def _with_request(self, number: int, rank: RankFixtures, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
         if "request" not in self._item.fixturenames:
             self._body(rank, drawn)
             return
-        with in_force(_AtHand(self._item, rank, self._context(number, in_body=True))):
+        with in_force(FixturesAtHand(self._item, rank, self._context(number, in_body=True))):
             self._body(rank, drawn)
 
-    def _body(self, rank: _RankFixtures, drawn: dict[str, Any]) -> None:
+    def _body(self, rank: RankFixtures, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
         body = rank.body
         if hasattr(body, "hypothesis"):
@@ -360,7 +335,7 @@ class SimulatedItem:
             item._obj = getattr(item._instance, item.originalname)
         item.funcargs[CASE] = self._case
 
-    def _fill(self, mine: _RankFixtures) -> None:
+    def _fill(self, mine: RankFixtures) -> None:
         item = self._item
         self._begin()
         request: Any = item._request
@@ -375,80 +350,28 @@ class SimulatedItem:
         finally:
             if mine.is_at_hand:
                 mine.request = item._request
-                _put_aside(item, mine)
+                put_aside(item, mine)
         mine.arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
 
-    def _finish_noted(self, number: int, rank: _RankFixtures, notes: dict[Any, Any]) -> None:
+    def _finish_noted(self, number: int, rank: RankFixtures, notes: dict[Any, Any]) -> None:
         rank.request = rank.request or rank.of_item.get("_request")
         if rank.request is None:  # its set-up was given up
             return
         definitions = [definition for definition, _, _ in rank.aside]
         definitions += [one for one in rank.begun.ended if one.scope != "function" and is_stopped(one)]
         context = self._context(number, for_all=rank.begun.is_for_all)
-        with in_force(_AtHand(self._item, rank, context, notes)), ExitStack() as stack:
+        with in_force(FixturesAtHand(self._item, rank, context, notes)), ExitStack() as stack:
             for definition in definitions:
                 stack.callback(definition._finalizers.clear)  # of a set-up that was given up
                 stack.callback(definition.finish, rank.request)
             for finalizer in rank.finalizers:
                 stack.callback(finalizer)
 
-    def _finish(self, rank: _RankFixtures) -> None:
-        aside = _put_back(rank)
+    def _finish(self, rank: RankFixtures) -> None:
+        aside = put_back(rank)
         with ExitStack() as stack:  # every fixture is finished, also after one of them failed
             for definition in aside:
                 stack.callback(definition.finish, rank.request)
-
-
-class _AtHand:
-    """Of a rank that sets up or tears down fixtures, or whose body may ask for some with ``request``: those it has."""
-
-    def __init__(
-        self, item: pytest.Function, rank: _RankFixtures, context: RankContext, notes: dict[Any, Any] | None = None
-    ) -> None:
-        self._item = item
-        self._rank = rank
-        self._context = context
-        self._notes = notes or {}  # of the item, such as a fixture's teardown takes away: each rank's teardown does
-        self._noting = noting_of(item.config)
-        rank.is_at_hand = False
-        rank.begun.on_end = self._follow
-
-    def arrive(self) -> None:
-        self._rank.is_at_hand = True
-        set_rank_context(self._context)
-        _put_back(self._rank)
-        item = self._item
-        vars(item).update(self._rank.of_item)
-        if self._rank.request is not None:
-            item._request = self._rank.request
-        for key, value in self._notes.items():
-            item.stash.setdefault(key, value)
-        self._noting.present = self._rank.begun
-
-    def leave(self) -> None:
-        if self._rank.is_at_hand:  # else the ranks were given up while this one waited
-            self._rank.is_at_hand = False
-            self._noting.present = None
-            item = self._item
-            _put_aside(item, self._rank)
-            self._rank.of_item = {name: value for name, value in vars(item).items() if name in _OWN_OF_ITEM}
-            leave_rank_context(self._context)
-
-    def _follow(self, definition: Any) -> None:
-        """A fixture is set up: what it does is the rank's own from now on."""
-        item, rank, cached = self._item, self._rank, definition.cached_result
-        if cached is None or cached[2] is not None or definition.scope != "function":
-            return
-        own = follow_fixture(cached[0])
-        if isinstance(own, Captured):
-            rank.captured.append(own)
-        keep_reports(cached[0], rank.reports)
-        name_benchmark(cached[0], self._context.rank)
-        if definition.argname not in item.fixturenames:
-            if definition.argname == "caplog":
-                follow_late_log(item)
-            elif definition.argname == "record_property" and rank.properties is None:
-                rank.properties = follow(Properties(item))
 
 
 class _LastFirst(First):
@@ -464,35 +387,6 @@ def _wide(item: pytest.Function) -> list[Any]:
     """The fixtures that the item names and all ranks share."""
     known = item._fixtureinfo.name2fixturedefs
     return [known[name][-1] for name in item.fixturenames if name in known and known[name][-1].scope != "function"]
-
-
-def _put_aside(item: pytest.Function, rank: _RankFixtures) -> None:
-    for definition in _set_up(item, rank):
-        rank.aside.append((definition, definition.cached_result, list(definition._finalizers)))
-        definition.cached_result = None
-        definition._finalizers.clear()
-    for definition, request in rank.begun.under_way.items():
-        if definition.scope != "function":  # whoever asks for it meanwhile is told
-            rank.aside.append((definition, None, list(definition._finalizers)))
-            waits = Unsupported(f"the fixture {definition.argname!r} waits for other ranks; {_ONCE_FOR_ALL}")
-            definition.cached_result = None, definition.cache_key(request), (waits, None)
-            definition._finalizers.clear()
-
-
-def _put_back(rank: _RankFixtures) -> list[Any]:
-    aside, rank.aside = rank.aside, []
-    for definition, cached, finalizers in aside:
-        definition.cached_result = cached
-        definition._finalizers[:] = finalizers
-    return [definition for definition, _, _ in aside]
-
-
-def _set_up(item: pytest.Function, rank: _RankFixtures) -> list[Any]:
-    """The function-scoped fixtures that are or have begun to be, in their order."""
-    known = (rank.request or item._request)._fixture_defs.values()
-    begun = rank.begun.in_order()
-    used = [*(one for one in known if one not in begun), *begun]
-    return [one for one in used if one.scope == "function" and (one.cached_result is not None or one._finalizers)]
 
 
 def _refuse_async() -> None:

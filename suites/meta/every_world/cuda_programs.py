@@ -9,18 +9,32 @@ import threading
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.cuda_as_cpu.replaced import NAMES_REFUSED, replaced_names
 
+from .cuda_device_programs import (
+    memory_statistics,
+    questions,
+    random_streams,
+    streams_and_events,
+    the_accelerator,
+)
+from .cuda_parallel_programs import (
+    a_pipeline,
+    ddp_with_device_ids,
+    fsdp2_on_a_mesh_of_cuda,
+    fsdp_with_device_id,
+    fsdp_with_its_scaler,
+    groups_of_nccl,
+    groups_of_two_backends,
+    on,
+    tensor_parallel_on_a_mesh_of_cuda,
+)
+
 __all__ = ["LOUD", "QUIET", "REFUSED"]
-
-
-def on(device):
-    return torch.device("cuda", device)
 
 
 def the_current_device():
@@ -159,103 +173,6 @@ def the_default_device():
     assert not torch.zeros(2).is_cuda
 
 
-def ddp_with_device_ids():
-    rank = dist.get_rank()
-    torch.cuda.set_device(rank)
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Linear(2, 1).to(rank), device_ids=[rank], output_device=rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    out = model(torch.full((4, 2), rank + 1.0, device=rank))
-    out.mean().backward()
-    optimizer.step()
-    assert out.is_cuda and model.module.weight.grad.tolist() == [[1.5, 1.5]]
-    gathered = [torch.empty(1, 2, device="cuda") for _ in range(2)]
-    dist.all_gather(gathered, model.module.weight.detach())
-    assert torch.equal(*gathered)
-
-
-def fsdp_with_device_id():
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    rank = dist.get_rank()
-    torch.cuda.set_device(rank)
-    model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.cuda.current_device())
-    model(torch.ones(1, 4, device=rank)).sum().backward()
-    whole = FullyShardedDataParallel(nn.Linear(4, 2).cuda(), device_id=on(rank))
-    assert whole(torch.ones(1, 4).cuda()).shape == (1, 2)
-
-
-def fsdp_with_its_scaler():
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-    model = FullyShardedDataParallel(nn.Linear(4, 4).cuda())
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), ShardedGradScaler(init_scale=8.0)
-    with torch.autocast("cuda"):
-        loss = model(torch.ones(1, 4, device="cuda")).float().mean()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.is_enabled() and scaler.get_scale() == 8.0
-
-
-def fsdp2_on_a_mesh_of_cuda():
-    from torch.distributed.fsdp import fully_shard
-
-    rank = dist.get_rank()
-    mesh = init_device_mesh("cuda", (2,), mesh_dim_names=("shard",))
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).to(rank)
-    for layer in model:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    model(torch.ones(1, 4, device="cuda")).sum().backward()
-    optimizer.step()
-    assert model[0].weight.full_tensor().shape == (4, 4)
-
-
-def tensor_parallel_on_a_mesh_of_cuda():
-    from torch.distributed.tensor import Shard, distribute_tensor
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    mesh = init_device_mesh("cuda", (2,))
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).cuda()
-    model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    model(torch.ones(3, 4, device="cuda")).sum().backward()
-    heads = [distribute_tensor(torch.randn(2, 4, 5, 8, device="cuda"), mesh, [Shard(1)]) for _ in range(3)]
-    attended = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
-    plain = [head.full_tensor() for head in heads]
-    whole = nn.functional.scaled_dot_product_attention(*plain, is_causal=True)
-    torch.testing.assert_close(attended.full_tensor(), whole)
-    assert attended.shape == whole.shape and attended.placements == (Shard(1),) and attended.to_local().is_cuda
-
-
-def groups_of_nccl():
-    rank = dist.get_rank()
-    dist.init_process_group("nccl", device_id=on(rank))
-    pair = dist.new_group([0, 1], backend="nccl")
-    x = torch.ones(2, device=on(rank))
-    dist.all_reduce(x, group=pair)
-    assert x.tolist() == [2.0, 2.0] and dist.is_nccl_available()
-    dist.destroy_process_group()
-    dist.init_process_group("nccl")
-    dist.all_reduce(x)
-    assert x.tolist() == [4.0, 4.0]
-    dist.barrier(device_ids=[rank])
-    objects = [None, None]
-    dist.all_gather_object(objects, x)
-    assert objects[1 - rank].tolist() == [4.0, 4.0]
-
-
-def groups_of_two_backends():
-    dist.init_process_group("cpu:gloo,cuda:nccl")
-    dist.destroy_process_group()
-    dist.init_process_group("cpu:gloo,cuda:nccl")
-    x = torch.ones(2, device="cuda")
-    dist.all_reduce(x)
-    assert x.tolist() == [2.0, 2.0]
-
-
 def files_of_tensors():
     rank = dist.get_rank()
     torch.cuda.set_device(rank)
@@ -363,23 +280,6 @@ def checkpointed_activations():
         assert torch.equal(*seen) and model.weight.grad.is_cuda and x.grad.is_cuda
 
 
-def a_pipeline():
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
-    rank = dist.get_rank()
-    torch.cuda.set_device(rank)
-    stage = PipelineStage(nn.Linear(2, 2).cuda(), rank, 2, device=on(rank))
-    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda output, target: (output - target).square().sum())
-    x = torch.ones(4, 2, device="cuda")
-    if rank == 0:
-        schedule.step(x)
-    else:
-        losses = []
-        schedule.step(target=x, losses=losses)
-        assert len(losses) == 2
-    assert stage.submod.weight.grad is not None
-
-
 def scaled_gradients():
     for make in (
         torch.amp.GradScaler,
@@ -398,109 +298,6 @@ def scaled_gradients():
         scaler.step(optimizer)
         scaler.update()
         assert scaler.is_enabled() and scaler.get_scale() == 2.0**16 and model.weight.tolist() != before
-
-
-def streams_and_events():
-    rank = dist.get_rank()
-    torch.cuda.set_device(rank)
-    side, x = torch.cuda.Stream(priority=-1), torch.ones(2, device="cuda")
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        assert torch.cuda.current_stream() == side != torch.cuda.default_stream()
-        dist.barrier()
-        assert torch.cuda.current_stream() == side
-        x.mul_(2)
-        x.record_stream(side)
-        done = side.record_event()
-    torch.cuda.current_stream().wait_event(done)
-    done.synchronize()
-    with torch.cuda.stream(None), side:
-        assert torch.cuda.current_stream() == side
-    assert torch.cuda.current_stream() == torch.cuda.default_stream() and done.query() and side.query()
-    assert isinstance(side, torch.cuda.Stream) and isinstance(done, torch.cuda.Event) and side.device == on(rank)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    torch.ones(100, 100) @ torch.ones(100, 100)
-    end.record(side)
-    torch.cuda.synchronize()
-    assert start.elapsed_time(end) > 0
-    torch.cuda.set_stream(side)
-    assert torch.cuda.current_stream() == side
-    with torch.cuda.StreamContext(torch.cuda.default_stream()):
-        assert torch.cuda.current_stream() != side
-    with torch.cuda.device_of(torch.ones(1, device=on(1 - rank))):
-        assert torch.cuda.current_device() == 1 - rank
-    assert not torch.cuda.is_current_stream_capturing()
-    torch.accelerator.set_stream(torch.cuda.default_stream())
-    assert torch.Stream(device="cuda").device == on(rank) and isinstance(torch.Event("cuda"), torch.Event)
-
-
-def memory_statistics():
-    torch.zeros(100, device="cuda")
-    torch.cuda.reset_peak_memory_stats()
-    torch.cuda.reset_accumulated_memory_stats()
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(0.5)
-    names = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    for kind in (torch.cuda, torch.accelerator):
-        assert [getattr(kind, name)() for name in names] == [getattr(kind, name)(0) for name in names] == [0] * 4
-    torch.accelerator.empty_cache()
-    torch.accelerator.reset_peak_memory_stats()
-    torch.accelerator.reset_accumulated_memory_stats()
-    assert torch.accelerator.memory_stats()["allocated_bytes.all.peak"] == 0
-    assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0 and torch.cuda.memory_summary()
-    free, total = torch.cuda.mem_get_info()
-    assert 0 < free < total == torch.cuda.get_device_properties(0).total_memory
-
-
-def random_streams():
-    torch.cuda.manual_seed_all(7)
-    state = torch.cuda.get_rng_state()
-    drawn = torch.rand(4, device="cuda")
-    dist.barrier()
-    torch.cuda.set_rng_state(state)
-    assert torch.equal(torch.rand(4, device="cuda"), drawn) and torch.cuda.initial_seed() == 7
-    torch.cuda.set_rng_state_all(torch.cuda.get_rng_state_all())
-    torch.cuda.manual_seed(8)
-    assert not torch.equal(torch.rand(4, device="cuda"), drawn) and torch.initial_seed() == 8
-    torch.cuda.seed()
-    torch.cuda.seed_all()
-    assert torch.cuda.initial_seed() != 8
-    generator = torch.Generator(device="cuda").manual_seed(3)
-    assert isinstance(generator, torch.Generator)
-    torch.rand(4, device="cuda", generator=generator)
-
-
-def the_accelerator():
-    rank = dist.get_rank()
-    assert torch.accelerator.is_available() and torch.accelerator.device_count() == 2
-    assert torch.accelerator.current_accelerator() == torch.device("cuda")
-    torch.accelerator.set_device_index(rank)
-    assert torch.accelerator.current_device_index() == rank == torch.cuda.current_device()
-    with torch.accelerator.device_index(1 - rank):
-        assert torch.zeros(1, device="cuda").device == on(1 - rank)
-    torch.accelerator.set_device_idx(rank)
-    assert torch.accelerator.current_device_idx() == rank and torch.accelerator.get_memory_info()[0] > 0
-    torch.accelerator.synchronize()
-    assert torch.accelerator.current_stream() == torch.cuda.current_stream()
-
-
-def questions():
-    assert torch.cuda.is_available() and torch.cuda.device_count() == dist.get_world_size()
-    assert torch.cuda.is_bf16_supported() and "CPU" in torch.cuda.get_device_name(0)
-    properties = torch.cuda.get_device_properties(0)
-    assert torch.cuda.get_device_capability() == (properties.major, properties.minor) < (1, 0)
-    assert torch.cuda.get_arch_list() == [] and not torch.cuda.is_tf32_supported()
-    assert torch.cuda.can_device_access_peer(0, 1) and torch.cuda.nccl.version() == (0, 0, 0)
-    torch.cuda.init()
-    torch.cuda.set_sync_debug_mode("warn")
-    torch.cuda.ipc_collect()
-    torch.cuda.nvtx.range_push("step")
-    torch.cuda.nvtx.range_pop()
-    torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("step"))
-    torch.cuda.nvtx.mark("here")
-    with torch.cuda.nvtx.range("step"):
-        pass
 
 
 def a_thread_of_a_rank():
