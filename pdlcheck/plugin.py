@@ -167,7 +167,7 @@ def pytest_generate_tests_by_parameters(metafunc: pytest.Metafunc) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     on_ranks = cases.case_of(item) is not None
-    if on_ranks or marker_ownership.uses_fixture(item, "subject"):
+    if on_ranks or plugin_fixtures.uses_fixture(item, "subject"):
         from pdlcheck.harness.running.examples import accept_rank_fixtures
 
         accept_rank_fixtures(item, on_ranks=on_ranks)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pdlcheck.harness.collection.marker_ownership import claims_world_size
+from pdlcheck.harness.collection.plugin_fixtures import is_ours
 from pdlcheck.harness.running import launched
 
 __all__ = [
@@ -81,7 +82,7 @@ def world_of(item: pytest.Item) -> str | None:
 def is_our_world(definitions: Mapping[str, Sequence[Any]]) -> bool:
     """Is ``world``, as those who ask get it, the plugin's fixture, and no parameter or fixture of the user's?"""
     found = definitions.get("world") or ()
-    return bool(found) and found[-1].func.__module__ == "pdlcheck.plugin"
+    return bool(found) and is_ours(found[-1])
 
 
 def require_ranks(item: pytest.Item) -> None:

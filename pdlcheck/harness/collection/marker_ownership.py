@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 
 from pdlcheck.harness.collection.options import OWN_MARKERS
+from pdlcheck.harness.collection.plugin_fixtures import RANK_FIXTURES, uses_fixture, uses_ours
 
 __all__ = [
-    "FIXTURES",
     "claims_world_size",
     "is_concerned",
     "is_registered_by_others",
     "note_what_was_asked",
     "register",
     "skips_without_cuda",
-    "uses_fixture",
 ]
 
 MARKERS = (
@@ -42,8 +41,6 @@ MARKERS = (
 _TIMEOUT = "timeout(seconds): time limit of the test on its ranks"
 _OURS = frozenset((*MARKERS, _TIMEOUT))
 _NAMES = frozenset(line.partition("(")[0].partition(":")[0] for line in _OURS)
-FIXTURES = ("device", "group", "rank", "shared_tmp_path", "subject", "world", "world_size")
-_RANK_FIXTURES = ("device", "group", "rank", "world_size")
 _SUITES = "pdlcheck.suites"
 
 _registered: pytest.StashKey[frozenset[str]] = pytest.StashKey()
@@ -70,17 +67,17 @@ def claims_world_size(definition: pytest.Item | pytest.Collector) -> bool:
     config = definition.config
     if not is_registered_by_others(config, "world_size") or is_named(config, "world_size"):
         return True
-    return config.option.pdl_world_was_given or uses_fixture(definition, *_RANK_FIXTURES, "world")
+    return config.option.pdl_world_was_given or uses_fixture(definition, *RANK_FIXTURES, "world")
 
 
 def skips_without_cuda(item: pytest.Item, *, on_ranks: bool) -> bool:
     """Is a marker ``gpu`` of this test ours?"""
-    return on_ranks or is_named(item.config, "gpu") or uses_fixture(item, *_RANK_FIXTURES, "world") or _is_suite(item)
+    return on_ranks or is_named(item.config, "gpu") or uses_fixture(item, *RANK_FIXTURES, "world") or _is_suite(item)
 
 
 def is_concerned(item: pytest.Item) -> bool:
     """Does this test carry a marker of one of our names, or request one of our fixtures?"""
-    return any(mark.name in _NAMES for mark in item.iter_markers()) or uses_fixture(item, *FIXTURES)
+    return any(mark.name in _NAMES for mark in item.iter_markers()) or uses_ours(item)
 
 
 def is_named(config: pytest.Config, marker: str) -> bool:
@@ -94,15 +91,6 @@ def is_registered_by_others(config: pytest.Config, marker: str) -> bool:
         lines = [line for line in config.getini("markers") if line not in _OURS]
         config.stash[_registered] = frozenset(line.partition(":")[0].partition("(")[0].strip() for line in lines)
     return marker in config.stash[_registered]
-
-
-def uses_fixture(definition: Any, *names: str) -> bool:
-    """Does this test request one of these fixtures, and get ours?"""
-    info = getattr(definition, "_fixtureinfo", None)
-    definitions: Any = {} if info is None else info.name2fixturedefs
-    return any(
-        found[-1].func.__module__ == "pdlcheck.plugin" for name in names if (found := definitions.get(name))
-    )
 
 
 def _is_suite(item: pytest.Item) -> bool:

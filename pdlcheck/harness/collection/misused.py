@@ -8,6 +8,7 @@ import pytest
 
 from pdlcheck.harness.collection import cases, markers
 from pdlcheck.harness.collection.marker_ownership import is_registered_by_others, skips_without_cuda
+from pdlcheck.harness.collection.plugin_fixtures import uses_fixture
 from pdlcheck.harness.running.context import rank_context
 
 __all__ = ["require_own_values", "require_sense"]
@@ -29,7 +30,7 @@ def require_sense(item: pytest.Item) -> None:
         if case.world_size > 1 and _may_be_a_rank(parameters.get("rank"), case.world_size):
             _refuse_rank(item, parameters["rank"], "every rank")
         _refuse_harnesses(item)
-    elif _is_number(size) and any(_is_our_own(item, name) for name in _OURS):
+    elif _is_number(size) and uses_fixture(item, *_OURS):
         _fail(
             item,
             f"parametrize gives its argument 'world_size' the value {size} and the test no ranks: write "
@@ -107,12 +108,6 @@ def _is_number(value: object) -> TypeGuard[int]:
 def _may_be_a_rank(value: object, world_size: int) -> bool:
     """A larger number is something else that is called so, such as the rank of a matrix."""
     return _is_number(value) and 0 <= value < world_size
-
-
-def _is_our_own(item: pytest.Item, name: str) -> bool:
-    info: Any = getattr(item, "_fixtureinfo", None)
-    found: Any = None if info is None else info.name2fixturedefs.get(name)
-    return bool(found) and found[-1].func.__module__ == "pdlcheck.plugin"
 
 
 def _fail(item: pytest.Item, words: str) -> NoReturn:

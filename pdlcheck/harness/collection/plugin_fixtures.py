@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from pdlcheck.harness.collection.marker_ownership import FIXTURES
+__all__ = [
+    "RANK_FIXTURES",
+    "give_way_to_other_plugins",
+    "is_ours",
+    "take_precedence_on_ranks",
+    "uses_fixture",
+    "uses_ours",
+]
 
-__all__ = ["give_way_to_other_plugins", "take_precedence_on_ranks"]
+RANK_FIXTURES = ("device", "group", "rank", "world_size")  # which a rank has
+FIXTURES = (*RANK_FIXTURES, "shared_tmp_path", "subject", "world")
 
 _modules: pytest.StashKey[frozenset[str]] = pytest.StashKey()
 
@@ -23,10 +31,10 @@ def give_way_to_other_plugins(session: pytest.Session) -> None:
     manager: Any = session._fixturemanager
     for name in FIXTURES:
         if (by_name := getattr(manager, "_arg2fixturedefs", None)) is not None:  # pytest < 9.1
-            by_name.get(name, []).sort(key=lambda definition: not _is_ours(definition))  # the last is found; stable
+            by_name.get(name, []).sort(key=lambda definition: not is_ours(definition))  # the last is found; stable
         elif (by_node := getattr(manager, "_arg2node2fixturedefs", None)) is not None:
             for definitions in by_node.get(name, {}).values():
-                definitions.sort(key=_is_ours)  # the first is found
+                definitions.sort(key=is_ours)  # the first is found
 
 
 def take_precedence_on_ranks(metafunc: pytest.Metafunc) -> None:
@@ -35,11 +43,24 @@ def take_precedence_on_ranks(metafunc: pytest.Metafunc) -> None:
     for name in FIXTURES:
         definitions = found.get(name, ())
         if len(definitions) > 1 and definitions[-1].func.__module__ in _modules_of_plugins(metafunc.config):
-            found[name] = type(definitions)(sorted(definitions, key=_is_ours))
+            found[name] = type(definitions)(sorted(definitions, key=is_ours))
 
 
-def _is_ours(definition: Any) -> bool:
+def is_ours(definition: Any) -> bool:
+    """Is this definition of a fixture the plugin's?"""
     return bool(definition.func.__module__ == "pdlcheck.plugin")
+
+
+def uses_fixture(item: Any, *names: str) -> bool:
+    """Does this test, or its definition, request one of these fixtures, and get ours?"""
+    info = getattr(item, "_fixtureinfo", None)
+    definitions: Any = {} if info is None else info.name2fixturedefs
+    return any(is_ours(found[-1]) for name in names if (found := definitions.get(name)))
+
+
+def uses_ours(item: Any) -> bool:
+    """Does this test request any fixture of ours?"""
+    return uses_fixture(item, *FIXTURES)
 
 
 def _modules_of_plugins(config: pytest.Config) -> frozenset[str]:

@@ -31,6 +31,7 @@ from _pytest.warnings import catch_warnings_for_item
 
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness.collection.cases import IN_RANK
+from pdlcheck.harness.conftest_hooks import of_conftest_files
 from pdlcheck.harness.rank import coverage as rank_coverage
 from pdlcheck.harness.rank import debugger as rank_debugger
 from pdlcheck.harness.rank.asserts import explain_for
@@ -289,12 +290,11 @@ def finish(exitstatus: int) -> None:
         return
     ending, _session = _session, None
     ending.session.exitstatus = exitstatus if exitstatus > max(pytest.ExitCode) else pytest.ExitCode(exitstatus)
-    plugins = ending.config.pluginmanager
-    others = [plugin for plugin in plugins.get_plugins() if plugin not in plugins._conftest_plugins]
+    config, session = ending.config, ending.session
     with ExitStack() as stack:
-        stack.callback(plugins.subset_hook_caller("pytest_unconfigure", others), config=ending.config)
-        session_finish = plugins.subset_hook_caller("pytest_sessionfinish", others)
-        stack.callback(session_finish, session=ending.session, exitstatus=ending.session.exitstatus)
+        stack.callback(of_conftest_files(config, "pytest_unconfigure"), config=config)
+        session_finish = of_conftest_files(config, "pytest_sessionfinish")
+        stack.callback(session_finish, session=session, exitstatus=session.exitstatus)
         ending.session._setupstate.teardown_exact(None)
 
 

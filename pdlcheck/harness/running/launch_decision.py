@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from pdlcheck.harness.collection import cases
+from pdlcheck.harness.conftest_hooks import of_conftest_files
 from pdlcheck.harness.running import held_terminal, launched
 from pdlcheck.worlds.launched import Launch
 
@@ -76,14 +77,13 @@ def serve_if_agent(session: pytest.Session) -> None:
 def _end(session: pytest.Session, exitcode: int) -> NoReturn:
     """End the process as pytest would, without the plugins that write what rank 0 writes."""
     session.exitstatus = exitcode
-    plugins: Any = session.config.pluginmanager
-    others = [plugin for plugin in plugins.get_plugins() if plugin not in plugins._conftest_plugins]
+    config = session.config
     with contextlib.ExitStack() as stack:
         stack.callback(os._exit, exitcode)
         stack.callback(atexit._run_exitfuncs)
         stack.callback(_flush)
-        stack.callback(plugins.subset_hook_caller("pytest_unconfigure", others), config=session.config)
-        finish = plugins.subset_hook_caller("pytest_sessionfinish", others)
+        stack.callback(of_conftest_files(config, "pytest_unconfigure"), config=config)
+        finish = of_conftest_files(config, "pytest_sessionfinish")
         stack.callback(finish, session=session, exitstatus=exitcode)
     raise AssertionError("os._exit returned")
 
