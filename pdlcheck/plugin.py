@@ -1,5 +1,7 @@
 """pytest plugin: markers, options and fixtures. What they do is in ``pdlcheck.harness``; torch is imported there, late.
 
+So is most of ``pdlcheck.harness`` here: a session whose tests have no ranks pays for what is imported on top alone.
+
 Write a test whose body runs on every rank::
 
     @pytest.mark.world_size(2, 4)
@@ -16,27 +18,25 @@ or one with a single controller::
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import TestCase
 
 import pytest
 
 from pdlcheck.harness import item_hooks
 from pdlcheck.harness.collection import (
     cases,
-    distributed_tests,
     drawn_at_import,
     marker_ownership,
     option_checks,
     options,
     plugin_fixtures,
-    repeated,
-    short_names,
-    unittest_cases,
 )
-from pdlcheck.harness.running import context, launch_decision, launched
 from pdlcheck.harness.running.open_worlds import close_worlds
+from pdlcheck.worlds.launched.traces import has_traces
 from pdlcheck.worlds.registry import when_made
 
 if TYPE_CHECKING:
@@ -49,29 +49,21 @@ if TYPE_CHECKING:
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     options.add_options(parser)
     pluginmanager.register(item_hooks, item_hooks.NAME)
+    if has_traces(os.environ):
+        from pdlcheck.harness import launch_hooks
+
+        pluginmanager.register(launch_hooks, launch_hooks.NAME)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
+    if not options.has_short_names(args):
+        return (yield)
+    from pdlcheck.harness.collection import short_names
+
     return (yield from short_names.replace_short_names(early_config, parser, args))
-
-
-@pytest.hookimpl(wrapper=True, specname="pytest_load_initial_conftests")
-def pytest_load_initial_conftests_of_a_launch(early_config: pytest.Config) -> Generator[None, object, object]:
-    launched.stay_out_of_mpi(early_config)
-    return (yield from launched.excuse(early_config))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    return launched.follow(config)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_cmdline_main")
-def pytest_cmdline_main_of_a_launch(config: pytest.Config) -> Generator[None, object, object]:
-    return (yield from launched.lead(config))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,12 +88,6 @@ def _look_after(world: World) -> None:
     look_after(world)
 
 
-@pytest.hookimpl(trylast=True, specname="pytest_configure")
-def pytest_configure_of_a_launch(config: pytest.Config) -> None:
-    if not cases.runs_in_a_rank(config):
-        launch_decision.begin(config)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     plugin_fixtures.give_way_to_other_plugins(session)
@@ -113,27 +99,19 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if cases.runs_in_a_rank(session.config):
-        return
-    launch_decision.decide(session)
-    if session.config.option.pdl_rank_pdb is not None:
+    if session.config.option.pdl_rank_pdb is not None and not cases.runs_in_a_rank(session.config):
         from pdlcheck.harness.collection.debugged_rank import require_the_rank
 
         require_the_rank(session.config, session.items)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
-    lines = [launched.headline(config)]
-    if config.option.pdl_rank_pdb is not None:
-        from pdlcheck.harness.collection.debugged_rank import tests_without
+    if config.option.pdl_rank_pdb is None:
+        return []
+    from pdlcheck.harness.collection.debugged_rank import tests_without
 
-        lines.append(tests_without(config, items))
-    return [line for line in lines if line is not None]
-
-
-@pytest.hookimpl(tryfirst=True, specname="pytest_runtestloop")
-def pytest_runtestloop_of_a_launch(session: pytest.Session) -> None:
-    launch_decision.serve_if_agent(session)
+    line = tests_without(config, items)
+    return [] if line is None else [line]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -146,27 +124,47 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
+    if not drawn_at_import.asks_for_ranks(collector):
+        return (yield)
+    item_hooks.keep_ctrl_c(collector.config)  # the file may import torch
     with drawn_at_import.streams_of(collector):
         return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> pytest.Collector | None:
-    distributed_tests.collect(collector, name, obj)
+def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> pytest.Collector | None:
+    if not issubclass(type(obj), type):  # as isinstance says, which asks the object for its class: it may raise
+        return None
+    if cases.names_worlds(collector.config):
+        from pdlcheck.harness.collection import distributed_tests
+
+        distributed_tests.collect(collector, name, obj)
+    if not issubclass(obj, TestCase):
+        return None
+    from pdlcheck.harness.collection import unittest_cases
+
     return unittest_cases.collected(collector, name, obj)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    repeated.repeat(metafunc)
+    if cases.may_name_ranks(metafunc.definition, metafunc.fixturenames):
+        from pdlcheck.harness.collection import repeated
+
+        repeated.repeat(metafunc)
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_generate_tests")
 def pytest_generate_tests_by_parameters(metafunc: pytest.Metafunc) -> None:
-    repeated.repeat_by_parameters(metafunc)
+    if any(call.marks for call in metafunc._calls):
+        from pdlcheck.harness.collection import repeated
+
+        repeated.repeat_by_parameters(metafunc)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     on_ranks = cases.case_of(item) is not None
+    if not on_ranks and not plugin_fixtures.uses_ours(item):
+        return
     if on_ranks or plugin_fixtures.uses_fixture(item, "subject"):
         from pdlcheck.harness.running.examples import accept_rank_fixtures
 
@@ -188,31 +186,41 @@ def world(request: pytest.FixtureRequest) -> World:
 @pytest.fixture
 def world_size() -> int:
     """Number of ranks of this test."""
-    return context.rank_context("world_size").world_size
+    from pdlcheck.harness.running.context import rank_context
+
+    return rank_context("world_size").world_size
 
 
 @pytest.fixture
 def rank() -> int:
     """This rank, from 0 to ``world_size - 1``."""
-    return context.rank_context("rank").rank
+    from pdlcheck.harness.running.context import rank_context
+
+    return rank_context("rank").rank
 
 
 @pytest.fixture
 def device() -> torch.device:
     """The device of this rank: the CPU; on nccl, and with ``--rank-device cuda``, its CUDA device."""
-    return context.rank_context("device").device
+    from pdlcheck.harness.running.context import rank_context
+
+    return rank_context("device").device
 
 
 @pytest.fixture
 def group() -> dist.ProcessGroup:
     """The default process group."""
-    return context.default_group()
+    from pdlcheck.harness.running.context import default_group
+
+    return default_group()
 
 
-@pytest.fixture(name=unittest_cases.LIFE)
+@pytest.fixture(name=plugin_fixtures.LIFE)
 def life_of_a_test_case(request: pytest.FixtureRequest) -> Generator[None]:
     """Of the methods of a ``unittest.TestCase`` that run on ranks."""
-    yield from unittest_cases.live(request)
+    from pdlcheck.harness.collection.unittest_cases import live
+
+    yield from live(request)
 
 
 @pytest.fixture

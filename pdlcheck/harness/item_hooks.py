@@ -1,7 +1,8 @@
 """The pytest hooks around each test: what a test on ranks, or one that calls them, does in each of its phases.
 
-A plugin of its own, so that it can leave: where no collected test needs it, no hook of ours runs for any test.
-Registered with ``pdlcheck.plugin``, whose place among other plugins the hooks rely on. Does not import torch.
+A plugin of its own, so that it can leave: where no collected test needs it, no hook of ours runs for any test, and
+what the hooks import on first use is not imported. Registered with ``pdlcheck.plugin``, whose place among other
+plugins the hooks rely on. Does not import torch.
 """
 
 from __future__ import annotations
@@ -12,22 +13,19 @@ from typing import Any
 
 import pytest
 
-from pdlcheck.harness.collection import cases, distributed_tests, marker_ownership
-from pdlcheck.harness.reporting import world_counts
-from pdlcheck.harness.running import interrupt, skips
+from pdlcheck.harness.collection import cases, marker_ownership
 from pdlcheck.harness.running.open_worlds import close_worlds, open_worlds
 
-__all__ = ["NAME"]
+__all__ = ["NAME", "keep_ctrl_c"]
 
 NAME = "pdlcheck.harness.item_hooks"
-_COUNTS = "pdlcheck.harness.reporting.world_counts"
+_COUNTS, _INTERRUPT = "pdlcheck.harness.reporting.world_counts", "pdlcheck.harness.running.interrupt"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not cases.runs_in_a_rank(config):
-        config.pluginmanager.register(world_counts.WorldCounts(), _COUNTS)
-    if not config.getoption("fulltrace", True):  # absent in ranks
-        config.pluginmanager.register(interrupt, interrupt.NAME)
+    # the controller of pytest-xdist collects nothing itself
+    if config.getoption("dist", "no") != "no" and not cases.runs_in_a_rank(config):
+        _count_worlds(config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -35,21 +33,40 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave where no test needs us."""
     if cases.runs_in_a_rank(session.config):
         return
-    if any(map(_needs_hooks, session.items)) or "torch.distributed" in sys.modules:  # then a failure gets a hint
-        _stay(session.config)
-        return
-    plugins = session.config.pluginmanager
-    for name in (NAME, _COUNTS, interrupt.NAME):
-        if plugins.has_plugin(name):
-            plugins.unregister(name=name)
-    interrupt.give_back()
+    if any(map(marker_ownership.is_concerned, session.items)) or "torch.distributed" in sys.modules:
+        _stay(session.config)  # of the second kind, a failure gets a hint
+    else:
+        _leave(session.config)
 
 
-def _needs_hooks(item: pytest.Item) -> bool:
-    return cases.world_of(item) is not None or marker_ownership.is_concerned(item)
+def keep_ctrl_c(config: pytest.Config) -> None:
+    """From now on a Ctrl-C is not lost in an import."""
+    if not config.getoption("fulltrace", True) and not config.pluginmanager.has_plugin(_INTERRUPT):  # absent in ranks
+        from pdlcheck.harness.running import interrupt
+
+        config.pluginmanager.register(interrupt, _INTERRUPT)
+        interrupt.keep()
+
+
+def _count_worlds(config: pytest.Config) -> None:
+    if not config.pluginmanager.has_plugin(_COUNTS):
+        from pdlcheck.harness.reporting.world_counts import WorldCounts
+
+        config.pluginmanager.register(WorldCounts(), _COUNTS)
+
+
+def _leave(config: pytest.Config) -> None:
+    plugins = config.pluginmanager
+    plugins.unregister(name=NAME)
+    interrupt: Any = plugins.get_plugin(_INTERRUPT)
+    if interrupt is not None:
+        plugins.unregister(interrupt)
+        interrupt.give_back()
 
 
 def _stay(config: pytest.Config) -> None:
+    keep_ctrl_c(config)
+    _count_worlds(config)
     if hasattr(config, "workerinput"):
         from pdlcheck.harness.collection.devices import divide_among_workers
 
@@ -113,6 +130,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
 def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]:
     __tracebackhide__ = True
+    from pdlcheck.harness.running import skips
+
     with skips.too_few_ranks_skip(item), skips.plain_skips():
         yield
         if cases.runs_in_a_rank(item.config):
@@ -125,7 +144,9 @@ def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if cases.runs_in_a_rank(pyfuncitem.config):
         return None
-    if distributed_tests.is_distributed_test(pyfuncitem.cls):
+    from pdlcheck.harness.collection.distributed_tests import is_distributed_test
+
+    if is_distributed_test(pyfuncitem.cls):
         from pdlcheck.harness.running.distributed_tests import run_item
 
         run_item(pyfuncitem)
@@ -173,6 +194,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     __tracebackhide__ = True
+    from pdlcheck.harness.running import skips
+
     if cases.runs_in_a_rank(item.config):
         with skips.too_few_ranks_skip(item):
             yield
@@ -229,14 +252,18 @@ def pytest_runtest_makereport(
         from pdlcheck.harness.reporting.reports import take_expected
 
         take_expected(call.excinfo.value, report)
-    if call.excinfo is not None and hasattr(call.excinfo.value, skips.MISSING):
-        setattr(report, skips.MISSING, True)
+    from pdlcheck.harness.running.skips import MISSING
+
+    if call.excinfo is not None and hasattr(call.excinfo.value, MISSING):
+        setattr(report, MISSING, True)
     if report.failed:
         from pdlcheck.harness.reporting.reports import tell
 
         tell(item, call, report)
     if (world_name := cases.world_of(item)) is not None:
-        world_counts.mark(report, world_name)
+        from pdlcheck.harness.reporting.world_counts import mark
+
+        mark(report, world_name)
     if item.config.getoption("--pdl-timeline") is not None:
         from pdlcheck.harness.reporting.pictures import draw
 

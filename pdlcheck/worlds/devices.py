@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
+from pdlcheck.worlds.choices import DEVICES
 
-__all__ = ["CUDA_CURE", "DEVICES", "check_cuda_as_cpu", "check_devices", "choose_device", "device_name", "why_no_cuda"]
+__all__ = ["CUDA_CURE", "check_cuda_as_cpu", "check_devices", "choose_device", "device_name", "why_no_cuda"]
 
-DEVICES = ("cpu", "cuda")
 CUDA_CURE = "a CUDA build of torch on a machine with an NVIDIA GPU: https://pytorch.org/get-started/locally"
 
 # the first is the default; other worlds have the CPU alone

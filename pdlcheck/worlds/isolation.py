@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ISOLATIONS", "check_isolation"]
+from pdlcheck.worlds.choices import ISOLATIONS
 
-ISOLATIONS = ("pool", "reinit", "fresh")
+__all__ = ["check_isolation"]
 
 
 def check_isolation(isolation: Any) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pdlcheck.worlds.devices import choose_device
-
 if TYPE_CHECKING:
     from pdlcheck.worlds.protocol import World
 
@@ -65,6 +63,8 @@ def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
     """
     if name not in WORLDS:
         raise ValueError(f"world must be one of {', '.join(sorted(WORLDS))}; got {name!r}")
+    from pdlcheck.worlds.devices import choose_device
+
     world = WORLDS[name](device=choose_device(name, device), **options)
     for listener in _listeners:
         listener(world)
@@ -84,4 +84,6 @@ def worlds_on(device: str) -> list[str]:
         >>> worlds_on("cpu"), worlds_on("cuda")
         (['gloo', 'mpi', 'sim'], ['nccl'])
     """
+    from pdlcheck.worlds.devices import choose_device
+
     return sorted(name for name in WORLDS if choose_device(name, None) == device)

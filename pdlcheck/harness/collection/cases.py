@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from pdlcheck.harness.collection.marker_ownership import claims_world_size
 from pdlcheck.harness.collection.plugin_fixtures import is_ours
-from pdlcheck.harness.running import launched
+from pdlcheck.worlds.launched.traces import has_traces
 
 __all__ = [
     "Case",
     "begins_with_group",
     "case_of",
     "is_our_world",
+    "may_name_ranks",
     "names_worlds",
     "require_ranks",
     "runs_in_a_rank",
@@ -28,8 +29,7 @@ CASE = "pdlcheck_case"  # the hidden argument by which a test is repeated
 IN_RANK = pytest.StashKey[bool]()
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One world and one number of ranks."""
 
     world: str
@@ -43,8 +43,16 @@ def world_names(config: pytest.Config) -> list[str]:
     """The worlds of ``--world``, in order; by default the simulated one, under a launcher the launched processes."""
     names = config.getoption("--pdl-world")
     if names is None:
-        names = "sim" if launched.candidate(config) is None else "gloo"
+        names = "gloo" if _is_launched(config) else "sim"
     return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _is_launched(config: pytest.Config) -> bool:
+    if not has_traces(os.environ):
+        return False
+    from pdlcheck.harness.running import launched
+
+    return launched.candidate(config) is not None
 
 
 def names_worlds(config: pytest.Config) -> bool:
@@ -83,6 +91,13 @@ def is_our_world(definitions: Mapping[str, Sequence[Any]]) -> bool:
     """Is ``world``, as those who ask get it, the plugin's fixture, and no parameter or fixture of the user's?"""
     found = definitions.get("world") or ()
     return bool(found) and is_ours(found[-1])
+
+
+def may_name_ranks(definition: pytest.Item, fixturenames: Sequence[str]) -> bool:
+    """A quick look at a test that is not repeated yet: could it, or one of its parameters, name numbers of ranks?"""
+    return "world" in fixturenames or any(
+        mark.name in ("world_size", "parametrize") for mark in definition.iter_markers()
+    )
 
 
 def require_ranks(item: pytest.Item) -> None:

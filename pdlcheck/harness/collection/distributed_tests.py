@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pdlcheck.harness.collection.cases import names_worlds, runs_in_a_rank
+from pdlcheck.harness.collection.cases import runs_in_a_rank
 
 __all__ = ["collect", "is_distributed_test"]
 
@@ -26,9 +26,9 @@ def is_distributed_test(cls: Any) -> bool:
     return any(hasattr(vars(base).get("__call__"), _OURS) for base in _bases(cls, _TEST))
 
 
-def collect(collector: pytest.Collector, name: str, obj: object) -> None:
+def collect(collector: pytest.Collector, name: str, obj: type) -> None:
     """A class of a test file is met: let the launchers in its bases run it on worlds, and be a fixture what is one."""
-    if not names_worlds(collector.config) or runs_in_a_rank(collector.config):
+    if runs_in_a_rank(collector.config):
         return
     if tests := [*_bases(obj, _TEST)]:
         _mark(obj)

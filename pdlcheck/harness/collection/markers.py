@@ -7,7 +7,7 @@ import pytest
 from pdlcheck.faults import Slow
 from pdlcheck.harness.collection.cases import case_of
 from pdlcheck.worlds.arguments import check_faults
-from pdlcheck.worlds.isolation import ISOLATIONS
+from pdlcheck.worlds.choices import ISOLATIONS
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 
 __all__ = ["given_to", "isolation_of", "require_faults", "semantics_of"]

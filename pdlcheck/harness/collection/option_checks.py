@@ -1,12 +1,18 @@
-"""Options of the command line that cannot be meant. Does not import torch."""
+"""Options of the command line, and ini values, that cannot be meant. Does not import torch."""
 
 from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pdlcheck.harness.collection.cases import world_names
-from pdlcheck.harness.running import launched
-from pdlcheck.worlds import WORLDS
+from pdlcheck.worlds.launched.traces import has_traces
+from pdlcheck.worlds.registry import WORLDS
+
+if TYPE_CHECKING:
+    from pdlcheck.worlds.launched.environment import Launch
 
 __all__ = ["check_options"]
 
@@ -28,7 +34,7 @@ def check_options(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--rank-pdb takes the number of a rank, from 0 on; got {rank}")
     if rank is not None and (hasattr(config, "workerinput") or config.getoption("numprocesses", None)):
         raise pytest.UsageError("--rank-pdb needs the terminal, which workers of pytest-xdist do not have; use -n 0")
-    own = launched.candidate(config)
+    own = _launch(config)
     if rank is not None and own is not None and rank >= (own.local_world_size or own.world_size):
         raise pytest.UsageError(
             f"--rank-pdb {rank}: the terminal is that of rank 0, on whose node {own.local_world_size} of "
@@ -45,3 +51,12 @@ def check_options(config: pytest.Config) -> None:
         name, _, target = text.partition("=")
         if not (name and target.count(":") == 1):
             raise pytest.UsageError(f"--subject takes NAME=MODULE:FUNCTION; got {text!r}")
+
+
+def _launch(config: pytest.Config) -> Launch | None:
+    asked = (config.option.pdl_launch, config.option.pdl_init_method, config.getini("pdlcheck_launch"))
+    if asked == (None, None, "auto") and not has_traces(os.environ):
+        return None
+    from pdlcheck.harness.running import launched
+
+    return launched.candidate(config)

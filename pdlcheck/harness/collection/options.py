@@ -5,15 +5,14 @@ Each option has one name that no other plugin uses, ``--pdl-NAME``. ``short_name
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from pdlcheck.worlds.devices import DEVICES
-from pdlcheck.worlds.isolation import ISOLATIONS
-from pdlcheck.worlds.semantics import PROFILES
+from pdlcheck.worlds.choices import DEVICES, ISOLATIONS, SEMANTICS
 
-__all__ = ["LAUNCH_MODES", "OWN_MARKERS", "PREFIX", "SHORT_NAMES", "add_options"]
+__all__ = ["LAUNCH_MODES", "OWN_MARKERS", "PREFIX", "SHORT_NAMES", "add_options", "has_short_names"]
 
 PREFIX = "--pdl-"
 OWN_MARKERS = "pdlcheck_markers"  # the ini value
@@ -64,7 +63,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "failure prints it; default: random, from --pdl-seed; where it is given the marker schedules has no effect",
     },
     "semantics": {
-        "choices": sorted(PROFILES),
+        "choices": SEMANTICS,
         "default": "rendezvous",
         "help": "what the simulated network does where the rules leave a choice; default: %(default)s; a marker "
         "`semantics` comes first",
@@ -129,3 +128,8 @@ def add_options(parser: pytest.Parser) -> None:
         default=[],
     )
     parser.addini("pdlcheck_launch", f"default of {PREFIX}launch: {', '.join(LAUNCH_MODES)}", default="auto")
+
+
+def has_short_names(args: Iterable[str]) -> bool:
+    """Does one of these arguments begin with a short name of ours?"""
+    return any(argument.partition("=")[0] in SHORT_NAMES for argument in args)

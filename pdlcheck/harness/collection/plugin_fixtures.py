@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 __all__ = [
+    "LIFE",
     "RANK_FIXTURES",
     "give_way_to_other_plugins",
     "is_ours",
@@ -19,6 +20,7 @@ __all__ = [
 
 RANK_FIXTURES = ("device", "group", "rank", "world_size")  # which a rank has
 FIXTURES = (*RANK_FIXTURES, "shared_tmp_path", "subject", "world")
+LIFE = "_life_of_a_test_case"  # lets a method live through `unittest_cases.live`
 
 _modules: pytest.StashKey[frozenset[str]] = pytest.StashKey()
 

@@ -1,4 +1,7 @@
-"""Repeats a test for each world and number of ranks that its marker names. Does not import torch."""
+"""Repeats a test for each world and number of ranks that its marker names. Does not import torch.
+
+Imported for tests that `cases.may_name_ranks` lets through.
+"""
 
 from __future__ import annotations
 

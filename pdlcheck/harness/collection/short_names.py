@@ -15,25 +15,18 @@ from pdlcheck.harness.collection.options import SHORT_NAMES
 
 __all__ = ["expanded", "name_of", "replace_short_names"]
 
-_parser = pytest.StashKey[pytest.Parser]()
-
 
 def replace_short_names(
     config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
-    """Wrap the loading of the first conftest files: replace our short names in ``args``, in place.
+    """Wrap the loading of the first conftest files: replace our short names in ``args``, in place, once it is done.
 
-    Conftest files add options too. What they add, they get; so the names are looked at again after they are loaded.
+    Conftest files add options too, and what they add, they get. Other plugins read ``args`` before: as it was given.
     """
-    config.stash[_parser] = parser
-    given = [*args]
-    free = {name for name in _used(given) if not _is_taken(parser, name)}
-    args[:] = ours = expanded(given, free)
-    if ours != given:
-        _read_again(config, parser, ours)
+    if free := _free(parser, args):
+        _read_again(config, parser, expanded(args, free))
     result = yield
-    if args == ours:
-        args[:] = expanded(given, {name for name in free if not _is_taken(parser, name)})
+    args[:] = expanded(args, _free(parser, args))
     return result
 
 
@@ -51,8 +44,7 @@ def expanded(args: Sequence[str], names: Collection[str]) -> list[str]:
 def name_of(config: pytest.Config, full: str) -> str:
     """The name of an option to show people: the short one where it works."""
     short = next((name for name, its in SHORT_NAMES.items() if its == full), full)
-    parser = config.stash.get(_parser, None)
-    return full if parser is None or short == full or _is_taken(parser, short) else short
+    return full if short == full or _is_taken(config._parser, short) else short
 
 
 def _full(argument: str, names: Collection[str]) -> str:
@@ -60,8 +52,10 @@ def _full(argument: str, names: Collection[str]) -> str:
     return f"{SHORT_NAMES[name]}{equals}{value}" if name in names else argument
 
 
-def _used(args: Sequence[str]) -> set[str]:
-    return {argument.partition("=")[0] for argument in args} & SHORT_NAMES.keys()
+def _free(parser: pytest.Parser, args: Sequence[str]) -> set[str]:
+    """Those of our short names in these arguments that nobody else has."""
+    used = {argument.partition("=")[0] for argument in args} & SHORT_NAMES.keys()
+    return {name for name in used if not _is_taken(parser, name)}
 
 
 def _is_taken(parser: pytest.Parser, name: str) -> bool:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 from unittest import TestCase
 
 import pytest
@@ -14,10 +14,9 @@ from _pytest.mark.structures import get_unpacked_marks
 from _pytest.unittest import TestCaseFunction, UnitTestCase
 
 from pdlcheck.harness.collection.marker_ownership import claims_world_size
+from pdlcheck.harness.collection.plugin_fixtures import LIFE
 
-__all__ = ["LIFE", "collected", "live"]
-
-LIFE = "_life_of_a_test_case"  # the fixture of the plugin that lets a method live through `live`
+__all__ = ["collected", "live"]
 
 
 class _RankedTestCase(UnitTestCase):
@@ -41,9 +40,9 @@ class _RankedTestCase(UnitTestCase):
             yield ranked
 
 
-def collected(collector: pytest.Module | pytest.Class, name: str, obj: object) -> pytest.Collector | None:
+def collected(collector: pytest.Module | pytest.Class, name: str, obj: type) -> pytest.Collector | None:
     """The collector of a ``TestCase`` of which some methods run on ranks."""
-    if not _is_class(obj) or not issubclass(obj, TestCase) or inspect.isabstract(obj):
+    if not issubclass(obj, TestCase) or inspect.isabstract(obj):
         return None
     marked = collector.get_closest_marker("world_size") or any(map(_is_marked, (obj, *_methods(obj))))
     ours = marked and claims_world_size(collector)
@@ -99,11 +98,6 @@ def _subtest(
     except pytest.FixtureLookupError:  # pytest < 9, without pytest-subtests
         return nullcontext()
     return subtests.test(msg=msg, **parameters)  # type: ignore[no-any-return]
-
-
-def _is_class(obj: object) -> TypeGuard[type]:
-    """As ``isinstance`` says, which asks the object for its class; one of the user's may raise something then."""
-    return issubclass(type(obj), type)
 
 
 def _methods(obj: type) -> Iterable[object]:

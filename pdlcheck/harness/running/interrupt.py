@@ -1,4 +1,4 @@
-"""Ctrl-C ends the run at once: a pytest plugin that ``pdlcheck.plugin`` registers.
+"""Ctrl-C ends the run at once: a pytest plugin that ``item_hooks`` registers before files with ranks are imported.
 
 pytest parses the sources of all frames, those of torch and its own among them, and then shows one line. With the
 other frames gone it shows the same line, seconds earlier. And libraries lose a Ctrl-C that comes while they are
@@ -16,9 +16,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["NAME", "give_back", "pytest_keyboard_interrupt", "pytest_runtestloop", "pytest_sessionstart"]
-
-NAME = "pdlcheck.harness.running.interrupt"
+__all__ = ["give_back", "keep", "pytest_keyboard_interrupt", "pytest_runtestloop"]
 
 _DEFAULT = signal.default_int_handler
 _pressed = threading.Event()
@@ -30,8 +28,7 @@ def _press(signo: int, frame: FrameType | None) -> None:
     _DEFAULT(signo, frame)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionstart() -> None:
+def keep() -> None:
     """Remember a Ctrl-C, unless somebody else handles it."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is _DEFAULT:
         _pressed.clear()

@@ -13,7 +13,7 @@ import pytest
 from pdlcheck.harness.collection import cases
 from pdlcheck.harness.conftest_hooks import of_conftest_files
 from pdlcheck.harness.running import held_terminal, launched
-from pdlcheck.worlds.launched import Launch
+from pdlcheck.worlds.launched.environment import Launch
 
 __all__ = ["begin", "decide", "serve_if_agent"]
 

@@ -15,7 +15,7 @@ import pytest
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.harness.collection.options import LAUNCH_MODES
-from pdlcheck.worlds.launched import Launch, launch_of
+from pdlcheck.worlds.launched.environment import Launch, launch_of
 from pdlcheck.worlds.launched.waiting import CURE
 
 if TYPE_CHECKING:

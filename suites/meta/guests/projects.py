@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 __all__ = ["FIXTURES", "OPTIONS", "PROJECTS", "Project"]
 
@@ -41,6 +41,14 @@ def test_values(request):
 """
     conftest = "\n".join(["def pytest_addoption(parser):", *lines])
     return Project({"conftest.py": conftest, "test_a.py": tests}, ("--world", "mars", "--isolation=full"))
+
+
+def _read_early() -> Project:
+    """Another plugin parses the command line before conftest files are loaded, as jaxtyping's does."""
+    of_options = _options()
+    plugin = "def pytest_load_initial_conftests(early_config, parser, args):\n    parser.parse_known_args(args)\n"
+    ini = "[pytest]\naddopts = -p early_reader\npythonpath = .\n"
+    return replace(of_options, files={**of_options.files, "early_reader.py": plugin, "pytest.ini": ini})
 
 
 MARKERS = """
@@ -167,6 +175,7 @@ def pytest_collection_modifyitems(config, items):
 
 PROJECTS = {
     "a conftest that adds our short options": _options(),
+    "a conftest that adds them, a plugin that reads them before": _read_early(),
     "registered markers of our names": Project({"pytest.ini": REGISTERED, "test_a.py": MARKERS}),
     "fixtures and parameters of our names": _fixtures(),
     "fixtures of another plugin, loaded before ours": Project(

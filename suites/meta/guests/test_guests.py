@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from .projects import PROJECTS
+from .projects import PROJECTS, Project
 
 OUTCOME = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (.*)$", re.M)
 SUMMARY = re.compile(r"^=+ (.*) in [\d.]+s.*=+$", re.M)
@@ -44,3 +44,13 @@ def test_a_project_that_uses_nothing_of_ours_runs_as_without_us(tmp_path, name):
     assert without[1], text_without  # it has tests
     assert "pdlcheck" not in text_with.replace("pdlcheck-0.1.0", "")
     assert with_us == without, text_with
+
+
+def test_a_session_without_ranks_imports_little(tmp_path):
+    """What the plugin imports is what it costs such a session; `benchmarks/guest_overhead.py` measures it."""
+    names = "[name for name in sys.modules if name.startswith('pdl' 'check')]"  # files with our name get more
+    (tmp_path / "test_a.py").write_text(f"import sys\ndef test_a(): print('ours', *{names})\n")
+    *_, text = outcome(tmp_path, Project({}, ("-s",)))
+    (line,) = re.findall("^.*ours (.*)$", text, re.M)
+    assert {"pdlcheck.plugin", "pdlcheck.harness.collection.cases"} <= {*line.split()}, text
+    assert len(line.split()) <= 20, f"the plugin imports more than it did: {line}"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pdlcheck.worlds.launched import INSIDE, Launch, launch_of
+from pdlcheck.worlds.launched.environment import INSIDE, Launch, launch_of
 
 from ..clone import ROOT
 

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from pdlcheck.worlds.launched import Launch, meeting
-from pdlcheck.worlds.launched.environment import is_loopback
+from pdlcheck.worlds.launched import meeting
+from pdlcheck.worlds.launched.environment import Launch, is_loopback
 from pdlcheck.worlds.launched.interfaces import addresses, outward_address
 from pdlcheck.worlds.mpi.job import find_mpiexec
 

@@ -1,0 +1,21 @@
+"""A quick look: has torchrun, mpiexec or srun left its variables in the environment of this process?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pdlcheck.worlds.nesting import INSIDE
+
+__all__ = ["RANK_VARIABLES", "has_traces"]
+
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # in the order that `environment` looks
+
+
+def has_traces(environment: Mapping[str, str]) -> bool:
+    """Return True where ``environment.launch_of`` may find a launch; False where it finds none.
+
+    Example:
+        >>> has_traces({"RANK": "0"}), has_traces({"HOME": "/root"})
+        (True, False)
+    """
+    return INSIDE not in environment and any(name in environment for name in RANK_VARIABLES)
