@@ -63,12 +63,10 @@ class SetOrder:
                 return
             if kind == "user":
                 left -= 1
-                place = signature.rank, id(frame.f_code), frame.f_lasti
-                looks = self._looks[place] = self._looks.get(place, 0) + 1
-                for loop in _loops_around(path, frame.f_lineno) if looks <= _LOOKS else ():
-                    if self._is_of_a_set(signature.rank, frame, loop):
-                        self._tell(signature, f"{short(path)}:{loop.line}", loop)
-                        return
+                loops = _loops_around(path, frame.f_lineno)
+                if loops and (loop := self._loop_over_a_set(signature.rank, frame, loops)):
+                    self._tell(signature, f"{short(path)}:{loop.line}", loop)
+                    return
             frame = frame.f_back
 
     def warning(self) -> SetOrderWarning | None:
@@ -85,6 +83,13 @@ class SetOrder:
             f"{ast.unparse(loop.iterable)}` at {where}. Simulated ranks share one order; on processes and on a cluster "
             "each rank has its own, as each process hashes strings in another way. Loop over sorted(...) or a list"
         )
+
+    def _loop_over_a_set(self, rank: int, frame: FrameType, loops: tuple[_Loop, ...]) -> _Loop | None:
+        place = rank, id(frame.f_code), frame.f_lasti
+        looks = self._looks[place] = self._looks.get(place, 0) + 1
+        if looks > _LOOKS:
+            return None
+        return next((loop for loop in loops if self._is_of_a_set(rank, frame, loop)), None)
 
     def _is_of_a_set(self, rank: int, frame: FrameType, loop: _Loop) -> bool:
         """Whether the loop is at its second element, of a set in which the order is not the same everywhere."""
