@@ -132,6 +132,7 @@ def graphs_of(wrap):
     return len(graphs)
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_a_wrapped_module_is_compiled_as_in_torchs():
     world = get_world("gloo")
     ours = world.run(graphs_of, DistributedDataParallel, world_size=2)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from pdlcheck.worlds.launched.environment import INSIDE, Launch, launch_of
+from pdlcheck.worlds.launched.traces import has_traces
 
 from ..clone import ROOT
 
@@ -374,6 +375,7 @@ TEMPORARY = f"file://{tempfile.gettempdir()}/pdlcheck-{os.getuid()}-"
 )
 def test_the_place_in_a_launch_is_found_from_the_environment(environment, expected):
     assert launch_of(environment) == expected
+    assert has_traces(environment) or expected is None  # the quick look misses no launch
 
 
 def test_several_nodes_need_a_place_to_meet():

@@ -185,9 +185,10 @@ def zero_with_uneven_inputs():
 
 def fsdp():
     model = _model()
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (model.first, model.second, model.last):
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(2):
         _step(model, optimizer, step)

@@ -10,6 +10,8 @@ import pdlcheck.harness.collection.subjects
 import pdlcheck.harness.running.processes
 import pdlcheck.harness.running.simulated
 import pdlcheck.primitives.pagerank  # noqa: F401
+from pdlcheck.worlds.choices import SEMANTICS
+from pdlcheck.worlds.semantics import PROFILES
 
 WORLDS = ["sim", "gloo"]
 
@@ -469,3 +471,7 @@ def test_of_the_controller(world):
     name = lines[0].split()[2].partition(":")[0]
     places = [("8", "no such disk"), ("15", "no such disk"), ("18", "without ranks")]
     assert lines == sorted(f"SKIPPED [1] {name}:{line}: {reason}" for line, reason in places), lines
+
+
+def test_the_option_semantics_offers_the_profiles_that_there_are():
+    assert sorted(SEMANTICS) == sorted(PROFILES)

@@ -23,8 +23,9 @@ def made(*, wrap):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     if wrap == "fsdp2":
-        fully_shard(model[0])
-        return fully_shard(model)
+        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(model[0], mesh=mesh)
+        return fully_shard(model, mesh=mesh)
     cpu = torch.device("cpu")
     return FullyShardedDataParallel(
         nn.Sequential(FullyShardedDataParallel(model[0], device_id=cpu), model[1]), device_id=cpu

@@ -15,6 +15,8 @@ from pdlcheck.checks import check_comm_hook
 from pdlcheck.errors import CollectiveMismatch, Deadlock, Inconclusive
 from pdlcheck.worlds import get_world
 
+from ...torchs_limits import NO_POWER_SGD
+
 EXACT = 1e-6  # float32 sums of three terms
 MATRICES = [(8, 8), (8, 8), (8, 8)]
 
@@ -211,6 +213,7 @@ def test_check_comm_hook_rejects_a_residual_that_is_not_what_was_left_out(hook, 
         check_comm_hook(made(hook), world, residual=Kept.by_name, steps=5)
 
 
+@NO_POWER_SGD
 @pytest.mark.parametrize("schedule", ["first", "random:0", "random:1", "random:2"])
 def test_check_comm_hook_meets_the_crossed_operations_of_torchs_power_sgd(schedule):
     world = get_world("sim", schedule=schedule)

@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.checks import check_random_streams
 
+from ...torchs_limits import NO_POWER_SGD
+
 
 def seeded_by_rank():
     torch.manual_seed(0)
@@ -157,6 +159,7 @@ def test_ranks_may_decide_together_in_a_function(world):
         check_random_streams(dropping(lambda: 1000), forward, world, agreed=[len])
 
 
+@NO_POWER_SGD
 def test_torchs_power_sgd_draws_alike_on_all_ranks(world):
     def make():
         torch.manual_seed(0)

@@ -60,7 +60,7 @@ def with_a_whole_copy():
 
 def of_dtensors():
     model = net()
-    fully_shard(model)
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)))
     return started(model)
 
 

@@ -80,9 +80,10 @@ def ddp(make_optimizer, model, steps, part=own, autocast=False):
 
 def fsdp_in_bfloat16(make_optimizer, model, steps):
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:
-        fully_shard(layer, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
     fit(model, model, steps, make_optimizer, own)
 
 
