@@ -159,8 +159,8 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 
 
 def test_doctor_prints_json_and_fails_where_something_required_is_missing(folder):
-    (folder / "sitecustomize.py").write_text(WITHOUT.format(gone=["pytest_benchmark", "dgl"]))
-    code = "import sitecustomize, sys; from pdlcheck.cli import main; sys.exit(main(['doctor', '--json']))"
+    (folder / "hiding.py").write_text(WITHOUT.format(gone=["pytest_benchmark", "dgl"]))
+    code = "import hiding, sys; from pdlcheck.cli import main; sys.exit(main(['doctor', '--json']))"
     found = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
     parts = {part["name"]: part for part in json.loads(found.stdout)["parts"]}
     assert parts["world sim"]["required"] and not parts["world sim"]["missing"]
@@ -171,11 +171,11 @@ def test_doctor_prints_json_and_fails_where_something_required_is_missing(folder
 
 
 def test_what_is_missing_is_named_with_the_command_that_brings_it_and_is_no_failure(folder):
-    (folder / "sitecustomize.py").write_text(WITHOUT.format(gone=["dgl", "sklearn"]))
+    (folder / "hiding.py").write_text(WITHOUT.format(gone=["dgl", "sklearn"]))
     code = "from rich.console import Console; from pdlcheck.verification.run import _show_packages, _show_replicas; "
     code += "print(_show_packages(Console()), _show_replicas(Console()))"
     found = subprocess.run(
-        [sys.executable, "-c", f"import sitecustomize; {code}"], cwd=folder, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", f"import hiding; {code}"], cwd=folder, capture_output=True, text=True, timeout=120
     )
     assert found.returncode == 0, found.stderr
     assert "pip install pdlcheck[dgl]" in found.stdout
