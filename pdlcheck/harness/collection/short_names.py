@@ -53,7 +53,7 @@ def _full(argument: str, names: Collection[str]) -> str:
 
 
 def _free(parser: pytest.Parser, args: Sequence[str]) -> set[str]:
-    """Those of our short names in these arguments that nobody else has."""
+    """Return our short names among these arguments, without those that another plugin has."""
     used = {argument.partition("=")[0] for argument in args} & SHORT_NAMES.keys()
     return {name for name in used if not _is_taken(parser, name)}
 
