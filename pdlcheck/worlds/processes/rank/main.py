@@ -93,6 +93,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
     declare_wrappers(start.comm_wrappers)
     if start.watch:
         take_turns()
+        announcer.reminders.start()
         channel.on_message = announcer.handle
         channel.look_s = 0.1  # a watched wait ends by itself: only a call of the real group can be blocked
         _watch(start.backend, announcer)

@@ -20,14 +20,14 @@ class Remembered(Protocol):
 
 
 class Reminders:
-    """Reminds each operation once, after a while, in a thread of its own.
-
-    The thread starts at once, with the rank: a conftest may look for threads that a test has left.
-    """
+    """Reminds each operation once, after a while, in a thread of its own."""
 
     def __init__(self) -> None:
         self._due: deque[tuple[float, Remembered]] = deque()
         self._some = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread, before any test does: a conftest may look for threads that a test has left."""
         threading.Thread(target=self._run, name="pdlcheck reminders", daemon=True).start()
 
     def add(self, operation: Remembered) -> None:
