@@ -51,8 +51,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     pluginmanager.register(item_hooks, item_hooks.NAME)
     if has_traces(os.environ):
         from pdlcheck.harness import launch_hooks
+        from pdlcheck.harness.running import launched
 
-        pluginmanager.register(launch_hooks, launch_hooks.NAME)
+        pluginmanager.register(launch_hooks, launched.HOOKS)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

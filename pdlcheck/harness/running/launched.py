@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,12 +16,14 @@ import pytest
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.harness.collection.options import LAUNCH_MODES
 from pdlcheck.worlds.launched.environment import Launch, launch_of
+from pdlcheck.worlds.launched.traces import RANK_VARIABLES
 from pdlcheck.worlds.launched.waiting import CURE
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.launched.placement import LaunchedPlacement
 
 __all__ = [
+    "HOOKS",
     "PRELOAD",
     "candidate",
     "excuse",
@@ -38,6 +40,7 @@ __all__ = [
     "take_over",
 ]
 
+HOOKS = "pdlcheck.harness.launch_hooks"  # the plugin of a session that began with the variables of a launcher
 PRELOAD = ("pytest", "hypothesis", "pdlcheck.harness.rank.preloaded")  # what every rank of a test session needs
 
 # by which MPI joins the run of mpiexec: neither this process nor its ranks, which come and go, are that member
@@ -111,10 +114,17 @@ def _uses_xdist(config: pytest.Config) -> bool:
 def _find(config: pytest.Config, init_method: str | None) -> Launch | ValueError | None:
     if _found not in config.stash:
         try:
-            config.stash[_found] = launch_of(os.environ, init_method)
+            config.stash[_found] = launch_of(_environment(config), init_method)
         except ValueError as error:
             config.stash[_found] = error
     return config.stash[_found]
+
+
+def _environment(config: pytest.Config) -> Mapping[str, str]:
+    """What a launcher has left; not what a conftest has set since, for tests that make their own group."""
+    if config.pluginmanager.has_plugin(HOOKS):
+        return os.environ
+    return {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
 
 
 def _joins(config: pytest.Config) -> Launch | None:

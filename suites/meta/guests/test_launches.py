@@ -137,6 +137,15 @@ def test_another_rank_prints_that_it_waits_for_rank_0(monkeypatch, capfd):
     assert "pdlcheck: rank 1 of 2 (srun) waits for rank 0 at tcp://127.0.0.1:1 since 0 s" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("options", [[], ["--pdl-launch=join"]])
+def test_a_conftest_that_sets_the_variables_of_a_launcher_is_none(tmp_path, options):
+    (tmp_path / "test_a.py").write_text(OURS)
+    (tmp_path / "conftest.py").write_text("import os\nos.environ.update(RANK='0', WORLD_SIZE='2')\n")
+    code, text = run([*PYTEST, *options], tmp_path)
+    assert code == 0, text
+    assert "PASSED test_a.py::test_sum[sim-2]" in text and "launched by" not in text
+
+
 @pytest.mark.parametrize(
     ("rank", "words"), [("5", "RANK=5 is no rank of WORLD_SIZE=2"), ("x", "RANK must be a number")]
 )
