@@ -31,6 +31,7 @@ from pdlcheck.worlds.simulated.own.device_streams import seed_present
 from pdlcheck.worlds.simulated.own.eager import ranks_do_not_compile
 from pdlcheck.worlds.simulated.own.profiled import one_profile_at_a_time
 from pdlcheck.worlds.simulated.turns.scheduler import RankThread, current_rank, running_rank
+from pdlcheck.worlds.simulated.turns.signals import signals_of_ranks
 from pdlcheck.worlds.simulated.turns.sleeping import sleeps_give_turns
 from pdlcheck.worlds.simulated.turns.threads import follow_threads, rank_behind
 from pdlcheck.worlds.watch import WatchedGroup, among_all, members_of_default
@@ -179,6 +180,7 @@ def rank_local_torch_distributed() -> Iterator[None]:
     _install()
     ranks_do_not_compile()
     sleeps_give_turns()
+    signals_of_ranks()
     _set_thread_isolation_mode(True)
     try:
         yield

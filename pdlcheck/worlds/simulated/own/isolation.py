@@ -117,6 +117,7 @@ class RankState:
         self.context = contextvars.Context()  # in which the rank's code runs
         self._patches = NO_PATCHES
         self.own: list[Own] = []  # added while the rank runs
+        self.signal_handlers: dict[int, Any] = {}  # by the number of the signal
         self.leaves_streams = False  # where its text goes at the end of this run is everybody's
         self.begins_here = False  # the runs to come begin with the random numbers and the dtype at the end of this one
         self._is_here = False  # the process is this rank's now
