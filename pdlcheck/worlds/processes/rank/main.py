@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from pdlcheck.errors import PeerFailed, RankFailed
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
+from pdlcheck.worlds.forked import forked_children_end
 from pdlcheck.worlds.outcome import exited, text_of
 from pdlcheck.worlds.processes.exchange.board import Board
 from pdlcheck.worlds.processes.exchange.heard import hearing
@@ -239,7 +240,8 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
 
 def _called(fn: Any, args: Any, kwargs: Any, announcer: Announcer) -> Any:
     try:
-        return fn(*args, **kwargs)
+        with forked_children_end():
+            return fn(*args, **kwargs)
     except RuntimeError as error:
         if announcer.verdict is None or not text_of(error).startswith(FROM_CALLBACK):
             raise

@@ -17,6 +17,7 @@ from typing import Any
 from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported
 from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
+from pdlcheck.worlds.forked import forked_children_end
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, cure_of_exit, stopped_by_nobody, text_of
 from pdlcheck.worlds.simulated.own.device_guard import outlives_ranks
 from pdlcheck.worlds.simulated.own.isolation import RankState, isolated_controller
@@ -339,7 +340,8 @@ class Scheduler:
         me.state.enter()
         try:
             self._check(me)
-            return me.state.context.run(body)
+            with forked_children_end():
+                return me.state.context.run(body)
         finally:
             if not self.given_up:  # else the process is no longer this rank's to change
                 me.state.leave()

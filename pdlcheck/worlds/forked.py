@@ -1,0 +1,45 @@
+"""A process that a rank has forked is not the rank: what it returns or raises is nobody's result."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+__all__ = ["forked_children_end"]
+
+
+@contextmanager
+def forked_children_end() -> Iterator[None]:
+    """End each process that the block forks where it would leave the block, as it would end at the end of a script.
+
+    Its exit code is 0, or that of an exception that nobody catches, whose traceback is printed.
+    """
+    rank = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != rank:
+            _end(error)
+        raise
+    if os.getpid() != rank:
+        _end(None)
+
+
+def _end(error: BaseException | None) -> NoReturn:
+    code: object = 0
+    with suppress(Exception):  # its streams may be closed
+        if isinstance(error, SystemExit):
+            code = error.code
+        elif error is not None:
+            code = 1
+            traceback.print_exception(error)
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(0 if code is None else code & 0xFF if isinstance(code, int) else 1)
