@@ -12,6 +12,7 @@ import pytest
 from pdlcheck.harness.collection import cases
 from pdlcheck.harness.running import launch_decision, launched
 
+
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
     launched.stay_out_of_mpi(early_config)

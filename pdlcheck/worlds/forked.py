@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from pdlcheck.worlds.standard_streams import flush_streams
+
 __all__ = ["forked_children_end"]
 
 
@@ -39,7 +41,5 @@ def _end(error: BaseException | None) -> NoReturn:
             traceback.print_exception(error)
         if code is not None and not isinstance(code, int):
             print(code, file=sys.stderr)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
+    flush_streams()
     os._exit(0 if code is None else code & 0xFF if isinstance(code, int) else 1)

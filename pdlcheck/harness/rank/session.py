@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +56,7 @@ from pdlcheck.worlds.processes.rank.cuda_on_cpu import runs_cuda_on_cpu
 from pdlcheck.worlds.processes.rank.ending import note_report
 from pdlcheck.worlds.processes.rank.own_device import own_device
 from pdlcheck.worlds.processes.rank.own_rank import own_rank, own_world_size, users_code
+from pdlcheck.worlds.standard_streams import flush_streams
 from pdlcheck.worlds.watch import end_at_user_line
 
 __all__ = ["KEEP", "call", "collect", "finish", "parameters", "run", "setup", "teardown"]
@@ -405,7 +405,7 @@ def _quiet() -> Iterator[None]:
     """
     with TemporaryFile() as out, TemporaryFile() as err:
         files = {1: out, 2: err}
-        _flush()
+        flush_streams()
         before = {descriptor: os.dup(descriptor) for descriptor in files}
         for descriptor, file in files.items():
             os.dup2(file.fileno(), descriptor)
@@ -414,16 +414,10 @@ def _quiet() -> Iterator[None]:
             yield
             dropped = True
         finally:
-            _flush()
+            flush_streams()
             for descriptor, file in files.items():
                 os.dup2(before[descriptor], descriptor)
                 os.close(before[descriptor])
                 if not dropped:
                     file.seek(0)
                     os.write(descriptor, file.read())
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # such as one that is closed
-            stream.flush()

@@ -14,6 +14,7 @@ from pdlcheck.harness.collection import cases
 from pdlcheck.harness.conftest_hooks import of_conftest_files
 from pdlcheck.harness.running import held_terminal, launched
 from pdlcheck.worlds.launched.environment import Launch
+from pdlcheck.worlds.standard_streams import flush_streams
 
 __all__ = ["begin", "decide", "serve_if_agent"]
 
@@ -81,17 +82,11 @@ def _end(session: pytest.Session, exitcode: int) -> NoReturn:
     with contextlib.ExitStack() as stack:
         stack.callback(os._exit, exitcode)
         stack.callback(atexit._run_exitfuncs)
-        stack.callback(_flush)
+        stack.callback(flush_streams)
         stack.callback(of_conftest_files(config, "pytest_unconfigure"), config=config)
         finish = of_conftest_files(config, "pytest_sessionfinish")
         stack.callback(finish, session=session, exitstatus=exitcode)
     raise AssertionError("os._exit returned")
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # it may be closed, or be no file
-            stream.flush()
 
 
 def _refuse_mpi_of_all(session: pytest.Session, own: Launch) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "calls_tests",
     "declare_wrappers",
     "end_at_user_line",
+    "here",
     "short",
     "user_call",
     "user_frames",
@@ -129,11 +130,21 @@ def calls_tests(path: str) -> bool:
 
 def short(path: str) -> str:
     """``path`` from the working directory, if it lies below."""
-    return _below(getcwd(), path)
+    return _below(here(), path)
+
+
+def here() -> str:
+    """The working directory; empty where it has been deleted."""
+    try:
+        return getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 @lru_cache(maxsize=4096)
 def _below(directory: str, path: str) -> str:
+    if not directory:
+        return path
     relative = os.path.relpath(path, directory)
     return path if relative.startswith("..") else relative
 

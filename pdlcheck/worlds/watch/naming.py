@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from os import getcwd
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from pdlcheck.worlds.watch.callsite import KIND_OF_FILE, short
+from pdlcheck.worlds.watch.callsite import KIND_OF_FILE, here, short
 
 __all__ = ["FRAMES", "Name", "line_and_names"]
 
@@ -59,7 +58,7 @@ def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...], str]:
     line, caller, names, wanted = "", "", [], FRAMES if tensor is not None else 0
     in_wrapper = ""
     seeks = True  # the caller
-    directory = getcwd()
+    directory = here()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (wanted or seeks or not line):
         kind = KIND_OF_FILE[frame.f_code.co_filename]

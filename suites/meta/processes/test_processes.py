@@ -170,6 +170,20 @@ def test_ranks_see_the_launcher_variables_and_the_surroundings_of_the_controller
     assert processes.run(look, world_size=2)[0][0][-1] is None
 
 
+def test_files_of_the_working_directory_stand_in_for_no_module_of_the_standard_library(tmp_path):
+    """pytest does not put that folder on the path, so no test sees these files; nor does the fork server."""
+    for name in ("enum", "json", "operator", "types"):
+        (tmp_path / f"{name}.py").write_text("VERSION = 1\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text(
+        "import json, pytest\n@pytest.mark.world_size(2)\ndef test_a(rank): assert json.loads(str(rank)) == rank\n"
+    )
+    command = [Path(sys.executable).with_name("pytest"), "-q", "-p", "no:cacheprovider", "--pdl-world=gloo"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
 @pytest.mark.filterwarnings("ignore:You are using a Backend")
 def test_rpc_runs_and_again_on_the_same_ranks(processes):
     """It makes a gloo group for itself, which torch must still know as one."""

@@ -36,7 +36,8 @@ _PRELOAD = (
 )
 _STOP_S = 0.5
 _BOOT = (
-    "import json, os, sys; sys.path[:] = json.loads(sys.argv[1]); sys.argv[4] and os.environ.pop(sys.argv[4]); "
+    # nothing is imported before the path is the controller's: `python -c` begins with the working directory on it
+    "import sys; sys.path[:] = eval(sys.argv[1]); import os; sys.argv[4] and os.environ.pop(sys.argv[4]); "
     "from pdlcheck.worlds.processes.rank.server import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
 
@@ -192,7 +193,7 @@ class ForkServer(Forker):
                     *_flags(),
                     "-c",
                     _BOOT,
-                    json.dumps(import_path()),
+                    repr(import_path()),
                     str(theirs.fileno()),
                     str(os.getpid()),
                     hash_seeds.VARIABLE if hash_seed else "",

@@ -59,6 +59,7 @@ from pdlcheck.worlds.processes.rank.taking_turns import take_turns
 from pdlcheck.worlds.processes.rank.watched_gloo import watch_gloo
 from pdlcheck.worlds.processes.rank.watched_groups import begin_call
 from pdlcheck.worlds.site import site_of
+from pdlcheck.worlds.standard_streams import flush_streams
 from pdlcheck.worlds.watch import FROM_CALLBACK, declare_wrappers
 
 __all__ = ["adopt", "begin", "fresh_state", "main", "take_place"]
@@ -233,8 +234,7 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
         report = _failed(call.call, error, start.rank, after)
     if fn is not None and not is_our_own(fn):
         end_call()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_streams()
     channel.end(call.call, report)
 
 

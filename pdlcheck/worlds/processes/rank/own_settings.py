@@ -1,12 +1,13 @@
 """What a rank's code may set besides what a call brings with it: it holds where files or wider fixtures have set it.
 
-That are torch's default device, numpy's handling of errors and decimal's context.
+That are torch's default device, numpy's handling of errors, decimal's context, ``sys.stdout`` and ``sys.stderr``.
 """
 
 from __future__ import annotations
 
 import decimal
-from typing import Any, NamedTuple
+import sys
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
@@ -22,11 +23,14 @@ class _Settings(NamedTuple):
     device: torch.device | None
     numpy: dict[str, Any]
     decimal: decimal.Context
+    out: TextIO
+    err: TextIO
 
 
 def _present() -> _Settings:
     mode = getattr(_default_device, "device_context", None)
-    return _Settings(None if mode is None else mode.device, dict(np.geterr()), decimal.getcontext().copy())
+    device = None if mode is None else mode.device
+    return _Settings(device, dict(np.geterr()), decimal.getcontext().copy(), sys.stdout, sys.stderr)
 
 
 _held = _present()
@@ -47,3 +51,4 @@ def put_back() -> None:
         np.seterr(**_held.numpy)
     if not is_same(now.decimal, _held.decimal):
         decimal.setcontext(_held.decimal.copy())
+    sys.stdout, sys.stderr = _held.out, _held.err
