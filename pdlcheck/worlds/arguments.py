@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdlcheck.faults import DrawnFaults, Fault
+from pdlcheck.worlds.choices import MOST_RANKS
 
 __all__ = ["check_faults", "check_function", "check_names", "check_world_size"]
 
@@ -20,11 +21,13 @@ def check_function(fn: Any) -> None:
 
 
 def check_world_size(world_size: Any) -> None:
-    """Raise unless ``world_size`` is an integer of at least 1."""
+    """Raise unless ``world_size`` is an integer from 1 to the most that a world may have."""
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise TypeError(f"world_size must be an int, got {world_size!r}; pass the number of ranks, such as 2")
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}; pass the number of ranks, such as 2")
+    if world_size > MOST_RANKS:
+        raise ValueError(f"world_size must be at most {MOST_RANKS}, got {world_size}; pass the number of ranks, such as 2")
 
 
 def check_names(argument: str, names: Any) -> tuple[str, ...]:

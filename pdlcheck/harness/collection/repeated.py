@@ -16,6 +16,7 @@ from pdlcheck.harness.collection.cases import CASE, Case, is_our_world, world_na
 from pdlcheck.harness.collection.distributed_tests import is_distributed_test
 from pdlcheck.harness.collection.marker_ownership import claims_world_size
 from pdlcheck.harness.collection.plugin_fixtures import take_precedence_on_ranks
+from pdlcheck.worlds.choices import MOST_RANKS
 
 __all__ = ["repeat", "repeat_by_parameters"]
 
@@ -102,7 +103,7 @@ def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:
     sizes = list(marker.args)
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):  # DeepSpeed's way of writing several
         sizes = list(sizes[0])
-    wrong = [repr(size) for size in sizes if isinstance(size, bool) or not isinstance(size, int) or size < 1]
+    wrong = [repr(size) for size in sizes if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_RANKS]
     wrong += [
         f"{name}={value!r}"
         for name, value in marker.kwargs.items()
@@ -111,7 +112,7 @@ def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:
     if wrong or not sizes:
         group = "; process_group is True or False" if "process_group" in marker.kwargs else ""
         pytest.fail(
-            f"{nodeid}: world_size takes numbers of ranks of at least 1, such as world_size(2, 4); "
+            f"{nodeid}: world_size takes numbers of ranks from 1 to {MOST_RANKS}, such as world_size(2, 4); "
             f"got {', '.join(wrong) or 'none'}{group}",
             pytrace=False,
         )

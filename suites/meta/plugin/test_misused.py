@@ -173,13 +173,18 @@ class TestSome:
 
 @pytest.mark.parametrize(
     ("marker", "got"),
-    [("world_size(size=2)", "size=2"), ("world_size", "none"), ("world_size(2, '4', 0)", "'4', 0")],
-    ids=["keyword", "none", "some"],
+    [
+        ("world_size(size=2)", "size=2"),
+        ("world_size", "none"),
+        ("world_size(2, '4', 0)", "'4', 0"),
+        ("world_size(2, 10**30)", f"{10**30}"),
+    ],
+    ids=["keyword", "none", "some", "many"],
 )
 def test_the_sizes_of_the_marker_are_numbers_by_position(run, marker, got):
     result = run(f"@pytest.mark.{marker}\ndef test_sizes(rank): pass", world="sim")
     result.assert_outcomes(errors=1)
-    words = "world_size takes numbers of ranks of at least 1, such as world_size(2, 4)"
+    words = "world_size takes numbers of ranks from 1 to 10000, such as world_size(2, 4)"
     result.stdout.fnmatch_lines([f"*::test_sizes: {words}; got {got}"])
 
 

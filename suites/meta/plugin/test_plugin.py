@@ -386,7 +386,7 @@ def test_doctests_of_a_marked_module_run_as_ever(pytester):
         (
             [],
             "@pytest.mark.world_size(0)\ndef test_a(rank): pass",
-            "*world_size takes numbers of ranks of at least 1*got 0*",
+            "*world_size takes numbers of ranks from 1 to 10000*got 0*",
         ),
         ([], "def test_a(rank): pass", "*fixture 'rank' belongs to a rank: mark the test with*"),
         ([], "@pytest.mark.verifies('nonsense')\ndef test_a(subject): pass", "*there is no such primitive*"),

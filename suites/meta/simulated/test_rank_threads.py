@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -96,3 +98,30 @@ def test_a_thread_that_computes_knows_its_rank_and_changes_nothing(sim, start):
 
     assert sim.run(counts, world_size=3) == [([(True, rank, 3)], 3) for rank in range(3)]
     assert not dist.is_initialized()
+
+
+FEW = """
+import re, resource, torch.distributed as dist
+from pdlcheck.errors import WorldTooSmall
+from pdlcheck.worlds import get_world
+
+world = get_world("sim")
+assert world.run(dist.get_rank, world_size=2) == [0, 1]
+used = 1024 * int(re.search(r"VmSize:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, resource.RLIM_INFINITY))
+try:
+    world.run(dist.get_rank, world_size=1000)
+except WorldTooSmall as error:
+    assert error.world_size == 1000 and 0 < error.available < 1000, error
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert world.run(dist.get_rank, world_size=1000) == list(range(1000))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: its limits of memory")
+def test_too_many_ranks_for_this_system_are_refused_and_others_run():
+    done = subprocess.run([sys.executable, "-c", FEW], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "needs 1000 simulated ranks, each a thread, and the system started" in done.stdout
+    assert "(can't start new thread): raise its limit" in done.stdout

@@ -367,6 +367,12 @@ def test_a_world_size_below_one_is_refused(sim, world_size):
         sim.run(all_reduce, world_size=world_size)
 
 
+@pytest.mark.parametrize("world_size", [10_001, 10**30])
+def test_a_world_size_that_nobody_can_mean_is_refused(sim, world_size):
+    with pytest.raises(ValueError, match=f"world_size must be at most 10000, got {world_size}"):
+        sim.run(all_reduce, world_size=world_size)
+
+
 @pytest.mark.parametrize("world_size", [2.0, "2", True])
 def test_a_world_size_that_is_no_int_is_refused(sim, world_size):
     with pytest.raises(TypeError, match="world_size must be an int"):

@@ -14,7 +14,7 @@ from copy import copy
 from time import perf_counter
 from typing import Any
 
-from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported
+from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported, WorldTooSmall
 from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.forked import forked_children_end
@@ -201,8 +201,13 @@ class Scheduler:
         outlives_ranks()
         for rank in self.ranks:
             thread = threading.Thread(target=self._main, args=(rank,), name=f"rank {rank.rank}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system refuses
+                self.given_up = True
+                self.close()
+                raise _too_many(len(self.ranks), len(self._threads), error) from None
             self._threads.append(thread)
-            thread.start()
 
     def switch(self, pending: Any = None) -> None:
         """Let the schedule choose who goes on; ``pending`` is what the running rank does when its turn comes again."""
@@ -419,6 +424,18 @@ class Scheduler:
             raise copy(self.error)  # each rank its own traceback
         if self._stopping:
             raise PeerFailed("another rank failed")
+
+
+def _too_many(world_size: int, available: int, error: RuntimeError) -> WorldTooSmall:
+    cure = f"ask for world_size={max(available, 1)}"
+    return WorldTooSmall(
+        f"needs {world_size} simulated ranks, each a thread, and the system started {available} ({error}): raise its "
+        f"limit of processes (ulimit -u, or that of the container) or of memory (ulimit -v), or {cure}",
+        world="sim",
+        cure=cure,
+        world_size=world_size,
+        available=available,
+    )
 
 
 def _runnable(ranks: Sequence[RankThread]) -> list[RankThread]:
