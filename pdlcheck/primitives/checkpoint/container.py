@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import re
+import stat
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,9 +22,10 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_128
 
-__all__ = ["FORMAT", "Refused", "framed", "pack", "read", "verify", "whole", "write"]
+__all__ = ["FOREIGN", "FORMAT", "Refused", "framed", "pack", "read", "verify", "whole", "write"]
 
 FORMAT = 2
+FOREIGN = "is intact, but not a checkpoint of save_checkpoint"
 _FIRST = b"pdlcheck checkpoint, format "
 _VERSION = re.compile(_FIRST + rb"(\d+)\n")
 _HEADER = re.compile(_FIRST + rb"%d\nxxh3_128 ([0-9a-f]{32})\nnbytes (\d{20})\n" % FORMAT)
@@ -106,18 +108,20 @@ def read(path: Path) -> tuple[str, dict[str, Any]]:
     except Exception as error:  # whatever the body is, it is not one of ours
         raise Refused(f"holds something that weights_only=True does not load: {error}") from None
     if not isinstance(payload, dict) or set(payload) - _MORE != _PARTS:
-        raise Refused("is intact, but not a checkpoint of save_checkpoint")
+        raise Refused(FOREIGN)
     try:
         payload["tensors"] = dict(_tensor(form, block) for form, block in zip(payload["tensors"], held, strict=True))
-    except (TypeError, ValueError, RuntimeError):
-        raise Refused("is intact, but not a checkpoint of save_checkpoint") from None
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        raise Refused(FOREIGN) from None
     return digest, payload
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[io.FileIO]:
     try:
-        with path.open("rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=_open) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise Refused("is no regular file")
             yield file
     except FileNotFoundError:
         raise Refused("does not exist") from None
@@ -125,6 +129,10 @@ def _opened(path: Path) -> Iterator[io.FileIO]:
         raise Refused("is a folder: pass a file of it, such as latest_checkpoint gives") from None
     except OSError as error:
         raise Refused(f"cannot be read: {error.strerror or error}") from None
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # which waits for no writer where it is a FIFO
 
 
 def _first_lines(file: io.FileIO) -> tuple[int, str]:
@@ -156,7 +164,7 @@ def _blocks(file: io.FileIO, nbytes: int, digest: str) -> list[Tensor]:
     if not lengths or sum(lengths) + _LENGTH.itemsize * (1 + count) != nbytes:  # of another body than was written
         file.seek(_HEADER_NBYTES)
         _require_digest(file, nbytes, digest)
-        raise Refused("is intact, but not a checkpoint of save_checkpoint")
+        raise Refused(FOREIGN)
     blocks = [torch.empty(length, dtype=torch.uint8, device="cpu") for length in lengths]
     for block in blocks:
         view = block.numpy().data

@@ -38,7 +38,7 @@ def stored(folder: Path) -> list[Path]:
     """Every file that is called like a checkpoint, newest step first."""
     names = os.listdir(folder) if folder.is_dir() else []
     paths = [folder / name for name in sorted(names, reverse=True) if _NAME.fullmatch(name)]
-    return [path for path in paths if not path.is_dir()]
+    return [path for path in paths if path.is_file()]
 
 
 def intact(folder: Path, before: Path | None = None) -> Iterator[tuple[str, str]]:

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch import nn
 
 from pdlcheck.errors import CheckpointError
-from pdlcheck.primitives.checkpoint.container import Refused, read
+from pdlcheck.primitives.checkpoint.container import FOREIGN, Refused, read
 from pdlcheck.primitives.checkpoint.fitting import describe, require_fit, require_stateful, state_of
 from pdlcheck.primitives.checkpoint.folder import intact
+from pdlcheck.primitives.checkpoint.form import well_formed
 from pdlcheck.primitives.checkpoint.ranks import Ranks, ranks_of
 from pdlcheck.primitives.checkpoint.streams import derive_streams, restore_streams
 from pdlcheck.primitives.checkpoint.tree import Node, Tensors, decode, difference, encode
@@ -167,6 +168,8 @@ def _read(who: Ranks, path: Path) -> dict[str, Any]:
     def attempt() -> tuple[Path, str | None, str | None]:
         try:
             digest, found = read(path)
+            if not well_formed(found):
+                raise Refused(FOREIGN)
         except Refused as refused:
             return path, None, str(refused)
         payload.update(found)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["capture_streams", "derive_streams", "restore_streams"]
+__all__ = ["capture_streams", "derive_streams", "fit", "restore_streams"]
+
+_CUDA_NBYTES = (8, 16)  # a seed, and an offset
 
 
 def capture_streams() -> dict[str, Any]:
@@ -33,14 +35,36 @@ def capture_streams() -> dict[str, Any]:
 
 def restore_streams(state: dict[str, Any]) -> None:
     """Put every stream where :func:`capture_streams` found it. Devices that are not here are left out."""
-    version, words, gauss = state["python"]
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    random.setstate(_pythons(state))
+    np.random.set_state(_numpys(state))
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available():
         for device, stream in enumerate(state["cuda"][: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(stream, device)
+
+
+def fit(state: Any) -> bool:
+    """Whether :func:`restore_streams` can do that; tried on generators of nobody.
+
+    Raises:
+        Exception: of them, where it cannot.
+    """
+    random.Random().setstate(_pythons(state))
+    numpys = _numpys(state)
+    np.random.RandomState().set_state(numpys)
+    torch.Generator("cpu").set_state(state["torch"])
+    of_cuda = all(stream.dtype == torch.uint8 and stream.numel() in _CUDA_NBYTES for stream in state["cuda"])
+    return of_cuda and 0 <= numpys[2] <= len(numpys[1])  # where numpy reads next, which it does not look at
+
+
+def _pythons(state: dict[str, Any]) -> tuple[Any, ...]:
+    version, words, gauss = state["python"]
+    return version, tuple(words.tolist()), gauss
+
+
+def _numpys(state: dict[str, Any]) -> tuple[Any, ...]:
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    return kind, keys.numpy().astype(np.uint32), position, has_gauss, cached
 
 
 def derive_streams(state: dict[str, Any], rank: int) -> None:

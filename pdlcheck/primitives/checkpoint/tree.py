@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from xxhash import xxh3_128
 
-__all__ = ["Node", "Tensors", "decode", "difference", "encode"]
+__all__ = ["Node", "Tensors", "decode", "difference", "encode", "is_tree"]
 
 Node = tuple[str, Any]
 Tensors = dict[str, Tensor]
@@ -79,6 +79,20 @@ def decode(node: Node, tensors: Tensors) -> Any:
     if kind == "int":
         return int(held, 16)
     return b"" if kind == "bytes" else held
+
+
+def is_tree(node: Any, tensors: Tensors) -> bool:
+    """Whether a value can be made of it, and of nothing else than these tensors."""
+    kind, held = node
+    if kind in ("tensor", "ndarray"):
+        return held in tensors and (kind == "tensor" or tensors[held].numpy() is not None)
+    if kind in _MAPPINGS:
+        return all(type(key) in _VALUES and is_tree(child, tensors) for key, child in held)
+    if kind in ("list", "tuple"):
+        return all(is_tree(child, tensors) for child in held)
+    if kind == "int":
+        return hex(int(held, 16)) == held
+    return kind in ("bytes", "value") and type(held) in _VALUES
 
 
 def difference(found: Node, expected: Node, where: str) -> str | None:
