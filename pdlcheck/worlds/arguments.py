@@ -27,7 +27,7 @@ def check_world_size(world_size: Any) -> None:
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}; pass the number of ranks, such as 2")
     if world_size > MOST_RANKS:
-        raise ValueError(f"world_size must be at most {MOST_RANKS}, got {world_size}; pass the number of ranks, such as 2")
+        raise ValueError(f"world_size must be at most {MOST_RANKS}, got {world_size}; pass the number of ranks")
 
 
 def check_names(argument: str, names: Any) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:
     sizes = list(marker.args)
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):  # DeepSpeed's way of writing several
         sizes = list(sizes[0])
-    wrong = [repr(size) for size in sizes if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_RANKS]
+    wrong = [repr(size) for size in sizes if not _is_size(size)]
     wrong += [
         f"{name}={value!r}"
         for name, value in marker.kwargs.items()
@@ -117,3 +117,7 @@ def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:
             pytrace=False,
         )
     return sizes
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_RANKS

@@ -85,13 +85,13 @@ def is_tree(node: Any, tensors: Tensors) -> bool:
     """Whether a value can be made of it, and of nothing else than these tensors."""
     kind, held = node
     if kind in ("tensor", "ndarray"):
-        return held in tensors and (kind == "tensor" or tensors[held].numpy() is not None)
+        return held in tensors and (kind == "tensor" or isinstance(tensors[held].numpy(), np.ndarray))
     if kind in _MAPPINGS:
         return all(type(key) in _VALUES and is_tree(child, tensors) for key, child in held)
     if kind in ("list", "tuple"):
         return all(is_tree(child, tensors) for child in held)
     if kind == "int":
-        return hex(int(held, 16)) == held
+        return bool(hex(int(held, 16)) == held)
     return kind in ("bytes", "value") and type(held) in _VALUES
 
 
