@@ -47,6 +47,9 @@ def check_options(config: pytest.Config) -> None:
             schedule_of(spec)
         except ValueError as error:
             raise pytest.UsageError(f"--{error}") from None
+    folder = config.option.pdl_timeline
+    if folder is not None and os.path.exists(folder) and not os.path.isdir(folder):
+        raise pytest.UsageError(f"--timeline takes a folder for pictures; {folder!r} is a file")
     for text in config.getoption("--pdl-subject"):
         name, _, target = text.partition("=")
         if not (name and target.count(":") == 1):

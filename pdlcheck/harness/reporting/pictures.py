@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
+from xxhash import xxh32_hexdigest
 
 from pdlcheck.harness.collection.cases import world_of
+from pdlcheck.harness.reporting.warned import record_warning
 from pdlcheck.harness.running.worlds import open_world
 
 __all__ = ["draw"]
+
+_LONGEST = 200  # bytes, of the 255 that a file name may have
 
 
 def draw(item: pytest.Item, report: pytest.TestReport) -> None:
@@ -22,9 +27,27 @@ def draw(item: pytest.Item, report: pytest.TestReport) -> None:
     except RuntimeError:  # it has run nothing
         return
     folder = Path(item.config.getoption("--pdl-timeline"))
-    folder.mkdir(parents=True, exist_ok=True)
-    name = re.sub(r"[^\w.]+", "-", item.nodeid).strip("-")
-    for suffix in (".json", ".svg"):
-        path = timeline.save(folder / f"{name}{suffix}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for suffix in (".json", ".svg"):
+            path = timeline.save(folder / f"{_name(item.nodeid)}{suffix}")
+    except OSError as error:
+        _warn(item, f"--timeline: no picture of {item.nodeid} in {folder}: {error.strerror or error}")
+        return
     if report.failed:
         report.sections.append(("timeline", str(path)))
+
+
+def _name(nodeid: str) -> str:
+    """A file name for it; with a digest where another test may have the same, or where it would be too long."""
+    name = re.sub(r"[^\w.]+", "-", nodeid).strip("-")
+    short = name.encode()[:_LONGEST].decode(errors="ignore")
+    if short == name and not re.search(r"[^\w.-]", nodeid.partition("[")[2].rstrip("]")):
+        return name
+    return f"{short}-{xxh32_hexdigest(nodeid.encode())}"
+
+
+def _warn(item: pytest.Item, words: str) -> None:
+    path, line, _ = item.location
+    kind = pytest.PytestWarning
+    record_warning(item, warnings.WarningMessage(kind(words), kind, path, line or 0))

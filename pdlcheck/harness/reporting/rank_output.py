@@ -19,6 +19,7 @@ from pdlcheck.harness.reporting import relayed_logs
 from pdlcheck.harness.reporting.agreed import agreed, words_of
 from pdlcheck.harness.reporting.properties import record
 from pdlcheck.harness.reporting.rank_subtests import id_of, report
+from pdlcheck.harness.reporting.warned import record_warning
 from pdlcheck.worlds.processes.controller.member import Written
 from pdlcheck.worlds.processes.exchange.journal import notes
 
@@ -147,14 +148,7 @@ def _warn(item: pytest.Item, noted: Mapping[str, Any]) -> None:
         message = category(noted["text"])
     except Exception:  # a class that this process cannot make: its words remain
         category, message = UserWarning, UserWarning(f"{noted['category']}: {noted['text']}")
-    item.ihook.pytest_warning_recorded.call_historic(
-        kwargs={
-            "warning_message": warnings.WarningMessage(message, category, noted["filename"], noted["lineno"]),
-            "nodeid": item.nodeid,
-            "when": "runtest",
-            "location": None,
-        }
-    )
+    record_warning(item, warnings.WarningMessage(message, category, noted["filename"], noted["lineno"]))
 
 
 def _stream(name: str, *, tee: bool) -> TextIO:

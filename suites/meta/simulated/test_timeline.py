@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -243,15 +244,48 @@ def test_a_session_draws_every_test_of_simulated_ranks(pytester):
     stems = [
         "test_it.py-test_controller-sim",
         "test_it.py-test_ring-sim-3",
-        "test_it.py-test_well-sim-2-a-b-c",
+        "test_it.py-test_well-sim-2-a-b-c-DIGEST",
     ]
-    assert sorted(path.name for path in folder.iterdir()) == [
+    assert sorted(re.sub(r"-[0-9a-f]{8}\.", "-DIGEST.", path.name) for path in folder.iterdir()) == [
         stem + suffix for stem in stems for suffix in (".json", ".svg")
     ]
     ring = ElementTree.parse(folder / f"{stems[1]}.svg").getroot()
     assert next(ring.iter(f"{SVG}text")).text == "3 ranks, 3 of them wait for ever"
     last = ElementTree.parse(folder / f"{stems[0]}.svg").getroot()
     assert next(last.iter(f"{SVG}text")).text == "4 ranks, 1 steps"
+
+
+OF_ODD_NAMES = """
+    import pytest
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.parametrize("p", ["a/b", "a-b", "x" * 300, "\u00e4" * 300])
+    def test_a(rank, p): pass
+"""
+
+
+def test_each_test_has_a_picture_of_its_own_whatever_it_is_called(pytester):
+    pytester.makepyfile(test_it=OF_ODD_NAMES)
+    pytester.runpytest_inprocess("--timeline", "pictures", "-W", "error").assert_outcomes(passed=4)
+    assert len(list((pytester.path / "pictures").iterdir())) == 2 * 4
+
+
+def test_a_picture_that_cannot_be_written_is_a_warning(pytester):
+    pytester.makepyfile(test_it=TESTS)
+    name = "test_it.py-test_controller-sim.json"
+    (pytester.path / "pictures" / name).mkdir(parents=True)  # where the file is to be
+    result = pytester.runpytest_inprocess("--timeline", "pictures", "-k", "controller or ring", "-W", "error")
+    result.assert_outcomes(passed=1, failed=1, deselected=3, warnings=1)
+    result.stdout.fnmatch_lines(
+        ["*timeline*", "pictures/test_it.py-test_ring-sim-3.svg", "*no picture of *controller* in pictures: Is a dir*"]
+    )
+
+
+def test_a_file_is_no_folder_for_pictures(pytester):
+    pytester.makepyfile(test_it=TESTS, taken="")
+    result = pytester.runpytest_inprocess("--timeline", "taken.py")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--timeline takes a folder for pictures; 'taken.py' is a file*"])
 
 
 def test_without_the_option_nothing_is_kept_or_written(pytester):
