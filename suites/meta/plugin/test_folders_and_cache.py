@@ -73,5 +73,14 @@ def test_the_cache_is_that_of_the_session(pytester, world):
     pytester.runpytest_inprocess("--world", world, "--lf", "--ff", "--cache-clear").assert_outcomes(passed=2)
 
 
+@pytest.mark.parametrize("world", ["gloo", "sim"])
+def test_a_cache_that_cannot_be_written_is_a_warning(pytester, world):
+    pytester.makepyfile(HEAD + "@W\ndef test_sets(rank, cache): cache.set('mine/value', 1)")
+    (pytester.path / ".pytest_cache").touch()
+    result = pytester.runpytest_inprocess("--world", world, "-W", "default::pytest.PytestCacheWarning")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*PytestCacheWarning: could not create cache path */mine*"])
+
+
 def test_without_its_plugin_the_cache_is_missing_in_ranks_too(run):
     run("@W\ndef test_it(cache): pass").stdout.fnmatch_lines(["E * fixture 'cache' not found"])
