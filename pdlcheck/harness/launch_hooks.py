@@ -12,6 +12,8 @@ import pytest
 from pdlcheck.harness.collection import cases
 from pdlcheck.harness.running import launch_decision, launched
 
+__all__ = ()
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:

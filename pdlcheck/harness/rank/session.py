@@ -21,10 +21,10 @@ from typing import Any, Literal
 
 import pytest
 import torch.distributed as dist
-from _pytest._code.code import TerminalRepr
+from _pytest._code.code import TerminalRepr, TracebackEntry, filter_traceback
 from _pytest._io import TerminalWriter
 from _pytest._io.saferepr import saferepr
-from _pytest.config import _prepareconfig
+from _pytest.config import ConftestImportFailure, _prepareconfig
 from _pytest.tmpdir import tmppath_result_key
 from _pytest.warnings import catch_warnings_for_item
 
@@ -116,7 +116,10 @@ class _RankSession:
             self.hooks.skipped.clear()
             self.hooks.collected.clear()
             with _quiet(), imported.streams_of(path):
-                self.session.perform_collect([path])
+                try:
+                    self.session.perform_collect([path])
+                except pytest.UsageError as error:  # a conftest file beside it, of which there is a report already
+                    self.hooks.not_collected[:] = self.hooks.not_collected or [str(error)]
                 for item in self.hooks.collected:
                     if isinstance(item, pytest.Function):
                         self.items[item.nodeid] = item
@@ -166,6 +169,22 @@ def _not_found(path: str, nodeid: str, not_collected: Sequence[str]) -> LookupEr
     return error
 
 
+def _not_loaded(failure: ConftestImportFailure) -> LookupError:
+    """As pytest tells it where it begins."""
+    info = pytest.ExceptionInfo.from_exception(failure.cause)
+    info.traceback = info.traceback.filter(_is_of_the_user)
+    shown = str(info.getrepr(style="short", chain=False)) if info.traceback else info.exconly()
+    what = f"a rank could not load {failure.path}"
+    error = LookupError(f"{what}\n{shown}")
+    setattr(error, RANK_REPORT, f"{shown}\nE   LookupError: {what}")
+    setattr(error, RANK_MESSAGE, info.exconly())
+    return error
+
+
+def _is_of_the_user(entry: TracebackEntry) -> bool:
+    return filter_traceback(entry) and "importlib" not in Path(entry.path).parts
+
+
 _session: _RankSession | None = None
 
 
@@ -174,7 +193,10 @@ def collect(description: SessionDescription, path: str, nodeid: str) -> dict[str
     global _session
     if _session is None:
         with imported.streams_of(_CONFTEST_FILES):
-            _session = _RankSession(description)
+            try:
+                _session = _RankSession(description)
+            except ConftestImportFailure as failure:
+                raise _not_loaded(failure) from None
     _session.item(path, nodeid)
     return parameters(path)
 

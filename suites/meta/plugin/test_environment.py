@@ -72,14 +72,6 @@ def test_what_a_wider_fixture_sets_all_see(run, world):
     run(WIDE + plain, world=world).assert_outcomes(passed=3)
 
 
-def test_a_signal_handler_on_simulated_ranks_is_told_with_the_cure(run):
-    source = "import signal\n@W\ndef test_it(): signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
-    run(source, world="gloo").assert_outcomes(passed=1)
-    result = run(source, world="sim")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*simulated ranks are threads: run this on processes, with --world gloo*"])
-
-
 def test_rpc_on_simulated_ranks_is_told_with_the_cure(run):
     """torch keeps one worker for a process, in C++."""
     source = (

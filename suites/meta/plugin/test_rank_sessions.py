@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ..conftest import HEAD
+
 VERDICTS = """
 pytest.importorskip("torch")
 
@@ -255,3 +257,18 @@ def test_good(subtests):
     assert "contains 2 failed subtests" in text
     outcomes = result.parseoutcomes()
     assert (outcomes["passed"], outcomes["failed"]) == (1, 3)
+
+
+@pytest.mark.parametrize("folder", ["", "inner"], ids=["beside all tests", "beside some"])
+def test_a_conftest_file_that_fails_in_a_rank_is_told_and_other_tests_run(pytester, folder):
+    inner = pytester.path / folder
+    inner.mkdir(exist_ok=True)
+    fails = "import os\nif os.environ.get('LOCAL_RANK') == '1':\n    import no_such_module\n"
+    (inner / "conftest.py").write_text(fails)
+    (inner / "test_ranks.py").write_text(HEAD + "\n@W\ndef test_ranks(rank): pass\n")
+    pytester.makepyfile(test_plain="def test_plain(): pass\n")
+    result = pytester.runpytest_subprocess("--world", "gloo", "-p", "no:cacheprovider", "-rE")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(
+        ["*conftest.py:3: in <module>", "*import no_such_module", "E * No module named 'no_such*", "*rank 1 of 2*"]
+    )

@@ -354,7 +354,7 @@ import signal
 
 @pytest.mark.world_size(2)
 def test_handler(rank):
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
 """
     )
     result.assert_outcomes(failed=1, passed=1)

@@ -5,7 +5,8 @@ which have the seed of the process that forked them. So the ranks of this machin
 ranks beside one another differ, and a program that follows the order of a set is seen. More processes would cost two
 seconds of a core and 240 MB each, and show hardly more.
 
-A seed that the user has chosen, ``PYTHONHASHSEED`` in the environment, holds for all ranks, and one process forks them.
+A seed that the user has chosen, a number as ``PYTHONHASHSEED`` in the environment, holds for all ranks, and one
+process forks them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def hash_seeds(seed: int, rank: int | None) -> list[str]:
         seed: of all random streams: a replay has the same order.
         rank: of a launched process, which forks this rank alone.
     """
-    if VARIABLE in os.environ:
+    if os.environ.get(VARIABLE, "") not in ("", "random"):
         return [""]
     return [hash_seed(seed, number) for number in (range(_LOCAL) if rank is None else [rank])]
 
