@@ -1,4 +1,4 @@
-"""``pdlcheck pagerank``, run as a user runs it: in a process of its own."""
+"""``pdlcheck pagerank``, run as a user runs it; what only its words and its exit code tell, in this process."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from pdlcheck.cli import main
 from pdlcheck.primitives.pagerank import Graph, pagerank
 
 pexpect = pytest.importorskip("pexpect", reason="a terminal is played by pexpect: pip install 'pdlcheck[dev]'")
@@ -25,6 +26,21 @@ COMMAND = [sys.executable, "-m", "pdlcheck", "pagerank"]
 
 def run(*arguments, folder):
     return subprocess.run([*COMMAND, *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def run_here(monkeypatch, capsys):
+    """The same in this process, which has imported what takes long to import."""
+
+    def call(*arguments, folder):
+        monkeypatch.chdir(folder)
+        try:
+            code = main(["pagerank", *map(str, arguments)])
+        except SystemExit as end:
+            code = end.code
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return call
 
 
 @pytest.fixture
@@ -72,9 +88,9 @@ def test_a_terminal_that_cannot_write_every_letter_gets_its_table(web):
     assert re.search(r"^\| +1 \| +\d+ \| \d\.\d+\?\|$", found.stdout, re.M), found.stdout
 
 
-def test_damping_and_tol_are_honoured_and_all_scores_are_saved(web):
+def test_damping_and_tol_are_honoured_and_all_scores_are_saved(web, run_here):
     path, graph = web
-    found = run(path, "--damping", 0.5, "--tol", "1e-11", "--output", "scores.npz", folder=path.parent)
+    found = run_here(path, "--damping", 0.5, "--tol", "1e-11", "--output", "scores.npz", folder=path.parent)
     assert found.returncode == 0, found.stderr
     with np.load(path.parent / "scores.npz") as saved:
         expected = pagerank(graph, damping=0.5, tol=1e-12).scores
@@ -83,9 +99,9 @@ def test_damping_and_tol_are_honoured_and_all_scores_are_saved(web):
     assert sorted(file.name for file in path.parent.iterdir()) == ["scores.npz", "web.txt"]
 
 
-def test_a_tol_finer_than_float64_is_a_failure_that_still_shows_its_scores(web):
+def test_a_tol_finer_than_float64_is_a_failure_that_still_shows_its_scores(web, run_here):
     path, _ = web
-    found = run(path, "--tol", "1e-30", folder=path.parent)
+    found = run_here(path, "--tol", "1e-30", folder=path.parent)
     assert found.returncode == 1
     assert "error at most" in found.stdout
     assert "float64 cannot promise --tol 1e-30 here; use a larger one" in found.stderr
@@ -101,10 +117,10 @@ def test_a_tol_finer_than_float64_is_a_failure_that_still_shows_its_scores(web):
     ],
     ids=["word", "truncated", "times", "empty"],
 )
-def test_a_wrong_file_is_exit_code_1_with_its_line(web, text, message):
+def test_a_wrong_file_is_exit_code_1_with_its_line(web, text, message, run_here):
     path, _ = web
     path.write_text(text)
-    found = run(path.name, "--output", "scores.npz", folder=path.parent)
+    found = run_here(path.name, "--output", "scores.npz", folder=path.parent)
     assert found.returncode == 1
     assert message in found.stderr
     assert "Traceback" not in found.stderr
@@ -136,11 +152,11 @@ def test_a_wrong_file_is_exit_code_1_with_its_line(web, text, message):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_arguments_are_exit_code_2_with_the_cure(web, arguments, message):
+def test_wrong_arguments_are_exit_code_2_with_the_cure(web, arguments, message, run_here):
     (web[0].parent / "a folder.npz").mkdir()
     np.savez(web[0].parent / "web.npz", src=web[1].src, dst=web[1].dst)
     os.mkfifo(web[0].parent / "pipe.csv")
-    found = run(*arguments, folder=web[0].parent)
+    found = run_here(*arguments, folder=web[0].parent)
     assert found.returncode == 2
     assert message in found.stderr
     assert "Traceback" not in found.stderr
@@ -189,24 +205,25 @@ def saved(path):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "json", "npz"])
-def test_ids_with_gaps_are_named_as_in_the_file_and_the_others_are_counted(tmp_path, suffix):
+def test_ids_with_gaps_are_named_as_in_the_file_and_the_others_are_counted(tmp_path, suffix, run_here):
     (tmp_path / "e.txt").write_text("# Directed graph: e.txt\n# Nodes: 3 Edges: 3\n0\t4\n4\t9\n9\t0\n")
-    found = run("e.txt", "--output", f"s.{suffix}", folder=tmp_path)
+    found = run_here("e.txt", "--output", f"s.{suffix}", folder=tmp_path)
     assert "note: 7 of the ids from 0 to 9 have no edge and are no nodes; --num-nodes 10 ranks them too" in found.stderr
     node = str if suffix == "csv" else int
     assert {node(i): 1 / 3 for i in (0, 4, 9)} == pytest.approx(saved(tmp_path / f"s.{suffix}"))
-    found = run("e.txt", "--num-nodes", 10, folder=tmp_path)
+    found = run_here("e.txt", "--num-nodes", 10, folder=tmp_path)
     assert "10 nodes, 3 edges" in found.stdout
     assert "note" not in found.stderr
 
 
-def test_a_file_with_fewer_edges_than_it_says_is_noted(tmp_path):
+def test_a_file_with_fewer_edges_than_it_says_is_noted(tmp_path, run_here):
     (tmp_path / "e.txt").write_text("# Nodes: 2 Edges: 5\n0 1\n1 0\n")
-    assert "note: its first lines say 5 edges, it has 2; it may be truncated" in run("e.txt", folder=tmp_path).stderr
+    found = run_here("e.txt", folder=tmp_path)
+    assert "note: its first lines say 5 edges, it has 2; it may be truncated" in found.stderr
 
 
 @pytest.mark.parametrize("kind", ["a link", "a file", "a pipe"])
-def test_output_touches_no_other_file(web, kind):
+def test_output_touches_no_other_file(web, kind, run_here):
     """Neither what a name beside it leads to, nor what the old file of that name was a link to."""
     folder = web[0].parent
     (folder / "victim").write_text("precious")
@@ -219,7 +236,7 @@ def test_output_touches_no_other_file(web, kind):
     else:
         os.mkfifo(beside)
     before = {file.name for file in folder.iterdir()} | {"s.npz"}
-    found = run(web[0], "--output", "s.npz", folder=folder)
+    found = run_here(web[0], "--output", "s.npz", folder=folder)
     assert found.returncode == 0, found.stderr
     assert (folder / "victim").read_text() == "precious"
     assert kind != "a file" or beside.read_text() == "mine"
