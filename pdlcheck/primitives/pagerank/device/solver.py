@@ -120,6 +120,7 @@ class DeviceRounds:
 
     def run(self, tol: float, max_iter: int, progress: RoundProgress = unheard) -> tuple[float, bool]:
         """Go on until the error bound is at most ``tol``; return it, and whether it is."""
+        before = math.inf  # the step when it was last looked at; exact ones would be smaller by damping in each round
         while True:
             rounds = min(CHECK_EVERY, max_iter - self.iteration)
             self._go(rounds)
@@ -129,10 +130,13 @@ class DeviceRounds:
             if bound <= tol or self.iteration == max_iter:
                 return bound, bound <= tol
             single = self._sent.dtype is torch.float32
-            if self._damping * step <= lost * (4 if single else 1 / 16):  # the step is round-off
+            stays = step > before * (1 + self._damping**CHECK_EVERY) / 2  # as where rounding goes round in a cycle
+            before = step
+            if stays or self._damping * step <= lost * (4 if single else 1 / 16):  # the step is round-off
                 if not single:
                     return bound, False
                 self._send_in(torch.float64)
+                before = math.inf
 
     def _judge(self) -> tuple[float, float, float]:
         """The last step, the bound on the error, and what rounding may have added in one round. Waits for the device.
