@@ -216,6 +216,13 @@ def test_ids_with_gaps_are_named_as_in_the_file_and_the_others_are_counted(tmp_p
     assert "note" not in found.stderr
 
 
+def test_ids_from_1_leave_out_0(tmp_path, run_here):
+    (tmp_path / "e.txt").write_text("1 2\n2 3\n3 1\n")
+    found = run_here("e.txt", folder=tmp_path)
+    assert "note: 1 of the ids from 0 to 3 has no edge and is no node; --num-nodes 4 ranks them too" in found.stderr
+    assert "3 nodes, 3 edges" in found.stdout
+
+
 def test_a_file_with_fewer_edges_than_it_says_is_noted(tmp_path, run_here):
     (tmp_path / "e.txt").write_text("# Nodes: 2 Edges: 5\n0 1\n1 0\n")
     found = run_here("e.txt", folder=tmp_path)

@@ -260,7 +260,8 @@ def _graph_of(name: str, columns: Columns, num_nodes: int | None, description: s
         if ids is not None:
             span = columns.largest + 1
             cure = f"; --num-nodes {span} ranks them too" if span <= FEW + 10 * size else ""
-            notes.append(f"{span - size} of the ids from 0 to {span - 1} have no edge and are no nodes{cure}")
+            are = "has no edge and is no node" if span - size == 1 else "have no edge and are no nodes"
+            notes.append(f"{span - size} of the ids from 0 to {span - 1} {are}{cure}")
     nbytes = solver_nbytes(size, edges, weighted=weighted) + graph_nbytes(edges, weighted=weighted)
     cure = "number the nodes from 0 without large gaps" if num_nodes is not None else "use a machine with more memory"
     require_free_memory(f"{name}: ranking {edges} edges between {size} nodes", nbytes, cure)
