@@ -354,7 +354,7 @@ def test_no_process_survives_a_killed_controller():
         print(*world.pids(2), *forkserver.retain(world).pids, flush=True)
         world.run(lambda: time.sleep(100), world_size=2)
     """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "random"}
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)], env=environment, stdout=subprocess.PIPE, text=True
     ) as controller:

@@ -271,7 +271,8 @@ def test_kept_ranks_and_fresh_ones_in_turn(run, told):
     assert len({tuple(parents(tests[f"test_{i}"])) for i in (0, 2, 4)}) == 1
 
 
-def test_coverage_counts_the_forks_of_templates(pytester):
+def test_coverage_counts_the_forks_of_templates(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "random")  # so that two servers fork them
     pytester.makepyfile(
         measured="AT_IMPORT = 1\ndef body(x):\n    return x\ndef never():\n    return 1\n",
         test_inner="""

@@ -255,6 +255,9 @@ def test_a_session_draws_every_test_of_simulated_ranks(pytester):
     assert next(last.iter(f"{SVG}text")).text == "4 ranks, 1 steps"
 
 
+# in this process, and where the project is installed in place, pytest finds its files imported already
+ERRORS = ("-W", "error", "-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
+
 OF_ODD_NAMES = """
     import pytest
 
@@ -266,7 +269,7 @@ OF_ODD_NAMES = """
 
 def test_each_test_has_a_picture_of_its_own_whatever_it_is_called(pytester):
     pytester.makepyfile(test_it=OF_ODD_NAMES)
-    pytester.runpytest_inprocess("--timeline", "pictures", "-W", "error").assert_outcomes(passed=4)
+    pytester.runpytest_inprocess("--timeline", "pictures", *ERRORS).assert_outcomes(passed=4)
     assert len(list((pytester.path / "pictures").iterdir())) == 2 * 4
 
 
@@ -274,7 +277,7 @@ def test_a_picture_that_cannot_be_written_is_a_warning(pytester):
     pytester.makepyfile(test_it=TESTS)
     name = "test_it.py-test_controller-sim.json"
     (pytester.path / "pictures" / name).mkdir(parents=True)  # where the file is to be
-    result = pytester.runpytest_inprocess("--timeline", "pictures", "-k", "controller or ring", "-W", "error")
+    result = pytester.runpytest_inprocess("--timeline", "pictures", "-k", "controller or ring", *ERRORS)
     result.assert_outcomes(passed=1, failed=1, deselected=3, warnings=1)
     result.stdout.fnmatch_lines(
         ["*timeline*", "pictures/test_it.py-test_ring-sim-3.svg", "*no picture of *controller* in pictures: Is a dir*"]
