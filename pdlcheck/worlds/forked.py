@@ -1,4 +1,4 @@
-"""A process that a rank has forked is not the rank: what it returns or raises is nobody's result."""
+"""A process that a rank has forked is not the rank, so its result and its exceptions are not the rank's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["forked_children_end"]
 def forked_children_end() -> Iterator[None]:
     """End each process that the block forks where it would leave the block, as it would end at the end of a script.
 
-    Its exit code is 0, or that of an exception that nobody catches, whose traceback is printed.
+    Its exit code is 0. After an exception it prints the traceback and exits with 1, after ``sys.exit(n)`` with ``n``.
     """
     rank = os.getpid()
     try:

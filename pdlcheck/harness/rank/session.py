@@ -118,7 +118,7 @@ class _RankSession:
             with _quiet(), imported.streams_of(path):
                 try:
                     self.session.perform_collect([path])
-                except pytest.UsageError as error:  # a conftest file beside it, of which there is a report already
+                except pytest.UsageError as error:  # a conftest file failed, and has its own report
                     self.hooks.not_collected[:] = self.hooks.not_collected or [str(error)]
                 for item in self.hooks.collected:
                     if isinstance(item, pytest.Function):
@@ -170,7 +170,7 @@ def _not_found(path: str, nodeid: str, not_collected: Sequence[str]) -> LookupEr
 
 
 def _not_loaded(failure: ConftestImportFailure) -> LookupError:
-    """As pytest tells it where it begins."""
+    """Return the error of a conftest file with the traceback that pytest prints for one."""
     info = pytest.ExceptionInfo.from_exception(failure.cause)
     info.traceback = info.traceback.filter(_is_of_the_user)
     shown = str(info.getrepr(style="short", chain=False)) if info.traceback else info.exconly()

@@ -1,4 +1,4 @@
-"""A warning in pytest's summary that no filter makes an error: it was filtered before, or the test is not to blame."""
+"""Add a warning to pytest's summary. Warning filters do not apply, so it is never an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["record_warning"]
 
 
 def record_warning(item: pytest.Item, warning: warnings.WarningMessage) -> None:
-    """Tell it as pytest tells those of this test."""
+    """Show ``warning`` among the warnings of ``item``."""
     item.ihook.pytest_warning_recorded.call_historic(
         kwargs={"warning_message": warning, "nodeid": item.nodeid, "when": "runtest", "location": None}
     )

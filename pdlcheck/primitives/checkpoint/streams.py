@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["capture_streams", "derive_streams", "fit", "restore_streams"]
+__all__ = ["can_restore", "capture_streams", "derive_streams", "restore_streams"]
 
 _CUDA_NBYTES = (8, 16)  # a seed, and an offset
 
@@ -43,11 +43,11 @@ def restore_streams(state: dict[str, Any]) -> None:
             torch.cuda.set_rng_state(stream, device)
 
 
-def fit(state: Any) -> bool:
-    """Whether :func:`restore_streams` can do that; tried on generators of nobody.
+def can_restore(state: Any) -> bool:
+    """Return whether :func:`restore_streams` takes ``state``, tried on new generators.
 
     Raises:
-        Exception: of them, where it cannot.
+        Exception: a generator refuses its part.
     """
     random.Random().setstate(_pythons(state))
     numpys = _numpys(state)

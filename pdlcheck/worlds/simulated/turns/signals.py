@@ -22,7 +22,7 @@ from pdlcheck.worlds.simulated.turns.scheduler import ARE_THREADS, RankThread, c
 
 __all__ = ["signals_of_ranks"]
 
-_real = (signal.signal, signal.getsignal, signal.raise_signal, os.kill)  # nobody rebinds them there
+_real = (signal.signal, signal.getsignal, signal.raise_signal, os.kill)  # in a tuple: `rebind` leaves it
 _OF_NOBODY = {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}
 _OF_TIMERS = {getattr(signal, name, None) for name in ("SIGALRM", "SIGVTALRM", "SIGPROF")}
 _HARMLESS = {0} | {getattr(signal, name, None) for name in ("SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH")}
