@@ -47,7 +47,6 @@ from pdlcheck.harness.running.examples import is_property
 from pdlcheck.harness.running.folders import SEEN_FROM, SHARED
 from pdlcheck.harness.running.stopped import finish_stopped_fixtures, note_stop
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
-from pdlcheck.worlds.forked import forked_children_end
 from pdlcheck.worlds.import_streams import drawn_by
 from pdlcheck.worlds.outcome import without_addresses
 from pdlcheck.worlds.processes.exchange.journal import note
@@ -355,8 +354,7 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
         item.stash[_marked] = _xfail_marks(item)
     rank_coverage.switch(f"{item.nodeid}|{'run' if when == 'call' else when}")
     with users_code():
-        alone = forked_children_end()(run)
-        call = pytest.CallInfo.from_call(alone, when=when, reraise=(KeyboardInterrupt, pytest.exit.Exception))
+        call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt, pytest.exit.Exception))
     if call.excinfo is not None:
         note_report()
     if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
