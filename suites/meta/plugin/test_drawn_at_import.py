@@ -59,7 +59,8 @@ def test_on_new_ranks(rank):
 def streams_as_in_a_new_process(monkeypatch):
     """Tests before these may have seeded them; the inner runs are in this process."""
     before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    torch.seed(), numpy.random.seed(), random.seed()
+    torch.seed(), random.seed()
+    numpy.random.set_state(numpy.random.RandomState().get_state())  # its seed() would keep the place in the state
     monkeypatch.setattr(drawn_at_import, "_began", random.getstate())
     yield
     random.setstate(before[0])
