@@ -6,6 +6,7 @@ import pytest
 
 from pdlcheck.faults import Slow
 from pdlcheck.harness.collection.cases import case_of
+from pdlcheck.harness.collection.distributed_tests import is_distributed_test
 from pdlcheck.worlds.arguments import check_faults
 from pdlcheck.worlds.choices import ISOLATIONS
 from pdlcheck.worlds.semantics import Semantics, make_semantics
@@ -14,9 +15,12 @@ __all__ = ["given_to", "isolation_of", "require_faults", "semantics_of"]
 
 
 def isolation_of(item: pytest.Item) -> str:
-    """Of the marker, or else of the option; fails the item whose marker is wrong."""
+    """Of the marker, the class of a ``DistributedTest``, or else the option; fails the item whose marker is wrong."""
     marker = item.get_closest_marker("isolation")
     if marker is None:
+        cls = getattr(item, "cls", None)
+        if is_distributed_test(cls) and not getattr(cls, "reuse_dist_env", False):
+            return "fresh"  # as it launches them: frameworks keep groups in globals that no later test may meet
         return str(item.config.getoption("--pdl-isolation"))
     if len(marker.args) == 1 and not marker.kwargs and marker.args[0] in ISOLATIONS:
         return str(marker.args[0])

@@ -174,6 +174,33 @@ def test_they_run_on_the_worlds_of_the_session_as_they_stand(run, world, dist_ru
     assert "starts processes" not in text
 
 
+def test_what_a_test_leaves_in_modules_is_gone_unless_the_class_reuses_its_processes(run):
+    result = run(
+        """
+from bases import DistributedTest
+
+met = []
+
+def meet():
+    met.append(dist.distributed_c10d._get_default_group())
+    assert len(met) == 1, "a group of an earlier test"
+
+class TestNew(DistributedTest):
+    @pytest.mark.parametrize("time", [1, 2])
+    def test_meets(self, time): meet()
+
+class TestKept(DistributedTest):
+    reuse_dist_env = True
+
+    @pytest.mark.parametrize("time", [1, 2])
+    def test_meets(self, time): meet()
+""",
+        bases=BASES.format(dist_run=DIST_RUN),
+    )
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(["E*AssertionError: a group of an earlier test*"])
+
+
 def test_both_worlds_in_one_session(run):
     result = run(TESTS, "-k", "marker or reads", "-v", world="sim,gloo", bases=BASES.format(dist_run=DIST_RUN))
     result.assert_outcomes(passed=2 * (2 + 2))
