@@ -19,6 +19,7 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pdlcheck.errors import BufferHazard
+from pdlcheck.worlds.simulated.network.leaks import in_order_on_nccl
 from pdlcheck.worlds.simulated.network.memory import memories, overlap, storage_of
 from pdlcheck.worlds.watch import Signature, user_line
 
@@ -39,10 +40,10 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """All buffers that one rank must leave alone.
 
     Args:
-        told: what a report calls an operation.
+        told: what a report calls an operation, and a later collective of its group that has ended.
     """
 
-    def __init__(self, told: Callable[[Signature], str]) -> None:
+    def __init__(self, told: Callable[[Signature], tuple[str, str]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._told = told
         self._by_storage: dict[int, list[_Claim]] = {}
@@ -103,8 +104,8 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for memory in memories(tensor):
             for claim in self._by_storage.get(storage_of(memory), ()):
                 if (claim.is_output or access == "write") and overlap(claim.memory, memory):
-                    posted = self._told(claim.signature)
-                    raise _hazard(claim, posted, access, by.kind if isinstance(by, Signature) else str(by))
+                    posted, later = self._told(claim.signature)
+                    raise _hazard(claim, posted, later, access, by.kind if isinstance(by, Signature) else str(by))
 
     # -- the mode ----------------------------------------------------------------------------------
 
@@ -163,7 +164,7 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 dispatch._push_mode(mode)
 
 
-def _hazard(claim: _Claim, posted: str, access: str, by: str) -> BufferHazard:
+def _hazard(claim: _Claim, posted: str, later: str, access: str, by: str) -> BufferHazard:
     signature, touched = claim.signature, user_line()
     buffer = "output" if claim.is_output else "input"
     does = {"read": "reads", "write": "writes"}[access]
@@ -171,7 +172,7 @@ def _hazard(claim: _Claim, posted: str, access: str, by: str) -> BufferHazard:
         f"rank {signature.rank} {does} the {buffer} of a pending operation at {touched}\n"
         f"  posted  {posted}\n"
         f"  {access:6}  {by} at {touched}\n"
-        f"  {_WHY[buffer]}; wait for the operation first",
+        f"  {_WHY[buffer]}; wait for the operation first{in_order_on_nccl(later)}",
         rank=signature.rank,
         access=access,
         buffer=buffer,

@@ -8,13 +8,15 @@ from pdlcheck.errors import LeakedWork
 from pdlcheck.worlds.simulated.network.work import SimulatedWork
 from pdlcheck.worlds.watch import Signature
 
-__all__ = ["leaked"]
+__all__ = ["in_order_on_nccl", "leaked"]
 
 
 def leaked(
-    unmatched: Iterable[SimulatedWork], unwaited: Iterable[SimulatedWork], told: Callable[[Signature], str]
+    unmatched: Iterable[SimulatedWork],
+    unwaited: Iterable[SimulatedWork],
+    told: Callable[[Signature], tuple[str, str]],
 ) -> LeakedWork | None:
-    """Make the error, in which an operation is as ``told``, or return None.
+    """Make the error, in which an operation is as ``told``, with a later one that has ended, or return None.
 
     Operations that torch's own code posts and never waits for (DDP's join) are its own affair. A future counts as a
     wait once it is done.
@@ -24,16 +26,27 @@ def leaked(
     works = sorted({**lost, **waiting}.values(), key=lambda work: work.operation.signature.rank)
     if not works:
         return None
+    calls, later = zip(*(told(work.operation.signature) for work in works), strict=True)
     lines = [
-        f"rank {work.operation.signature.rank}: {told(work.operation.signature)}; "
+        f"rank {work.operation.signature.rank}: {call}; "
         + ("the message was never received" if id(work) in lost else _state(work))
-        for work in works
+        for work, call in zip(works, calls, strict=True)
     ]
+    cure = "wait for each operation before the end; on real backends its buffers are in use"
+    if all(later):
+        cure += in_order_on_nccl(later[0])
     head = f"all ranks have returned, and {len(works)} operation{'s were' if len(works) > 1 else ' was'} left behind"
     return LeakedWork(
-        "\n  ".join([head, *lines, "wait for each operation before the end; on real backends its buffers are in use"]),
+        "\n  ".join([head, *lines, cure]),
         ranks=lines,
         posted=[work.operation.signature.where for work in works],
+    )
+
+
+def in_order_on_nccl(later: str) -> str:
+    """What to add for an operation after which a later collective of its group has ended; empty if none has."""
+    return later and (
+        f"\n  on nccl, which keeps their order, it has ended before {later}; code for nccl alone: semantics('nccl')"
     )
 
 

@@ -60,7 +60,7 @@ class Network:
         self.scheduler = Scheduler(world_size, stuck=self._stuck, elapse=self._elapse)
         self.store = SimulatedStore(self.scheduler)
         self.worn = False  # a rank has left something behind that the next world's ranks would find
-        self._claims = [Claims(lambda signature: self.callers.told(signature)) for _ in range(world_size)]
+        self._claims = [Claims(self._told_with_later) for _ in range(world_size)]
         self._seed = 0
         self._forget()
 
@@ -99,6 +99,7 @@ class Network:
         self._unmoved: list[Transfer] = []  # data that moves at a random moment
         self._unseen: list[SimulatedWork] = []  # complete, and nobody has been told
         self.last: dict[int, Signature] = {}  # rank -> its last operation
+        self._ended: dict[tuple[int, str], Signature] = {}  # rank, group -> the last collective that has ended
         self.begin()
 
     def begin(self, faults: Sequence[Fault] = ()) -> None:
@@ -152,7 +153,14 @@ class Network:
 
     def leaks(self) -> PdlcheckError | None:
         """What the ranks left behind, once all have returned."""
-        return leaked(self._posted.values(), self._open.values(), self.callers.told) if self.semantics.leaks else None
+        told = self._told_with_later
+        return leaked(self._posted.values(), self._open.values(), told) if self.semantics.leaks else None
+
+    def _told_with_later(self, signature: Signature) -> tuple[str, str]:
+        """What a report calls a pending operation, and a later collective of its group that has ended, or ''."""
+        later = None if signature.is_p2p else self._ended.get((signature.rank, signature.group))
+        is_later = later is not None and later.seq > signature.seq
+        return self.callers.told(signature), f"{later.op}, collective {later.seq}" if later and is_later else ""
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -277,9 +285,12 @@ class Network:
 
     def finished(self, work: SimulatedWork) -> None:
         """The rank has waited for the operation."""
+        signature = work.operation.signature
+        if (last := self._ended.get(key := (signature.rank, signature.group))) is None or last.seq < signature.seq:
+            self._ended[key] = signature
         if not work.origin.blocking:
             self._open.pop(id(work), None)
-            self._claims[work.operation.signature.rank].release(work)
+            self._claims[signature.rank].release(work)
 
     def finish_earlier(self, waited: Signature) -> None:
         """The running rank has waited for a collective, and by that for those before it on the group."""
