@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pdlcheck.worlds.watch import calls_tests, short
+from pdlcheck.worlds.watch.callsite import KIND_OF_FILE
 
 __all__ = ["Place", "is_machinery", "place_of", "user_traceback"]
 
@@ -59,9 +60,12 @@ def place_of(thread_id: int) -> Place:
     mark = [(id(frame), instruction) for frame, (_, instruction) in seen]
     call, where, communicates = "", "", False
     for frame in frames:
-        if not _is_internal(frame.path):
-            where = f"at {short(frame.path)}:{frame.line}"
-            break
+        kind = KIND_OF_FILE[frame.path]
+        if kind in ("user", "tests", "wrapper") and not _is_librarys(frame.path):
+            if kind != "wrapper" or not where:  # a wrapper's line stands only where nobody has called it
+                where = f"at {short(frame.path)}:{frame.line}"
+            if kind != "wrapper":
+                break
         if frame.path.startswith(_DISTRIBUTED):
             communicates = True
             if frame.function != "wrapper":  # of torch's logging decorators
@@ -105,9 +109,7 @@ def user_traceback(error: BaseException) -> str:
     return "".join(formatted.format())
 
 
-def _is_internal(path: str) -> bool:
-    if path.startswith((_TORCH, _WORLDS, "<frozen")):
-        return True
+def _is_librarys(path: str) -> bool:
     return path.startswith(_LIBRARY) and not path.startswith(_PACKAGES)  # threading, contextlib, ...
 
 
