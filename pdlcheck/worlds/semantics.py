@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 __all__ = ["PROFILES", "Semantics", "make_semantics"]
@@ -53,8 +53,8 @@ class Semantics:
         TypeError: a check is neither True nor False, or ``eager_bytes`` is no int.
 
     Example:
-        >>> Semantics(send="eager", eager_bytes=4096).send
-        'eager'
+        >>> Semantics(send="eager", eager_bytes=4096)
+        Semantics(send='eager', eager_bytes=4096)
     """
 
     send: str = "rendezvous"
@@ -84,6 +84,16 @@ class Semantics:
                 f"eager_bytes must be at least 1 with send='eager', and 0 otherwise; got {self.eager_bytes} with "
                 f"send={self.send!r}"
             )
+
+    def __repr__(self) -> str:
+        """With what differs from the default alone."""
+        values = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        return f"Semantics({', '.join(f'{name}={value!r}' for name, value, default in values if value != default)})"
+
+    @property
+    def name(self) -> str | None:
+        """Of the profile that it is, if it is one."""
+        return next((name for name, profile in PROFILES.items() if profile == self), None)
 
     def buffers(self, nbytes: int) -> bool:
         """Does a send of ``nbytes`` end without its receive?"""

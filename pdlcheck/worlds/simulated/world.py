@@ -122,7 +122,8 @@ class SimulatedWorld:
         self.schedule = schedule_of(schedule, seed=seed) if isinstance(schedule, str) else schedule
 
     def __repr__(self) -> str:
-        semantics = f", semantics={self.semantics}" if self.semantics != Semantics() else ""
+        is_default, name = self.semantics == Semantics(), self.semantics.name
+        semantics = "" if is_default else f", semantics={repr(name) if name else self.semantics}"
         faults = f", faults={list(self.faults)}" if self.faults else ""
         topology = f", topology={self.measures.topology}" if self.measures.topology is not None else ""
         own = f", own_globals={list(self.own_globals)}" if self.own_globals else ""
