@@ -33,13 +33,16 @@ def launched(tmp_path):
     """Run a file in two processes that are launched by hand; exit codes and what each of them printed.
 
     ``nodes``: that they say they are on. ``more``: variables of each. ``before``: a command that starts the second one.
+    ``others``: sources of more files, by name.
     """
     started = []
 
-    def run(source, *options, nodes=1, more=({}, {}), before=()):
-        (tmp_path / "test_inner.py").write_text(HEAD + source)
+    def run(source, *options, nodes=1, more=({}, {}), before=(), **others):
+        for name, text in {"test_inner": source, **others}.items():
+            (tmp_path / f"{name}.py").write_text(HEAD + text)
         command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "-p", "no:randomly", "--color=no"]
         command += ["--init-method", f"file://{tmp_path}/meeting", *options, "test_inner.py"]
+        command += [f"{name}.py" for name in others]
         processes = []
         for rank in (0, 1):
             own = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank % (2 // nodes))}
@@ -57,6 +60,7 @@ def launched(tmp_path):
             )
         started.extend(processes)
         texts = [process.communicate(timeout=100)[0] for process in processes]
+        assert not (tmp_path / "meeting").exists(), "the place where they met is left behind"
         return [process.returncode for process in processes], texts
 
     yield run
@@ -64,16 +68,31 @@ def launched(tmp_path):
         process.kill()
 
 
-def test_the_variables_of_a_rank_are_those_of_its_group(launched):
-    source = """
+PLACES = """
 @pytest.mark.world_size(1, 2)
 def test_places(rank, world_size):
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     assert [int(os.environ[name]) for name in names] == [rank, world_size, rank, world_size]
 """
-    codes, texts = launched(source)
+HASHES = """
+@W
+def test_hashes(rank):
+    values = [None, None]
+    dist.all_gather_object(values, hash("weight"))
+    assert values[0] != values[1]
+"""
+
+
+def test_ranks_are_as_those_that_are_forked_here(launched):
+    """Their variables, hashes of strings, what files draw at import, an error that is slow to send: one session."""
+    files = {
+        "test_hashes": HASHES,
+        "test_drawn": drawn_by_modules.SOURCE,
+        "test_slow": "import time\n" + test_late_reports.SLOW_TO_SEND,
+    }
+    codes, texts = launched(PLACES, more=[{"PYTHONHASHSEED": "random"}] * 2, **files)
     assert codes == [0, 0], texts
-    assert "2 passed" in texts[0]
+    assert f"{2 + 1 + drawn_by_modules.TESTS + 1} passed" in texts[0]
 
 
 def test_a_launcher_that_does_not_say_how_many_ranks_a_node_has(launched):
@@ -90,17 +109,6 @@ def test_places(rank, world_size):
     codes, texts = launched(source, more=[said, said])
     assert codes == [0, 0], texts
     assert f"place 0 2 0 2 {address}" in texts[0] and f"place 1 2 1 2 {address}" in texts[0], texts[0]
-
-
-def test_what_a_file_draws_when_it_is_imported_differs_between_ranks(launched):
-    codes, texts = launched(drawn_by_modules.SOURCE)
-    assert codes == [0, 0], texts
-    assert f"{drawn_by_modules.TESTS} passed" in texts[0]
-
-
-def test_what_a_rank_raises_that_is_slow_to_send_it(launched):
-    codes, texts = launched("import time\n" + test_late_reports.SLOW_TO_SEND)
-    assert codes == [0, 0], texts
 
 
 def test_parameters_that_ranks_have_in_orders_of_their_own_are_told(launched):
@@ -124,18 +132,6 @@ def test_where_a_conftest_file_ends_one_session_the_others_hear_of_it_and_end(la
     if broken == "1":
         assert "launched processes could not start their session, rank 1 on " in texts[0]
         assert "no device" in texts[0]
-
-
-def test_launched_ranks_hash_strings_each_in_its_own_way(launched):
-    source = """
-@W
-def test_it(rank):
-    values = [None, None]
-    dist.all_gather_object(values, hash("weight"))
-    assert values[0] != values[1]
-"""
-    codes, texts = launched(source, more=[{"PYTHONHASHSEED": "random"}] * 2)
-    assert codes == [0, 0], texts
 
 
 def test_a_debugger_is_not_lent_to_another_node(launched):
