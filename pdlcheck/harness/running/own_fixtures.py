@@ -22,7 +22,7 @@ from _pytest.logging import caplog_handler_key, caplog_records_key
 
 from pdlcheck.harness.running import context
 from pdlcheck.worlds.simulated.own.isolation import Own
-from pdlcheck.worlds.simulated.turns.scheduler import current_rank, running_rank
+from pdlcheck.worlds.simulated.turns.scheduler import RankThread, current_rank, running_rank
 
 __all__ = [
     "Captured",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _ABSENT: Any = object()
-
+_CHANGES = ("setattr", "delattr", "setitem", "delitem", "syspath_prepend", "chdir", "undo")  # others call these
 
 _Own = TypeVar("_Own", bound=Own)
 _HasLevel = logging.Handler | logging.Logger
@@ -81,10 +81,16 @@ def follow_fixture(value: object) -> Own | None:
 
 
 def follow_patches() -> None:
-    """From now on a ``MonkeyPatch`` that a rank makes is its own, but for one of a fixture that all ranks share."""
+    """From now on a ``MonkeyPatch`` that a rank makes is its own, but for one of a fixture that all ranks share.
+
+    Where a function has one that the controller has made, as an argument or in a closure, each rank has its own in its
+    place.
+    """
     init: Any = pytest.MonkeyPatch.__init__
     if hasattr(init, "__wrapped__"):
         return
+    for name in _CHANGES:
+        setattr(pytest.MonkeyPatch, name, _on_the_ranks_own(getattr(pytest.MonkeyPatch, name)))
 
     @wraps(init)
     def follow(self: pytest.MonkeyPatch) -> None:
@@ -94,13 +100,38 @@ def follow_patches() -> None:
             rank.state.own.append(_Patches(self))
 
     pytest.MonkeyPatch.__init__ = follow  # type: ignore[method-assign]
+    pytest.MonkeyPatch.__deepcopy__ = lambda self, _: self  # type: ignore[attr-defined]  # see above
+
+
+def _on_the_ranks_own(change: Any) -> Any:
+    @wraps(change)
+    def changes(self: pytest.MonkeyPatch, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        rank = current_rank()
+        if rank is not None and not context.sets_up_for_all():
+            self = _patches_of(rank, self)
+        return change(self, *args, **kwargs)
+
+    return changes
+
+
+def _patches_of(rank: RankThread, patches: pytest.MonkeyPatch) -> Any:
+    """The rank's own; where it has none yet, one that has set nothing."""
+    for own in rank.state.own:
+        if isinstance(own, _Patches) and (own.is_of(patches) or own.stands_for is patches):
+            return own.patches
+    mine = pytest.MonkeyPatch()
+    next(own for own in rank.state.own if isinstance(own, _Patches) and own.is_of(mine)).stands_for = patches
+    return mine
 
 
 class _Patches:
-    """What a ``MonkeyPatch`` has set."""
+    """What a ``MonkeyPatch`` has set; ``stands_for``: the controller's in whose place a rank has it."""
+
+    stands_for: pytest.MonkeyPatch | None = None
 
     def __init__(self, patches: pytest.MonkeyPatch) -> None:
-        self._patches: Any = patches
+        self.patches: Any = patches
         self._attributes: list[tuple[Any, str, Any]] = []
         self._items: list[tuple[Any, Any, Any]] = []
         self._folder: str | None = None
@@ -108,10 +139,10 @@ class _Patches:
 
     def is_of(self, patches: pytest.MonkeyPatch) -> bool:
         """Whether this follows it."""
-        return self._patches is patches
+        return self.patches is patches
 
     def leave(self) -> None:
-        patches = self._patches
+        patches = self.patches
         self._attributes = [(target, name, _value(target, name)) for target, name, _ in patches._setattr]
         self._items = [(mapping, key, mapping.get(key, _ABSENT)) for mapping, key, _ in patches._setitem]
         self._folder = None if patches._cwd is None else getcwd()
@@ -119,7 +150,7 @@ class _Patches:
         patches.undo()
 
     def arrive(self) -> None:
-        patches = self._patches
+        patches = self.patches
         for target, name, value in self._attributes:
             if value is _ABSENT:
                 patches.delattr(target, name, raising=False)

@@ -63,6 +63,10 @@ def look_after(world: World) -> None:
 
         follow_patches()
         follow_mocks()
+    else:
+        from pdlcheck.harness.rank.sent_patches import let_patches_travel
+
+        let_patches_travel()
 
 
 def warm_up(config: pytest.Config) -> None:
