@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.ao.quantization import QuantStub
 
 LINEAR, EMPTY, FORWARD = nn.Linear.__init__, torch.empty, nn.Module.__call__
 
@@ -24,6 +25,14 @@ class Model(nn.Module):
 
     def forward(self, x):
         return x
+
+
+class Holder:
+    class Layer(nn.Module):
+        """A layer whose module does not have it by its name."""
+
+        def forward(self, x):
+            return x
 
 
 MODEL = Model.forward
@@ -74,8 +83,10 @@ def adding(number):
         (torch, "zeros", lambda: torch.zeros(1)),
         (torch.Tensor, "relu", lambda: torch.zeros(1).relu()),
         (Model, "forward", lambda: Model()(torch.zeros(1))),
+        (QuantStub, "forward", lambda: QuantStub()(torch.zeros(1))),
+        (Holder.Layer, "forward", lambda: Holder.Layer()(torch.zeros(1))),
     ],
-    ids=["layer", "functional", "torch", "Tensor", "own layer"],
+    ids=["layer", "functional", "torch", "Tensor", "own layer", "torch.ao", "layer in a class"],
 )
 def test_each_rank_calls_what_it_has_set_itself(rank, target, name, use):
     before = vars(target).get(name)

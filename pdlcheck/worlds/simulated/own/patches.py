@@ -9,8 +9,8 @@ the number is 0 after a change, and another one after the next look-up. A dict h
 stand in the memory of the object, at a place that is found by experiment; one look at all of them takes less than
 1 microsecond. Where the experiment fails, ranks share such changes.
 
-Watched are torch's layers, ``torch.Tensor``, some modules of torch, and the layers of other modules; of these the
-methods alone, as other attributes of theirs are globals like any other.
+Watched are ``torch.Tensor``, some modules of torch, and all layers but those that a function has made; of layers that
+are not torch's the methods alone, as other attributes of theirs are globals like any other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from torch import nn
 __all__ = ["NO_PATCHES", "Patches", "put_patches", "take_controllers", "take_patches"]
 
 _MODULES: tuple[ModuleType, ...] = (torch, nn.functional, nn.init, dist)
-_LAYERS = ("torch.nn.modules.", "torch.nn.parallel.", "torch.nn.parameter")  # to look at all of torch's takes longer
 _ABSENT: Any = object()
 _WORD = 4  # bytes
 _METHODS = (FunctionType, classmethod, staticmethod, property)
@@ -162,7 +161,7 @@ def _targets() -> Iterator[_Target]:
 
 
 def _classes() -> Iterator[type]:
-    """Layers, those of torch and those that a module holds: others end before the process does."""
+    """Tensors and layers, but for layers that a function has made: others end before the process does."""
     yield torch.Tensor
     todo, seen = [nn.Module, nn.Parameter], set()
     while todo:
@@ -170,11 +169,7 @@ def _classes() -> Iterator[type]:
         if one not in seen:
             seen.add(one)
             todo += type.__subclasses__(one)
-            name = one.__module__
-            if name.partition(".")[0] == "torch":
-                if name.startswith(_LAYERS):
-                    yield one
-            elif getattr(sys.modules.get(name), one.__name__, None) is one:
+            if "<locals>" not in one.__qualname__:
                 yield one
 
 
