@@ -110,7 +110,7 @@ def test_synchronous_sgd_alone(one_process):
 
 @needs_mpi
 def test_synchronous_sgd_under_mpiexec_prints_what_one_process_prints(one_process, tmp_path):
-    done = mpiexec(4, tmp_path, str(EXAMPLES / "synchronous_sgd.py"), "--epochs", "2")
+    done = mpiexec(3, tmp_path, str(EXAMPLES / "synchronous_sgd.py"), "--epochs", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == one_process
 
