@@ -50,7 +50,8 @@ def test_a_communication_wrapper_stands_for_the_line_that_calls_it(tmp_path, mon
 def test_a_wrapper_that_nobody_calls_is_named_itself(tmp_path, monkeypatch):
     (tmp_path / "comm_alone.py").write_text(
         "import threading\nfrom pdlcheck.worlds.processes.rank.position import place_of\nplaces = []\n"
-        "def note(): places.append(place_of(threading.get_ident()))\n"
+        "def where(): places.append(place_of(threading.get_ident()))\n"
+        "def note(): where()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     declare_wrappers(["comm_alone"])

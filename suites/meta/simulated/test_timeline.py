@@ -262,15 +262,15 @@ OF_ODD_NAMES = """
     import pytest
 
     @pytest.mark.world_size(2)
-    @pytest.mark.parametrize("p", ["a/b", "a-b", "x" * 300, "\u00e4" * 300])
+    @pytest.mark.parametrize("p", ["a/b", "a-b", "x" * 300, "x" * 301, "\u00e4" * 300])
     def test_a(rank, p): pass
 """
 
 
 def test_each_test_has_a_picture_of_its_own_whatever_it_is_called(pytester):
     pytester.makepyfile(test_it=OF_ODD_NAMES)
-    pytester.runpytest_inprocess("--timeline", "pictures", *ERRORS).assert_outcomes(passed=4)
-    assert len(list((pytester.path / "pictures").iterdir())) == 2 * 4
+    pytester.runpytest_inprocess("--timeline", "pictures", *ERRORS).assert_outcomes(passed=5)
+    assert len(list((pytester.path / "pictures").iterdir())) == 2 * 5
 
 
 def test_a_picture_that_cannot_be_written_is_a_warning(pytester):
