@@ -262,7 +262,7 @@ OF_ODD_NAMES = """
     import pytest
 
     @pytest.mark.world_size(2)
-    @pytest.mark.parametrize("p", ["a/b", "a-b", "x" * 300, "x" * 301, "\u00e4" * 300])
+    @pytest.mark.parametrize("p", range(5), ids=["a/b", "a-b", "x" * 300, "x" * 301, "\u00e4" * 300])
     def test_a(rank, p): pass
 """
 
