@@ -185,7 +185,7 @@ def test_names_go_from_standard_input_to_the_table_and_to_all_scores(tmp_path, s
     assert found.returncode == 0, found.stderr
     assert re.search(r"^ +1 +\[red\]cy +\d\.\d+e-01 *$", found.stdout, re.M)
     how = "text, commas between fields, edges from 'from' to 'to', ids are names, weights from 'weight'"
-    where = "standard input" if suffix == "csv" else r"\d+"  # by its descriptor, in this process
+    where = "standard input" if suffix == "csv" else r"file descriptor \d+"  # what stands for it in this process
     assert re.search(rf"^{where}: {re.escape(how)}$", found.stderr, re.M)
     scores = saved(tmp_path / f"s.{suffix}")
     assert scores == pytest.approx(named_scores(), abs=1e-8)

@@ -110,6 +110,16 @@ class Source:
         return ValueError(f"{self.name} cannot be unpacked: {error}; it may be truncated, get it again")
 
 
+def _name_of(stream: IO[bytes]) -> str:
+    match getattr(stream, "name", None):
+        case "<stdin>" | 0:
+            return "standard input"
+        case int(descriptor):
+            return f"file descriptor {descriptor}"
+        case name:
+            return str(name or stream)
+
+
 @contextmanager
 def open_source(given: str | os.PathLike[str] | IO[bytes]) -> Iterator[Source]:
     """Open a file by its path, or take a binary stream such as ``sys.stdin.buffer``, which stays open."""
@@ -117,8 +127,7 @@ def open_source(given: str | os.PathLike[str] | IO[bytes]) -> Iterator[Source]:
         stream: Any = given
         if isinstance(stream, io.TextIOBase) or not hasattr(stream, "read"):
             raise TypeError(f"edges are read from a path or a binary stream, got {given!r}; open it with mode 'rb'")
-        name = getattr(given, "name", None)
-        yield Source(given, "standard input" if name in ("<stdin>", 0) else str(name or given), None)
+        yield Source(given, _name_of(given), None)
         return
     path = Path(given)
     with path.open("rb") as raw:
