@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from pdlcheck.worlds.cuda_as_cpu import memory, streams
-from pdlcheck.worlds.cuda_as_cpu.devices import is_cuda, require_devices
+from pdlcheck.worlds.cuda_as_cpu.devices import devices_of_caller, is_cuda, require_devices
 from pdlcheck.worlds.cuda_as_cpu.functions import refuse
-from pdlcheck.worlds.cuda_as_cpu.mode import in_mode
+from pdlcheck.worlds.cuda_as_cpu.mode import asked_by_torch, in_mode
 
 __all__ = [
     "AUTOCAST",
@@ -23,6 +23,7 @@ __all__ = [
     "data_parallel",
     "default_device",
     "device_mesh",
+    "device_type",
     "event",
     "event_of_kind",
     "fully_sharded",
@@ -213,7 +214,19 @@ def barrier(real: Callable[..., Any], group: Any = None, async_op: bool = False,
 
 def device_mesh(real: Callable[..., Any], mesh: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
     """A mesh of CUDA devices is one of CPUs."""
+    mesh._is_of_cuda = device_type == "cuda"
     real(mesh, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+
+def device_type(real: property) -> property:
+    """``DeviceMesh.device_type``: code of the user's is told what it has asked for, also of a part of its mesh."""
+
+    def told(mesh: Any) -> str:
+        whole = getattr(mesh, "_root_mesh", None) or mesh
+        is_of_cuda = getattr(whole, "_is_of_cuda", False) and devices_of_caller() is not None
+        return "cuda" if is_of_cuda and not asked_by_torch() else real.__get__(mesh)
+
+    return property(told, doc=real.__doc__)
 
 
 def data_parallel(

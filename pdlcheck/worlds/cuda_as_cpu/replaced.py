@@ -134,6 +134,7 @@ def replaced_names(*, processes: bool) -> list[Replaced]:
         Replaced("torch.amp.grad_scaler:GradScaler", "__init__", _around(calls.grad_scaler)),
         Replaced("torch.autograd", "_engine_run_backward", _around(calls.in_mode_of_rank)),
         Replaced("torch.distributed.device_mesh:DeviceMesh", "__init__", _around(calls.device_mesh)),
+        Replaced("torch.distributed.device_mesh:DeviceMesh", "device_type", calls.device_type),
         Replaced(c10d, "barrier", _around(calls.barrier)),
         Replaced("torch.distributed.fsdp:FullyShardedDataParallel", "__init__", _around(calls.fully_sharded)),
         Replaced("torch.nn:Module", "to", _around(calls.module_to)),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -116,13 +114,18 @@ def set_stream(stream: Stream | None) -> None:
         devices.current = stream.device_index
 
 
-@contextmanager
-def stream(stream: Stream | None) -> Iterator[None]:
-    """Let this rank's work in the block go on ``stream``; None changes nothing."""
-    devices = require_devices()
-    streams, current = dict(devices.streams), devices.current
-    set_stream(stream)
-    try:
-        yield
-    finally:
-        devices.streams, devices.current = streams, current
+class stream:
+    """The block ``with torch.cuda.stream(...)``, also the same one again; None changes nothing."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+        self._before: list[tuple[dict[int, Stream], int]] = []
+
+    def __enter__(self) -> None:
+        devices = require_devices()
+        self._before.append((dict(devices.streams), devices.current))
+        set_stream(self.stream)
+
+    def __exit__(self, *raised: object) -> None:
+        devices = require_devices()
+        devices.streams, devices.current = self._before.pop()

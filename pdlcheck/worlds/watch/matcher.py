@@ -96,8 +96,8 @@ class Matcher:
 
     def _agrees(self, arriving: Signature, there: Mapping[int, _Posted]) -> bool:
         others = iter(there.values())
-        if arriving.op != "all_to_all":  # else those there agree with one another, but not about what they exchange
-            others = islice(others, 1)
+        if arriving.op != "all_to_all" and not arriving.is_new_group:
+            others = islice(others, 1)  # else they need not be equal to agree, and another one may agree with some
         return all(fits(other.signature, arriving) for other in others)
 
     def _post_p2p(self, posted: _Posted) -> Match | None:

@@ -67,6 +67,11 @@ class Signature(NamedTuple):
         return self.op.startswith(NEW_GROUP)
 
     @property
+    def makes_group_of_itself(self) -> bool:
+        """The rank makes a group of which it is the only member."""
+        return self.op == f"{NEW_GROUP}({self.rank})"
+
+    @property
     def numel(self) -> int:
         total = 0
         for shape in self.shapes:

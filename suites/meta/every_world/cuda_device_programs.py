@@ -21,6 +21,10 @@ def streams_and_events():
     torch.cuda.set_device(rank)
     side, x = torch.cuda.Stream(priority=-1), torch.ones(2, device="cuda")
     side.wait_stream(torch.cuda.current_stream())
+    block = torch.cuda.stream(side)
+    for _ in range(2):  # which a framework keeps for all buckets
+        with block:
+            assert torch.cuda.current_stream() == side
     with torch.cuda.stream(side):
         assert torch.cuda.current_stream() == side != torch.cuda.default_stream()
         dist.barrier()

@@ -43,7 +43,12 @@ _KNOWN = (
     "hydra.core.singleton",
     "ignite.distributed.utils",
     "lightning_utilities.core.rank_zero",
+    "megatron.core.config",
+    "megatron.core.num_microbatches_calculator",
     "megatron.core.parallel_state",
+    "megatron.core.rerun_state_machine",
+    "megatron.core.tensor_parallel.random",
+    "megatron.training.global_vars",
     "picotron.process_group_manager",
 )
 
