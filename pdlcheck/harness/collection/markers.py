@@ -18,8 +18,7 @@ def isolation_of(item: pytest.Item) -> str:
     """Of the marker, the class of a ``DistributedTest``, or else the option; fails the item whose marker is wrong."""
     marker = item.get_closest_marker("isolation")
     if marker is None:
-        cls = getattr(item, "cls", None)
-        if is_distributed_test(cls) and not getattr(cls, "reuse_dist_env", False):
+        if is_distributed_test(getattr(item, "cls", None)):
             return "fresh"  # as it launches them: frameworks keep groups in globals that no later test may meet
         return str(item.config.getoption("--pdl-isolation"))
     if len(marker.args) == 1 and not marker.kwargs and marker.args[0] in ISOLATIONS:

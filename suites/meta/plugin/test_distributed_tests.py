@@ -174,7 +174,7 @@ def test_they_run_on_the_worlds_of_the_session_as_they_stand(run, world, dist_ru
     assert "starts processes" not in text
 
 
-def test_what_a_test_leaves_in_modules_is_gone_unless_the_class_reuses_its_processes(run):
+def test_what_a_test_leaves_in_modules_is_gone_unless_a_marker_says_otherwise(run):
     result = run(
         """
 from bases import DistributedTest
@@ -186,19 +186,20 @@ def meet():
     assert len(met) == 1, "a group of an earlier test"
 
 class TestNew(DistributedTest):
+    reuse_dist_env = True
+
     @pytest.mark.parametrize("time", [1, 2])
     def test_meets(self, time): meet()
 
+@pytest.mark.isolation("pool")
 class TestKept(DistributedTest):
-    reuse_dist_env = True
-
     @pytest.mark.parametrize("time", [1, 2])
     def test_meets(self, time): meet()
 """,
         bases=BASES.format(dist_run=DIST_RUN),
     )
     result.assert_outcomes(passed=3, failed=1)
-    result.stdout.fnmatch_lines(["E*AssertionError: a group of an earlier test*"])
+    result.stdout.fnmatch_lines(["*TestKept.test_meets*", "E*AssertionError: a group of an earlier test*"])
 
 
 def test_both_worlds_in_one_session(run):
