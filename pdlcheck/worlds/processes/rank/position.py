@@ -61,7 +61,7 @@ def place_of(thread_id: int) -> Place:
     call, where, communicates = "", "", False
     for frame in frames:
         kind = KIND_OF_FILE[frame.path]
-        if kind in ("user", "tests", "wrapper") and not _is_librarys(frame.path):
+        if kind in ("user", "tests", "wrapper") and not _is_of_library(frame.path):
             if kind != "wrapper" or not where:  # a wrapper's line stands only where nobody has called it
                 where = f"at {short(frame.path)}:{frame.line}"
             if kind != "wrapper":
@@ -109,7 +109,7 @@ def user_traceback(error: BaseException) -> str:
     return "".join(formatted.format())
 
 
-def _is_librarys(path: str) -> bool:
+def _is_of_library(path: str) -> bool:
     return path.startswith(_LIBRARY) and not path.startswith(_PACKAGES)  # threading, contextlib, ...
 
 
