@@ -199,7 +199,8 @@ def by_hand(folder: Path, rank: int, init_method: str, *arguments: str, **more: 
 
 def test_two_nodes_meet_by_tcp(tmp_path):
     """By a shared file they do in most other tests."""
-    processes = [by_hand(tmp_path, rank, f"tcp://127.0.0.1:{free_port()}") for rank in (0, 1)]
+    meeting_place = f"tcp://127.0.0.1:{free_port()}"
+    processes = [by_hand(tmp_path, rank, meeting_place) for rank in (0, 1)]
     texts = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], texts
     assert "2 ranks launched by torchrun, 1 of them on this node" in texts[0]
