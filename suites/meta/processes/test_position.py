@@ -1,66 +1,117 @@
-"""The line of a rank that does not come to an end: the user's, where libraries stand between it and torch."""
+"""Where a thread of a rank is, while other threads of the process go on."""
 
 from __future__ import annotations
 
-import importlib
+import gc
+import subprocess
 import sys
 import threading
 from functools import partial
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-import typing_extensions
 
-from pdlcheck.worlds.processes.rank.position import place_of
-from pdlcheck.worlds.watch.callsite import declare_wrappers
+from pdlcheck.worlds.processes.rank import position
 
-
-def line():
-    return f"{Path(__file__).name}:{sys._getframe(1).f_lineno}"
+DEPTH = 400  # of calls: enough that another thread may run before all of them are looked at
 
 
-def test_a_deprecated_name_stands_for_the_line_that_calls_it():
-    where = partial(place_of, threading.get_ident())
-    with pytest.warns(DeprecationWarning):
-        place, here = typing_extensions.deprecated("an older name")(where)(), line()
-    assert place.words.startswith("at ")
-    assert place.words.endswith(here)
+@pytest.fixture
+def hurried():
+    """Threads ask for the interpreter all the time."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(usual)
 
 
-@pytest.mark.parametrize(("is_declared", "named"), [(True, Path(__file__).name), (False, "comm_of_mine.py")])
-def test_a_communication_wrapper_stands_for_the_line_that_calls_it(tmp_path, monkeypatch, is_declared, named):
-    (tmp_path / "comm_of_mine.py").write_text(
-        "import threading\n"
-        "from pdlcheck.worlds.processes.rank.position import place_of\n"
-        "def where(): return place_of(threading.get_ident())\n"
-        "def through_another(): return [place for place in map(lambda _: where(), [1])][0]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    declare_wrappers(["comm_of_mine"] if is_declared else [])
+@pytest.fixture
+def deep_thread():
+    """A thread that waits in a function which called itself."""
+    there, leave = threading.Event(), threading.Event()
+
+    def descend(depth):
+        if depth:
+            descend(depth - 1)
+        else:
+            there.set()
+            leave.wait()
+
+    thread = threading.Thread(target=descend, args=(DEPTH,))
+    thread.start()
+    there.wait()
+    yield thread
+    leave.set()
+    thread.join()
+
+
+@pytest.fixture
+def counter():
+    """What another thread counts, as fast as it can."""
+    count, ended = SimpleNamespace(value=0), threading.Event()
+
+    def go_on():
+        while not ended.is_set():
+            count.value += 1
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    yield count
+    ended.set()
+    thread.join()
+
+
+@pytest.fixture(params=[True, False], ids=["collects", "does not collect"])
+def collects(request):
+    """Whether the user lets Python collect garbage; where it does, each new object starts a collection."""
+    usual = gc.get_threshold()
+    gc.set_threshold(1)
+    if not request.param:
+        gc.disable()
+    yield request.param
+    gc.enable()
+    gc.set_threshold(*usual)
+
+
+def test_nobody_runs_while_the_frames_of_a_thread_are_looked_at(hurried, deep_thread, counter, monkeypatch):
+    reads_the_counter = partial(getattr, counter, "value")  # C code, too; it is given the frame as the default
+    monkeypatch.setattr(position, "_ITS_PLACE", reads_the_counter)
+    seen = set()
+    while len(seen) < 200:  # moments at which the other thread had run
+        counts = [count for _, count in position._frames_of(deep_thread.ident)]
+        assert len(counts) > DEPTH
+        assert len(set(counts)) == 1
+        seen.update(counts)
+
+
+def test_nor_does_anybody_where_a_hook_is_told_of_what_python_does():
+    """Such hooks are Python code; filelock, which comes with torch, adds one, and none can be removed."""
+    inside = [__file__, "-q", "-p", "no:cacheprovider", "-k", "test_nobody_runs_while"]
+    code = f"import pytest, sys; sys.addaudithook(lambda event, arguments: None); sys.exit(pytest.main({inside}))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout
+    assert "1 passed" in ended.stdout
+
+
+def test_no_garbage_is_collected_while_the_frames_of_a_thread_are_looked_at(deep_thread, collects):
+    """A finalizer would let the thread go on, and CPython 3.11 may then read a frame that has ended."""
+    collections = []
+    gc.callbacks.append(lambda phase, info: collections.append(phase))
     try:
-        wrapper = importlib.import_module("comm_of_mine")
-        place, here = wrapper.through_another(), line()
+        frames = position._frames_of(deep_thread.ident)
     finally:
-        declare_wrappers([])
-        sys.modules.pop("comm_of_mine")
-    assert named in place.words
-    assert place.words.endswith(here) == is_declared
+        gc.callbacks.pop()
+    assert len(frames) > DEPTH
+    assert len(collections) < DEPTH / 10
+    assert gc.isenabled() == collects
 
 
-def test_a_wrapper_that_nobody_calls_is_named_itself(tmp_path, monkeypatch):
-    (tmp_path / "comm_alone.py").write_text(
-        "import threading\nfrom pdlcheck.worlds.processes.rank.position import place_of\nplaces = []\n"
-        "def where(): places.append(place_of(threading.get_ident()))\n"
-        "def note(): where()\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    declare_wrappers(["comm_alone"])
-    try:
-        wrapper = importlib.import_module("comm_alone")
-        thread = threading.Thread(target=wrapper.note)
-        thread.start()
-        thread.join()
-    finally:
-        declare_wrappers([])
-        sys.modules.pop("comm_alone")
-    assert wrapper.places[0].words.endswith("comm_alone.py:4")
+def test_the_stack_of_a_thread_leads_to_where_it_is(deep_thread):
+    place = position.place_of(deep_thread.ident)
+    assert place.stack.count("in descend\n    descend(depth - 1)") == 3  # and how often it is repeated
+    assert "in descend\n    leave.wait()" in place.stack
+
+
+def test_a_thread_that_is_gone_is_nowhere(deep_thread):
+    assert position.place_of(-1).words == ""
+    assert position.place_of(deep_thread.ident).mark == position.place_of(deep_thread.ident).mark
