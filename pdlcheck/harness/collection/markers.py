@@ -19,7 +19,7 @@ def isolation_of(item: pytest.Item) -> str:
     marker = item.get_closest_marker("isolation")
     if marker is None:
         if is_distributed_test(getattr(item, "cls", None)):
-            return "fresh"  # as it launches them: frameworks keep groups in globals that no later test may meet
+            return "fresh"  # as the class does: frameworks keep groups in globals, which are invalid in the next test
         return str(item.config.getoption("--pdl-isolation"))
     if len(marker.args) == 1 and not marker.kwargs and marker.args[0] in ISOLATIONS:
         return str(marker.args[0])

@@ -1,7 +1,7 @@
-"""A ``MonkeyPatch`` of the controller that a function takes along to the ranks, as an argument or in a closure.
+"""The controller's ``MonkeyPatch`` in a function that rank processes run: an argument, or from a closure.
 
-On a rank process it is one that has set nothing yet. What it sets there is undone when the function ends: the process
-goes on to other tests, and the fixture's teardown reaches the controller alone.
+Each rank process gets a new one. Its patches are undone when the function ends, because the process runs other tests
+later, and the teardown of the fixture undoes patches in the controller only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _here: list[pytest.MonkeyPatch] = []  # those of the call that is under way
 
 
 def let_patches_travel() -> None:
-    """From now on a ``MonkeyPatch`` is sent as said above; pickle would try to send what it has set."""
+    """Pickle a ``MonkeyPatch`` as a new one; by default pickle sends its patches, and modules cannot be pickled."""
     pytest.MonkeyPatch.__reduce__ = lambda _: (arrived, ())  # type: ignore[method-assign, assignment]
 
 
 def arrived() -> pytest.MonkeyPatch:
-    """What the function of a rank has instead."""
+    """Return the new ``MonkeyPatch`` of a rank, where one is unpickled."""
     from pdlcheck.worlds.processes.rank.at_end import after_calls
 
     if _undo_all not in after_calls:

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _ABSENT: Any = object()
-_CHANGES = ("setattr", "delattr", "setitem", "delitem", "syspath_prepend", "chdir", "undo")  # others call these
+_CHANGES = ("setattr", "delattr", "setitem", "delitem", "syspath_prepend", "chdir", "undo")  # the rest call these
 
 _Own = TypeVar("_Own", bound=Own)
 _HasLevel = logging.Handler | logging.Logger
@@ -81,10 +81,9 @@ def follow_fixture(value: object) -> Own | None:
 
 
 def follow_patches() -> None:
-    """From now on a ``MonkeyPatch`` that a rank makes is its own, but for one of a fixture that all ranks share.
+    """Keep the patches of a ``MonkeyPatch`` apart for each simulated rank, unless a fixture of all ranks sets them.
 
-    Where a function has one that the controller has made, as an argument or in a closure, each rank has its own in its
-    place.
+    If the controller has made it and a function of the ranks uses it, each rank gets one of its own instead.
     """
     init: Any = pytest.MonkeyPatch.__init__
     if hasattr(init, "__wrapped__"):
@@ -116,7 +115,7 @@ def _on_the_ranks_own(change: Any) -> Any:
 
 
 def _patches_of(rank: RankThread, patches: pytest.MonkeyPatch) -> Any:
-    """The rank's own; where it has none yet, one that has set nothing."""
+    """Return what this rank uses in place of ``patches``: at first a new one."""
     for own in rank.state.own:
         if isinstance(own, _Patches) and (own.is_of(patches) or own.stands_for is patches):
             return own.patches
@@ -126,7 +125,7 @@ def _patches_of(rank: RankThread, patches: pytest.MonkeyPatch) -> Any:
 
 
 class _Patches:
-    """What a ``MonkeyPatch`` has set; ``stands_for``: the controller's in whose place a rank has it."""
+    """The patches of one ``MonkeyPatch``. ``stands_for``: the controller's, in place of which the rank uses it."""
 
     stands_for: pytest.MonkeyPatch | None = None
 

@@ -219,14 +219,14 @@ def device_mesh(real: Callable[..., Any], mesh: Any, device_type: str, *args: An
 
 
 def device_type(real: property) -> property:
-    """``DeviceMesh.device_type``: code of the user's is told what it has asked for, also of a part of its mesh."""
+    """``DeviceMesh.device_type`` is ``cuda`` for the user's code if its mesh is of CUDA devices, and for its slices."""
 
-    def told(mesh: Any) -> str:
+    def for_users(mesh: Any) -> str:
         whole = getattr(mesh, "_root_mesh", None) or mesh
         is_of_cuda = getattr(whole, "_is_of_cuda", False) and devices_of_caller() is not None
         return "cuda" if is_of_cuda and not asked_by_torch() else real.__get__(mesh)
 
-    return property(told, doc=real.__doc__)
+    return property(for_users, doc=real.__doc__)
 
 
 def data_parallel(

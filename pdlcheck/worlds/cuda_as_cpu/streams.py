@@ -115,7 +115,7 @@ def set_stream(stream: Stream | None) -> None:
 
 
 class stream:
-    """The block ``with torch.cuda.stream(...)``, also the same one again; None changes nothing."""
+    """The block ``with torch.cuda.stream(...)``, which can be entered again; None changes nothing."""
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream

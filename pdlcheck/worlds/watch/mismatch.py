@@ -53,7 +53,7 @@ def _sides(name: str, there: Sequence[Signature]) -> list[list[Signature]]:
     """The members by what they have, fewest first."""
     sides: dict[Any, list[Signature]] = {}
     if name == "op" and all(one.makes_group_of_itself for one in there):
-        return [[*there]]  # backends meet in nothing there, so each rank may
+        return [[*there]]  # such groups never communicate, so every backend accepts them
     for one in there:
         value = getattr(one, name)
         sides.setdefault(_without_ones(value) if name == "shapes" else value, []).append(one)

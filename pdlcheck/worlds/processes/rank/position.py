@@ -62,7 +62,7 @@ def place_of(thread_id: int) -> Place:
     for frame in frames:
         kind = KIND_OF_FILE[frame.path]
         if kind in ("user", "tests", "wrapper") and not _is_of_library(frame.path):
-            if kind != "wrapper" or not where:  # a wrapper's line stands only where nobody has called it
+            if kind != "wrapper" or not where:  # a wrapper's line only if no user's line follows
                 where = f"at {short(frame.path)}:{frame.line}"
             if kind != "wrapper":
                 break

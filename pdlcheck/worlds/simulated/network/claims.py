@@ -40,12 +40,12 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """All buffers that one rank must leave alone.
 
     Args:
-        told: what a report calls an operation, and a later collective of its group that has ended.
+        describe: returns the text of an operation, and that of a later collective of its group that has ended or ''.
     """
 
-    def __init__(self, told: Callable[[Signature], tuple[str, str]]) -> None:
+    def __init__(self, describe: Callable[[Signature], tuple[str, str]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._told = told
+        self._describe = describe
         self._by_storage: dict[int, list[_Claim]] = {}
         self._storages: dict[int, list[int]] = {}  # by the id of the owner, whom the claims keep alive
         self._handling = 0
@@ -104,7 +104,7 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for memory in memories(tensor):
             for claim in self._by_storage.get(storage_of(memory), ()):
                 if (claim.is_output or access == "write") and overlap(claim.memory, memory):
-                    posted, later = self._told(claim.signature)
+                    posted, later = self._describe(claim.signature)
                     raise _hazard(claim, posted, later, access, by.kind if isinstance(by, Signature) else str(by))
 
     # -- the mode ----------------------------------------------------------------------------------

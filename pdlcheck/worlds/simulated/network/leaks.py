@@ -14,9 +14,9 @@ __all__ = ["in_order_on_nccl", "leaked"]
 def leaked(
     unmatched: Iterable[SimulatedWork],
     unwaited: Iterable[SimulatedWork],
-    told: Callable[[Signature], tuple[str, str]],
+    describe: Callable[[Signature], tuple[str, str]],
 ) -> LeakedWork | None:
-    """Make the error, in which an operation is as ``told``, with a later one that has ended, or return None.
+    """Return the error, or None. ``describe`` is as that of ``Claims``.
 
     Operations that torch's own code posts and never waits for (DDP's join) are its own affair. A future counts as a
     wait once it is done.
@@ -26,7 +26,7 @@ def leaked(
     works = sorted({**lost, **waiting}.values(), key=lambda work: work.operation.signature.rank)
     if not works:
         return None
-    calls, later = zip(*(told(work.operation.signature) for work in works), strict=True)
+    calls, later = zip(*(describe(work.operation.signature) for work in works), strict=True)
     lines = [
         f"rank {work.operation.signature.rank}: {call}; "
         + ("the message was never received" if id(work) in lost else _state(work))
@@ -44,7 +44,7 @@ def leaked(
 
 
 def in_order_on_nccl(later: str) -> str:
-    """What to add for an operation after which a later collective of its group has ended; empty if none has."""
+    """Return the line for an operation that has ended on NCCL, because ``later`` has; empty without ``later``."""
     return later and (
         f"\n  on nccl, which keeps their order, it has ended before {later}; code for nccl alone: semantics('nccl')"
     )

@@ -60,7 +60,7 @@ class Network:
         self.scheduler = Scheduler(world_size, stuck=self._stuck, elapse=self._elapse)
         self.store = SimulatedStore(self.scheduler)
         self.worn = False  # a rank has left something behind that the next world's ranks would find
-        self._claims = [Claims(self._told_with_later) for _ in range(world_size)]
+        self._claims = [Claims(self._describe) for _ in range(world_size)]
         self._seed = 0
         self._forget()
 
@@ -153,11 +153,10 @@ class Network:
 
     def leaks(self) -> PdlcheckError | None:
         """What the ranks left behind, once all have returned."""
-        told = self._told_with_later
-        return leaked(self._posted.values(), self._open.values(), told) if self.semantics.leaks else None
+        return leaked(self._posted.values(), self._open.values(), self._describe) if self.semantics.leaks else None
 
-    def _told_with_later(self, signature: Signature) -> tuple[str, str]:
-        """What a report calls a pending operation, and a later collective of its group that has ended, or ''."""
+    def _describe(self, signature: Signature) -> tuple[str, str]:
+        """Return the text of a pending operation, and that of a later collective of its group that has ended or ''."""
         later = None if signature.is_p2p else self._ended.get((signature.rank, signature.group))
         is_later = later is not None and later.seq > signature.seq
         return self.callers.told(signature), f"{later.op}, collective {later.seq}" if later and is_later else ""
