@@ -84,8 +84,8 @@ def tensor_parallel_on_a_mesh_of_cuda():
     from torch.distributed.tensor import Shard, distribute_tensor
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = init_device_mesh("cuda", (2,), mesh_dim_names=("heads",))
-    assert mesh.device_type == mesh["heads"].device_type == "cuda" and torch.ones(1, device=mesh.device_type).is_cuda
+    mesh = init_device_mesh("cuda", (1, 2), mesh_dim_names=("data", "heads"))["heads"]  # a slice of another mesh
+    assert mesh.device_type == "cuda" and torch.ones(1, device=mesh.device_type).is_cuda
     assert init_device_mesh("cpu", (2,)).device_type == "cpu"
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).cuda()
     model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})

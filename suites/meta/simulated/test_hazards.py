@@ -486,3 +486,16 @@ def test_the_watch_ends_though_a_hook_has_waited():
     world = get_world("sim")
     assert world.run(waits_in_a_hook, world_size=2) == [0, 0]
     assert world.run(torch._C._len_torch_dispatch_stack, world_size=2) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("semantics", "shown"),
+    [
+        ("rendezvous", ""),
+        ("nccl", ", semantics='nccl'"),
+        (Semantics(leaks=False), ", semantics=Semantics(leaks=False)"),
+    ],
+    ids=["default", "profile", "changed"],
+)
+def test_a_replay_shows_the_semantics_in_the_fewest_words(semantics, shown):
+    assert repr(get_world("sim", semantics=semantics)) == f"SimulatedWorld(seed=0, schedule='random:0'{shown})"
