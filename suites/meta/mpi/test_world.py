@@ -172,7 +172,7 @@ def test_a_rank_that_raises_stops_the_others_and_a_watched_pool_stays(watched):
     start = time.monotonic()
     with pytest.raises(KeyError, match="lr") as caught:
         watched.run(body, world_size=2)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < watched.timeout_s / 2
     assert "rank 0 was stopped in all_reduce" in "\n".join(caught.value.__notes__)
     assert watched.pids(2) == before
     assert_heals(watched)
@@ -188,7 +188,7 @@ def test_a_killed_rank_is_named_at_once_and_the_next_call_has_a_new_job(world):
     start = time.monotonic()
     with pytest.raises(RankDied, match="rank 1 was killed by SIGKILL"):
         world.run(body, world_size=2)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < world.timeout_s / 2
     assert_heals(world)
 
 
@@ -213,7 +213,7 @@ def test_after_close_nothing_is_left():
     assert len(processes) >= 3, "mpiexec and its children were looked for in the wrong place"
     world.close()
     assert left_in_folders() - before == set()
-    assert await_end([*ranks, *processes], 1) == []
+    assert await_end([*ranks, *processes], 20) == []
 
 
 def test_of_a_world_that_nobody_holds_nothing_is_left():
@@ -242,7 +242,7 @@ def test_a_job_that_loses_a_process_leaves_nothing_behind(victim):
     time.sleep(0.1)
     job.end()
     assert left_in_folders() - before == set()
-    assert await_end(processes, 3) == []
+    assert await_end(processes, 20) == []
 
 
 def test_a_pool_whose_mpiexec_was_killed_is_replaced(watched):
@@ -272,7 +272,7 @@ def test_a_killed_controller_leaves_nothing_behind(tmp_path):
         assert len(ranks) == 2
         assert processes
         controller.kill()
-    assert await_end([*ranks, *processes], 10) == []
+    assert await_end([*ranks, *processes], 20) == []
     assert left_in_folders(controller.pid) == set()
 
 

@@ -122,7 +122,7 @@ def _press(pytester, times, waits, *options):
     result = pytester.runpytest_subprocess("-p", "sigint_is_on", *options)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     ranks = [int(path.name.split()[1]) for path in pytester.path.glob("process *")]
-    until = time.monotonic() + 5
+    until = time.monotonic() + 20
     while left := [pid for pid in ranks if _runs(pid)]:
         assert time.monotonic() < until, f"processes {left} are left"
         time.sleep(0.01)

@@ -69,7 +69,7 @@ def test_the_assertion_of_one_rank_is_raised_while_the_others_wait_for_it(proces
     start = time.monotonic()
     with pytest.raises(AssertionError, match="my weight is 3") as caught:
         processes.run(on_rank_1(lambda: fail("my weight is 3")), world_size=2)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < processes.timeout_s / 2
     story = "\n".join(caught.value.__notes__)
     assert "rank 1 of 2 raised this" in story
     assert "in fail\n    raise AssertionError(words)" in story
@@ -117,7 +117,7 @@ def test_a_rank_that_dies_is_named_at_once(processes, action, words, exitcode):
     start = time.monotonic()
     with pytest.raises(RankDied, match=words) as caught:
         processes.run(on_rank_1(action), world_size=2)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < processes.timeout_s / 2
     assert (caught.value.rank, caught.value.exitcode) == (1, exitcode)
     assert_heals(processes)
 
@@ -227,7 +227,7 @@ def test_a_rank_that_takes_too_long_is_shown_with_its_stack():
         start = time.monotonic()
         with pytest.raises(RankTimeout, match=r"no result within 0.5 s from rank 1 of 2") as caught:
             world.run(slow, world_size=2)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 30
         assert caught.value.ranks[0] == "rank 0: has returned"
         assert caught.value.ranks[1].startswith("rank 1: busy at ")
         assert "time.sleep(60)" in caught.value.stacks[0]
@@ -374,7 +374,7 @@ def test_a_fork_server_in_the_middle_of_an_import_ends_with_its_controller(tmp_p
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], env=environment, stdout=subprocess.PIPE, text=True, timeout=25
     )
-    until = time.monotonic() + 5
+    until = time.monotonic() + 20
     while any(is_running(int(pid)) for pid in done.stdout.split()) and time.monotonic() < until:
         time.sleep(0.01)
     assert not any(is_running(int(pid)) for pid in done.stdout.split())
@@ -390,7 +390,7 @@ def test_processes_that_a_rank_has_started_end_with_it(processes):
     assert os.path.exists(f"/proc/{pid}")
     with pytest.raises(RankDied):
         processes.run(lambda: os._exit(1), world_size=1)
-    until = time.monotonic() + 2
+    until = time.monotonic() + 20
     while is_running(pid) and time.monotonic() < until:
         time.sleep(0.01)
     assert not is_running(pid)

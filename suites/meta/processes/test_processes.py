@@ -364,7 +364,7 @@ def test_no_process_survives_a_killed_controller():
         assert all(is_running(pid) for pid in pids)
         time.sleep(0.2)
         controller.send_signal(signal.SIGKILL)
-    until = time.monotonic() + 2
+    until = time.monotonic() + 20
     while any(map(is_running, pids)) and time.monotonic() < until:
         time.sleep(0.01)
     assert not any(map(is_running, pids))

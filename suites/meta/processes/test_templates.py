@@ -80,7 +80,7 @@ def is_running(pid):
 
 
 def wait_for_the_end_of(pids):
-    until = time.monotonic() + 3
+    until = time.monotonic() + 20
     while any(map(is_running, pids)) and time.monotonic() < until:
         time.sleep(0.01)
     return [pid for pid in pids if is_running(pid)]

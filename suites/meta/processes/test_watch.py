@@ -113,7 +113,7 @@ def test_a_ring_that_sends_before_it_receives_is_a_deadlock_at_once(processes):
     start = time.monotonic()
     with pytest.raises(Deadlock, match="wait cycle: rank 0 -> rank 1 -> rank 2 -> rank 0") as caught:
         processes.run(ring, world_size=3)
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < processes.timeout_s / 2
     assert len(caught.value.ranks) == 3
     assert all("blocked in send to rank" in line and LINE in line for line in caught.value.ranks)
 
