@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def ip(*words: str) -> None:
 def on_two_hosts(arguments: list[str]) -> tuple[list[int], str]:
     """A torchrun on each host, two ranks on each."""
     with two_hosts() as names:
-        runs = []
+        runs, key = [], secrets.token_hex(16)
         for rank, name in enumerate(names):
             place = ["--master-addr=10.77.0.1", "--master-port=29577"]
             launch = torchrun("--nnodes=2", "--nproc-per-node=2", f"--node-rank={rank}", *place)
@@ -103,6 +104,7 @@ def on_two_hosts(arguments: list[str]) -> tuple[list[int], str]:
                     stderr=subprocess.STDOUT,
                     stdin=subprocess.DEVNULL,
                     text=True,
+                    env=os.environ | {"PDLCHECK_LAUNCH_KEY": key},
                 )
             )
         texts = [run.communicate(timeout=LIMIT_S)[0] for run in runs]

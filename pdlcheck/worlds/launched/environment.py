@@ -12,9 +12,10 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlparse
 
+from pdlcheck.worlds.launched.key import given_key
 from pdlcheck.worlds.nesting import INSIDE
 
 __all__ = ["INSIDE", "Launch", "is_loopback", "launch_of"]
@@ -28,7 +29,8 @@ class Launch:
         launcher: ``torchrun``, ``mpiexec`` or ``srun``.
         rank, world_size: of this process among all.
         local_rank, local_world_size: of this process among those of its node; None where the launcher does not say.
-        init_method: where they meet, as ``torch.distributed.init_process_group`` takes it.
+        init_method: where they meet: a file, or a place that ``torch.distributed.init_process_group`` takes.
+        key: the secret of the launch; empty where the file has one.
     """
 
     launcher: str
@@ -37,6 +39,7 @@ class Launch:
     local_rank: int | None
     local_world_size: int | None
     init_method: str
+    key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,12 @@ def launch_of(environment: Mapping[str, str], init_method: str | None = None) ->
 
     Args:
         environment: ``os.environ``, or a part of it.
-        init_method: ``env://``, ``tcp://host:port`` or ``file:///path``; default: ``env://`` where ``MASTER_ADDR`` and
-            ``MASTER_PORT`` are set, a file in the directory for temporary files where all processes are on one node.
+        init_method: ``env://``, ``tcp://host:port`` or ``file:///path``; default: ``env://``, the place that
+            ``MASTER_ADDR`` and ``MASTER_PORT`` name. On one machine it becomes a file in the directory for temporary
+            files; on several, any other place than a file needs a key in ``PDLCHECK_LAUNCH_KEY``.
 
     Raises:
-        ValueError: a variable is no number, ``init_method`` names no place, or several nodes have none to meet.
+        ValueError: a variable is no number, ``init_method`` names no place, or several nodes have no place or no key.
     """
     if INSIDE in environment:
         return None
@@ -101,14 +105,9 @@ def launch_of(environment: Mapping[str, str], init_method: str | None = None) ->
                     f"{world_size - 1}; unset both outside a launch"
                 )
             local_rank, local_world_size = _on_this_node(names, environment, init_method, rank, world_size)
-            return Launch(
-                names.launcher,
-                rank,
-                world_size,
-                local_rank,
-                local_world_size,
-                init_method or _meeting_place(names, environment, local_world_size, world_size),
-            )
+            place = _meeting_place(names, environment, init_method, local_world_size == world_size, world_size)
+            key = b"" if place.startswith("file://") else given_key(environment)
+            return Launch(names.launcher, rank, world_size, local_rank, local_world_size, place, key)
     return None
 
 
@@ -197,17 +196,22 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 
 def _meeting_place(
-    names: _Names, environment: Mapping[str, str], local_world_size: int | None, world_size: int
+    names: _Names, environment: Mapping[str, str], init_method: str | None, is_one_node: bool, world_size: int
 ) -> str:
-    if _names_place(environment):
-        return "env://"
-    if local_world_size != world_size:
+    """On one machine a file of this user's: what lies in torch's rendezvous all users of the machine can read."""
+    if init_method is not None and init_method.startswith("file://"):
+        return init_method
+    has_place = init_method is not None or _names_place(environment)
+    if is_one_node or (has_place and not _may_span_nodes(environment, init_method)):
+        job = urlparse(init_method or "").netloc or _job(names, environment)
+        name = "".join(letter if letter.isalnum() else "-" for letter in job)[-100:]
+        return f"file://{tempfile.gettempdir()}/pdlcheck-{os.getuid()}-{name or os.getppid()}"
+    if not has_place:
         raise ValueError(
             f"{world_size} processes on several nodes need a place to meet: set MASTER_ADDR and MASTER_PORT "
             "to rank 0's host and a free port there, or pass --init-method tcp://host:port or file:///shared/path"
         )
-    job = "".join(letter if letter.isalnum() else "-" for letter in _job(names, environment))
-    return f"file://{tempfile.gettempdir()}/pdlcheck-{os.getuid()}-{job or os.getppid()}/store"
+    return init_method or "env://"
 
 
 def _job(names: _Names, environment: Mapping[str, str]) -> str:

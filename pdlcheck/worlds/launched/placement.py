@@ -157,7 +157,7 @@ class LaunchedPlacement:
             except (TimeoutError, EOFError, OSError) as error:
                 raise WorldUnavailable(
                     f"ranks {missing} of {self.launch.world_size} did not join rank 0 at {self.host} "
-                    f"within {_JOIN_S:g} s; start all of them with the same command",
+                    f"within {_JOIN_S:g} s; start all of them with the same command{self._listener.strangers()}",
                     world="launched",
                     cure="start all ranks with the same command",
                 ) from error

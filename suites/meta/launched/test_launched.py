@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from pdlcheck.worlds.launched.environment import INSIDE, Launch, launch_of
+from pdlcheck.worlds.launched.environment import INSIDE, Launch, is_loopback, launch_of
+from pdlcheck.worlds.launched.interfaces import outward_address
 from pdlcheck.worlds.launched.traces import has_traces
 
 from ..clone import ROOT
@@ -197,10 +198,19 @@ def by_hand(folder: Path, rank: int, init_method: str, *arguments: str, **more: 
     )
 
 
-def test_two_nodes_meet_by_tcp(tmp_path):
+@pytest.fixture
+def address() -> str:
+    """By which other machines reach this one: processes that meet there may be on several nodes."""
+    found = outward_address()
+    if found is None or is_loopback(found):
+        pytest.skip("needs a network interface besides loopback")
+    return found
+
+
+def test_two_nodes_meet_by_tcp(tmp_path, address):
     """By a shared file they do in most other tests."""
-    meeting_place = f"tcp://127.0.0.1:{free_port()}"
-    processes = [by_hand(tmp_path, rank, meeting_place) for rank in (0, 1)]
+    meeting_place = f"tcp://{address}:{free_port()}"
+    processes = [by_hand(tmp_path, rank, meeting_place, PDLCHECK_LAUNCH_KEY="k" * 32) for rank in (0, 1)]
     texts = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], texts
     assert "2 ranks launched by torchrun, 1 of them on this node" in texts[0]
@@ -224,10 +234,10 @@ def test_a_command_that_never_comes_to_tests_ends_on_every_rank(tmp_path, argume
     assert not texts[1].strip()
 
 
-def test_a_port_that_somebody_else_has_is_told_with_the_cure(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as somebody:
-        place = f"tcp://127.0.0.1:{somebody.getsockname()[1]}"
-        process = by_hand(tmp_path, 0, place)
+def test_a_port_that_somebody_else_has_is_told_with_the_cure(tmp_path, address):
+    with socket.create_server((address, 0)) as somebody:
+        place = f"tcp://{address}:{somebody.getsockname()[1]}"
+        process = by_hand(tmp_path, 0, place, PDLCHECK_LAUNCH_KEY="k" * 32)
         text = process.communicate(timeout=120)[0]
     assert process.returncode == pytest.ExitCode.USAGE_ERROR, text
     assert f"rank 0 cannot wait for the others at {place}: " in text
@@ -303,20 +313,6 @@ def interrupted(rank):
     assert "pdlcheck: rank 1 ends, as it was interrupted, and rank 0 was not" in texts[1]
 
 
-def test_a_stranger_does_not_get_in(tmp_path):
-    from pdlcheck.worlds.launched.meeting import Listener
-
-    launch = Launch("torchrun", 0, 1, 0, 1, f"file://{tmp_path}/meeting")
-    listener = Listener(launch)
-    try:
-        with socket.create_connection((listener.host, listener.port)) as stranger:
-            stranger.sendall(b"\x00\x00\x00\x05hello")
-            with pytest.raises(TimeoutError):
-                listener.accept(time.monotonic() + 0.5)
-    finally:
-        listener.close()
-
-
 def test_workers_of_xdist_and_a_launch_exclude_each_other(tmp_path):
     process = by_hand(tmp_path, 0, f"file://{tmp_path}/meeting", "-n", "2")
     text = process.communicate(timeout=120)[0]
@@ -327,6 +323,8 @@ def test_workers_of_xdist_and_a_launch_exclude_each_other(tmp_path):
 BY_TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 BY_SCRIPT = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}  # a launcher of one's own: node 1 of 2, 4 a node
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+KEY = {"PDLCHECK_LAUNCH_KEY": "0123456789abcdef"}
+SECRET = b"0123456789abcdef"
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
     "OMPI_COMM_WORLD_SIZE": "2",
@@ -350,21 +348,33 @@ TEMPORARY = f"file://{tempfile.gettempdir()}/pdlcheck-{os.getuid()}-"
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        (BY_TORCHRUN | MASTER, Launch("torchrun", 5, 8, 1, 4, "env://")),
-        (OPEN_MPI, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}prterun-host-7-1/store")),
-        (OPEN_MPI | MASTER, Launch("mpiexec", 1, 2, 1, 2, "env://")),
-        (MPICH, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}host-1/store")),
-        (SLURM | MASTER, Launch("srun", 3, 4, 1, 2, "env://")),
-        (SLURM | MASTER | UNEVEN, Launch("srun", 3, 4, 0, 1, "env://")),
-        (SLURM | MASTER | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "13"}, Launch("srun", 3, 4, 1, 2, "env://")),
-        (SLURM | ONE_NODE, Launch("srun", 3, 4, 3, 4, f"{TEMPORARY}77-5/store")),
-        (SLURM | MPICH, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}host-1/store")),
-        (SLURM | OPEN_MPI, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}prterun-host-7-1/store")),
-        (SLURM | OPEN_MPI | BY_TORCHRUN | MASTER, Launch("torchrun", 5, 8, 1, 4, "env://")),
-        (BY_SCRIPT | MASTER, Launch("torchrun", 5, 8, 1, None, "env://")),
-        (BY_SCRIPT | MASTER | {"MASTER_ADDR": "localhost"}, Launch("torchrun", 5, 8, 1, None, "env://")),
-        (BY_SCRIPT | MASTER | {"RANK": "1", "MASTER_ADDR": "localhost"}, Launch("torchrun", 1, 8, 1, 8, "env://")),
-        ({"RANK": "5", "WORLD_SIZE": "8"} | MASTER, Launch("torchrun", 5, 8, None, None, "env://")),
+        (BY_TORCHRUN | MASTER | KEY, Launch("torchrun", 5, 8, 1, 4, "env://", SECRET)),
+        (OPEN_MPI, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}prterun-host-7-1")),
+        (OPEN_MPI | MASTER, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}prterun-host-7-1")),
+        (MPICH, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}host-1")),
+        (SLURM | MASTER | KEY, Launch("srun", 3, 4, 1, 2, "env://", SECRET)),
+        (SLURM | MASTER | KEY | UNEVEN, Launch("srun", 3, 4, 0, 1, "env://", SECRET)),
+        (
+            SLURM | MASTER | KEY | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "13"},
+            Launch("srun", 3, 4, 1, 2, "env://", SECRET),
+        ),
+        (SLURM | ONE_NODE, Launch("srun", 3, 4, 3, 4, f"{TEMPORARY}77-5")),
+        (SLURM | MPICH, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}host-1")),
+        (SLURM | OPEN_MPI, Launch("mpiexec", 1, 2, 1, 2, f"{TEMPORARY}prterun-host-7-1")),
+        (
+            SLURM | OPEN_MPI | BY_TORCHRUN | MASTER | KEY,
+            Launch("torchrun", 5, 8, 1, 4, "env://", SECRET),
+        ),
+        (BY_SCRIPT | MASTER | KEY, Launch("torchrun", 5, 8, 1, None, "env://", SECRET)),
+        (BY_SCRIPT | MASTER | {"MASTER_ADDR": "localhost"}, Launch("torchrun", 5, 8, 1, None, f"{TEMPORARY}29500")),
+        (
+            BY_SCRIPT | MASTER | {"RANK": "1", "MASTER_ADDR": "localhost"},
+            Launch("torchrun", 1, 8, 1, 8, f"{TEMPORARY}29500"),
+        ),
+        (
+            {"RANK": "5", "WORLD_SIZE": "8"} | MASTER | KEY,
+            Launch("torchrun", 5, 8, None, None, "env://", SECRET),
+        ),
         (BY_TORCHRUN | MASTER | {"WORLD_SIZE": "1", "RANK": "0"}, None),
         (BY_TORCHRUN | MASTER | {INSIDE: "1"}, None),
         ({"SLURM_PROCID": "0"}, None),
@@ -381,6 +391,30 @@ def test_several_nodes_need_a_place_to_meet():
     with pytest.raises(ValueError, match=r"4 processes on several nodes .* set MASTER_ADDR and MASTER_PORT"):
         launch_of(SLURM)
     assert launch_of(SLURM, "file:///shared/run1") == Launch("srun", 3, 4, 1, 2, "file:///shared/run1")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "need a key, as they run what they send to one another"),
+        ({"PDLCHECK_LAUNCH_KEY": "key"}, "has 3 characters"),
+    ],
+)
+def test_several_nodes_need_a_key_that_their_meeting_place_does_not_tell(given, words):
+    ways = r"set PDLCHECK_LAUNCH_KEY .* \(openssl rand -hex 16\), or pass --init-method file:///PATH"
+    for place in (None, "tcp://10.0.0.1:29500"):
+        with pytest.raises(ValueError, match=f"{words}.*{ways}"):
+            launch_of(BY_TORCHRUN | MASTER | given, place)
+    assert launch_of(BY_TORCHRUN | MASTER | given, "file:///shared/run1").init_method == "file:///shared/run1"
+
+
+def test_on_one_machine_the_place_is_a_file_of_this_user_whatever_is_given():
+    """torch's rendezvous tells everybody on the machine what lies in it."""
+    one_node = BY_TORCHRUN | MASTER | {"LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "a/b"}
+    assert launch_of(one_node).init_method == f"{TEMPORARY}a-b-29500"
+    assert launch_of(one_node, "env://").init_method == f"{TEMPORARY}a-b-29500"
+    assert launch_of(one_node, "tcp://node-1:3000").init_method == f"{TEMPORARY}node-1-3000"
+    assert launch_of(BY_TORCHRUN, "tcp://127.0.0.1:3000").init_method == f"{TEMPORARY}127-0-0-1-3000"
 
 
 @pytest.mark.parametrize("place", ["tcp://host", "tcp://:29500", "file://run1", "env://", "/shared/run1", "mpi://"])

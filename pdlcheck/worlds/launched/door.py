@@ -1,0 +1,145 @@
+"""Where rank 0 of a launch listens: it lets in who knows the key, and nobody waits for a stranger."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
+from typing import Any
+
+__all__ = ["Door", "enter"]
+
+_HELLO_S = 20.0
+_AT_THE_DOOR = 64  # who have not said the key yet; ranks do so in milliseconds
+
+
+class Door:
+    """Listens for the processes of a launch.
+
+    Nothing that a newcomer sends is unpickled before it has proved to know the key, and the door has proved it, too.
+    What they prove holds for this host and port: whoever passes on what the two say gains nothing.
+
+    Args:
+        host: the address to listen at; the port is a free one.
+        key: the secret of the launch.
+        world_size: number of its processes.
+
+    Attributes:
+        refused: addresses of those that did not know the key, the last ones.
+    """
+
+    def __init__(self, host: str, key: bytes, world_size: int) -> None:
+        self._socket = socket.create_server((host, 0), backlog=4 * world_size)
+        self.host, self.port = host, int(self._socket.getsockname()[1])
+        self._key = _key_here(key, self.host, self.port)
+        self._outside: deque[socket.socket] = deque()
+        self._inside: deque[Connection[Any, Any]] = deque()
+        self._rings, self._bell = socket.socketpair()
+        self.refused: deque[str] = deque(maxlen=8)
+
+    def accept(self, until: float, asked: Connection[Any, Any] | None = None) -> Connection[Any, Any]:
+        """Wait for a process of this launch.
+
+        Args:
+            until: a time of ``time.monotonic()``.
+            asked: the connection to the one that is awaited, on which it says nothing meanwhile.
+
+        Raises:
+            TimeoutError: that time has come.
+            EOFError: the awaited process has gone.
+        """
+        ends = [end for end in (self._bell, self._socket, asked) if end is not None]
+        while (left := until - time.monotonic()) > 0:
+            ready = wait(ends, left)
+            if self._bell in ready:
+                self._bell.recv(1)
+                return self._inside.popleft()
+            if self._socket in ready:
+                self._hear()
+            elif asked in ready:
+                raise EOFError
+        raise TimeoutError
+
+    def close(self) -> None:
+        """Stop listening, and send away who has not said the key."""
+        for own in (self._socket, self._rings, self._bell):
+            own.close()
+        for connection in self._inside:
+            connection.close()
+        for newcomer in list(self._outside):
+            _send_away(newcomer)
+
+    def _hear(self) -> None:
+        self._socket.settimeout(0.001)  # a newcomer may have gone again
+        try:
+            newcomer, (address, *_) = self._socket.accept()
+        except OSError:
+            return
+        self._outside.append(newcomer)
+        while len(self._outside) > _AT_THE_DOOR:
+            _send_away(self._outside.popleft())  # who has been silent for longest
+        threading.Thread(target=self._ask, args=(newcomer, address), daemon=True).start()
+
+    def _ask(self, newcomer: socket.socket, address: str) -> None:
+        try:
+            connection = _greeted(newcomer, self._key, deliver_challenge, answer_challenge)
+        except AuthenticationError:
+            self.refused.append(address)
+        except (EOFError, OSError):  # nobody of ours
+            pass
+        else:
+            self._inside.append(connection)
+            with contextlib.suppress(OSError):  # closed meanwhile
+                self._rings.send(b".")
+        finally:
+            with contextlib.suppress(ValueError):  # it has been sent away
+                self._outside.remove(newcomer)
+
+
+def enter(host: str, port: int, key: bytes) -> Connection[Any, Any]:
+    """Connect to the door at this host and port.
+
+    Raises:
+        AuthenticationError: who listens there does not know the key.
+        EOFError, OSError: nobody listens there, or not to us.
+    """
+    connected = socket.create_connection((host, port), timeout=_HELLO_S)
+    return _greeted(connected, _key_here(key, host, port), answer_challenge, deliver_challenge)
+
+
+def _key_here(key: bytes, host: str, port: int) -> bytes:
+    return hmac.digest(key, f"{host} {port}".encode(), hashlib.sha256)
+
+
+def _greeted(
+    connected: socket.socket, key: bytes, *steps: Callable[[Connection[Any, Any], bytes], None]
+) -> Connection[Any, Any]:
+    """A message connection to somebody who has proved to know the key, in limited time."""
+    connected.settimeout(None)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection: Connection[Any, Any] = Connection(os.dup(connected.fileno()))
+    with connected:
+        try:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(_HELLO_S), 0))
+            for step in steps:
+                step(connection, key)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _send_away(newcomer: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has gone
+        newcomer.shutdown(socket.SHUT_RDWR)
