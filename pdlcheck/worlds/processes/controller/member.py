@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller.exits import how_it_ended
+from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe
 from pdlcheck.worlds.processes.controller.placement import RankProcess
 from pdlcheck.worlds.processes.exchange.messages import Command, Report, packed
 from pdlcheck.worlds.processes.exchange.own_time import OwnTime
@@ -52,6 +55,7 @@ class Member:
         self.connection = process.connection
         self.reader: Callable[[Written], None] | None = None  # also receives whatever is taken
         self._process = process
+        self._pipe = MessagePipe(process.connection)
 
     @property
     def pid(self) -> int:
@@ -69,27 +73,36 @@ class Member:
 
     def send(self, message: Command) -> None:
         """Send; a rank that has gone is noticed when it is read from."""
-        self.send_packed(packed(message))
+        self._pipe.send(packed(message))
 
     def send_packed(self, data: bytes) -> None:
         """Send a message that is the same for several ranks."""
-        try:
-            self.connection.send_bytes(data)
-        except OSError:
-            return
+        self._pipe.send(data)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the rank has still to take a part of what was sent: :meth:`flush` when its pipe can be written to."""
+        return self._pipe.is_behind
+
+    def flush(self) -> None:
+        """Send on."""
+        self._pipe.flush()
 
     def receive(self) -> Report | None:
-        """The next message; None at the end of the pipe."""
-        try:
-            return self.connection.recv()  # type: ignore[no-any-return]
-        except (EOFError, OSError):
-            return None
+        """The next message; None as long as a part of it is missing.
+
+        Raises:
+            EOFError: the end of the pipe.
+        """
+        data = self._pipe.receive()
+        return None if data is None else pickle.loads(data)
 
     def last_words(self) -> list[Report | Died]:
         """Everything that a process which has ended, or is about to, still had to say."""
         words: list[Report | Died] = []
-        while self.connection.poll() and (message := self.receive()) is not None:
-            words.append(message)
+        with suppress(EOFError):
+            while (message := self.receive()) is not None:
+                words.append(message)
         if not self.ends_within(_DRAIN_S):  # alive, but its pipe is closed: of no use any more
             self.signal(signal.SIGKILL)
             self.ends_within(_DRAIN_S)

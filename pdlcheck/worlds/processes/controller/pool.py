@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TextIO
 
@@ -59,6 +59,7 @@ class Pool:
             self._surroundings = templates.surroundings
         self._selector = selectors.DefaultSelector()
         self._members: list[Member] = []
+        self._behind: set[int] = set()  # ranks that have not taken all that was sent to them
         self._live = False
         self._board: Board | None = None
         self.is_usable = True
@@ -286,23 +287,39 @@ class Pool:
         """Block until something happens; return messages and deaths, those of one rank in order."""
         events: list[tuple[Member, Report | Died]] = []
         gone: set[int] = set()
+        for member in self._members:
+            if member.is_behind and member.rank not in self._behind and member.connection in self._selector.get_map():
+                self._behind.add(member.rank)
+                self._selector.modify(member.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, member)
         ready = self._selector.select(min(timeout_s, _LIVE_S) if self._live else timeout_s)
         if self._live:
             for member in self._members:
                 member.output()
-        for key, _ in ready:
+        for key, mask in ready:
             member = key.data
             if member.rank in gone:
                 continue
-            report = member.receive() if key.fileobj is member.connection else None
-            if report is not None:
-                events.append((member, report))
+            if mask & selectors.EVENT_WRITE:
+                self._send_on(member)
+            if mask == selectors.EVENT_WRITE:
                 continue
+            if key.fileobj is member.connection:
+                with suppress(EOFError):
+                    report = member.receive()
+                    if report is not None:
+                        events.append((member, report))
+                    continue
             gone.add(member.rank)
             self._selector.unregister(member.connection)
             self._selector.unregister(member.status)
             events += [(member, word) for word in member.last_words()]
         return events
+
+    def _send_on(self, member: Member) -> None:
+        member.flush()
+        if not member.is_behind:
+            self._behind.discard(member.rank)
+            self._selector.modify(member.connection, selectors.EVENT_READ, member)
 
     def _with_output(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """Attach to failures what their ranks wrote; show what the other ranks wrote."""

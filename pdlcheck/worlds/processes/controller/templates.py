@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from signal import SIGKILL
 from typing import Any
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller.forkserver import Forker
 from pdlcheck.worlds.processes.controller.local import LocalPlacement, LocalProcess, fork
+from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe
 from pdlcheck.worlds.processes.controller.setup import Setup, start_of
 from pdlcheck.worlds.processes.controller.surroundings import Surroundings
-from pdlcheck.worlds.processes.exchange.messages import Prepare, Prepared, put
+from pdlcheck.worlds.processes.exchange.messages import Prepare, Prepared, packed
 from pdlcheck.worlds.processes.exchange.payload import dump_call
 
 __all__ = ["Beginning", "KeptTemplates", "Templates"]
 
 _LEAVE_S = 1.5
+_EVENTS = {False: selectors.EVENT_READ, True: selectors.EVENT_READ | selectors.EVENT_WRITE}  # by what is still to send
 
 
 @dataclass(frozen=True)
@@ -62,14 +66,16 @@ class Templates:
         payloads = tuple(dump_call(fn, args, {})[0] for fn, args in calls)
         self.listening = socket.create_server((placement.host, 0), backlog=setup.world_size)
         port = self.listening.getsockname()[1]
+        pipes: dict[int, MessagePipe] = {}
         try:
             for rank in range(setup.world_size):
                 process = placement.place_template(rank)
                 self._processes.append(process)
-                put(process.connection, Prepare(start_of(setup, placement, rank, port), changes, payloads, seed))
+                pipes[rank] = MessagePipe(process.connection)
+                pipes[rank].send(packed(Prepare(start_of(setup, placement, rank, port), changes, payloads, seed)))
             for process in self._processes:
                 process.started()
-            self.are_fit = self._await(time.monotonic() + timeout_s)
+            self.are_fit = _all_are_fit(pipes, self._processes, time.monotonic() + timeout_s)
         except BaseException:
             self.kill()
             raise
@@ -77,6 +83,7 @@ class Templates:
             self.close()
             return
         for process in self._processes:
+            os.set_blocking(process.connection.fileno(), True)
             self._forkers.append(Forker(socket.fromfd(process.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)))
 
     @property
@@ -129,22 +136,31 @@ class Templates:
         for process in self._processes:
             process.connection.close()
 
-    def _await(self, until: float) -> bool:
-        """Whether all of them have prepared themselves by then; each is heard, so that none is cut off in the midst."""
-        waiting = [process.connection for process in self._processes]
-        fit = True
-        while waiting:
-            ready = wait(waiting, max(until - time.monotonic(), 0.0))
-            for connection in ready:
-                try:
-                    said = connection.recv()  # type: ignore[union-attr, call-arg]  # only connections were given
-                except (EOFError, OSError):
-                    said = None
-                fit = fit and isinstance(said, Prepared) and not said.unfit
-                waiting.remove(connection)  # type: ignore[arg-type]
+
+def _all_are_fit(pipes: Mapping[int, MessagePipe], processes: Sequence[LocalProcess], until: float) -> bool:
+    """Whether all of them have prepared themselves by then; each is heard, so that none is cut off in the midst."""
+    fit = True
+    with selectors.DefaultSelector() as selector:
+        for rank, pipe in pipes.items():
+            selector.register(processes[rank].connection, _EVENTS[pipe.is_behind], pipe)
+        while selector.get_map():
+            ready = selector.select(max(until - time.monotonic(), 0.0))
             if not ready:
                 return False
-        return fit
+            for key, _ in ready:
+                pipe = key.data
+                pipe.flush()
+                try:
+                    said = pipe.receive()
+                except EOFError:
+                    said = b""
+                if said is None:
+                    selector.modify(key.fileobj, _EVENTS[pipe.is_behind], pipe)
+                    continue
+                prepared = pickle.loads(said) if said else None
+                fit = fit and isinstance(prepared, Prepared) and not prepared.unfit
+                selector.unregister(key.fileobj)
+    return fit
 
 
 class KeptTemplates:
