@@ -15,12 +15,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller import hash_seeds
 from pdlcheck.worlds.processes.controller.exits import FORKER, how_it_ended
+from pdlcheck.worlds.processes.controller.process_state import is_stopped
 from pdlcheck.worlds.processes.controller.surroundings import import_path
 from pdlcheck.worlds.processes.rank.server import FORK, HEADER, IMPORT, RANK, SIGNAL, STATUS
 
@@ -35,6 +37,8 @@ _PRELOAD = (
     "torch._dynamo",  # the first DDP or optimizer step imports it: 0.9 s once here instead of in every rank
 )
 _STOP_S = 0.5
+_ANSWER_S = 120.0  # it may import much before it forks, from a slow disk
+_LOOK_S = 0.5
 _BOOT = (
     # nothing is imported before the path is the controller's: `python -c` begins with the working directory on it
     "import sys; sys.path[:] = eval(sys.argv[1]); import os; sys.argv[4] and os.environ.pop(sys.argv[4]); "
@@ -121,6 +125,16 @@ class Child:
         return self.exitcode is not None
 
     def _read(self, trouble: str) -> int:
+        until = time.monotonic() + _ANSWER_S
+        while not select.select([self.status], [], [], _LOOK_S)[0]:
+            stopped = is_stopped(self.forker.pid)
+            if stopped or time.monotonic() > until:
+                self.forker.ended = True  # of no use any more
+                why = "a signal (SIGSTOP) has stopped it" if stopped else f"not within {_ANSWER_S:g} s"
+                raise WorldUnavailable(
+                    f"the fork server, process {self.forker.pid}, does not answer: {why}; the next test gets a new one",
+                    cure=f"kill -CONT {self.forker.pid}",
+                )
         data = os.read(self.status, STATUS.size)
         if not data:
             raise WorldUnavailable(
@@ -132,10 +146,11 @@ class Child:
 
 
 class Forker:
-    """A process that forks others; see ``server.py`` for what it answers to."""
+    """The process ``pid``, which forks others; see ``server.py`` for what it answers to."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, pid: int) -> None:
         self._socket = control
+        self.pid = pid
         self._sending = threading.RLock()  # garbage that is found while one is sent may be a world, which sends, too
         self.ended = False  # a child has seen it: who is killed closes its files one after the other
 
@@ -203,15 +218,10 @@ class ForkServer(Forker):
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # a Ctrl-C at the terminal reaches the controller alone
             )
-        super().__init__(ours)
+        super().__init__(ours, self._process.pid)
         self.environment = dict(os.environ)  # what the ranks inherit
         self._preloaded: set[str] = set()
         self.preload(_PRELOAD)
-
-    @property
-    def pid(self) -> int:
-        """Of the server itself."""
-        return self._process.pid
 
     @property
     def pids(self) -> list[int]:

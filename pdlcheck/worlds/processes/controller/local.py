@@ -14,13 +14,13 @@ from typing import Any
 from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller.forkserver import Child, Forker, ForkServer
+from pdlcheck.worlds.processes.controller.process_state import is_stopped, is_well
 from pdlcheck.worlds.processes.exchange.nameless import nameless_file
 from pdlcheck.worlds.processes.exchange.own_time import waited_for_cores
 from pdlcheck.worlds.processes.rank.server import RANK, TEMPLATE
 
 __all__ = ["LocalPlacement", "LocalProcess", "fork"]
 
-_NO_SIGNAL = b"\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n"  # pending, in /proc
 _KEPT_BYTES = 1 << 20  # of what was read already
 
 
@@ -125,21 +125,10 @@ class LocalProcess:
                 self._server.signal(self.started(), signo)
 
     def is_well(self) -> bool:
-        try:
-            with open(f"/proc/{self.started()}/status", "rb", buffering=0) as file:
-                status = file.read(4096)
-        except OSError:
-            return False
-        runs = status.partition(b"State:\t")[2][:1] in (b"R", b"S", b"D")
-        has_memory = b"\nVmRSS:" in status  # the first that a process gives back when it ends
-        return runs and has_memory and _NO_SIGNAL in status
+        return is_well(self.started())
 
     def is_stopped(self) -> bool:
-        try:
-            with open(f"/proc/{self.started()}/stat", encoding="utf-8", errors="replace") as file:
-                return file.read().rpartition(")")[2].split()[0] in "Tt"
-        except OSError:
-            return False
+        return is_stopped(self.started())
 
     def waited_for_cores(self) -> float | None:
         return waited_for_cores(self.started())

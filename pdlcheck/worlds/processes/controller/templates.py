@@ -84,7 +84,8 @@ class Templates:
             return
         for process in self._processes:
             os.set_blocking(process.connection.fileno(), True)
-            self._forkers.append(Forker(socket.fromfd(process.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)))
+            control = socket.fromfd(process.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
+            self._forkers.append(Forker(control, process.started()))
 
     @property
     def are_well(self) -> bool:

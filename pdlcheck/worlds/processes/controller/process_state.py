@@ -1,0 +1,28 @@
+"""What the system says of a process of this machine that has not ended."""
+
+from __future__ import annotations
+
+__all__ = ["is_stopped", "is_well"]
+
+_NO_SIGNAL = b"\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n"  # pending, in /proc
+
+
+def is_well(pid: int) -> bool:
+    """True if it is certain that the process runs and that no signal is about to end or stop it."""
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            status = file.read(4096)
+    except OSError:
+        return False
+    runs = status.partition(b"State:\t")[2][:1] in (b"R", b"S", b"D")
+    has_memory = b"\nVmRSS:" in status  # the first that a process gives back when it ends
+    return runs and has_memory and _NO_SIGNAL in status
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False where there is no /proc."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
