@@ -24,6 +24,7 @@ from pdlcheck.worlds.processes import ProcessWorld
 
 from ..every_world.programs import DEADLOCKS, EXPECTED, MISMATCHES, train_ddp
 from ..needs_mpi import needs_mpi
+from ..still_running import still_running
 from .programs import (
     AS_SIMULATED,
     a_reduction_keeps_the_inputs_of_others,
@@ -73,23 +74,6 @@ def in_job(pid: int) -> list[int]:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return [pid, *(other for child in children.read_text().split() for other in in_job(int(child)))]
     return []
-
-
-def await_end(pids: list[int], seconds: float) -> list[int]:
-    """Those of ``pids`` that are still there after a time."""
-    until = time.monotonic() + seconds
-    alive = pids
-    while alive and time.monotonic() < until:
-        time.sleep(0.02)
-        alive = [pid for pid in alive if is_alive(pid)]
-    return alive
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 # -- verdicts --------------------------------------------------------------------------------------
@@ -213,7 +197,7 @@ def test_after_close_nothing_is_left():
     assert len(processes) >= 3, "mpiexec and its children were looked for in the wrong place"
     world.close()
     assert left_in_folders() - before == set()
-    assert await_end([*ranks, *processes], 20) == []
+    assert still_running([*ranks, *processes]) == []
 
 
 def test_of_a_world_that_nobody_holds_nothing_is_left():
@@ -242,7 +226,7 @@ def test_a_job_that_loses_a_process_leaves_nothing_behind(victim):
     time.sleep(0.1)
     job.end()
     assert left_in_folders() - before == set()
-    assert await_end(processes, 20) == []
+    assert still_running(processes) == []
 
 
 def test_a_pool_whose_mpiexec_was_killed_is_replaced(watched):
@@ -252,7 +236,7 @@ def test_a_pool_whose_mpiexec_was_killed_is_replaced(watched):
     supervisor = min(pid for folder in folders for pid in users_of(folder))
     ranks = watched.pids(3)
     os.kill(in_job(supervisor)[1], signal.SIGKILL)
-    assert await_end(ranks, 20) == []
+    assert still_running(ranks) == []
     assert watched.run(total, world_size=3) == [6.0] * 3
 
 
@@ -272,7 +256,7 @@ def test_a_killed_controller_leaves_nothing_behind(tmp_path):
         assert len(ranks) == 2
         assert processes
         controller.kill()
-    assert await_end([*ranks, *processes], 20) == []
+    assert still_running([*ranks, *processes]) == []
     assert left_in_folders(controller.pid) == set()
 
 

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.processes.rank.channel import Channel
 
 from ..clone import ROOT
+from ..still_running import is_running, state_of, still_running
 from .hoarding import hoard, limit_memory
 
 LINE = os.path.basename(__file__)
@@ -374,10 +374,7 @@ def test_a_fork_server_in_the_middle_of_an_import_ends_with_its_controller(tmp_p
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], env=environment, stdout=subprocess.PIPE, text=True, timeout=25
     )
-    until = time.monotonic() + 20
-    while any(is_running(int(pid)) for pid in done.stdout.split()) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not any(is_running(int(pid)) for pid in done.stdout.split())
+    assert still_running(map(int, done.stdout.split())) == []
 
 
 def test_processes_that_a_rank_has_started_end_with_it(processes):
@@ -390,21 +387,7 @@ def test_processes_that_a_rank_has_started_end_with_it(processes):
     assert os.path.exists(f"/proc/{pid}")
     with pytest.raises(RankDied):
         processes.run(lambda: os._exit(1), world_size=1)
-    until = time.monotonic() + 20
-    while is_running(pid) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not is_running(pid)
-
-
-def is_running(pid: int) -> bool:
-    return state_of(pid) not in "ZX"
-
-
-def state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
+    assert still_running([pid]) == []
 
 
 @pytest.mark.parametrize("watch", [True, False], ids=["watched", "plain"])
@@ -483,7 +466,7 @@ def test_a_fork_server_is_gone_once_a_rank_says_so_though_its_socket_is_open_yet
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
     with ours, theirs:
-        forker = forkserver.Forker(ours)
+        forker = forkserver.Forker(ours, pid=1)
         child = forkserver.Child(reading, forker, pid=1)
         assert not child.ended(0) and not forker.hung_up
         os.close(writing)

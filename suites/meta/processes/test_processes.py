@@ -26,6 +26,7 @@ from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.controller import forkserver
 
 from ..clone import ROOT
+from ..still_running import is_running, still_running
 
 
 @pytest.fixture(scope="module")
@@ -364,15 +365,4 @@ def test_no_process_survives_a_killed_controller():
         assert all(is_running(pid) for pid in pids)
         time.sleep(0.2)
         controller.send_signal(signal.SIGKILL)
-    until = time.monotonic() + 20
-    while any(map(is_running, pids)) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not any(map(is_running, pids))
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+    assert still_running(pids) == []

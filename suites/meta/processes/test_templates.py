@@ -21,6 +21,7 @@ from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.processes.controller.templates import Beginning
 
 from ..clone import ROOT
+from ..still_running import is_running, still_running
 
 FRESH = ("--isolation", "fresh")
 
@@ -71,21 +72,6 @@ def are_templates(pids):
     return found == {False}
 
 
-def is_running(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
-
-
-def wait_for_the_end_of(pids):
-    until = time.monotonic() + 20
-    while any(map(is_running, pids)) and time.monotonic() < until:
-        time.sleep(0.01)
-    return [pid for pid in pids if is_running(pid)]
-
-
 def test_fresh_ranks_share_a_template_and_no_state(run, told):
     source = TELL + """
 RANK, PORT, LOCAL, SIZE = (os.environ.get(n) for n in ("RANK", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE"))
@@ -123,7 +109,7 @@ def test_one(number, rank, once, monkeypatch):
     assert len({tuple(parents(test)) for test in tests.values()}) == 1
     first, second = parents(tests["0"])
     assert first != second and are_templates([first, second])
-    assert wait_for_the_end_of([int(pid) for pid in (*pids, first, second)]) == []
+    assert still_running([int(pid) for pid in (*pids, first, second)]) == []
     assert tests["0"][0][2] == tests["1"][0][2] != tests["0"][1][2], "the same random stream for each test of a rank"
     assert Path("started").read_text() == "xxx", "the controller and each template"
 
@@ -344,7 +330,7 @@ def test_a_template_that_is_lost_is_replaced(templates_of, signo):
     wait_until_it_is_lost(before[1])
     after = templates_of()
     assert set(after).isdisjoint(before)
-    assert wait_for_the_end_of(before) == []
+    assert still_running(before) == []
 
 
 def test_a_template_that_is_killed_in_a_test_fails_only_this(run, told):
@@ -399,9 +385,9 @@ def test_nothing_stays_open_when_a_world_is_closed(world, templates_of):
     world.close()
     fds = len(os.listdir("/proc/self/fd"))
     before = templates_of("one"), templates_of("another")
-    assert wait_for_the_end_of(before[0]) == []
+    assert still_running(before[0]) == []
     world.close()
-    assert wait_for_the_end_of(before[1]) == []
+    assert still_running(before[1]) == []
     assert len(os.listdir("/proc/self/fd")) == fds
 
 
@@ -431,14 +417,14 @@ def test_no_process_survives_a_killed_controller():
         assert len(set(pids)) == 7
         assert all(is_running(pid) for pid in pids)
         controller.send_signal(signal.SIGKILL)
-    assert wait_for_the_end_of(pids) == []
+    assert still_running(pids) == []
 
 
 def test_templates_go_down_with_a_killed_fork_server(world, templates_of):
     before = templates_of()
     for pid in forkserver.retain(world).pids:
         os.kill(pid, signal.SIGKILL)
-    assert wait_for_the_end_of(before) == []
+    assert still_running(before) == []
     assert set(templates_of()).isdisjoint(before)
 
 
@@ -450,4 +436,4 @@ def test_what_ranks_have_started_ends_with_the_fork_server(world):
         assert ranks.have_begun
         pids = [*ranks.run(start), *ranks.pids]
         forkserver.stop()  # the controller still holds its ends of the templates' pipes
-        assert wait_for_the_end_of(pids) == []
+        assert still_running(pids) == []

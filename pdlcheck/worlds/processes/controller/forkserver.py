@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -24,6 +25,7 @@ from pdlcheck.worlds.processes.controller import hash_seeds
 from pdlcheck.worlds.processes.controller.exits import FORKER, how_it_ended
 from pdlcheck.worlds.processes.controller.process_state import is_stopped
 from pdlcheck.worlds.processes.controller.surroundings import import_path
+from pdlcheck.worlds.processes.rank.orphans import SERVER, end_marked
 from pdlcheck.worlds.processes.rank.server import FORK, HEADER, IMPORT, RANK, SIGNAL, STATUS
 
 __all__ = ["Child", "ForkServer", "Forker", "release", "retain", "start", "stop"]
@@ -200,6 +202,7 @@ class ForkServer(Forker):
 
     def __init__(self, hash_seed: str = "", twin: ForkServer | None = None) -> None:
         self._twin = twin
+        self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -213,7 +216,7 @@ class ForkServer(Forker):
                     str(os.getpid()),
                     hash_seeds.VARIABLE if hash_seed else "",
                 ],
-                env=os.environ | {hash_seeds.VARIABLE: hash_seed} if hash_seed else None,
+                env=os.environ | ({hash_seeds.VARIABLE: hash_seed} if hash_seed else {}) | {SERVER: self._mark},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # a Ctrl-C at the terminal reaches the controller alone
@@ -266,6 +269,8 @@ class ForkServer(Forker):
             except subprocess.TimeoutExpired:  # it starts up, or loads a library
                 server._process.kill()
                 server._process.wait()
+            if server._process.returncode != 0:  # it was killed, and did not see to what its ranks have started
+                end_marked(server._mark)
 
     def abandon(self) -> None:
         """Forget the server in a fork of this process, without ending it."""

@@ -44,6 +44,7 @@ from pdlcheck.worlds.processes.rank.cuda_on_cpu import (
     runs_cuda_on_cpu,
     select_first_device,
 )
+from pdlcheck.worlds.processes.rank.orphans import adopt_orphans
 from pdlcheck.worlds.processes.rank.own_device import (
     loads_on_own_device,
     own_device,
@@ -113,6 +114,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
 def begin(fds: Sequence[int], parent_pid: int) -> None:
     """What concerns the process alone: its end, and where it writes."""
     _die_with(parent_pid)
+    adopt_orphans()
     open_journal(fds[3])
     # text files in every fork; whatever the locale, the controller reads UTF-8, and pytest's capture refuses no letter
     sys.stdout.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]

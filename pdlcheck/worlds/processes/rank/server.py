@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn
 
+from pdlcheck.worlds.processes.rank.orphans import adopt_orphans, are_found, children, end_orphans
+
 __all__ = ["FORK", "HEADER", "IMPORT", "RANK", "SIGNAL", "STATUS", "TEMPLATE", "Program", "main", "serve"]
 
 HEADER = struct.Struct("!cii")  # request, two numbers
@@ -39,7 +41,7 @@ RANK, TEMPLATE = 0, 1  # what to fork
 
 _MAX_FDS = 8
 _EX_SOFTWARE = 70
-_END_S = 0.2  # for templates to end, with their ranks
+_END_S = 5.0  # at most, for templates to end with their ranks, and for what ranks have started: machines may be loaded
 
 Program = Callable[[int, Sequence[int], Mapping[str, str], int, int], NoReturn]
 _Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -68,7 +70,7 @@ def serve(
 
     FORK n kind, with n file descriptors: fork a rank or a template; the first is its status pipe, the rest its own.
     IMPORT n 0, then n bytes of JSON: import these modules, for the ranks forked from now on.
-    SIGNAL pid signal: send a signal to a rank; SIGKILL also to all processes that it started.
+    SIGNAL pid signal: send a signal to a rank. When a rank has ended, all processes that it started are killed.
 
     Args:
         control: where requests come from.
@@ -79,6 +81,7 @@ def serve(
         own_fds: descriptors that forks do not need.
     """
     forks = _Forks()
+    adopt_orphans()
     handlers: dict[int, _Handler] = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C is the controller's to handle
         signal.SIGCHLD: signal.signal(signal.SIGCHLD, lambda *_: None),
@@ -225,21 +228,26 @@ def _program(kind: int, fds: Sequence[int], missing: Mapping[str, str], server: 
 
 def _signal(pid: int, signo: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        if signo == signal.SIGKILL:
+        if signo == signal.SIGKILL and not are_found():
             os.killpg(pid, signo)
         else:
             os.kill(pid, signo)
 
 
 def _reap(forks: _Forks) -> None:
+    ended: list[tuple[int, int]] = []  # the status pipe and the exit code of each
     for pid, status in list(forks.status.items()):
-        ended, code = os.waitpid(pid, os.WNOHANG)
-        if not ended:
+        waited_for, code = os.waitpid(pid, os.WNOHANG)
+        if not waited_for:
             continue
-        _signal(pid, signal.SIGKILL)  # what it started and left behind
+        if not are_found():
+            _signal(pid, signal.SIGKILL)  # the group of what it started and left behind
         del forks.status[pid]
         forks.templates.discard(pid)
-        _tell(status, os.waitstatus_to_exitcode(code))
+        ended.append((status, os.waitstatus_to_exitcode(code)))
+    end_orphans(forks.status)
+    for status, exitcode in ended:
+        _tell(status, exitcode)
         os.close(status)
 
 
@@ -257,8 +265,12 @@ def _end(forks: _Forks) -> NoReturn:
     until = time.monotonic() + _END_S
     while any(_runs(pid) for pid in forks.templates) and time.monotonic() < until:
         time.sleep(0.001)
+    leave_something = any(map(children, forks.status))
     for pid in forks.status:
         _signal(pid, signal.SIGKILL)
+    until = time.monotonic() + _END_S
+    while leave_something and end_orphans(()) and time.monotonic() < until:
+        time.sleep(0.001)
     os._exit(0)
 
 
