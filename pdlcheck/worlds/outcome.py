@@ -10,6 +10,7 @@ from traceback import StackSummary, TracebackException
 from typing import Any
 
 from pdlcheck.errors import PdlcheckError, RankFailed
+from pdlcheck.worlds.exceptions import add_note, text_of
 from pdlcheck.worlds.site import is_ours
 from pdlcheck.worlds.words import who
 
@@ -25,7 +26,6 @@ __all__ = [
     "lesser",
     "results",
     "stopped_by_nobody",
-    "text_of",
     "weight",
     "without_addresses",
 ]
@@ -116,14 +116,6 @@ def exited(rank: int, error: SystemExit, traceback: str) -> RankFailed:
     return failed.with_traceback(error.__traceback__)
 
 
-def text_of(error: BaseException) -> str:
-    """What an exception says, also one whose ``__str__`` raises, in pytest's words."""
-    try:
-        return str(error)
-    except Exception:
-        return "<exception str() failed>"
-
-
 def without_addresses(text: str) -> str:
     """The same for equal objects in different memory, such as two ranks' ``<Net object at 0x7f54c6b0>``."""
     return _ADDRESS.sub("at 0x...", text)
@@ -138,7 +130,7 @@ def results(outcomes: Sequence[Outcome]) -> list[Any]:
     first = first_cause(raised)
     told = getattr(first.error, "ranks", None) is not None  # Deadlock and its kin tell about every rank
     for note in _output(first) if told else _story(first, outcomes):
-        first.error.add_note(note)
+        add_note(first.error, note)
     raise first.error
 
 

@@ -9,9 +9,11 @@ from itertools import islice
 from types import FunctionType
 from typing import Any
 
+from pdlcheck.worlds.exceptions import text_of
+
 __all__ = ["unsendable_call", "users", "within"]
 
-Trouble = Callable[[Any], Exception | None]  # what happens when a value is to travel; None if it can
+Trouble = Callable[[Any], BaseException | None]  # what happens when a value is to travel; None if it can
 
 _LEVELS = 8
 _PARTS = 1000  # of one container that are tried
@@ -38,7 +40,7 @@ def unsendable_call(
     return None
 
 
-def within(value: Any, name: str, cause: Exception, trouble: Trouble) -> str:
+def within(value: Any, name: str, cause: BaseException, trouble: Trouble) -> str:
     """In words: what kind of object ``name`` is, "" for one without; which part of it cannot travel, and why."""
     path, part, cause = _innermost(value, cause, trouble, _LEVELS)
     why = f"{type(cause).__name__}: {_first_line(cause)}"
@@ -47,14 +49,14 @@ def within(value: Any, name: str, cause: Exception, trouble: Trouble) -> str:
     return f"{name} is a {_kind(value)}{f', {name}{path} a {_kind(part)}' if path else ''}: {why}"
 
 
-def users(error: Exception) -> Exception | None:
+def users(error: BaseException) -> BaseException | None:
     """The error, where it comes from code of a class of the user's: what the libraries do until then tells nothing."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     name = str(frames[-1].f_globals.get("__name__")) if frames else ""
     return None if name.partition(".")[0] in _MACHINERY else error
 
 
-def _innermost(value: Any, cause: Exception, trouble: Trouble, levels: int) -> tuple[str, Any, Exception]:
+def _innermost(value: Any, cause: BaseException, trouble: Trouble, levels: int) -> tuple[str, Any, BaseException]:
     for step, part in islice(_parts(value), _PARTS) if levels else ():
         if (why := trouble(part)) is not None:
             path, innermost, why = _innermost(part, why, trouble, levels - 1)
@@ -99,4 +101,4 @@ def _kind(value: Any) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]
+    return (text_of(error).splitlines() or [""])[0]

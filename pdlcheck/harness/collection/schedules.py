@@ -10,6 +10,7 @@ import pytest
 from pdlcheck.harness.collection import cases, markers
 from pdlcheck.harness.running import worlds
 from pdlcheck.harness.running.folders import Folders
+from pdlcheck.worlds.exceptions import add_note
 
 __all__ = ["FOUND", "call_under_schedules", "runs_under_schedules", "search_schedules"]
 
@@ -35,7 +36,8 @@ def search_schedules(item: pytest.Item, run: Callable[[Any], BaseException | Non
         return
     item.stash[FOUND] = str(failure.replay)
     number, of = failure.runs, "all" if count is None else count
-    failure.error.add_note(
+    add_note(
+        failure.error,
         f"schedule {number} of {of} fails first ({failure.found}, {failure.switches} switches); "
         f"{len(failure.replay.switches)} of them are enough: {failure.replay}"
     )
@@ -68,7 +70,7 @@ def call_under_schedules(item: pytest.Function) -> None:
                 item.obj(**arguments)
             except Exception as error:
                 item.stash[FOUND] = str(recorder)
-                error.add_note(f"schedule {number + 1} of {count} fails first ({recorder})")
+                add_note(error, f"schedule {number + 1} of {count} fails first ({recorder})")
                 raise
             steps = max(steps, recorder.steps)
     finally:

@@ -47,6 +47,7 @@ from pdlcheck.harness.running.examples import is_property
 from pdlcheck.harness.running.folders import SEEN_FROM, SHARED
 from pdlcheck.harness.running.stopped import finish_stopped_fixtures, note_stop
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
+from pdlcheck.worlds.exceptions import shorten
 from pdlcheck.worlds.import_streams import drawn_by
 from pdlcheck.worlds.outcome import without_addresses
 from pdlcheck.worlds.processes.exchange.journal import note
@@ -356,6 +357,7 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
     with users_code():
         call = pytest.CallInfo.from_call(run, when=when, reraise=(KeyboardInterrupt, pytest.exit.Exception))
     if call.excinfo is not None:
+        shorten(call.excinfo.value)
         note_report()
     if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
         traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report

@@ -16,7 +16,7 @@ from pdlcheck.harness.collection import cases, cuda_as_cpu
 from pdlcheck.harness.collection.drawn_at_import import differs_between_ranks
 from pdlcheck.harness.collection.schedules import FOUND
 from pdlcheck.harness.collection.short_names import name_of
-from pdlcheck.worlds.outcome import text_of
+from pdlcheck.worlds.exceptions import text_of
 
 __all__ = ["RANK_CRASH", "RANK_MESSAGE", "RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 from pdlcheck.worlds.devices import why_no_cuda
-from pdlcheck.worlds.outcome import text_of
+from pdlcheck.worlds.exceptions import add_note, text_of
 
 __all__ = ["COVERED", "HINT", "hint_about_cuda", "note_once"]
 
@@ -71,4 +71,4 @@ def hint_about_cuda(error: BaseException, *, is_on: bool, why: Callable[[], str]
 def note_once(error: BaseException, note: str) -> None:
     """Add a note to an error that may have it already."""
     if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
+        add_note(error, note)

@@ -21,6 +21,7 @@ from pdlcheck.worlds.arguments import check_faults, check_function, check_names,
 from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices
 from pdlcheck.worlds.cuda_as_cpu.mode import in_mode
 from pdlcheck.worlds.devices import CUDA_CURE, choose_device, why_no_cuda
+from pdlcheck.worlds.exceptions import add_note
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, exited, results
 from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
 from pdlcheck.worlds.semantics import Semantics, make_semantics
@@ -254,7 +255,7 @@ class SimulatedRanks:
         try:
             return results(self.outcomes(fn, *args, **kwargs))
         except BaseException as error:
-            error.add_note(f"replay: {self._world!r}")
+            add_note(error, f"replay: {self._world!r}")
             raise
 
     def outcomes(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Outcome]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import pickle
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from pdlcheck.worlds.processes.exchange.messages import (
     WhereAreYou,
 )
 from pdlcheck.worlds.processes.exchange.own_time import OwnTime
+from pdlcheck.worlds.processes.exchange.unpickling import Unreadable, load_sent
 
 __all__ = ["Collector"]
 
@@ -232,11 +233,11 @@ class Collector:
 
     def _returned(self, rank: int, payload: bytes) -> None:
         try:
-            value = pickle.loads(payload)
-        except Exception as error:  # unpickling runs code of any class
+            value = load_sent(payload)
+        except Unreadable as error:
             trouble = TypeError(
-                f"the result of rank {rank} cannot be read by the controller: "
-                f"{type(error).__name__}: {error}; return tensors, numbers, strings, or containers of these"
+                f"the result of rank {rank} cannot be read by the controller: {error}; "
+                "return tensors, numbers, strings, or containers of these"
             )
             self._raised(rank, trouble)
             return
@@ -248,10 +249,8 @@ class Collector:
     def _failed(self, rank: int, report: Failed) -> None:
         error: BaseException | None = None
         if report.error is not None:
-            try:
-                error = pickle.loads(report.error)
-            except Exception:  # its class cannot be imported here: the text below tells all
-                error = None
+            with suppress(Unreadable):  # its class cannot be imported here: the text below tells all
+                error = load_sent(report.error)
         if error is not None:  # what was noted at it does not come along where its class says how it is pickled
             vars(error).update({name: word for name, word in report.words.items() if name not in vars(error)})
         else:

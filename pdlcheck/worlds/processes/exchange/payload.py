@@ -19,6 +19,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from pdlcheck.worlds.exceptions import text_of
 from pdlcheck.worlds.outcome import check_has_run
 from pdlcheck.worlds.unsendable import unsendable_call, users, within
 
@@ -73,7 +74,7 @@ def dump_result(value: Any, rank: int) -> bytes:
     check_has_run(value, rank)
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if _is_plain(value) else _dumps(value)
-    except Exception as error:  # pickling runs code of any class
+    except BaseException as error:  # pickling runs code of any class
         raise TypeError(
             f"rank {rank} returned a {type(value).__name__} that cannot be sent to the controller: "
             f"{within(value, '', error, _trouble)}; return tensors, numbers, strings, or containers of these"
@@ -83,10 +84,10 @@ def dump_result(value: Any, rank: int) -> bytes:
 def dump_error(error: BaseException) -> bytes | None:
     """Return an exception as bytes, or None unless it comes back as the same type with the same words."""
     for form in (error, _AsItIs(error)):
-        with suppress(Exception):  # constructors and reducers of users' classes may raise anything
+        with suppress(BaseException):  # constructors and reducers of users' classes may raise anything
             data = _dumps(form)
             copy = pickle.loads(data)
-            if type(copy) is type(error) and str(copy) == str(error):
+            if type(copy) is type(error) and text_of(copy) == text_of(error):
                 return data
     return None
 
@@ -112,7 +113,7 @@ def _remade(kind: type[BaseException], args: tuple[Any, ...], held: dict[str, An
 def _travels(value: Any) -> bool:
     try:
         pickle.loads(_dumps(value))
-    except Exception:
+    except BaseException:  # as above
         return False
     return True
 
@@ -257,13 +258,13 @@ def _is_plain(value: Any, depth: int = 4) -> bool:
     return kind in (tuple, list) and depth > 0 and all(_is_plain(part, depth - 1) for part in value)
 
 
-def _trouble(part: Any) -> Exception | None:
+def _trouble(part: Any) -> BaseException | None:
     try:
         _dumps(part)
-    except Exception as error:  # it is handed on
+    except BaseException as error:  # it is handed on
         return error
     return None
 
 
 def _head(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return f"{type(error).__name__}: {(text_of(error).splitlines() or [''])[0]}"

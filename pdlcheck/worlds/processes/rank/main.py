@@ -25,8 +25,9 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from pdlcheck.errors import PeerFailed, RankFailed
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
+from pdlcheck.worlds.exceptions import shorten, text_of
 from pdlcheck.worlds.forked import forked_children_end
-from pdlcheck.worlds.outcome import exited, text_of
+from pdlcheck.worlds.outcome import exited
 from pdlcheck.worlds.processes.exchange.board import Board
 from pdlcheck.worlds.processes.exchange.heard import hearing
 from pdlcheck.worlds.processes.exchange.journal import open_journal
@@ -301,6 +302,7 @@ def fresh_state(seed: int, start: Start, settings: Settings = AS_TORCH_BEGINS) -
 
 
 def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Failed:
+    shorten(error)
     text = user_traceback(error)
     consequence = isinstance(error, RuntimeError) and any(words in text_of(error) for words in _PEER_HAS_GONE)
     if hint := hint_about_cuda(error, is_on=runs_cuda_on_cpu()):

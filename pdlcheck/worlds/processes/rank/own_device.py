@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pdlcheck.worlds.devices import check_devices, device_name, why_no_cuda
-from pdlcheck.worlds.outcome import text_of
+from pdlcheck.worlds.exceptions import text_of
 
 __all__ = ["loads_on_own_device", "own_device", "select_own_device", "take_device", "was_lost"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from pdlcheck.worlds.outcome import text_of
+from pdlcheck.worlds.exceptions import text_of
 from pdlcheck.worlds.simulated.network.losses import (
     TIMEOUT_MS,
     closed_by,

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from pdlcheck.worlds.outcome import text_of
+from pdlcheck.worlds.exceptions import text_of
 from pdlcheck.worlds.watch import Signature
 
 __all__ = [

@@ -17,8 +17,9 @@ from typing import Any
 from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported, WorldTooSmall
 from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
+from pdlcheck.worlds.exceptions import add_note, shorten, text_of
 from pdlcheck.worlds.forked import forked_children_end
-from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, cure_of_exit, stopped_by_nobody, text_of
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, cure_of_exit, stopped_by_nobody
 from pdlcheck.worlds.simulated.own.device_guard import outlives_ranks
 from pdlcheck.worlds.simulated.own.isolation import RankState, isolated_controller
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
@@ -329,11 +330,12 @@ class Scheduler:
             if isinstance(error, PdlcheckError):
                 end_at_user_line(error)
             elif isinstance(error, ValueError | RuntimeError) and text_of(error).startswith(_OF_A_PROCESS):
-                error.add_note(ARE_THREADS)
+                add_note(error, ARE_THREADS)
             elif isinstance(error, SystemExit) and not error.code:
-                error.add_note(cure_of_exit(error))
+                add_note(error, cure_of_exit(error))
             elif hint := hint_about_cuda(error, is_on=me.devices is not None):
                 note_once(error, hint)
+            shorten(error)
             return Raised(me.rank, error, order=self._failures, site=site_of(error))
 
     def _fails(self, within_s: float) -> None:

@@ -1,0 +1,69 @@
+"""What users' exceptions say and carry, whatever their classes do. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+__all__ = ["LONGEST", "add_note", "shorten", "text_of"]
+
+LONGEST = 40_000  # characters of one text; a failure that says more is shown from both ends
+_AT_EACH_END = LONGEST // 2
+_NO_TEXT = "<exception str() failed>"
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says, also one whose ``__str__`` raises, in pytest's words.
+
+    Example:
+        >>> text_of(ValueError("no data"))
+        'no data'
+    """
+    try:
+        return str(error)
+    except BaseException:  # users' classes may raise anything, SystemExit too
+        return _NO_TEXT
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """As ``error.add_note``, also where its class, or whoever has set ``__notes__``, made this impossible."""
+    try:
+        BaseException.add_note(error, note)
+    except TypeError:  # the notes are no list
+        held = getattr(error, "__notes__", ())
+        notes = [held] if isinstance(held, str) else [str(one) for one in held] if hasattr(held, "__iter__") else []
+        vars(error)["__notes__"] = [*notes, note]
+
+
+def shorten(error: BaseException) -> None:
+    """Cut texts of more than :data:`LONGEST` characters, of the exception and of those behind it, in their middle.
+
+    To format them would take minutes and gigabytes. A text that the class makes itself, in ``__str__``, stays as it is.
+    """
+    for one in _chain(error):
+        with suppress(Exception):  # `args` and `__notes__` may be anything
+            if any(_is_long(value) for value in one.args):
+                one.args = tuple(_cut(value) if _is_long(value) else value for value in one.args)
+            notes = getattr(one, "__notes__", ())
+            if any(_is_long(value) for value in notes):
+                one.__notes__ = [_cut(value) if _is_long(value) else value for value in notes]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    todo, seen = [error], set()
+    while todo:
+        one = todo.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            todo += [link for link in (one.__cause__, one.__context__) if link is not None]
+            todo += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, str) and len(value) > LONGEST
+
+
+def _cut(text: str) -> str:
+    left_out = len(text) - 2 * _AT_EACH_END
+    return f"{text[:_AT_EACH_END]}\n... {left_out} characters are left out ...\n{text[-_AT_EACH_END:]}"
