@@ -257,6 +257,31 @@ def test_a_rank_stuck_where_python_cannot_run_is_shown_with_its_stack():
         world.close()
 
 
+@pytest.mark.parametrize("how", ["default", "unregistered", "executed"])
+def test_a_rank_that_asking_for_its_stack_would_end_is_not_asked(how):
+    def stuck() -> None:
+        import ctypes
+        import faulthandler
+
+        if how == "default":
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        elif how == "unregistered":
+            faulthandler.unregister(signal.SIGUSR1)
+        else:
+            os.execvp("sleep", ["sleep", "60"])
+        ctypes.PyDLL(None).sleep(60)
+
+    world = ProcessWorld(timeout_s=0.5)
+    try:
+        world.run(dist.get_rank, world_size=1)
+        with pytest.raises(RankTimeout) as caught:
+            world.run(stuck, world_size=1)
+        assert caught.value.ranks[0].startswith("rank 0: busy outside Python")
+        assert caught.value.stacks == ["stack of rank 0: it cannot be asked"]
+    finally:
+        world.close()
+
+
 def test_a_rank_that_returns_while_the_stacks_are_asked_for_is_too_late():
     def late() -> None:
         import ctypes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +33,7 @@ from pdlcheck.worlds.processes.exchange.messages import (
 )
 from pdlcheck.worlds.processes.exchange.own_time import OwnTime
 from pdlcheck.worlds.processes.exchange.unpickling import Unreadable, load_sent
+from pdlcheck.worlds.processes.rank.server import STACK_SIGNAL
 
 __all__ = ["Collector"]
 
@@ -363,7 +363,7 @@ class Collector:
         if silent:  # stopped, or in C code that does not let Python run: faulthandler needs no Python
             if signals:
                 for member in silent.values():
-                    member.signal(signal.SIGUSR1)
+                    member.signal(STACK_SIGNAL)
                 # the signal may end a system call: who answers only now may be about to return
                 self._listen_for_stacks(places, silent, _STACKS_S / 2, at_most, to_the_end=True)
             for rank, member in silent.items():

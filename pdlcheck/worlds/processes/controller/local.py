@@ -14,10 +14,10 @@ from typing import Any
 from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller.forkserver import Child, Forker, ForkServer
-from pdlcheck.worlds.processes.controller.process_state import is_stopped, is_well
+from pdlcheck.worlds.processes.controller.process_state import is_stopped, is_well, would_end
 from pdlcheck.worlds.processes.exchange.nameless import nameless_file
 from pdlcheck.worlds.processes.exchange.own_time import waited_for_cores
-from pdlcheck.worlds.processes.rank.server import RANK, TEMPLATE
+from pdlcheck.worlds.processes.rank.server import RANK, STACK_SIGNAL, TEMPLATE
 
 __all__ = ["LocalPlacement", "LocalProcess", "fork"]
 
@@ -121,7 +121,7 @@ class LocalProcess:
 
     def signal(self, signo: int) -> None:
         with contextlib.suppress(WorldUnavailable):  # it could not be started
-            if self.has_started():
+            if self.has_started() and not (signo == STACK_SIGNAL and would_end(self.started(), signo)):
                 self._server.signal(self.started(), signo)
 
     def is_well(self) -> bool:

@@ -47,7 +47,10 @@ class RankProcess(Protocol):
         """For how many seconds its threads have waited for a core; None where the system does not tell."""
 
     def signal(self, signo: int) -> None:
-        """Send a signal to the process; SIGKILL also reaches what the process has started."""
+        """Send a signal to the process; SIGKILL also reaches what the process has started.
+
+        ``STACK_SIGNAL`` is not sent to a process that it would end, as the user's code has taken its handler away.
+        """
 
     def output(self) -> tuple[str, str, str]:
         """Return what was written to stdout, stderr and the journal since the last time."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["is_stopped", "is_well"]
+import re
+
+__all__ = ["is_stopped", "is_well", "would_end"]
 
 _NO_SIGNAL = b"\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n"  # pending, in /proc
 
@@ -26,3 +28,13 @@ def is_stopped(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
         return False
+
+
+def would_end(pid: int, signo: int) -> bool:
+    """Whether this signal would end the process, as nothing handles it there; False where there is no /proc."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            masks = {name: int(mask, 16) for name, mask in re.findall(r"^Sig(Blk|Ign|Cgt):\s(\w+)$", file.read(), re.M)}
+    except OSError:
+        return False
+    return bool(masks) and not any(mask >> (signo - 1) & 1 for mask in masks.values())

@@ -57,6 +57,7 @@ from pdlcheck.worlds.processes.rank.own_group import is_as_begun, join_group, le
 from pdlcheck.worlds.processes.rank.own_rank import take_rank, users_code
 from pdlcheck.worlds.processes.rank.own_store import meet_at
 from pdlcheck.worlds.processes.rank.position import user_traceback
+from pdlcheck.worlds.processes.rank.server import STACK_SIGNAL
 from pdlcheck.worlds.processes.rank.taking_turns import take_turns
 from pdlcheck.worlds.processes.rank.watched_gloo import watch_gloo
 from pdlcheck.worlds.processes.rank.watched_groups import begin_call
@@ -121,7 +122,7 @@ def begin(fds: Sequence[int], parent_pid: int) -> None:
     sys.stdout.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]
     sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     faulthandler.enable(file=2, all_threads=False)
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)  # the main thread comes last
+    faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)  # the main thread comes last
 
 
 def take_place(start: Start) -> None:

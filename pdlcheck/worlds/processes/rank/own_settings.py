@@ -1,6 +1,7 @@
 """What a rank's code may set besides what a call brings with it: it holds where files or wider fixtures have set it.
 
-That are torch's default device, numpy's handling of errors, decimal's context, ``sys.stdout`` and ``sys.stderr``.
+That are torch's default device and modes, numpy's handling of errors, decimal's context, ``sys.stdout`` and
+``sys.stderr``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from pdlcheck.worlds.decimals import is_same
+from pdlcheck.worlds.modes import Modes, leave_above, modes
 
 __all__ = ["hold", "put_back"]
 
@@ -25,12 +27,13 @@ class _Settings(NamedTuple):
     decimal: decimal.Context
     out: TextIO
     err: TextIO
+    modes: Modes
 
 
 def _present() -> _Settings:
     mode = getattr(_default_device, "device_context", None)
     device = None if mode is None else mode.device
-    return _Settings(device, dict(np.geterr()), decimal.getcontext().copy(), sys.stdout, sys.stderr)
+    return _Settings(device, dict(np.geterr()), decimal.getcontext().copy(), sys.stdout, sys.stderr, modes())
 
 
 _held = _present()
@@ -51,4 +54,5 @@ def put_back() -> None:
         np.seterr(**_held.numpy)
     if not is_same(now.decimal, _held.decimal):
         decimal.setcontext(_held.decimal.copy())
+    leave_above(_held.modes)  # after the default device, which is a mode, too
     sys.stdout, sys.stderr = _held.out, _held.err

@@ -32,12 +32,25 @@ from typing import Any, NoReturn
 
 from pdlcheck.worlds.processes.rank.orphans import adopt_orphans, are_found, children, end_orphans
 
-__all__ = ["FORK", "HEADER", "IMPORT", "RANK", "SIGNAL", "STATUS", "TEMPLATE", "Program", "main", "serve"]
+__all__ = [
+    "FORK",
+    "HEADER",
+    "IMPORT",
+    "RANK",
+    "SIGNAL",
+    "STACK_SIGNAL",
+    "STATUS",
+    "TEMPLATE",
+    "Program",
+    "main",
+    "serve",
+]
 
 HEADER = struct.Struct("!cii")  # request, two numbers
 STATUS = struct.Struct("!i")  # through a rank's status pipe: first its pid, at its end the exit code
 FORK, IMPORT, SIGNAL = b"F", b"I", b"S"
 RANK, TEMPLATE = 0, 1  # what to fork
+STACK_SIGNAL = signal.SIGUSR1  # at which a rank writes its stack, where Python does not run
 
 _MAX_FDS = 8
 _EX_SOFTWARE = 70

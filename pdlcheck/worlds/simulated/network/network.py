@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError, PeerFailed, Unsupported
 from pdlcheck.faults import Corrupt, Fault, Slow
+from pdlcheck.worlds.modes import are_left_on
 from pdlcheck.worlds.semantics import Semantics
 from pdlcheck.worlds.simulated.c10d.borrowed import Ended, require_own_group
 from pdlcheck.worlds.simulated.c10d.own_stores import forget_servers
@@ -140,7 +141,7 @@ class Network:
     def leave(self, rank: int) -> None:
         """The running rank has ended."""
         self._claims[rank].clear()
-        self.worn = self.worn or not is_as_joined()
+        self.worn = self.worn or not is_as_joined() or are_left_on()
 
     def rest(self) -> bool:
         """Hold on to nothing of the last run; False if the ranks are no longer as those of a network just made."""

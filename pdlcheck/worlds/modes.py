@@ -1,0 +1,60 @@
+"""What a rank's code may have entered and not left: modes of torch, hooks on saved tensors, transforms of functions.
+
+torch keeps each kind on a stack of the thread; whoever pushes and does not pop changes what all later tests compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.overrides
+import torch.utils._python_dispatch
+
+__all__ = ["Modes", "are_left_on", "leave_above", "modes"]
+
+_autograd: Any = torch._C._autograd
+_functorch: Any = torch._C._functorch
+
+
+class Modes(NamedTuple):
+    """The depth of the stacks of ``TorchDispatchMode``, of ``TorchFunctionMode`` and of vmap, grad and the like.
+
+    ``hooks``: the pair that ``saved_tensors_hooks`` has set last; None if there is none.
+    """
+
+    dispatch: int
+    function: int
+    transforms: int
+    hooks: Any
+
+
+def modes() -> Modes:
+    """Those that are on in this thread."""
+    return Modes(
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack(),
+        _functorch.get_dynamic_layer_stack_depth(),
+        _autograd._top_saved_tensors_default_hooks(True),
+    )
+
+
+def are_left_on() -> bool:
+    """Whether any is on in this thread besides modes of functions, which the default device is, too."""
+    now = modes()
+    return now.dispatch > 0 or now.transforms > 0 or now.hooks is not None
+
+
+def leave_above(held: Modes) -> None:
+    """Leave what was entered since; what was left since stays left."""
+    now = modes()
+    if now == held:
+        return
+    if now.transforms > held.transforms:
+        _functorch.pop_dynamic_layer_stack_and_undo_to_depth(held.transforms)
+    for _ in range(now.dispatch - held.dispatch):
+        torch.utils._python_dispatch._pop_mode()
+    for _ in range(now.function - held.function):
+        torch.overrides._pop_mode()  # type: ignore[no-untyped-call]
+    while (hooks := _autograd._top_saved_tensors_default_hooks(True)) is not None and hooks != held.hooks:
+        _autograd._pop_saved_tensors_default_hooks()
