@@ -58,7 +58,7 @@ def serve(launch: Launch) -> int:
     Ctrl-C is rank 0's to handle; where it reaches this node alone, this process ends a moment later.
     """
     os.environ[INSIDE] = "1"
-    server = forkserver.retain(launch)
+    forkserver.retain(launch)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.signal(signal.SIGINT, lambda *_: signal.setitimer(signal.ITIMER_REAL, _INTERRUPTED_S) and None)
     connections = reach(launch)
@@ -71,7 +71,7 @@ def serve(launch: Launch) -> int:
         while True:
             match control.recv():
                 case Fork(fork=fork):
-                    _fork(launch.rank, fork, server, connections)
+                    _fork(launch, fork, connections)
                 case Bye(exitcode=exitcode):
                     signal.setitimer(signal.ITIMER_REAL, 0)
                     control.poll(_GOODBYE_S)  # until rank 0 has ended: launchers end it when another one fails first
@@ -121,16 +121,17 @@ def _own_address(connection: Connection[Any, Any]) -> str:
         return str(connected.getsockname()[0])
 
 
-def _fork(rank: int, fork: int, server: forkserver.ForkServer, connections: Iterator[Connection[Any, Any]]) -> None:
+def _fork(launch: Launch, fork: int, connections: Iterator[Connection[Any, Any]]) -> None:
     pipe = next(connections)
-    pipe.send(Link(rank, fork, is_pipe=True))
+    pipe.send(Link(launch.rank, fork, is_pipe=True))
     about = next(connections)
-    about.send(Link(rank, fork, is_pipe=False))
+    about.send(Link(launch.rank, fork, is_pipe=False))
     with pipe:
         try:
-            process = LocalProcess(server, about, pipe, ())
+            process = LocalProcess(forkserver.retain(launch), about, pipe, ())  # a new one where that has ended
         except WorldUnavailable as error:
-            about.send(Started(-1, str(error)))
+            with about:
+                about.send(Started(-1, str(error)))
             return
     threading.Thread(target=_attend, args=(process, about), daemon=True).start()
 
@@ -147,7 +148,8 @@ def _attend(process: LocalProcess, about: Connection[Any, Any]) -> None:
             watched = [about.fileno(), *([process.status] if process.exitcode is None else [])]
             readable, _, _ = select.select(watched, [], [])
             if process.status in readable and process.ended(0):
-                about.send(Ended(process.exitcode if process.exitcode is not None else -signal.SIGKILL))
+                exitcode = process.exitcode if process.exitcode is not None else -signal.SIGKILL
+                about.send(Ended(exitcode, process.went_with))
             if about.fileno() in readable:
                 match about.recv():
                     case Signal(signo=signo):

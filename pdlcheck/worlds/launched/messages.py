@@ -95,6 +95,7 @@ class Ended:
     """The process has ended; ``exitcode`` is minus the signal where one ended it."""
 
     exitcode: int
+    went_with: str
 
 
 @dataclass(frozen=True, slots=True)

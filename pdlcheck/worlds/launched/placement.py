@@ -8,6 +8,7 @@ import platform
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -43,7 +44,7 @@ __all__ = ["AgentProcess", "LaunchedPlacement"]
 
 _JOIN_S = 300.0
 _REPORT_S = 5.0
-_ANSWER_S = 30.0
+_ANSWER_S = 10.0
 _Answer = TypeVar("_Answer", Stopped, WaitedForCores, Written)
 _kept: list[Connection[Any, Any]] = []  # open until this process ends: the agents wait for that
 
@@ -63,16 +64,19 @@ class LaunchedPlacement:
     def __init__(self, launch: Launch) -> None:
         os.environ[INSIDE] = "1"
         self.launch = launch
-        self._server = forkserver.retain(self)
-        self.environment: Mapping[str, str] = self._server.environment
+        forkserver.retain(self)
         others = f"the other {launch.world_size - 1} at {launch.init_method}"
         with reported(lambda: f"{self._name()} waits for {others}", first_s=_REPORT_S):
             self._listener = Listener(launch)
         self.host = self._listener.host
-        self._agents: dict[int, tuple[Connection[Any, Any], Hello]] = {}
+        self._agents: dict[int, _Agent] = {}
         self._absent: dict[int, tuple[Connection[Any, Any], Absent]] = {}
         self._join_until: float | None = None
         self._forks = 0
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return forkserver.retain(self).environment  # of a new server, where that has ended
 
     def check(self, world_size: int) -> None:
         if world_size > self.launch.world_size:
@@ -95,14 +99,18 @@ class LaunchedPlacement:
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> RankProcess:
         self.join()
         if rank == 0:
-            return LocalPlacement(self._server).place(rank, world_size, fds)
+            return LocalPlacement(forkserver.retain(self)).place(rank, world_size, fds)
         self._forks += 1
+        agent = self._agents[rank]
+        if agent.is_silent:
+            raise agent.lost(self.launch.launcher)
         try:
-            self._agents[rank][0].send(Fork(self._forks))
+            agent.control.send(Fork(self._forks))
             pipe, about = self._links(rank)
         except (OSError, EOFError) as error:
-            raise self._lost(rank) from error
-        return AgentProcess(pipe, about)
+            agent.is_silent = True
+            raise agent.lost(self.launch.launcher) from error
+        return AgentProcess(pipe, about, agent, self.launch.launcher)
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
         own, beside = self._variables(rank), self._beside(rank, world_size)
@@ -110,14 +118,15 @@ class LaunchedPlacement:
         return {**own, **local, "LOCAL_WORLD_SIZE": str(self._ranks_beside(rank, world_size))}
 
     def threads(self, rank: int, world_size: int) -> int:
-        available = self._agents[rank][1].cores if rank else usable_cores()
+        available = self._agents[rank].hello.cores if rank else usable_cores()
         return max(1, available // self._ranks_beside(rank, world_size))
 
     def close(self, exitcode: int) -> None:
         """Let every launched process end with this exit code, once this process has ended."""
         with contextlib.suppress(WorldUnavailable):  # whoever is not here will not hear it; the launcher ends it
             self.join()
-        controls = [control for control, _ in (*self._agents.values(), *self._absent.values())]
+        controls = [agent.control for agent in self._agents.values()]
+        controls += [control for control, _ in self._absent.values()]
         for control in controls:
             with contextlib.suppress(OSError):  # it has gone
                 control.send(Bye(exitcode))
@@ -164,7 +173,7 @@ class LaunchedPlacement:
             if isinstance(hello, Absent):
                 self._absent[hello.rank] = (connection, hello)
                 continue
-            self._agents[hello.rank] = (connection, hello)
+            self._agents[hello.rank] = _Agent(connection, hello)
             self._compare(hello)
 
     def _missing(self) -> list[int]:
@@ -194,19 +203,19 @@ class LaunchedPlacement:
         return [other for other in range(world_size) if self._machine(other) == self._machine(rank)]
 
     def _variables(self, rank: int) -> Mapping[str, str]:
-        return self._agents[rank][1].variables if rank else variables(self.launch, self.host)
+        return self._agents[rank].hello.variables if rank else variables(self.launch, self.host)
 
     def _machine(self, rank: int) -> tuple[str, str]:
         if rank == 0:
             return platform.node(), self.host
-        hello = self._agents[rank][1]
+        hello = self._agents[rank].hello
         return hello.host, hello.address
 
     def _links(self, rank: int) -> tuple[Connection[Any, Any], Connection[Any, Any]]:
         links: dict[bool, Connection[Any, Any]] = {}
         until = time.monotonic() + _ANSWER_S
         while len(links) < 2:
-            connection = self._listener.accept(until, self._agents[rank][0])
+            connection = self._listener.accept(until, self._agents[rank].control)
             link = connection.recv()
             if link == Link(rank, self._forks, link.is_pipe):
                 links[link.is_pipe] = connection
@@ -214,10 +223,19 @@ class LaunchedPlacement:
                 connection.close()
         return links[True], links[False]
 
-    def _lost(self, rank: int) -> WorldUnavailable:
-        host = self._agents[rank][1].host
+
+@dataclass(slots=True)
+class _Agent:
+    """A launched process, as rank 0 sees it. ``is_silent``: it has not answered once, and is not waited for again."""
+
+    control: Connection[Any, Any]
+    hello: Hello
+    is_silent: bool = False
+
+    def lost(self, launcher: str) -> WorldUnavailable:
         return WorldUnavailable(
-            f"launched process {rank} on {host} does not answer; see what {self.launch.launcher} says of it",
+            f"launched process {self.hello.rank} on {self.hello.host} does not answer: it has ended, or a signal "
+            f"(SIGSTOP) has stopped it; see what {launcher} says of it",
             world="launched",
             cure="launch again",
         )
@@ -226,9 +244,13 @@ class LaunchedPlacement:
 class AgentProcess:
     """A rank that an agent has forked; a ``RankProcess``."""
 
-    def __init__(self, pipe: Connection[Any, Any], about: Connection[Any, Any]) -> None:
+    def __init__(
+        self, pipe: Connection[Any, Any], about: Connection[Any, Any], agent: _Agent, launcher: str
+    ) -> None:
         self.connection = pipe
         self._about = about
+        self._agent = agent
+        self._launcher = launcher
         self._pid = 0
         self.exitcode: int | None = None
         self.went_with = ""
@@ -282,13 +304,22 @@ class AgentProcess:
         self._about.close()
 
     def _answer(self, request: Any, kind: type[_Answer]) -> _Answer | None:
-        """Ask the agent; None if it has gone."""
+        """Ask the agent; None if it has gone.
+
+        Raises:
+            WorldUnavailable: it does not answer.
+        """
+        if self._agent.is_silent:
+            raise self._agent.lost(self._launcher)
         if not self._ask(request):
             return None
         while (message := self._receive(_ANSWER_S)) is not None:
             if isinstance(message, kind):
                 return message
-        return None
+        if self.exitcode is not None:
+            return None
+        self._agent.is_silent = True
+        raise self._agent.lost(self._launcher)
 
     def _ask(self, request: Any) -> bool:
         try:
@@ -306,5 +337,5 @@ class AgentProcess:
                 self.exitcode, self.went_with = -signal.SIGKILL, FORKER
             return None
         if isinstance(message, Ended):
-            self.exitcode = message.exitcode
+            self.exitcode, self.went_with = message.exitcode, message.went_with
         return message

@@ -64,7 +64,11 @@ def fork(server: Forker, more: Sequence[int], kind: int = RANK) -> LocalProcess:
     """A fork of that process, and the pipe to it; it gets the descriptors ``more`` besides."""
     ours, theirs = Pipe(duplex=True)
     with theirs:
-        return LocalProcess(server, ours, theirs, more, kind)
+        try:
+            return LocalProcess(server, ours, theirs, more, kind)
+        except BaseException:
+            ours.close()
+            raise
 
 
 class LocalProcess:
@@ -72,7 +76,8 @@ class LocalProcess:
 
     Args:
         server: forks it.
-        ours: the controller's end of the pipe, if the controller is this process.
+        ours: the controller's end of the pipe, if the controller is this process; closed with the process, and the
+            caller's if that cannot be made.
         theirs: the rank's end.
         more: descriptors that the rank gets besides.
         kind: ``RANK`` or ``TEMPLATE``.
@@ -93,7 +98,6 @@ class LocalProcess:
         try:
             self._child: Child = server.fork(fds, kind)
         except BaseException:
-            ours.close()
             for file in self._files:
                 os.close(file.fd)
             raise

@@ -72,8 +72,10 @@ class Placement(Protocol):
     """
 
     host: str
-    environment: Mapping[str, str]
     shares_memory: bool
+
+    @property
+    def environment(self) -> Mapping[str, str]: ...
 
     def check(self, world_size: int) -> None:
         """Raise ``WorldTooSmall`` if there is no place for so many ranks."""
