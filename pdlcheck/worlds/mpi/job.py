@@ -12,12 +12,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
 from pdlcheck.errors import WorldUnavailable
 
-__all__ = ["CURE", "Job", "find_mpiexec", "why_not"]
+__all__ = ["CURE", "Job", "find_mpiexec", "home", "why_not"]
 
 CURE = "pip install pdlcheck[mpi]"
 
@@ -48,9 +49,10 @@ def why_not() -> str:
     mpiexec = find_mpiexec()
     if mpiexec is None:
         return "there is no mpiexec"
-    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
-    if "Open MPI" not in version and "OpenRTE" not in version:
-        said = (version.splitlines() or ["nothing"])[0]
+    environment = os.environ | home()
+    asked = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False, env=environment)
+    if "Open MPI" not in asked.stdout and "OpenRTE" not in asked.stdout:
+        said = next((line for line in (asked.stdout + asked.stderr).splitlines() if line.strip("- ")), "nothing")
         return f"{mpiexec} is not Open MPI's: it says {said!r}"
     return ""
 
@@ -73,32 +75,46 @@ class Job:
         self.is_lost = False
         self._is_wanted_no_more = False
         self._watch: threading.Thread | None = None
-        prefix = f"pdlcheck-mpi-{self._owner}-"
-        self._session = tempfile.mkdtemp(prefix=prefix)
-        shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
-        self._segments = tempfile.mkdtemp(prefix=prefix, dir=shared)
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end
-        seat = [sys.executable, "-I", "-S", str(_HERE / "seat.py"), self._session]
-        self._stdout, writing = os.pipe()
-        self._supervisor = subprocess.Popen(
-            [
-                *(sys.executable, "-I", "-S", str(_HERE / "supervisor.py")),
-                *(self._session, self._segments, "--"),
-                *(mpiexec, "-n", str(world_size), *seat),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=writing,
-            stderr=self._said,
-            env=self._environment(),
-            cwd=self._session,
-            process_group=0,  # a Ctrl-C at the terminal reaches the controller alone
-        )
-        os.close(writing)
+        with ExitStack() as made:
+            self._start(mpiexec, world_size, made)
+            self._made = made.pop_all()
         try:
             self.variables = self._seats(world_size)
         except BaseException:
             self.end()
             raise
+
+    def _start(self, mpiexec: str, world_size: int, made: ExitStack) -> None:
+        prefix = f"pdlcheck-mpi-{self._owner}-"
+        shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+        self._session = self._folder(made, prefix, None)
+        self._segments = self._folder(made, prefix, shared)
+        self._said = made.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - it is one
+        seat = [sys.executable, "-I", "-S", str(_HERE / "seat.py"), self._session]
+        self._stdout, writing = os.pipe()
+        made.callback(os.close, self._stdout)
+        command = [sys.executable, "-I", "-S", str(_HERE / "supervisor.py"), self._session, self._segments, "--"]
+        try:
+            self._supervisor = subprocess.Popen(
+                [*command, mpiexec, "-n", str(world_size), *seat],
+                stdin=subprocess.PIPE,
+                stdout=writing,
+                stderr=self._said,
+                env=self._environment(),
+                cwd=self._session,
+                process_group=0,  # a Ctrl-C at the terminal reaches the controller alone
+            )
+        finally:
+            os.close(writing)
+
+    def _folder(self, made: ExitStack, prefix: str, parent: str | None) -> str:
+        folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
+        made.callback(self._remove, folder)
+        return folder
+
+    def _remove(self, folder: str) -> None:
+        if os.getpid() == self._owner:  # else a fork of the controller
+            shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def pid(self) -> int:
@@ -131,11 +147,8 @@ class Job:
                 self._supervisor.wait()
             if self._watch is not None:
                 self._watch.join(_END_S)
-            for folder in (self._session, self._segments):
-                shutil.rmtree(folder, ignore_errors=True)
         self._supervisor.returncode = 0
-        self._said.close()
-        os.close(self._stdout)
+        self._made.close()
 
     def _environment(self) -> Mapping[str, str]:
         environment = {
@@ -144,6 +157,7 @@ class Job:
             if not (name.startswith(_LAUNCHED) and "OMPI_COMM_WORLD_RANK" in os.environ)
         }
         environment |= {name: value for name, value in _PARAMETERS.items() if name not in environment}
+        environment |= home()
         environment |= {"TMPDIR": self._session, "OMPI_MCA_btl_sm_backing_directory": self._segments}
         if os.geteuid() == 0:  # containers; what runs below mpiexec does nothing
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -164,6 +178,11 @@ class Job:
     def _words(self) -> str:
         self._said.seek(0)
         return self._said.read().decode(errors="replace").strip()
+
+
+def home() -> dict[str, str]:
+    """A value for HOME where there is none: neither mpiexec nor a rank of MPI starts without it."""
+    return {} if "HOME" in os.environ else {"HOME": tempfile.gettempdir()}
 
 
 def _unavailable(what: str, said: str = "") -> WorldUnavailable:

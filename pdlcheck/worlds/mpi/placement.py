@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from pdlcheck.worlds.mpi.job import Job
+from pdlcheck.worlds.mpi.job import Job, home
 from pdlcheck.worlds.processes.controller.forkserver import ForkServer
 from pdlcheck.worlds.processes.controller.local import LocalPlacement, LocalProcess
 
@@ -43,7 +43,7 @@ class MpiPlacement:
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
         assert self._job is not None
-        return {**self._local.variables(rank, world_size), **self._job.variables(rank)}
+        return {**self._local.variables(rank, world_size), **home(), **self._job.variables(rank)}
 
     def threads(self, rank: int, world_size: int) -> int:
         return self._local.threads(rank, world_size)

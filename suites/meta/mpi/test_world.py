@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from pdlcheck.errors import RankDied, RankTimeout, WorldUnavailable
 from pdlcheck.worlds import get_world
-from pdlcheck.worlds.mpi.job import Job
+from pdlcheck.worlds.mpi.job import Job, why_not
 from pdlcheck.worlds.processes import ProcessWorld
 
 from ..every_world.programs import DEADLOCKS, EXPECTED, MISMATCHES, train_ddp
@@ -198,6 +198,24 @@ def test_after_close_nothing_is_left():
     world.close()
     assert left_in_folders() - before == set()
     assert still_running([*ranks, *processes]) == []
+
+
+def test_of_a_job_that_cannot_start_nothing_is_left(monkeypatch):
+    before = left_in_folders()
+    monkeypatch.setattr(subprocess, "Popen", None)  # whatever fails after the folders are made
+    with pytest.raises(TypeError):
+        Job(2)
+    assert left_in_folders() == before
+
+
+def test_ranks_start_where_there_is_no_home(monkeypatch):
+    monkeypatch.delenv("HOME")
+    assert why_not() == ""
+    world = ProcessWorld("mpi", timeout_s=20)
+    try:
+        assert world.run(total, world_size=2) == [3.0] * 2
+    finally:
+        world.close()
 
 
 def test_of_a_world_that_nobody_holds_nothing_is_left():

@@ -16,6 +16,7 @@ from typing import TextIO
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.processes.controller.collect import Collector
+from pdlcheck.worlds.processes.controller.lacks import full_shared_memory, lacks, loopback_is_down
 from pdlcheck.worlds.processes.controller.member import Died, Member, Written
 from pdlcheck.worlds.processes.controller.placement import Placement
 from pdlcheck.worlds.processes.controller.referee import Referee
@@ -70,6 +71,8 @@ class Pool:
         self.begun: object = None  # the key of a call that runs, see `begin`
         try:
             with ExitStack() as stack:
+                if no_way := loopback_is_down(placement.host):
+                    raise self._unavailable(no_way)
                 fd = self._share(stack) if placement.shares_memory and setup.watch else None
                 if templates is not None:
                     listening = templates.listening
@@ -81,8 +84,10 @@ class Pool:
                         more.append(listening.fileno())
                     self._members.append(Member(rank, (templates or placement).place(rank, setup.world_size, more)))
                 self._start(listening.getsockname()[1])
-        except BaseException:
+        except BaseException as error:
             self.kill()
+            if isinstance(error, OSError):
+                raise self._unavailable(lacks(error, setup.world_size)) from error
             raise
 
     @property
@@ -277,6 +282,7 @@ class Pool:
 
         is_mpi = self._setup.backend == "mpi"  # of which a machine may have several
         hint = f"{CURE} brings an MPI and an mpiexec that fit each other" if is_mpi else "see `pdlcheck doctor`"
+        hint = full_shared_memory() or hint
         return WorldUnavailable(
             f"{self._setup.backend} processes cannot start: {what}; {hint}{said}",
             world=self._setup.backend,

@@ -1,0 +1,47 @@
+"""What a machine lacks where ranks cannot start, with the cure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import socket
+
+__all__ = ["full_shared_memory", "lacks", "loopback_is_down"]
+
+_SHARED_MEMORY = "/dev/shm"
+_LITTLE = 4 << 20  # bytes
+_NEEDED = 10  # descriptors for each rank
+
+
+def lacks(error: OSError, world_size: int) -> str:
+    """In words, what has made the start of so many ranks fail."""
+    said = f"{error.strerror or error}"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        takes = f"{world_size} ranks take about {_NEEDED * world_size}"
+        return f"{said}: this process may have {limit}, and {takes}; raise the limit (ulimit -n), or use fewer ranks"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f": {error.filename}" if error.filename else ""
+        return f"{said}{where}; delete what is not needed there, or set TMPDIR to another disk"
+    if error.errno == errno.ENOMEM:
+        return f"{said}; use fewer ranks, or a machine with more memory"
+    return str(error)
+
+
+def loopback_is_down(host: str) -> str:
+    """In words, that ranks cannot meet at ``host`` on this machine; empty where they can."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # nothing is sent: the system looks for a way
+        except OSError as error:
+            return f"ranks meet at {host}, and there is no way to it ({error.strerror}): ip link set lo up"
+    return ""
+
+
+def full_shared_memory() -> str:
+    """In words, that there is no room left in shared memory; empty where there is."""
+    if not os.path.isdir(_SHARED_MEMORY) or (free := shutil.disk_usage(_SHARED_MEMORY).free) >= _LITTLE:
+        return ""
+    return f"{_SHARED_MEMORY}, where ranks share memory, is full ({free} bytes free): delete what is not needed there"
