@@ -44,6 +44,7 @@ from pdlcheck.worlds.launched.messages import (
 )
 from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.processes.controller.local import LocalProcess
+from pdlcheck.worlds.processes.controller.output_file import BOUND_S
 
 __all__ = ["excuse", "serve", "software", "variables"]
 
@@ -146,7 +147,8 @@ def _attend(process: LocalProcess, about: Connection[Any, Any]) -> None:
             return
         while True:
             watched = [about.fileno(), *([process.status] if process.exitcode is None else [])]
-            readable, _, _ = select.select(watched, [], [])
+            readable, _, _ = select.select(watched, [], [], BOUND_S)
+            process.bound_output()
             if process.status in readable and process.ended(0):
                 exitcode = process.exitcode if process.exitcode is not None else -signal.SIGKILL
                 about.send(Ended(exitcode, process.went_with))

@@ -296,6 +296,9 @@ class AgentProcess:
         written = self._answer(Output(), Written)
         return ("", "", "") if written is None else (written.out, written.err, written.journal)
 
+    def bound_output(self) -> None:
+        """Its agent sees to that."""
+
     def rewind(self) -> None:
         self._ask(Rewind())
 

@@ -140,6 +140,9 @@ class MpiProcess:
         out, err, journal = self._process.output()
         return out, err + self._job.last_words, journal
 
+    def bound_output(self) -> None:
+        self._process.bound_output()
+
     def rewind(self) -> None:
         self._process.rewind()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import fcntl
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -14,14 +12,12 @@ from typing import Any
 from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller.forkserver import Child, Forker, ForkServer
+from pdlcheck.worlds.processes.controller.output_file import OutputFile
 from pdlcheck.worlds.processes.controller.process_state import is_stopped, is_well, would_end
-from pdlcheck.worlds.processes.exchange.nameless import nameless_file
 from pdlcheck.worlds.processes.exchange.own_time import waited_for_cores
 from pdlcheck.worlds.processes.rank.server import RANK, STACK_SIGNAL, TEMPLATE
 
 __all__ = ["LocalPlacement", "LocalProcess", "fork"]
-
-_KEPT_BYTES = 1 << 20  # of what was read already
 
 
 class LocalPlacement:
@@ -93,7 +89,7 @@ class LocalProcess:
     ) -> None:
         self._server = server
         self.connection = ours
-        self._files = [_File(), _File(), _File()]
+        self._files = [OutputFile(), OutputFile(), OutputFile()]
         fds = [theirs.fileno(), *(file.fd for file in self._files), *more]
         try:
             self._child: Child = server.fork(fds, kind)
@@ -141,6 +137,10 @@ class LocalProcess:
         out, err, journal = (file.take() for file in self._files)
         return out, err, journal
 
+    def bound_output(self) -> None:
+        for file in self._files[:2]:
+            file.bound()
+
     def rewind(self) -> None:
         for file in self._files:
             file.rewind()
@@ -149,26 +149,3 @@ class LocalProcess:
         self.connection.close()
         for fd in (*(file.fd for file in self._files), self._child.status):
             os.close(fd)
-
-
-class _File:
-    """A file without a name; reading does not disturb the rank that writes to it."""
-
-    def __init__(self) -> None:
-        self.fd = nameless_file("pdlcheck output")
-        fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_APPEND)
-        self._read = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def take(self) -> str:
-        size = os.fstat(self.fd).st_size
-        if size <= self._read:
-            return ""
-        data = os.pread(self.fd, size - self._read, self._read)
-        self._read += len(data)
-        return self._decoder.decode(data)
-
-    def rewind(self) -> None:
-        if self._read > _KEPT_BYTES and os.fstat(self.fd).st_size == self._read:
-            os.ftruncate(self.fd, 0)
-            self._read = 0

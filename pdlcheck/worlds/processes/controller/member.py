@@ -133,6 +133,10 @@ class Member:
             self.reader(Written(self.rank, out, err, journal))
         return out, err
 
+    def bound_output(self) -> None:
+        """Let what it has written take little memory."""
+        self._process.bound_output()
+
     def rewind(self) -> None:
         """Give back the memory of what was read. The rank must be idle: what it writes meanwhile can be lost."""
         self._process.rewind()

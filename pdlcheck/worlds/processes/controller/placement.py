@@ -55,6 +55,9 @@ class RankProcess(Protocol):
     def output(self) -> tuple[str, str, str]:
         """Return what was written to stdout, stderr and the journal since the last time."""
 
+    def bound_output(self) -> None:
+        """Let what the rank has written take little memory, however much it is; called now and then while it runs."""
+
     def rewind(self) -> None:
         """Give back the memory of what was read, while the rank is idle."""
 

@@ -18,6 +18,7 @@ from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.processes.controller.collect import Collector
 from pdlcheck.worlds.processes.controller.lacks import full_shared_memory, lacks, loopback_is_down
 from pdlcheck.worlds.processes.controller.member import Died, Member, Written
+from pdlcheck.worlds.processes.controller.output_file import BOUND_S
 from pdlcheck.worlds.processes.controller.placement import Placement
 from pdlcheck.worlds.processes.controller.referee import Referee
 from pdlcheck.worlds.processes.controller.setup import Setup, start_of
@@ -62,6 +63,7 @@ class Pool:
         self._members: list[Member] = []
         self._behind: set[int] = set()  # ranks that have not taken all that was sent to them
         self._live = False
+        self._bound_at = 0.0  # when what the ranks have written is looked at again
         self._board: Board | None = None
         self.is_usable = True
         self.to_be_ended = self.is_spent = False
@@ -297,7 +299,7 @@ class Pool:
             if member.is_behind and member.rank not in self._behind and member.connection in self._selector.get_map():
                 self._behind.add(member.rank)
                 self._selector.modify(member.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, member)
-        ready = self._selector.select(min(timeout_s, _LIVE_S) if self._live else timeout_s)
+        ready = self._select(timeout_s)
         if self._live:
             for member in self._members:
                 member.output()
@@ -320,6 +322,19 @@ class Pool:
             self._selector.unregister(member.status)
             events += [(member, word) for word in member.last_words()]
         return events
+
+    def _select(self, timeout_s: float) -> list[tuple[selectors.SelectorKey, int]]:
+        until = time.monotonic() + timeout_s
+        while True:
+            left = until - time.monotonic()
+            ready = self._selector.select(max(min(left, _LIVE_S if self._live else BOUND_S), 0.0))
+            now = time.monotonic()
+            if now >= self._bound_at:
+                self._bound_at = now + BOUND_S
+                for member in self._members:
+                    member.bound_output()
+            if ready or self._live or now >= until:
+                return ready
 
     def _send_on(self, member: Member) -> None:
         member.flush()

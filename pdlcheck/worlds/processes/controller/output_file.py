@@ -1,0 +1,80 @@
+"""A file without a name that a rank writes to: of output without end the two ends are kept."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import ctypes
+import fcntl
+import os
+import sys
+
+from pdlcheck.worlds.processes.exchange.nameless import nameless_file
+
+__all__ = ["BOUND_S", "OutputFile"]
+
+BOUND_S = 0.1  # between two calls of :meth:`OutputFile.bound`
+_MOST = 4 << 20  # bytes that are read as they are
+_END = 1 << 19  # bytes of each end of more than that
+_KEPT = 1 << 20  # bytes that were read and may still take room
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+
+
+class OutputFile:
+    """Stdout, stderr or the journal of a rank; reading does not disturb the rank that writes."""
+
+    def __init__(self) -> None:
+        self.fd = nameless_file("pdlcheck output")
+        fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_APPEND)
+        self._read = 0  # up to here
+        self._freed = 0  # up to here the file takes no room
+        self._first = ""  # of output that was too much
+        self._left_out = 0  # bytes after that
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def take(self) -> str:
+        """Return what was written since the last time."""
+        self.bound()
+        text = self._next(os.fstat(self.fd).st_size)
+        if self._left_out:
+            note = f"\n... {self._left_out} bytes of output are left out ...\n"
+            text, self._first, self._left_out = self._first + note + text, "", 0
+        self._free()
+        return text
+
+    def bound(self) -> None:
+        """Where more was written than anybody reads, keep its two ends, and take no room for what is between."""
+        size = os.fstat(self.fd).st_size
+        if size - self._read > _MOST or (self._left_out and size - self._read > 2 * _END):
+            if not self._left_out:
+                self._first = self._next(self._read + _END)
+            self._left_out += size - _END - self._read
+            self._read = size - _END
+            self._decoder.reset()
+            self._free()
+
+    def rewind(self) -> None:
+        """Give back the memory of what was read, while the rank is idle."""
+        if self._read > _KEPT and os.fstat(self.fd).st_size == self._read:
+            os.ftruncate(self.fd, 0)
+            self._read = self._freed = 0
+
+    def _next(self, end: int) -> str:
+        if end <= self._read:
+            return ""
+        data = os.pread(self.fd, end - self._read, self._read)
+        self._read += len(data)
+        return self._decoder.decode(data)
+
+    def _free(self) -> None:
+        if self._read - self._freed > _KEPT and sys.platform == "linux":
+            with contextlib.suppress(OSError):  # a file system that cannot
+                _punch_hole(self.fd, self._freed, self._read - self._freed)
+            self._freed = self._read
+
+
+def _punch_hole(fd: int, start: int, length: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    offsets = ctypes.c_longlong(start), ctypes.c_longlong(length)
+    if libc.fallocate64(fd, _KEEP_SIZE | _PUNCH_HOLE, *offsets) != 0:
+        raise OSError(ctypes.get_errno(), "fallocate")
