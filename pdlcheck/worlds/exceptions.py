@@ -7,7 +7,7 @@ from contextlib import suppress
 
 __all__ = ["LONGEST", "add_note", "shorten", "text_of"]
 
-LONGEST = 40_000  # characters of one text; a failure that says more is shown from both ends
+LONGEST = 200_000  # characters of one text; a failure that says more is shown from both ends
 _AT_EACH_END = LONGEST // 2
 _NO_TEXT = "<exception str() failed>"
 

@@ -34,7 +34,7 @@ def modes() -> Modes:
     return Modes(
         torch._C._len_torch_dispatch_stack(),
         torch._C._len_torch_function_stack(),
-        _functorch.get_dynamic_layer_stack_depth(),
+        len(_functorch.get_interpreter_stack() or ()),
         _autograd._top_saved_tensors_default_hooks(True),
     )
 

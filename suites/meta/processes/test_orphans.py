@@ -17,6 +17,7 @@ import torch.distributed as dist
 from pdlcheck.errors import RankDied
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.controller import forkserver
+from pdlcheck.worlds.processes.controller.local import LocalPlacement
 from pdlcheck.worlds.processes.rank.orphans import are_found
 
 from ..clone import ROOT
@@ -139,6 +140,27 @@ def test_with_a_controller_that_is_killed_ends_all_that_its_ranks_have_started(t
         assert len(pids) == 6
         controller.kill()
     assert still_running(pids) == []
+
+
+def test_what_an_import_of_the_fork_server_has_started_lives_as_long_as_that(tmp_path, monkeypatch):
+    told = tmp_path / "helper"
+    source = f"import pathlib, subprocess\npathlib.Path({str(told)!r}).write_text(str("
+    source += "subprocess.Popen(['sleep', '300'], start_new_session=True).pid))\n"
+    (tmp_path / "starts_a_helper.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    server = forkserver.ForkServer()
+    try:
+        server.preload(["starts_a_helper"])
+        rank = LocalPlacement(server).place(0, 1, [])
+        rank.started()
+        rank.signal(signal.SIGKILL)
+        assert rank.ended(20)
+        helper = int(told.read_text())
+        assert is_running(helper)
+        rank.close()
+    finally:
+        server.stop()
+    assert still_running([helper]) == []
 
 
 def make_segment() -> str:

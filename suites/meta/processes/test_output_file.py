@@ -70,6 +70,16 @@ def test_what_was_read_takes_no_room_while_the_rank_goes_on_writing(file):
         assert room(file) < (3 << 20)
 
 
+def test_of_a_journal_nothing_is_left_out():
+    journal = OutputFile(is_whole=True)
+    try:
+        os.write(journal.fd, b"{}\n" * 4_000_000)
+        journal.bound()
+        assert len(journal.take()) == 12_000_000
+    finally:
+        os.close(journal.fd)
+
+
 def test_an_idle_rank_begins_a_new_file(file):
     os.write(file.fd, b"x" * (3 << 20))
     file.take()

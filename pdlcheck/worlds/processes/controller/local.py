@@ -89,7 +89,7 @@ class LocalProcess:
     ) -> None:
         self._server = server
         self.connection = ours
-        self._files = [OutputFile(), OutputFile(), OutputFile()]
+        self._files = [OutputFile(), OutputFile(), OutputFile(is_whole=True)]
         fds = [theirs.fileno(), *(file.fd for file in self._files), *more]
         try:
             self._child: Child = server.fork(fds, kind)
@@ -138,7 +138,7 @@ class LocalProcess:
         return out, err, journal
 
     def bound_output(self) -> None:
-        for file in self._files[:2]:
+        for file in self._files:
             file.bound()
 
     def rewind(self) -> None:

@@ -21,9 +21,14 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class OutputFile:
-    """Stdout, stderr or the journal of a rank; reading does not disturb the rank that writes."""
+    """Stdout, stderr or the journal of a rank; reading does not disturb the rank that writes.
 
-    def __init__(self) -> None:
+    Args:
+        is_whole: nothing may be left out.
+    """
+
+    def __init__(self, *, is_whole: bool = False) -> None:
+        self._is_whole = is_whole
         self.fd = nameless_file("pdlcheck output")
         fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_APPEND)
         self._read = 0  # up to here
@@ -44,6 +49,8 @@ class OutputFile:
 
     def bound(self) -> None:
         """Where more was written than anybody reads, keep its two ends, and take no room for what is between."""
+        if self._is_whole:
+            return
         size = os.fstat(self.fd).st_size
         if size - self._read > _MOST or (self._left_out and size - self._read > 2 * _END):
             if not self._left_out:
@@ -68,7 +75,7 @@ class OutputFile:
 
     def _free(self) -> None:
         if self._read - self._freed > _KEPT and sys.platform == "linux":
-            with contextlib.suppress(OSError):  # a file system that cannot
+            with contextlib.suppress(OSError, AttributeError):  # a system that cannot
                 _punch_hole(self.fd, self._freed, self._read - self._freed)
             self._freed = self._read
 
@@ -76,5 +83,5 @@ class OutputFile:
 def _punch_hole(fd: int, start: int, length: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     offsets = ctypes.c_longlong(start), ctypes.c_longlong(length)
-    if libc.fallocate64(fd, _KEEP_SIZE | _PUNCH_HOLE, *offsets) != 0:
+    if libc.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, *offsets) != 0:
         raise OSError(ctypes.get_errno(), "fallocate")

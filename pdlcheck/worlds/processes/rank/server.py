@@ -62,11 +62,15 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 @dataclass(slots=True)
 class _Forks:
-    """Those of this process that live. ``status``: the pipe of each; ``templates``: which of them fork themselves."""
+    """Those of this process that live. ``status``: the pipe of each; ``templates``: which of them fork themselves.
+
+    ``helpers``: other processes, which imports have started here.
+    """
 
     owner: int = field(default_factory=os.getpid)
     status: dict[int, int] = field(default_factory=dict)
     templates: set[int] = field(default_factory=set)
+    helpers: set[int] = field(default_factory=set)
 
 
 def main(control_fd: int, controller_pid: int) -> NoReturn:
@@ -93,7 +97,7 @@ def serve(
         missing: modules that could not be imported, with the reason.
         own_fds: descriptors that forks do not need.
     """
-    forks = _Forks()
+    forks = _Forks(helpers=children(os.getpid()))
     adopt_orphans()
     handlers: dict[int, _Handler] = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C is the controller's to handle
@@ -135,6 +139,7 @@ def serve(
                     names = json.loads(_read(control, first))
                     with _noticing_hang_up(control, forks):
                         missing |= _import(names)
+                    forks.helpers = children(os.getpid()).difference(forks.status)
                 elif request == SIGNAL and first in forks.status:
                     _signal(first, second)
 
@@ -258,7 +263,7 @@ def _reap(forks: _Forks) -> None:
         del forks.status[pid]
         forks.templates.discard(pid)
         ended.append((status, os.waitstatus_to_exitcode(code)))
-    end_orphans(forks.status)
+    end_orphans({*forks.status, *forks.helpers})
     for status, exitcode in ended:
         _tell(status, exitcode)
         os.close(status)
@@ -278,7 +283,7 @@ def _end(forks: _Forks) -> NoReturn:
     until = time.monotonic() + _END_S
     while any(_runs(pid) for pid in forks.templates) and time.monotonic() < until:
         time.sleep(0.001)
-    leave_something = any(map(children, forks.status))
+    leave_something = bool(forks.helpers) or any(map(children, forks.status))
     for pid in forks.status:
         _signal(pid, signal.SIGKILL)
     until = time.monotonic() + _END_S
