@@ -17,7 +17,7 @@ TESTS = """
 import subprocess, sys, time, pytest
 from pdlcheck.harness.running import launched
 
-@pytest.mark.world_size(2)
+@pytest.mark.world_size(1)
 def test_before(rank): pass
 
 def test_meanwhile(request):
@@ -30,7 +30,7 @@ def test_meanwhile(request):
             with pytest.raises(TimeoutError):
                 made._listener.accept(time.monotonic() + 0.2)
 
-@pytest.mark.world_size(3)
+@pytest.mark.world_size(2)
 def test_after(rank): pass
 """
 ATTACK = """
@@ -88,7 +88,7 @@ def open_folder():
 def test_another_user_of_the_machine_does_not_get_in(open_folder):
     (open_folder / "test_launched_ranks.py").write_text(TESTS)
     (open_folder / "attack.py").write_text(ATTACK)
-    command = [*TORCHRUN, "--master-port", str(free_port())]
+    command = [*TORCHRUN[:-1], "2", "--master-port", str(free_port())]
     done = subprocess.run(
         [*command, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "test_launched_ranks.py"],
         cwd=open_folder,

@@ -36,9 +36,9 @@ def test_a_sample_of_faults_holds(tmp_path):
 @needs_mpi
 def test_a_sample_of_faults_holds_on_mpi(tmp_path):
     kinds = "kill-self,kill-outside,kill-idle,segv,exit,mismatch"
-    done = run_campaign("--world", "mpi", "--count", "10", "--seed", "1", "--kinds", kinds, cwd=tmp_path)
+    done = run_campaign("--world", "mpi", "--count", "8", "--seed", "1", "--kinds", kinds, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^([5-9]) of \1 faults held on mpi", done.stdout, re.M), done.stdout
+    assert re.search(r"^([3-7]) of \1 faults held on mpi", done.stdout, re.M), done.stdout
 
 
 BROKEN = {
