@@ -26,7 +26,7 @@ def text_of(error: BaseException) -> str:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """As ``error.add_note``, also where its class, or whoever has set ``__notes__``, made this impossible."""
+    """As ``error.add_note``, also for a class that overrides it and for ``__notes__`` that is not a list."""
     try:
         BaseException.add_note(error, note)
     except TypeError:  # the notes are no list

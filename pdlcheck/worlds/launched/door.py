@@ -1,4 +1,4 @@
-"""Where rank 0 of a launch listens: it lets in who knows the key, and nobody waits for a stranger."""
+"""Where rank 0 of a launch listens: only processes that know the key are accepted, and strangers delay no one."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _AT_THE_DOOR = 64  # who have not said the key yet; ranks do so in milliseconds
 class Door:
     """Listens for the processes of a launch.
 
-    Nothing that a newcomer sends is unpickled before it has proved to know the key, and the door has proved it, too.
-    What they prove holds for this host and port: whoever passes on what the two say gains nothing.
+    Each side proves to the other that it knows the key before anything is unpickled. The proof is bound to this host
+    and port, so a process in the middle cannot relay it.
 
     Args:
         host: the address to listen at; the port is a free one.
@@ -94,7 +94,7 @@ class Door:
             connection = _greeted(newcomer, self._key, deliver_challenge, answer_challenge)
         except AuthenticationError:
             self.refused.append(address)
-        except (EOFError, OSError):  # nobody of ours
+        except (EOFError, OSError):  # not a process of this launch
             pass
         else:
             self._inside.append(connection)

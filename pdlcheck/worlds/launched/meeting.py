@@ -33,6 +33,7 @@ _RANK_0 = "pdlcheck/rank0"
 _PATIENCE_S = 300.0  # rank 0 may import much before it listens
 _REPORT_S = 15.0  # rank 0 may collect many tests before it listens
 _PLACE = "MASTER_ADDR and MASTER_PORT, or --init-method, must name rank 0's host and a port that is free there"
+_BESIDE = "rank 0 writes this file: it must run as the same user, with the same TMPDIR, or pass --init-method file:///PATH"
 _CURE = "export MASTER_ADDR=... MASTER_PORT=..."
 
 
@@ -126,11 +127,12 @@ def _found(launch: Launch, until: float) -> tuple[tuple[str, int, bytes], Connec
         except (OSError, EOFError, dist.DistError, ValueError, KeyError):  # not yet, or no longer
             pass
         if time.monotonic() > until:
+            advice, cure = (_PLACE, _CURE) if _file_of(launch) is None else (_BESIDE, "--init-method file:///PATH")
             raise WorldUnavailable(
                 f"rank {launch.rank} cannot reach rank 0 through {launch.init_method} within {_PATIENCE_S:g} s; "
-                f"{_PLACE}{why}",
+                f"{advice}{why}",
                 world="launched",
-                cure=_CURE,
+                cure=cure,
             )
         time.sleep(0.05)
 

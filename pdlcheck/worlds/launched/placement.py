@@ -103,14 +103,14 @@ class LaunchedPlacement:
         self._forks += 1
         agent = self._agents[rank]
         if agent.is_silent:
-            raise agent.lost(self.launch.launcher)
+            raise agent.lost()
         try:
             agent.control.send(Fork(self._forks))
             pipe, about = self._links(rank)
         except (OSError, EOFError) as error:
             agent.is_silent = True
-            raise agent.lost(self.launch.launcher) from error
-        return AgentProcess(pipe, about, agent, self.launch.launcher)
+            raise agent.lost() from error
+        return AgentProcess(pipe, about, agent)
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
         own, beside = self._variables(rank), self._beside(rank, world_size)
@@ -173,7 +173,7 @@ class LaunchedPlacement:
             if isinstance(hello, Absent):
                 self._absent[hello.rank] = (connection, hello)
                 continue
-            self._agents[hello.rank] = _Agent(connection, hello)
+            self._agents[hello.rank] = _Agent(connection, hello, self.launch.launcher)
             self._compare(hello)
 
     def _missing(self) -> list[int]:
@@ -230,12 +230,13 @@ class _Agent:
 
     control: Connection[Any, Any]
     hello: Hello
+    launcher: str
     is_silent: bool = False
 
-    def lost(self, launcher: str) -> WorldUnavailable:
+    def lost(self) -> WorldUnavailable:
         return WorldUnavailable(
             f"launched process {self.hello.rank} on {self.hello.host} does not answer: it has ended, or a signal "
-            f"(SIGSTOP) has stopped it; see what {launcher} says of it",
+            f"(SIGSTOP) has stopped it; see what {self.launcher} says of it",
             world="launched",
             cure="launch again",
         )
@@ -244,13 +245,10 @@ class _Agent:
 class AgentProcess:
     """A rank that an agent has forked; a ``RankProcess``."""
 
-    def __init__(
-        self, pipe: Connection[Any, Any], about: Connection[Any, Any], agent: _Agent, launcher: str
-    ) -> None:
+    def __init__(self, pipe: Connection[Any, Any], about: Connection[Any, Any], agent: _Agent) -> None:
         self.connection = pipe
         self._about = about
         self._agent = agent
-        self._launcher = launcher
         self._pid = 0
         self.exitcode: int | None = None
         self.went_with = ""
@@ -313,7 +311,7 @@ class AgentProcess:
             WorldUnavailable: it does not answer.
         """
         if self._agent.is_silent:
-            raise self._agent.lost(self._launcher)
+            raise self._agent.lost()
         if not self._ask(request):
             return None
         while (message := self._receive(_ANSWER_S)) is not None:
@@ -322,7 +320,7 @@ class AgentProcess:
         if self.exitcode is not None:
             return None
         self._agent.is_silent = True
-        raise self._agent.lost(self._launcher)
+        raise self._agent.lost()
 
     def _ask(self, request: Any) -> bool:
         try:

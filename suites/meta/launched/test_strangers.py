@@ -254,6 +254,12 @@ def test_a_rank_does_not_come_to_a_place_that_others_could_have_laid_out(tmp_pat
         Listener(of_two(0, f"file://{path}"))
 
 
+def test_a_rank_that_looks_for_the_file_in_another_place_is_told_where_rank_0_must_be(monkeypatch, tmp_path):
+    monkeypatch.setattr(meeting, "_PATIENCE_S", 0.1)
+    with pytest.raises(WorldUnavailable, match=r"rank 0 writes this file: .* the same user, with the same TMPDIR"):
+        next(reach(of_two(1, f"file://{tmp_path}/meeting")))
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
