@@ -248,14 +248,14 @@ def pytest_runtest_makereport(
     report = yield
     if cases.runs_in_a_rank(item.config):
         return report
-    if call.excinfo is not None and cases.case_of(item) is not None:
+    if call.excinfo is not None:
         from pdlcheck.harness.reporting.reports import take_expected
+        from pdlcheck.harness.running.skips import MISSING
 
-        take_expected(call.excinfo.value, report)
-    from pdlcheck.harness.running.skips import MISSING
-
-    if call.excinfo is not None and hasattr(call.excinfo.value, MISSING):
-        setattr(report, MISSING, True)
+        if cases.case_of(item) is not None:
+            take_expected(call.excinfo.value, report)
+        if hasattr(call.excinfo.value, MISSING):
+            setattr(report, MISSING, True)
     if report.failed:
         from pdlcheck.harness.reporting.reports import tell
 

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 SMALL = 1 << 26
+LARGE, MOST = 1 << 60, 1 << 1000  # a file may say any number
 UNLIMITED = 1 << 60  # what cgroup v1 shows where no limit is set is beyond it
 
 _LIMITS = (
@@ -108,7 +109,8 @@ def require_free_memory(what: str, nbytes: int, cure: str, *, free: int | None =
         return
     free = free_memory() if free is None else free
     if free is not None and nbytes > free:
-        raise MemoryError(f"{what} needs {nbytes / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; {cure}")
+        needed = f"{nbytes / 2**30:.1f}" if nbytes < LARGE else f"{min(nbytes, MOST) / 2**30:.0e}"
+        raise MemoryError(f"{what} needs {needed} GiB, {free / 2**30:.1f} GiB are free; {cure}")
 
 
 def free_memory(root: Path = Path("/")) -> int | None:

@@ -133,10 +133,13 @@ def _greeted(
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(_HELLO_S), 0))
             for step in steps:
                 step(connection, key)
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+        except (AssertionError, ValueError) as error:  # in Python's words for what is no challenge
+            connection.close()
+            raise AuthenticationError(str(error)) from error
         except BaseException:
             connection.close()
             raise
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
     return connection
 
 

@@ -55,7 +55,7 @@ class MeetingFile:
             PermissionError: others may have written it.
         """
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(file, encoding="utf-8") as lines:
+        with open(file, encoding="utf-8", errors="replace") as lines:
             _require_own(path, file)
             return lines.read(10_000)
 

@@ -348,8 +348,59 @@ BAD = {
     "Matrix Market, negative": Bad(
         "e.mtx",
         "%%MatrixMarket matrix coordinate real general\n2 2 1\n1 2 -3\n",
-        "e.mtx: an entry is -3.0, a weight must be 0 or more; --no-weights (weights=False) leaves weights out",
+        "e.mtx:3: a weight is negative; it must be 0 or more, 0 stands for an edge that carries nothing; --no-weights "
+        "(weights=False) leaves weights out; the line is '1 2 -3'",
         cured_by={"weights": False},
+    ),
+    "Matrix Market, a row too many": Bad(
+        "e.mtx",
+        "%%MatrixMarket matrix coordinate pattern general\n2 2 2\n1 2\n2 3\n",
+        "e.mtx: entry 2 is in row 2 and column 3, both must be from 1 to 2; correct it",
+    ),
+    "Matrix Market, rows from 0": Bad(
+        "e.mtx",
+        "%%MatrixMarket matrix coordinate pattern general\n2 2 1\n0 1\n",
+        "e.mtx: entry 1 is in row 0 and column 1, both must be from 1 to 2; correct it",
+    ),
+    "Matrix Market, cut": Bad(
+        "e.mtx",
+        "%%MatrixMarket matrix coordinate real general\n2 2 2\n1 2 0.5\n",
+        "e.mtx: line 2 says 2 entries, the file has 1; it may be truncated, get it again",
+    ),
+    "Matrix Market, no sizes": Bad(
+        "e.mtx",
+        "%%MatrixMarket matrix coordinate real general\n% a comment\n",
+        "e.mtx: it has no line `rows columns entries`; it may be truncated, get it again",
+    ),
+    "Matrix Market, wrong sizes": Bad(
+        "e.mtx",
+        "%%MatrixMarket matrix coordinate real general\n2 2\n1 2 3\n",
+        "e.mtx: line 2 must be `rows columns entries`, it is '2 2'; correct it",
+    ),
+    "Matrix Market, nothing in it": Bad(
+        "e.mtx",
+        "%%MatrixMarket matrix coordinate real general\n0 0 0\n",
+        "e.mtx: it has no rows, so the graph has no nodes; get it again",
+    ),
+    "Matrix Market, a number that no computer adds": Bad(  # scipy.io.mmread of scipy 1.17 ends the process
+        "e.mtx",
+        f"%%MatrixMarket matrix coordinate real symmetric\n3 3 1\n2 1 {'1' * 99}\xe2{'1' * 9}",
+        "e.mtx:3: a weight is not a decimal number; correct it, or pass --no-weights (weights=False); the line is "
+        f"'2 1 {'1' * 56}'...",
+    ),
+    "text, a quote that nobody closes": Bad(
+        "e.txt",
+        'source;target\n"a;c\n',
+        "e.txt:2: a quote is not closed; double a quote that is part of a name",
+    ),
+    "METIS, no nodes": Bad(
+        "e.graph", "0 0\n", "e.graph:1: the first line says 0 nodes, a graph has one at least; get the file again"
+    ),
+    "a matrix of scipy whose format is no text": Bad(
+        "e.npz",
+        lambda: npz(format=True, shape=[1, 1], data=[1.0], row=[0], col=[0]),
+        "e.npz: it holds no matrix as scipy.sparse.save_npz writes one: 'bool' object has no attribute 'decode'; write "
+        "it again",
     ),
     "METIS, a node too few": Bad(
         "e.graph",

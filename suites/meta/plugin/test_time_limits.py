@@ -139,7 +139,7 @@ def test_simulated_ranks_that_do_not_end_are_replaced(pytester):
     result.stdout.fnmatch_lines(
         [
             "E   RankTimeout: no result within 1.[345] s from ranks 0, 1 of 2",
-            "E     rank 1: busy at test_inner.py:21",
+            "E     rank 1: busy at test_inner.py:21, its turn has lasted * s",
             "E   stack of rank 1, innermost call last:",
             'E     File "*test_inner.py", line 21, in test_sleeps',
             "FAILED test_inner.py::test_sleeps*sim-2* - *RankTimeout: *",
@@ -280,12 +280,42 @@ def test_simulated_ranks_have_a_limit_where_nobody_sets_one(run, option):
         [
             "E   RankTimeout: no result within 1 s from rank* of 2",
             "E     rank 0: * barrier, default group (ranks 0, 1), collective 0, at test_inner.py:10",
-            "E     rank 1: busy at test_inner.py:11; last operation barrier, *",
+            "E     rank 1: busy at test_inner.py:11, its turn has lasted * s; last operation barrier, *",
             "E       *RankTimeout: no result within 1 s from ranks 0, 1 of 2",
             "E   RankTimeout: no result within 1 s from rank* of 2",
-            "E     rank 1: busy at test_inner.py:30; last *",
+            "E     rank 1: busy at test_inner.py:30, its turn has lasted * s; last *",
         ]
     )
+
+
+KEEPS_THE_LOCK = """
+import ctypes
+
+@W
+@pytest.mark.timeout({limit_s})
+def test_in_c(rank):
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        ctypes.PyDLL(None).usleep(2_500_000)
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.parametrize("turn", range(2))
+def test_a_simulated_rank_that_keeps_the_interpreter_lock_is_told_where_it_was(run, turn):
+    result = run(KEEPS_THE_LOCK.format(limit_s=1.5), world="sim", new_process=True)
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [
+            r"E   RankTimeout: no result within 1\.\d* s from ranks 0, 1 of 2",
+            r"E     rank 0: (waits for its turn|in all_reduce)",
+            r"E     rank 1: busy at test_inner\.py:12, its turn has lasted ([2-9]\.\d) s; last operation all_reduce",
+        ]
+    )
+
+
+def test_a_rank_that_keeps_the_interpreter_lock_within_its_limit_passes(run):
+    run(KEEPS_THE_LOCK.format(limit_s=60), world="sim").assert_outcomes(passed=1)
 
 
 def test_a_debugger_in_a_simulated_rank_has_no_limit(pytester):

@@ -111,7 +111,7 @@ def pipe():
 @pytest.mark.parametrize("size", [0, 1, 5, (1 << 14) - 1, 1 << 14, 10_000_000])
 def test_messages_of_every_length_go_both_ways(pipe, size):
     own, theirs = pipe
-    data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    data = b"\x80" + bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     answered = []
     reader = threading.Thread(target=lambda: answered.append(theirs.recv_bytes()))
     reader.start()
@@ -120,7 +120,7 @@ def test_messages_of_every_length_go_both_ways(pipe, size):
         own.flush()
     reader.join()
     assert answered == [data]
-    writer = threading.Thread(target=lambda: (theirs.send_bytes(data), theirs.send_bytes(b"the next")))
+    writer = threading.Thread(target=lambda: (theirs.send_bytes(data), theirs.send_bytes(b"\x80the next")))
     writer.start()
     got = []
     while len(got) < 2:
@@ -128,7 +128,7 @@ def test_messages_of_every_length_go_both_ways(pipe, size):
         if message is not None:
             got.append(bytes(message))
     writer.join()
-    assert got == [data, b"the next"]
+    assert got == [data, b"\x80the next"]
 
 
 def test_a_message_with_a_long_header_is_read_and_written(pipe, monkeypatch):
@@ -136,8 +136,8 @@ def test_a_message_with_a_long_header_is_read_and_written(pipe, monkeypatch):
     from pdlcheck.worlds.processes.controller import message_pipe
 
     own, theirs = pipe
-    os.write(theirs.fileno(), b"\xff\xff\xff\xff" + (3).to_bytes(8, "big") + b"abc")
-    assert own.receive() == b"abc"
+    os.write(theirs.fileno(), b"\xff\xff\xff\xff" + (3).to_bytes(8, "big") + b"\x80bc")
+    assert own.receive() == b"\x80bc"
     monkeypatch.setattr(message_pipe, "_LONGEST", 2)
     own.send(b"abc")
     assert theirs.recv_bytes() == b"abc"
@@ -159,7 +159,7 @@ def test_messages_stay_in_order_while_the_other_end_does_not_read(pipe):
 
 def test_an_end_in_the_midst_of_a_message_is_the_end(pipe):
     own, theirs = pipe
-    os.write(theirs.fileno(), (100).to_bytes(4, "big") + b"abc")
+    os.write(theirs.fileno(), (100).to_bytes(4, "big") + b"\x80bc")
     assert own.receive() is None
     theirs.close()
     with pytest.raises(EOFError):

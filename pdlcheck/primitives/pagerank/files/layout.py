@@ -120,6 +120,8 @@ def find_layout(source: Source, choice: Choice, *, plain_text: bool = False) -> 
     for _, _, text in lines[1:SAMPLE_EDGES]:
         with contextlib.suppress(csv.Error):
             rows.append(_split_line(text, delimiter))
+    if not rows:
+        raise ValueError(f"{source.name}:{others[0][0]}: a quote is not closed; double a quote that is part of a name")
     layout = replace(layout, width=len(rows[0]))
     layout = _with_columns(source, layout, rows, choice, number + (1 if header else 0))
     ids = (rows[0][layout.src], rows[0][layout.dst])

@@ -95,6 +95,8 @@ def _header(where: str, line: bytes) -> _Header:
         raise ValueError(f"{where}: the format must be three digits 0 or 1, it is {form!r}; correct it")
     per_node = int(fields[3]) if len(fields) > 3 else 1
     nodes, edges = int(fields[0]), int(fields[1])
+    if nodes == 0:
+        raise ValueError(f"{where}: the first line says 0 nodes, a graph has one at least; get the file again")
     what = f"{where}: ranking {2 * edges} edges between {nodes} nodes"
     require_free_memory(what, solver_nbytes(nodes, 2 * edges), "use a machine with more memory")
     return _Header(nodes, edges, (form[0] == "1") + (form[1] == "1") * per_node, form[2] == "1")

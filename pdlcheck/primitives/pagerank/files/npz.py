@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import zipfile
 import zlib
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -24,7 +26,13 @@ def read_npz(source: Source, weights: bool | None, progress: Progress | None) ->
         ValueError, TypeError: arrays that are no edges; a matrix that is malformed.
         MemoryError: the arrays do not fit in memory.
     """
-    file = source.seekable()
+    with source.seekable() as file:
+        return _read(file, source, weights, progress)
+
+
+def _read(
+    file: Path | IO[bytes], source: Source, weights: bool | None, progress: Progress | None
+) -> tuple[Graph | Columns, int | None]:
     total = source.total
     try:
         with zipfile.ZipFile(file) as archive:
@@ -33,9 +41,9 @@ def read_npz(source: Source, weights: bool | None, progress: Progress | None) ->
         with np.load(file, allow_pickle=False) as arrays:
             names = set(arrays.files)
             if {"format", "shape"} <= names:
-                if hasattr(file, "seek"):
+                if not isinstance(file, Path):
                     file.seek(0)
-                graph = Graph.from_scipy(sp.load_npz(file))
+                graph = Graph.from_scipy(_matrix(file))
                 if weights is False and graph.weights is not None:
                     graph = Graph(graph.src, graph.dst, graph.num_nodes)
                 return graph, None
@@ -51,10 +59,21 @@ def read_npz(source: Source, weights: bool | None, progress: Progress | None) ->
                 found[name] = arrays[name]
                 if progress is not None and total is not None:
                     progress(total * len(found) // len(names & wanted), total)
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which is a place before the file
+            raise
         raise ValueError(f"it cannot be unpacked: {error}; it may be truncated, get it again") from error
     num_nodes = _whole_number("num_nodes", found["num_nodes"]) if "num_nodes" in found else None
     return _columns(found), num_nodes
+
+
+def _matrix(file: Path | IO[bytes]) -> Any:
+    try:
+        return sp.load_npz(file)
+    except (MemoryError, OSError, zipfile.BadZipFile, zlib.error):
+        raise
+    except Exception as error:  # of arrays that scipy did not write, anything
+        raise ValueError(f"it holds no matrix as scipy.sparse.save_npz writes one: {error}; write it again") from error
 
 
 def _columns(found: dict[str, Any]) -> Columns:

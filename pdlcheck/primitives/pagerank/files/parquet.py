@@ -42,7 +42,7 @@ def read_parquet(source: Source, choice: Choice, progress: Progress | None = Non
     growing, row = GrowingColumns(source.name), 0
     numbers: dict[str, int] = {}
     try:
-        with pq.ParquetFile(source.seekable()) as file:
+        with source.seekable() as seekable, pq.ParquetFile(seekable) as file:
             schema = file.schema_arrow
             src, dst, weight = _places(source.name, schema, choice)
             wanted = [schema.names[place] for place in (src, dst, weight) if place >= 0]
@@ -64,7 +64,9 @@ def read_parquet(source: Source, choice: Choice, progress: Progress | None = Non
                 row += batch.num_rows
                 if progress is not None and source.total is not None:
                     progress(int(share * source.total), source.total)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system, not of what the file holds
+            raise
         raise source.unreadable(error) from error
     kept = f"weights from {schema.names[weight]!r}" if weight >= 0 else "no weights"
     unread = [repr(name) for place, name in enumerate(schema.names) if place not in (src, dst, weight)]

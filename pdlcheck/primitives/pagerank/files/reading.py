@@ -115,7 +115,7 @@ def read_edges(
     Raises:
         ValueError: a line, array or column that is wrong, with the file, where in it, and the cure; a file without
             edges; arguments that contradict the file.
-        MemoryError: the graph cannot fit, before it is allocated, with the bytes that it needs.
+        MemoryError: the graph cannot fit, before it is allocated, with the file and the bytes that it needs.
         OSError: the file cannot be opened or read.
         ImportError: a library that the format needs is missing.
 
@@ -290,8 +290,9 @@ def _named(name: str) -> Iterator[None]:
     """Errors name the file, once."""
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except (MemoryError, TypeError, ValueError) as error:
         if re.match(re.escape(name) + r"(:| )", str(error)):
             raise
-        kind = TypeError if isinstance(error, TypeError) else ValueError  # some of numpy's take other arguments
+        # some of numpy's take other arguments
+        kind = next(kind for kind in (MemoryError, TypeError, ValueError) if isinstance(error, kind))
         raise kind(f"{name}: {error}") from error

@@ -8,6 +8,7 @@ import io
 import lzma
 import os
 import stat
+import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import IO, Any
 
 __all__ = ["Source", "open_source"]
 
+PIECE = 1 << 22  # bytes
 BZIP2 = b"1AY&SY"  # after BZh and a digit
 
 
@@ -90,9 +92,30 @@ class Source:
         with self._unpacking():
             return self._stream.read(nbytes)
 
-    def seekable(self) -> Path | io.BytesIO:
-        """Return what libraries can seek in: the file itself, or all its bytes."""
-        return self.path if self.path is not None else io.BytesIO(self.read())
+    @contextmanager
+    def seekable(self) -> Iterator[Path | IO[bytes]]:
+        """What libraries can seek in: the file itself, or a temporary one of all its bytes.
+
+        Raises:
+            OSError: there is no room for them; the length of a packed file says nothing of what it unpacks to.
+        """
+        if self.path is not None:
+            yield self.path
+            return
+        with tempfile.TemporaryFile() as file:
+            while piece := self.read(PIECE):
+                try:
+                    file.write(piece)
+                    file.flush()
+                except OSError as error:
+                    raise self._too_long(file.tell(), error) from error
+            file.seek(0)
+            yield file
+
+    def _too_long(self, nbytes: int, error: OSError) -> OSError:
+        where = tempfile.gettempdir()
+        what = f"{self.name}: {nbytes} bytes were unpacked into {where}, and then: {error.strerror}"
+        return OSError(error.errno, f"{what}; set TMPDIR to a folder on a larger disk")
 
     @contextmanager
     def _unpacking(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ else:
 
 __all__ = ["ZstdStream"]
 
-PACKED_NBYTES = 1 << 16
+PACKED_NBYTES = 1 << 11  # they unpack to at most 64 MB: a block of 128 KB takes four bytes at least
 
 
 class _Readable(Protocol):

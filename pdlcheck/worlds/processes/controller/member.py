@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller.exits import how_it_ended
-from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe
+from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe, NoMessage, report_of
 from pdlcheck.worlds.processes.controller.placement import RankProcess
 from pdlcheck.worlds.processes.exchange.messages import Command, Report, packed
 from pdlcheck.worlds.processes.exchange.own_time import OwnTime
@@ -19,21 +17,25 @@ __all__ = ["Died", "Member", "Written"]
 
 _DRAIN_S = 2.0  # seconds of the process's own time
 _LOOK_S = 0.1
+_NOT_ITS_OWN = "code that runs in it uses a descriptor that it did not open, or has closed"
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
     """The rank's process has ended; ``exitcode`` is minus the signal if one ended it.
 
-    ``went_with``: the process whose end was the rank's, in words.
+    ``went_with``: the process whose end was the rank's, in words. ``killed_as``: what it did, for which it was killed.
     """
 
     exitcode: int
     went_with: str = ""
+    killed_as: str = ""
 
     @property
     def how(self) -> str:
         """In words: what the rank did, or suffered."""
+        if self.killed_as:
+            return f"was killed by pdlcheck, as it {self.killed_as}"
         return f"went down with {self.went_with}" if self.went_with else how_it_ended(self.exitcode)
 
 
@@ -56,6 +58,7 @@ class Member:
         self.reader: Callable[[Written], None] | None = None  # also receives whatever is taken
         self._process = process
         self._pipe = MessagePipe(process.connection)
+        self._spoiled: NoMessage | None = None
 
     @property
     def pid(self) -> int:
@@ -92,22 +95,35 @@ class Member:
         """The next message; None as long as a part of it is missing.
 
         Raises:
+            NoMessage: what came is none.
             EOFError: the end of the pipe.
         """
-        data = self._pipe.receive()
-        return None if data is None else pickle.loads(data)
+        if self._spoiled is not None:
+            raise self._spoiled
+        try:
+            data = self._pipe.receive()
+            return None if data is None else report_of(data)
+        except NoMessage as error:
+            self._spoiled = error
+            raise
 
     def last_words(self) -> list[Report | Died]:
         """Everything that a process which has ended, or is about to, still had to say."""
         words: list[Report | Died] = []
-        with suppress(EOFError):
+        killed_as = ""
+        try:
             while (message := self.receive()) is not None:
                 words.append(message)
-        if not self.ends_within(_DRAIN_S):  # alive, but its pipe is closed: of no use any more
+        except NoMessage as error:
+            killed_as = f"wrote {error.begin!r} into its pipe to the controller: {_NOT_ITS_OWN}"
+        except EOFError:
+            pass
+        if killed_as or not self.ends_within(_DRAIN_S):  # alive, but of no use any more
             self.signal(signal.SIGKILL)
             self.ends_within(_DRAIN_S)
+            killed_as = killed_as or f"closed its pipe to the controller and did not end: {_NOT_ITS_OWN}"
         exitcode = self._process.exitcode if self._process.exitcode is not None else -signal.SIGKILL
-        words.append(Died(exitcode, self._process.went_with))
+        words.append(Died(exitcode, self._process.went_with, killed_as if exitcode == -signal.SIGKILL else ""))
         return words
 
     def is_well(self) -> bool:

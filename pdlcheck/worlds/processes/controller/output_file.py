@@ -39,8 +39,11 @@ class OutputFile:
 
     def take(self) -> str:
         """Return what was written since the last time."""
-        self.bound()
-        text = self._next(os.fstat(self.fd).st_size)
+        size = os.fstat(self.fd).st_size
+        if size == self._read and not self._left_out:
+            return ""
+        self._bound(size)
+        text = self._next(size)
         if self._left_out:
             note = f"\n... {self._left_out} bytes of output are left out ...\n"
             text, self._first, self._left_out = self._first + note + text, "", 0
@@ -49,9 +52,11 @@ class OutputFile:
 
     def bound(self) -> None:
         """Where more was written than anybody reads, keep its two ends, and take no room for what is between."""
+        self._bound(os.fstat(self.fd).st_size)
+
+    def _bound(self, size: int) -> None:
         if self._is_whole:
             return
-        size = os.fstat(self.fd).st_size
         if size - self._read > _MOST or (self._left_out and size - self._read > 2 * _END):
             if not self._left_out:
                 self._first = self._next(self._read + _END)

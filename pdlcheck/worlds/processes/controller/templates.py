@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import selectors
 import socket
 import time
@@ -16,7 +15,7 @@ from typing import Any
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller.forkserver import Forker
 from pdlcheck.worlds.processes.controller.local import LocalPlacement, LocalProcess, fork
-from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe
+from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe, report_of
 from pdlcheck.worlds.processes.controller.setup import Setup, start_of
 from pdlcheck.worlds.processes.controller.surroundings import Surroundings
 from pdlcheck.worlds.processes.exchange.messages import Prepare, Prepared, packed
@@ -153,13 +152,13 @@ def _all_are_fit(pipes: Mapping[int, MessagePipe], processes: Sequence[LocalProc
                 pipe.flush()
                 try:
                     said = pipe.receive()
+                    if said is None:
+                        selector.modify(key.fileobj, _EVENTS[pipe.is_behind], pipe)
+                        continue
+                    prepared = report_of(said)
+                    fit = fit and isinstance(prepared, Prepared) and not prepared.unfit
                 except EOFError:
-                    said = b""
-                if said is None:
-                    selector.modify(key.fileobj, _EVENTS[pipe.is_behind], pipe)
-                    continue
-                prepared = pickle.loads(said) if said else None
-                fit = fit and isinstance(prepared, Prepared) and not prepared.unfit
+                    fit = False
                 selector.unregister(key.fileobj)
     return fit
 

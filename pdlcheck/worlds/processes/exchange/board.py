@@ -20,7 +20,7 @@ from typing import Any
 
 from pdlcheck.worlds.processes.exchange.nameless import nameless_file
 
-__all__ = ["ABSENT", "ASKS", "GOES", "POSTED", "WAITS", "Board", "digest_of", "place_of", "shared_file"]
+__all__ = ["ABSENT", "ASKS", "GOES", "POSTED", "WAITS", "Board", "SpoiledBoard", "digest_of", "place_of", "shared_file"]
 
 ABSENT = 0  # not there yet, or no longer
 POSTED = 1  # there, and about something else
@@ -37,6 +37,17 @@ _LOG = 1 << 18  # bytes of a log, its head included
 _HEAD = 5 * _WORD
 _WRITTEN, _READ, _CALL, _OPEN, _COVERED = range(5)
 _ROOM = _LOG - _HEAD
+
+
+class SpoiledBoard(RuntimeError):
+    """Something else was written into the memory that ranks share."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(
+            f"the memory that rank {rank} shares with the controller was overwritten: native code in a rank writes "
+            "outside of its own memory; build it with -fsanitize=address, or run it under valgrind"
+        )
+        self.rank = rank
 
 
 class Board:
@@ -125,17 +136,26 @@ class Board:
         """Read the entries since the last time, which makes room for others.
 
         There are none while the rank has not begun this call: what is there may give way to new ones at any moment.
+
+        Raises:
+            SpoiledBoard: what is there is none of them.
         """
         head, log = self._heads[rank], self._logs[rank]
         if head[_CALL] != call:
             return []
         written, read = head[_WRITTEN], head[_READ]
         begin, size = read % _ROOM, written - read
+        if not 0 <= size <= _ROOM:
+            raise SpoiledBoard(rank)
         data = bytes(log[_HEAD + begin : _HEAD + min(begin + size, _ROOM)])
         data += bytes(log[_HEAD : _HEAD + size - len(data)])
         entries, taken = io.BytesIO(data), []
-        while entries.tell() < size:
-            taken.append(pickle.load(entries))
+        try:
+            while entries.tell() < size:
+                operation, signature = pickle.load(entries)
+                taken.append((operation, signature))
+        except Exception as error:  # of bytes that are no pickle, anything
+            raise SpoiledBoard(rank) from error
         head[_READ] = written
         return taken
 

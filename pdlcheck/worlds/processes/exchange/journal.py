@@ -36,7 +36,8 @@ def notes(journal: str) -> list[tuple[str, Any]]:
     for line in journal.splitlines():
         try:
             kind, value = json.loads(line)
-        except ValueError:  # the rank was killed while it wrote
+        except (RecursionError, TypeError, ValueError):  # the rank was killed while it wrote, or something else wrote
             continue
-        found.append((kind, value))
+        if isinstance(kind, str):
+            found.append((kind, value))
     return found

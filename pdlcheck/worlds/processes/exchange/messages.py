@@ -30,6 +30,7 @@ __all__ = [
     "HalfFull",
     "Halted",
     "Here",
+    "Message",
     "Posted",
     "Prepare",
     "Prepared",
@@ -59,7 +60,7 @@ def packed(message: Any) -> bytes:
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 
-class _Message:
+class Message:
     """Pickled as the class and its values: a dataclass would look its fields up each time."""
 
     __slots__: tuple[str, ...] = ()
@@ -72,7 +73,7 @@ class _Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Start(_Message):
+class Start(Message):
     """The first message: who the rank is.
 
     Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables;
@@ -95,7 +96,7 @@ class Start(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare(_Message):
+class Prepare(Message):
     """The only message to a template: be what ``start`` says, but for its group, and call these functions.
 
     Each of ``calls`` is (fn, args, kwargs), the last one user code; the random streams start from ``seed`` before each.
@@ -108,7 +109,7 @@ class Prepare(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Changes(_Message):
+class Changes(Message):
     """What has changed around the controller's code since the last call, to change around the rank's.
 
     Only changes are sent: what the rank's own code did to its surroundings stays.
@@ -122,7 +123,7 @@ class Changes(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Call(_Message):
+class Call(Message):
     """Call a function. ``payload`` is (fn, args, kwargs); ``modules``: names and files of modules to import before.
 
     With a ``seed``, the rank first takes the ``settings``, in place of what earlier calls have left, and seeds its
@@ -141,26 +142,26 @@ class Call(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop(_Message):
+class Stop(Message):
     """Another rank has failed: come to an end."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
-class WhereAreYou(_Message):
+class WhereAreYou(Message):
     """Send a :class:`Stack`."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
-class AreYouThere(_Message):
+class AreYouThere(Message):
     """Send a :class:`Here`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grant(_Message):
+class Grant(Message):
     """Every member has announced a fitting operation: make the call on the real group.
 
     ``source``: of a message, the rank that it comes from.
@@ -171,7 +172,7 @@ class Grant(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse(_Message):
+class Refuse(Message):
     """No operation of this call goes on; whoever waits for one raises ``error``."""
 
     call: int
@@ -182,21 +183,21 @@ class Refuse(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready(_Message):
+class Ready(Message):
     """The default group is up. ``missing``: preloaded modules that could not be imported, with the reason."""
 
     missing: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(_Message):
+class Prepared(Message):
     """Of a template: it forks ranks from now on; or ``unfit``, why it must not, and it has ended."""
 
     unfit: str
 
 
 @dataclass(frozen=True, slots=True)
-class Aftermath(_Message):
+class Aftermath(Message):
     """What a function left behind in the rank.
 
     Args:
@@ -215,7 +216,7 @@ class Aftermath(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Done(_Message):
+class Done(Message):
     """The function returned; ``payload`` is its result. ``heard``: what it warned of, if somebody records."""
 
     call: int
@@ -225,7 +226,7 @@ class Done(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(_Message):
+class Failed(Message):
     """The function raised.
 
     ``error`` is the pickled exception, None if it cannot travel; ``kind``, ``text`` and ``words`` (the
@@ -245,14 +246,14 @@ class Failed(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending(_Message):
+class Ending(Message):
     """The rank was told to stop, and may end the call by itself yet."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
-class Halted(_Message):
+class Halted(Message):
     """The rank was told to stop; ``where`` is the call that it is in. Without ``after`` it is still in it."""
 
     call: int
@@ -261,7 +262,7 @@ class Halted(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Stack(_Message):
+class Stack(Message):
     """Where the rank's main thread is, in one line and in full."""
 
     call: int
@@ -270,12 +271,12 @@ class Stack(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Here(_Message):
+class Here(Message):
     """The process lives and is not stopped."""
 
 
 @dataclass(frozen=True, slots=True)
-class Posted(_Message):
+class Posted(Message):
     """The rank has posted an operation, and this is not on the board."""
 
     call: int
@@ -284,7 +285,7 @@ class Posted(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class HalfFull(_Message):
+class HalfFull(Message):
     """The rank has written half of its log since it said so last: read it, to make room.
 
     ``begun``: nothing more will be asked about its operations below this number.
@@ -295,7 +296,7 @@ class HalfFull(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Asks(_Message):
+class Asks(Message):
     """The rank goes on with this operation when it is granted; ``waits``: and does nothing else until then."""
 
     call: int
@@ -304,7 +305,7 @@ class Asks(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Unwatch(_Message):
+class Unwatch(Message):
     """Several threads of this rank communicate, so that a waiting one does not mean a waiting rank."""
 
     call: int

@@ -25,11 +25,25 @@ def load_sent(data: bytes) -> Any:
     Raises:
         Unreadable: a class has raised something, which may be SystemExit or KeyboardInterrupt.
     """
-    with _ctrl_c_waits():
-        try:
-            return pickle.loads(data)
-        except BaseException as error:
-            raise Unreadable(f"{type(error).__name__}: {text_of(error)}") from error
+    try:
+        return pickle.loads(data)
+    except KeyboardInterrupt:  # of a class, or of a person?
+        with _ctrl_c_waits():
+            _load(data)
+        raise
+    except BaseException as error:
+        raise _unreadable(error) from error
+
+
+def _load(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except BaseException as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: BaseException) -> Unreadable:
+    return Unreadable(f"{type(error).__name__}: {text_of(error)}")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain, repeat, starmap, takewhile, tee
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ import torch
 from pdlcheck.worlds.watch import calls_tests, short
 from pdlcheck.worlds.watch.callsite import KIND_OF_FILE
 
-__all__ = ["Place", "is_machinery", "place_of", "user_traceback"]
+__all__ = ["Place", "is_machinery", "place_of", "places_of", "user_traceback"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DISTRIBUTED = os.path.join(_TORCH, "distributed") + os.sep
@@ -55,7 +55,15 @@ class _Frame(NamedTuple):
 
 def place_of(thread_id: int) -> Place:
     """Where the Python thread ``thread_id`` is."""
-    seen = _frames_of(thread_id)
+    return _place(_frames_of(thread_id))
+
+
+def places_of(thread_ids: Mapping[int, int]) -> dict[int, Place]:
+    """Where several threads are, by their names, all at one moment: their source, which takes time, is read later."""
+    return {name: _place(seen) for name, seen in [(name, _frames_of(each)) for name, each in thread_ids.items()]}
+
+
+def _place(seen: Sequence[tuple[FrameType, tuple[int | None, int]]]) -> Place:
     frames = [_Frame(frame.f_code.co_filename, line or 0, frame.f_code.co_name) for frame, (line, _) in seen]
     mark = [(id(frame), instruction) for frame, (_, instruction) in seen]
     call, where, communicates = "", "", False

@@ -6,12 +6,13 @@ import bdb
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from pdlcheck.errors import RankTimeout
-from pdlcheck.worlds.outcome import Raised, Returned
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned
 from pdlcheck.worlds.processes.controller.story import rank_interrupt, rank_timeout
-from pdlcheck.worlds.processes.rank.position import Place, place_of
+from pdlcheck.worlds.processes.rank.position import Place, places_of
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.simulated.turns.scheduler import RankThread
@@ -22,47 +23,72 @@ _BEGINNING = re.compile(rf'\A(?:  File "{re.escape(threading.__file__)}", .*\n(?
 _DEBUGGERS = (bdb.__file__, "pydevd")  # in the path of a frame of a thread that a person has stopped
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a rank did at one moment; ``waits_for`` counts where it ``is_blocked``."""
+
+    outcome: Outcome | None
+    is_blocked: bool
+    waits_for: Any
+    last: Any
+
+
 def late(
-    limit_s: float, ranks: Sequence[RankThread], threads: Sequence[threading.Thread], running: RankThread
+    limit_s: float, ranks: Sequence[RankThread], threads: Sequence[threading.Thread], running: RankThread, turn_s: float
 ) -> RankTimeout | None:
-    """Make the error for ranks of which one runs and did not end; None where a debugger has it."""
-    places = _places(ranks, threads)
+    """Make the error for ranks of which one runs, for ``turn_s``, and did not end; None where a debugger has it."""
+    seen, places = _look(ranks, threads)
     if any(name in place.stack for place in places.values() for name in _DEBUGGERS):
         return None
-    states = _states(ranks, running, places)
+    states = _states(seen, places, running.rank, f", its turn has lasted {turn_s:.1f} s")
     stacks = {rank: _BEGINNING.sub("", place.stack) or None for rank, place in places.items()}
     return rank_timeout(limit_s, states, stacks)
 
 
 def interrupted(ranks: Sequence[RankThread], threads: Sequence[threading.Thread], running: RankThread) -> str:
     """In words, where each rank is as somebody presses Ctrl-C."""
-    places = _places(ranks, threads)
-    return rank_interrupt(_states(ranks, running, places), places)
+    seen, places = _look(ranks, threads)
+    return rank_interrupt(_states(seen, places, running.rank), places)
 
 
-def _places(ranks: Sequence[RankThread], threads: Sequence[threading.Thread]) -> dict[int, Place]:
-    """Of the ranks that have not ended."""
+def _look(
+    ranks: Sequence[RankThread], threads: Sequence[threading.Thread]
+) -> tuple[dict[int, _Seen], dict[int, Place]]:
+    """All ranks, and where those are that have not ended.
+
+    Nothing here may give up the interpreter lock before all are seen: a rank that has kept it would run on.
+    """
+    seen = {
+        rank.rank: _Seen(
+            rank.outcome,
+            rank.ready is not None,
+            rank.waits_for,
+            rank.network.last.get(rank.rank) if rank.network is not None else None,
+        )
+        for rank in ranks
+    }
     pairs = zip(ranks, threads, strict=True)
-    return {rank.rank: place_of(thread.ident or 0) for rank, thread in pairs if rank.outcome is None}
+    return seen, places_of({rank.rank: thread.ident or 0 for rank, thread in pairs if seen[rank.rank].outcome is None})
 
 
-def _states(ranks: Sequence[RankThread], running: RankThread, places: Mapping[int, Place]) -> dict[int, str]:
-    return {rank.rank: _words(rank, running, places.get(rank.rank)) for rank in ranks}
+def _states(
+    seen: Mapping[int, _Seen], places: Mapping[int, Place], running: int, of_running: str = ""
+) -> dict[int, str]:
+    return {rank: _words(one, places.get(rank), rank == running, of_running) for rank, one in seen.items()}
 
 
-def _words(rank: RankThread, running: RankThread, place: Place | None) -> str:
-    last = rank.network.last.get(rank.rank) if rank.network is not None else None
-    then = f"; last operation {last}" if last is not None else ""
+def _words(seen: _Seen, place: Place | None, runs: bool, of_running: str) -> str:
+    then = f"; last operation {seen.last}" if seen.last is not None else ""
     if place is None:
-        match rank.outcome:
+        match seen.outcome:
             case Returned():
                 return f"has returned{then}"
             case Raised(error=error):
                 return f"raised {type(error).__name__}{then}"
             case _:
                 return f"has ended{then}"
-    if rank is running:
-        return f"busy {place.words}".rstrip() + then
-    if rank.ready is not None:
-        return f"in {rank.waits_for}"
+    if runs:
+        return f"busy {place.words}".rstrip() + of_running + then
+    if seen.is_blocked:
+        return f"in {seen.waits_for}"
     return f"waits for its turn {place.words}{then}" if place.words else "has not begun"

@@ -25,6 +25,7 @@ from pdlcheck.worlds.simulated.own.isolation import RankState, isolated_controll
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
 from pdlcheck.worlds.simulated.turns.core import never_preempt, on_one_core
 from pdlcheck.worlds.simulated.turns.elapsing import Elapsing
+from pdlcheck.worlds.simulated.turns.late import interrupted, late
 from pdlcheck.worlds.simulated.turns.threads import raise_in, rank_behind, started_at
 from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.watch import FROM_CALLBACK, end_at_user_line, user_line
@@ -110,6 +111,7 @@ class Scheduler:
         self._pending: list[Any] = [None] * world_size
         self._threads: list[threading.Thread] = []
         self._running: RankThread | None = None
+        self._turn_began = 0.0
         self._polls = 0  # in a row
         self._slept: float | None = None  # when a rank began to sleep between them
         self._all_done = threading.Event()
@@ -161,10 +163,8 @@ class Scheduler:
     def _end_late(self, limit_s: float) -> None:
         """Say where the ranks are; no limit counts where a debugger has stopped one."""
         __tracebackhide__ = True
-        from pdlcheck.worlds.simulated.turns.late import late
-
-        running = self._running
-        error = late(limit_s, self.ranks, self._threads, running) if running is not None else None
+        running, turn_s = self._running, perf_counter() - self._turn_began
+        error = late(limit_s, self.ranks, self._threads, running, turn_s) if running is not None else None
         if error is not None:
             raise error
         self._all_done.wait()
@@ -175,8 +175,6 @@ class Scheduler:
         if (running := self._running) is None:
             return
         if isinstance(interrupt, KeyboardInterrupt):
-            from pdlcheck.worlds.simulated.turns.late import interrupted
-
             interrupt.add_note(interrupted(self.ranks, self._threads, running))
         raise_in(self._threads[running.rank], _GivenUp)
         if not self._all_done.wait(_GRACE_S) and (running := self._running) is not None:
@@ -361,7 +359,7 @@ class Scheduler:
         me.acted = False
         if following is not me:
             me.state.save()
-            self._running = following
+            self._running, self._turn_began = following, perf_counter()
             following.turn.release()
             me.turn.acquire()
             if not self.given_up:  # as above
@@ -373,7 +371,8 @@ class Scheduler:
             self._running = None
             self._all_done.set()
             return
-        self._running = following = self._choose(kind, current)
+        following = self._choose(kind, current)
+        self._running, self._turn_began = following, perf_counter()
         following.turn.release()
 
     def _choose(self, kind: str, current: int) -> RankThread:

@@ -1,0 +1,103 @@
+"""The process that reads: it may crash or hang, and the file that it read then lies where the parent finds it.
+
+Usage: python -m fuzzing.child FOLDER SECONDS SEED TARGETS [PLUGIN ...]
+
+One line of JSON for each target, on stdout: its name, the number of executions, and what was found.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+
+from fuzzing.limits import bounded, guard_the_machine
+from fuzzing.target import CORPUS, Target
+from fuzzing.targets import TARGETS
+
+_ROUND = 2000  # executions after which Hypothesis begins anew
+_DEEP = 6  # frames of a traceback that are shown
+
+
+def main() -> None:
+    folder, seconds, number, names, *plugins = sys.argv[1:]
+    for plugin in plugins:
+        importlib.import_module(plugin)
+    warnings.simplefilter("error")
+    guard_the_machine()
+    os.chdir(folder)
+    for name in names.split(","):
+        name, _, file = name.partition("=")
+        if file:
+            _read(TARGETS[name], Path(file).read_bytes())
+        else:
+            print(json.dumps(_fuzz(TARGETS[name], float(seconds), int(number))), flush=True)
+
+
+def _fuzz(target: Target, seconds: float, number: int) -> dict[str, Any]:
+    """Let Hypothesis make files for so long, or until one breaks the reader, which it then makes smaller."""
+    until = time.monotonic() + seconds
+    executions = 0
+    smallest: list[Any] = []
+    kept = CORPUS / target.name
+    for file in sorted(kept.iterdir()) if kept.is_dir() else []:
+        executions += 1
+        try:
+            _read(target, file.read_bytes())
+        except BaseException:
+            return {"target": target.name, "executions": executions, "found": traceback.format_exc(limit=-_DEEP)}
+
+    def attempt(data: bytes) -> None:
+        nonlocal executions
+        if time.monotonic() > until and not smallest:
+            return
+        executions += 1
+        try:
+            _read(target, data)
+        except BaseException:
+            smallest[:] = data, traceback.format_exc(limit=-_DEEP)
+            raise
+
+    while time.monotonic() < until:
+        number += 1_000_003
+        run = settings(
+            max_examples=_ROUND,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+            verbosity=Verbosity.quiet,
+        )(seed(number)(given(target.data)(attempt)))
+        try:
+            run()
+        except BaseException:
+            if not smallest:
+                raise
+            data, said = smallest
+            _path(target).write_bytes(data)
+            return {"target": target.name, "executions": executions, "found": said}
+    _path(target).unlink(missing_ok=True)
+    return {"target": target.name, "executions": executions, "found": ""}
+
+
+def _read(target: Target, data: bytes) -> None:
+    path = _path(target)
+    path.write_bytes(data)
+    with bounded():
+        target.check(path)
+
+
+def _path(target: Target) -> Path:
+    return Path(f"current-{target.name}{target.suffix}").absolute()
+
+
+if __name__ == "__main__":
+    main()

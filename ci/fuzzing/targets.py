@@ -1,0 +1,12 @@
+"""All that is fuzzed."""
+
+from __future__ import annotations
+
+from fuzzing import checkpoints, edges, exchange
+from fuzzing.target import Target
+
+__all__ = ["TARGETS"]
+
+TARGETS: dict[str, Target] = {
+    target.name: target for target in (*edges.TARGETS, *checkpoints.TARGETS, *exchange.TARGETS)
+}
