@@ -1,10 +1,12 @@
 """Injects seeded random faults into the ranks of real pytest runs and judges what pytest says of each.
 
-Usage: python ci/inject_faults.py [--world gloo] [--count 500] [--seed 0] [--world-sizes 2,3,4] [--only N]
+Usage: python ci/inject_faults.py [--world gloo] [--count 500] [--seed 0] [--world-sizes 2,3,4] [--only N] [--load N]
 
-A rank is killed, crashes, is stopped, raises, exits, never answers, passes a wrong shape, runs out of memory, or the
-whole run gets a Ctrl-C, at a random moment. Every fault must be reported with the right rank and cause, in time; the
-next test must pass; no process, port, shared memory or file may remain. Exit code 1 if one of these does not hold.
+A rank is killed, crashes, is stopped, raises, exits, never answers, passes a wrong shape, runs out of memory, writes to
+descriptors that are not its own, leaves modes, processes, ports and shared memory behind, or the whole run gets a
+Ctrl-C, at a random moment: on one machine, under a launcher, or on two hosts. Every fault must be reported with the
+right rank and cause, in time; the next test must pass; no process, port, shared memory or file may remain. Exit code 1
+if one of these does not hold.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from fault_campaign.faults import KINDS, WORLDS, Fault, draw
+from fault_campaign.draw import KINDS, WORLDS, draw
+from fault_campaign.faults import Fault
+from fault_campaign.other_work import other_work
 from fault_campaign.own_memory import can_enter
 from fault_campaign.runs import run_faults
 from fault_campaign.verdict import Verdict, judge
@@ -45,6 +49,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="pytest runs at a time; default: the cores")
     parser.add_argument("--slow", type=float, default=1.0, metavar="X", help="allow X times the time (busy machine)")
     parser.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="pytest plugin for every run")
+    parser.add_argument("--load", type=int, default=0, metavar="N", help="beside N processes that compute for ever")
     options = parser.parse_args()
     sizes = [int(word) for word in options.world_sizes.split(",")]
     numbers = range(options.count) if options.only is None else [options.only]
@@ -55,7 +60,8 @@ def main() -> int:
         parser.error(f"--count {options.count} draws no fault of --kinds {options.kinds!r}: draw more, or other kinds")
     can_enter()  # it forks: before there are threads
     start = time.monotonic()
-    verdicts = _campaign(faults, options) if options.only is None else [_alone(faults[0], options)]
+    with other_work(options.load):
+        verdicts = _campaign(faults, options) if options.only is None else [_alone(faults[0], options)]
     print(_table(verdicts))
     failed = [verdict for verdict in verdicts if not verdict.held]
     held, seconds = len(verdicts) - len(failed), time.monotonic() - start

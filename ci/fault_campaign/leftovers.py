@@ -8,11 +8,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SHARED_MEMORY", "Before", "descendants", "open_files", "state_of"]
+__all__ = ["LIVES_ON", "SHARED_MEMORY", "Before", "descendants", "lives_on", "open_files", "state_of"]
 
 _PATIENCE_S = 2.0  # the kernel ends a killed process a moment after the kill
 _TORCHS_OWN = "torchinductor_"  # a cache that torch makes when torch._dynamo is imported, and keeps by design
 SHARED_MEMORY = Path("/dev/shm")
+LIVES_ON = "FAULTS_LIVES_ON"  # in the environment of a process that may live as long as its rank
 _LISTENING = "0A"
 
 
@@ -54,14 +55,15 @@ class Before:
         return [f"process {pid} ({_command(pid)})" for pid in self.processes()]
 
     def _ports(self) -> list[str]:
-        """New listening sockets, unless a process that is not of the run owns them."""
+        """New listening sockets that a process of the run owns, or one that hides whose it is."""
         new = {inode: port for inode, port in _listening().items() if inode not in self.sockets}
-        if new:
-            for pid in _pids():
-                if self.token not in _environment(pid):
-                    for target in _targets(pid):
-                        new.pop(target.removeprefix("socket:[").removesuffix("]"), None)
-        return [f"listening port {port}" for port in new.values()]
+        left = []
+        for pid in _pids() if new else []:
+            environment = _environment(pid)
+            if self.token in environment or not environment:
+                inodes = [target.removeprefix("socket:[").removesuffix("]") for target in _targets(pid)]
+                left += [f"listening port {new[inode]}" for inode in inodes if inode in new]
+        return left
 
     def _memory(self) -> list[str]:
         """New files of shared memory; in a /dev/shm that others use too, unless a process of theirs holds them."""
@@ -93,6 +95,11 @@ def descendants(pid: int) -> dict[int, str]:
                 found[other] = name
                 todo.append(other)
     return found
+
+
+def lives_on(pid: int) -> bool:
+    """Whether a rank has started the process on purpose, and may keep it."""
+    return f"{LIVES_ON}=" in _environment(pid)
 
 
 def open_files() -> list[str]:

@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from fault_campaign.faults import PATIENT_S
-from fault_campaign.leftovers import descendants, open_files, state_of
+from fault_campaign.leftovers import descendants, lives_on, open_files, state_of
 from pdlcheck.harness.collection import cases
 from pdlcheck.worlds import registry
-from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.controller import forkserver
 
 _STRAY_S = 1.0
@@ -37,6 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "strike(number, when, *, kind, rank, signo, after_s, size): signal from outside")
     config.addinivalue_line("markers", "limit(seconds): the ranks' time limit in this test")
+    if any(os.environ.get(name, "0") != "0" for name in ("RANK", "OMPI_COMM_WORLD_RANK")):
+        return  # rank 0 of a launch runs the session
     if config.getoption("faults_record") and not config.stash.get(cases.IN_RANK, False):
         config.pluginmanager.register(_Recorder(config))
 
@@ -45,12 +46,14 @@ class _Recorder:
     def __init__(self, config: pytest.Config) -> None:
         self._file = Path(config.getoption("faults_record"))
         self._moments = Path(config.getoption("faults_moments"))
-        self._worlds: list[ProcessWorld] = []
+        self._worlds: list[Any] = []  # none of them more than once
         self._files = 0
-        watch, name = bool(config.getoption("faults_watch")), config.getoption("--pdl-world")
+        name = config.getoption("--pdl-world")
+        own = {} if name == "sim" else {"watch": bool(config.getoption("faults_watch"))}
+        honest = registry.WORLDS[name]
 
-        def make(**options: Any) -> ProcessWorld:
-            self._worlds.append(ProcessWorld(backend=name, watch=watch, timeout_s=PATIENT_S, **options))
+        def make(**options: Any) -> Any:
+            self._worlds.append(honest(**options | own | {"timeout_s": PATIENT_S}))
             return self._worlds[-1]
 
         registry.WORLDS[name] = make
@@ -108,11 +111,17 @@ class _Recorder:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _all_pools(self) -> list[dict[int, Any]]:
+        return [getattr(world, "_pools", {}) for world in self._worlds]  # simulated ranks have none
+
     def _pools(self) -> dict[int, Any]:
-        return {size: pool for world in self._worlds for size, pool in world._pools.items() if pool.is_usable}
+        return {size: pool for pools in self._all_pools() for size, pool in pools.items() if pool.is_usable}
 
     def _strike(self, mark: pytest.Mark) -> None:
         number, rank, size = mark.args[0], mark.kwargs["rank"], mark.kwargs["size"]
+        if mark.kwargs["kind"] == "stop-server":
+            for server in forkserver._running.pids:  # type: ignore[union-attr]
+                os.kill(server, signal.SIGSTOP)
         pid = self._server() if mark.kwargs["kind"] == "kill-server" else self._pools()[size].pids[rank]
         (self._moments / str(number)).write_text(repr(time.monotonic()))
         os.kill(pid, getattr(signal, mark.kwargs["signo"]))
@@ -129,7 +138,8 @@ class _Recorder:
             needed = {pid for pool in self._pools().values() for pid in (*pool.pids, *_mpiexec(pool))}
             if forkserver._running is not None:
                 needed.update(forkserver._running.pids)
-            strays = [f"process {pid} ({name})" for pid, name in descendants(os.getpid()).items() if pid not in needed]
+            others = {pid: name for pid, name in descendants(os.getpid()).items() if pid not in needed}
+            strays = [f"process {pid} ({name})" for pid, name in others.items() if not lives_on(pid)]
             if not strays or time.monotonic() > until:
                 return strays
             time.sleep(0.01)

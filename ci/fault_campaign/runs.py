@@ -10,14 +10,15 @@ import resource
 import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from fault_campaign.draw import LAUNCHERS
 from fault_campaign.faults import Fault
+from fault_campaign.launchers import launched
 from fault_campaign.leftovers import SHARED_MEMORY, Before
 from fault_campaign.own_memory import can_enter, enter
 from fault_campaign.source import test_file
@@ -37,7 +38,7 @@ def run_faults(
     """Run one test file with these faults, which share ``watch``; see what is there afterwards.
 
     Args:
-        world: ``gloo`` or ``mpi``.
+        world: one of ``WORLDS``.
         plugins: of pytest, besides the recorder.
         keep: a folder that gets a copy of the test file.
     """
@@ -58,7 +59,9 @@ def _run(folder: Path, faults: Sequence[Fault], world: str, plugins: Sequence[st
     shared = folder / "shm" if can_enter() else SHARED_MEMORY
     before = Before.look(token, folder / "temporary", shared)
     record = folder / "record"
-    command = [sys.executable, "-m", "pytest", "-q", "--world", world, "-p", "no:cacheprovider"]
+    command = [*launched(world, max(fault.world_size for fault in faults)), "-m", "pytest", "-q"]
+    command += ["--world", "gloo" if world in LAUNCHERS else world, "-p", "no:cacheprovider"]
+    command += ["--pdl-launch", "join"] if world in LAUNCHERS else []
     command += ["-p", "no:benchmark", "-p", "no:randomly"]
     command += ["-p", "fault_campaign.recorder", *(word for plugin in plugins for word in ("-p", plugin))]
     command += [f"--faults-record={record}", f"--faults-moments={folder / 'moments'}", f"--basetemp={folder / 'base'}"]

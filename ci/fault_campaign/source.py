@@ -9,25 +9,34 @@ from pathlib import Path
 from pdlcheck.suites.meta.processes.hoarding import hoard, limit_memory
 
 from fault_campaign.faults import PATIENT_S, Fault
+from fault_campaign.leftovers import LIVES_ON
 
 __all__ = ["test_file"]
 
 _HEAD = '''\
 """Written by ci/inject_faults.py."""
 
+import contextlib
 import ctypes
 import os
 import resource
 import signal
+import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
+from multiprocessing import Semaphore
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
+kept = []
 MOMENTS = Path({moments!r})
 
 
@@ -50,6 +59,72 @@ class Odd(Exception):
 
     def __init__(self, one, two):
         super().__init__(f"{{one}} and {{two}}")
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise SystemExit(5)
+
+
+class Unsendable(Exception):
+    def __reduce__(self):
+        raise SystemExit(6)
+
+
+class Slotted(Exception):
+    __slots__ = ("code",)
+
+
+class RefusesNotes(Exception):
+    def add_note(self, note):
+        raise KeyboardInterrupt
+
+
+class Long(Exception):
+    def __init__(self, words):
+        super().__init__(words + "x" * 5_000_000 + "the end of it")
+
+
+class Unreadable:
+    """A result that raises ``error`` where it is unpickled."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        return fails, (self.error,)
+
+
+def fails(error):
+    raise error("while it is read")
+
+
+class Counting(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {{}}))
+
+
+def gone():
+    """A folder that is no longer there."""
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    os.rmdir(folder)
+    return "."
+
+
+def orphan(session):
+    """A process that lives on, with a port, for as long as its rank does."""
+    code = "import socket, time; one = socket.create_server(('127.0.0.1', 0)); time.sleep(600)"
+    environment = {{**os.environ, {LIVES_ON!r}: "1"}}
+    subprocess.Popen([sys.executable, "-c", code], start_new_session=session, env=environment)
+
+
+def spoil(data):
+    """Write to the pipe of this process's controller, as one does who mistakes the number of a descriptor."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as end:
+            if end.family == socket.AF_UNIX:
+                os.write(int(name), data)
 '''
 
 _HEALTHY = '''
@@ -65,7 +140,7 @@ def {name}_{which}(rank, world_size):
 
 def test_file(faults: Sequence[Fault], moments: Path) -> str:
     """The source of a test file for these faults; each writes its moment into a file of the folder ``moments``."""
-    text = "\n\n".join([_HEAD.format(moments=str(moments)), getsource(limit_memory), getsource(hoard)])
+    text = "\n\n".join([_HEAD.format(moments=str(moments), LIVES_ON=LIVES_ON), getsource(limit_memory), getsource(hoard)])
     for fault in faults:
         text += f"\n\n# {fault}"
         if fault.where == "run":

@@ -79,6 +79,9 @@ def _judge_test(verdict: Verdict, run: Run) -> None:
         trouble += _lacking(fault, "".join(record["said"] for record in _reports(run, f"{fault.name}_next")))
     elif not reports:
         trouble.append("the test was not reported")
+    elif fault.silent:
+        trouble += [f"{report['when']} {report['outcome']}: {report['text']}" for report in failed]
+        trouble += ["the fault did not happen"] if moment is None else []
     elif moment is None:
         trouble.append("the fault did not happen; reported:\n" + "\n".join(report["text"] for report in reports))
     elif [report["when"] for report in failed] != [fault.phase]:
@@ -110,7 +113,9 @@ def _judge_next(verdict: Verdict, run: Run) -> None:
     wrong = [report for report in reports if report["outcome"] != "passed"]
     idle = [rank for rank in range(fault.world_size) if f"next-{fault.number}-{rank}" not in run.notes]
     verdict.healed = len(reports) == 3 and not wrong and not idle
-    if idle and not wrong:
+    if not reports:
+        verdict.trouble.append("the next test was not reported")
+    elif idle and not wrong:
         verdict.trouble.append(f"the next test passed, and yet it did not run on ranks {idle}")
     elif not verdict.healed:
         said = "\n".join(f"{report['when']} {report['outcome']}: {report['text']}" for report in wrong)

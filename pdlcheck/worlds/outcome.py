@@ -15,13 +15,14 @@ from pdlcheck.worlds.site import is_ours
 from pdlcheck.worlds.words import who
 
 __all__ = [
+    "ENDS_A_PROCESS",
     "Outcome",
     "Raised",
     "Returned",
     "Stopped",
+    "as_failure",
     "check_has_run",
     "cure_of_exit",
-    "exited",
     "first_cause",
     "lesser",
     "results",
@@ -30,6 +31,7 @@ __all__ = [
     "without_addresses",
 ]
 
+ENDS_A_PROCESS = (SystemExit, KeyboardInterrupt, GeneratorExit)  # raised in the controller they would end it
 lesser: list[type[BaseException]] = []  # what counts less than a failure, the least last: the skip of a test framework
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+", re.IGNORECASE)
@@ -108,11 +110,13 @@ def cure_of_exit(error: SystemExit) -> str:
     return "raise an ordinary exception to make the call fail"
 
 
-def exited(rank: int, error: SystemExit, traceback: str) -> RankFailed:
-    """In the place of an exception that would end the controller, silently where its code is 0."""
-    failed = RankFailed(
-        f"rank {rank} called sys.exit({error.code!r}); {cure_of_exit(error)}", rank=rank, traceback=traceback
-    )
+def as_failure(rank: int, error: BaseException, traceback: str) -> RankFailed:
+    """In the place of one of ``ENDS_A_PROCESS``, which would end the controller, silently where its code is 0."""
+    if isinstance(error, SystemExit):
+        what = f"called sys.exit({error.code!r}); {cure_of_exit(error)}"
+    else:
+        what = f"raised {type(error).__name__}; raise an ordinary exception to make the call fail"
+    failed = RankFailed(f"rank {rank} {what}", rank=rank, traceback=traceback)
     return failed.with_traceback(error.__traceback__)
 
 

@@ -22,7 +22,7 @@ from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices
 from pdlcheck.worlds.cuda_as_cpu.mode import in_mode
 from pdlcheck.worlds.devices import CUDA_CURE, choose_device, why_no_cuda
 from pdlcheck.worlds.exceptions import add_note
-from pdlcheck.worlds.outcome import Outcome, Raised, Returned, check_has_run, exited, results
+from pdlcheck.worlds.outcome import ENDS_A_PROCESS, Outcome, Raised, Returned, as_failure, check_has_run, results
 from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated.c10d.borrowed import tell_whose
@@ -278,7 +278,8 @@ class SimulatedRanks:
         if isolation.observer is not None:
             isolation.observer.call(fn)
         self._devices = self._new_devices()
-        return [_that_ends_no_process(outcome) for outcome in self.run_bodies([body] * self.world_size)]
+        outcomes = self.run_bodies([body] * self.world_size)
+        return [_that_ends_nothing(outcome, ENDS_A_PROCESS) for outcome in outcomes]
 
     def run_bodies(
         self,
@@ -315,7 +316,7 @@ class SimulatedRanks:
                 advise(shared, stacklevel=2)
             if (order := self._network.set_order.warning()) is not None and self.world_size > 1:
                 advise(order, stacklevel=2)
-            return outcomes
+            return [_that_ends_nothing(outcome, (KeyboardInterrupt,)) for outcome in outcomes]
         except Inconclusive:
             if isinstance(faults, DrawnFaults):
                 faults.reject()
@@ -441,9 +442,12 @@ def _devices_of_thread() -> RankDevices | None:
     return None if rank is None else rank.devices
 
 
-def _that_ends_no_process(outcome: Outcome) -> Outcome:
-    """A ``sys.exit`` of a rank is a failure of its, as on processes: it would end the controller."""
-    if not isinstance(outcome, Raised) or not isinstance(outcome.error, SystemExit):
+def _that_ends_nothing(outcome: Outcome, kinds: tuple[type[BaseException], ...]) -> Outcome:
+    """What a rank raises of these kinds is a failure of its, as on processes: it would end the controller.
+
+    A test framework makes a failure of a ``sys.exit`` itself. A real Ctrl-C reaches the controller, and no rank.
+    """
+    if not isinstance(outcome, Raised) or not isinstance(outcome.error, kinds):
         return outcome
     text = "".join(traceback.format_exception(outcome.error))
-    return replace(outcome, error=exited(outcome.rank, outcome.error, text))
+    return replace(outcome, error=as_failure(outcome.rank, outcome.error, text))

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller import hash_seeds
 from pdlcheck.worlds.processes.controller.exits import FORKER, how_it_ended
-from pdlcheck.worlds.processes.controller.process_state import is_stopped
+from pdlcheck.worlds.processes.controller.process_state import ended_as, is_stopped
 from pdlcheck.worlds.processes.controller.surroundings import import_path
 from pdlcheck.worlds.processes.rank.orphans import SERVER, end_marked
 from pdlcheck.worlds.processes.rank.server import FORK, HEADER, IMPORT, RANK, SIGNAL, STATUS
@@ -124,6 +124,8 @@ class Child:
             self.forker.ended = not data
             self.went_with = "" if data else self.forker.last_words()
             self.exitcode = STATUS.unpack(data)[0] if data else -signal.SIGKILL
+        if self.exitcode is None and self.pid > 0:  # who forked it may be stopped, and cannot tell
+            self.exitcode = ended_as(self.pid)
         return self.exitcode is not None
 
     def _read(self, trouble: str) -> int:
@@ -233,8 +235,9 @@ class ForkServer(Forker):
 
     @property
     def alive(self) -> bool:
-        """False once the server has ended."""
+        """False once the server has ended, or was stopped."""
         runs = self._process.poll() is None and not self.hung_up  # which is seen before the process is seen to end
+        runs = runs and not is_stopped(self.pid)
         return runs and (self._twin is None or self._twin.alive)
 
     def of_rank(self, rank: int) -> ForkServer:

@@ -1,10 +1,11 @@
-"""What the system says of a process of this machine that has not ended."""
+"""What the system says of a process of this machine, without its parent's help."""
 
 from __future__ import annotations
 
+import os
 import re
 
-__all__ = ["is_stopped", "is_well", "would_end"]
+__all__ = ["ended_as", "is_stopped", "is_well", "would_end"]
 
 _NO_SIGNAL = b"\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n"  # pending, in /proc
 
@@ -23,11 +24,23 @@ def is_well(pid: int) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False where there is no /proc."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] in "Tt"
+
+
+def ended_as(pid: int) -> int | None:
+    """The exit code, or minus the signal, of a process that its parent has not buried; None for any other."""
+    fields = _stat(pid)
+    return os.waitstatus_to_exitcode(int(fields[-1])) if fields and fields[0] == "Z" else None
+
+
+def _stat(pid: int) -> list[str]:
+    """What follows the name; empty where there is no such process, or no /proc."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in "Tt"
+            return file.read().rpartition(")")[2].split()
     except OSError:
-        return False
+        return []
 
 
 def would_end(pid: int, signo: int) -> bool:

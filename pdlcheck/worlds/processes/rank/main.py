@@ -27,7 +27,7 @@ from pdlcheck.errors import PeerFailed, RankFailed
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.exceptions import shorten, text_of
 from pdlcheck.worlds.forked import forked_children_end
-from pdlcheck.worlds.outcome import exited
+from pdlcheck.worlds.outcome import ENDS_A_PROCESS, as_failure
 from pdlcheck.worlds.processes.exchange.board import Board
 from pdlcheck.worlds.processes.exchange.heard import hearing
 from pdlcheck.worlds.processes.exchange.journal import open_journal
@@ -78,7 +78,6 @@ _LIMITS = {
     which: resource.getrlimit(which)
     for which in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)
 }
-_UNSENDABLE = (SystemExit, KeyboardInterrupt, GeneratorExit)  # raised in the controller they would end it
 
 
 def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, placed: bool = False) -> NoReturn:
@@ -308,7 +307,7 @@ def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Fai
     consequence = isinstance(error, RuntimeError) and any(words in text_of(error) for words in _PEER_HAS_GONE)
     if hint := hint_about_cuda(error, is_on=runs_cuda_on_cpu()):
         note_once(error, hint)
-    if isinstance(error, _UNSENDABLE):
+    if isinstance(error, ENDS_A_PROCESS):
         error = _sendable(error, rank, text)
     return Failed(
         call,
@@ -325,13 +324,9 @@ def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Fai
 
 def _sendable(error: BaseException, rank: int, text: str) -> RankFailed:
     """An error that the controller can raise, with what was noted at the rank's own."""
-    if isinstance(error, SystemExit):
-        failed = exited(rank, error, text)
-    else:
-        what = f"raised {type(error).__name__}; raise an ordinary exception to make the call fail"
-        failed = RankFailed(f"rank {rank} {what}", rank=rank, traceback=text)
+    failed = as_failure(rank, error, text)
     vars(failed).update(_words(error))
-    return failed.with_traceback(error.__traceback__)
+    return failed
 
 
 def _words(error: BaseException) -> dict[str, str]:

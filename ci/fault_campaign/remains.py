@@ -1,0 +1,55 @@
+"""A rank leaves something behind, in its own process or outside; its test passes, and nobody after it is harmed."""
+
+from __future__ import annotations
+
+from fault_campaign.faults import Base, Fault
+
+__all__ = ["flood", "left_on", "orphan", "shared_memory"]
+
+_LEFT_ON = [
+    "torch.set_default_dtype(torch.float64)",
+    "torch.use_deterministic_algorithms(True)",
+    "torch.set_grad_enabled(False)",
+    "Counting().__enter__()",
+    "torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: 1 / 0).__enter__()",
+    "torch._C._functorch._vmap_increment_nesting(2, 'error')",
+    "sys.stdout = sys.stderr = None",
+    "os.environ.clear()",
+    "os.chdir(gone())",
+    "sys.path.clear()",
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+    "os.umask(0o777)",
+    "threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()",
+]
+_OF_A_PROCESS = ("sys.stdout", "os.environ", "os.chdir", "sys.path", "signal.", "os.umask", "threading.")
+
+
+def left_on(base: Base) -> Fault:
+    """State of the process; what simulated ranks share with the controller is not theirs to change."""
+    choices = [one for one in _LEFT_ON if base.has_processes or not one.startswith(_OF_A_PROCESS)]
+    action = base.rng.choice(choices)
+    return base.anywhere([action], where=base.body_or_controller, moment="after", silent=True, within_s=0.0)
+
+
+def orphan(base: Base) -> Fault:
+    """A process of the rank's that nobody waits for, in a session of its own, with a port, or dead and not buried."""
+    action = base.rng.choice(["orphan(session=True)", "orphan(session=False)", "os.fork() or os._exit(0)"])
+    return base.anywhere([action], where=base.body_or_controller, silent=True, within_s=0.0)
+
+
+def shared_memory(base: Base) -> Fault:
+    """What the rank's end should have given back, but it was killed."""
+    action = base.rng.choice(["kept.append(SharedMemory(create=True, size=4096))", "kept.append(Semaphore())"])
+    return base.anywhere([action, "os.kill(os.getpid(), signal.SIGKILL)"], base.killed_by("SIGKILL"))
+
+
+def flood(base: Base) -> Fault:
+    """More output than anybody reads, and then an error."""
+    words = f"fault {base.number} on rank {base.rank}"
+    ways = ["print('x' * 99)", "os.write(1, b'y' * 99 + b'\\n')", "print('z' * 99, file=sys.stderr)"]
+    writing = base.rng.choice(ways)
+    raising = f"raise ValueError({words!r})"
+    actions = [f"for _ in range(200_000): {writing}", f"now({base.number})", raising]
+    told = [f"ValueError: {words}", base.note]
+    told += [r"bytes of output are left out"] if "os.write" in writing else []
+    return base.anywhere(actions, *told, where=base.body_or_controller, within_s=4.0)
