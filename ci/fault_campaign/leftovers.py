@@ -11,7 +11,8 @@ from pathlib import Path
 __all__ = ["LIVES_ON", "SHARED_MEMORY", "Before", "descendants", "lives_on", "open_files", "state_of"]
 
 _PATIENCE_S = 2.0  # the kernel ends a killed process a moment after the kill
-_TORCHS_OWN = "torchinductor_"  # a cache that torch makes when torch._dynamo is imported, and keeps by design
+# a cache that torch makes when torch._dynamo is imported and keeps by design, and torchrun's folder of logs
+_TORCHS_OWN = ("torchinductor_", "torchelastic_")
 SHARED_MEMORY = Path("/dev/shm")
 LIVES_ON = "FAULTS_LIVES_ON"  # in the environment of a process that may live as long as its rank
 _LISTENING = "0A"

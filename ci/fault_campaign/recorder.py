@@ -48,6 +48,8 @@ class _Recorder:
         self._moments = Path(config.getoption("faults_moments"))
         self._worlds: list[Any] = []  # none of them more than once
         self._files = 0
+        # the other processes of a launch wait for the end of these
+        self._links = 4 * int(os.environ.get("WORLD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "0")))
         name = config.getoption("--pdl-world")
         own = {} if name == "sim" else {"watch": bool(config.getoption("faults_watch"))}
         honest = registry.WORLDS[name]
@@ -107,7 +109,7 @@ class _Recorder:
     def pytest_unconfigure(self) -> None:
         forkserver.stop()  # as at the end of the process
         files = open_files()
-        self._write(event="end", files=files if len(files) > self._files + 2 else [], threads=threading.active_count())
+        self._write(event="end", files=files if len(files) > self._files + self._links + 2 else [], threads=threading.active_count())
 
     # -- inside ------------------------------------------------------------------------------------
 

@@ -140,7 +140,8 @@ def {name}_{which}(rank, world_size):
 
 def test_file(faults: Sequence[Fault], moments: Path) -> str:
     """The source of a test file for these faults; each writes its moment into a file of the folder ``moments``."""
-    text = "\n\n".join([_HEAD.format(moments=str(moments), LIVES_ON=LIVES_ON), getsource(limit_memory), getsource(hoard)])
+    head = _HEAD.format(moments=str(moments), LIVES_ON=LIVES_ON)
+    text = "\n\n".join([head, getsource(limit_memory), getsource(hoard)])
     for fault in faults:
         text += f"\n\n# {fault}"
         if fault.where == "run":

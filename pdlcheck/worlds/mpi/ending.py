@@ -44,7 +44,12 @@ def note_ending(noted: Callable[[], object]) -> Ending:
                 noted()
             return found
 
+    # in a report it is what the user's code has raised
+    NotedExit.__name__ = NotedExit.__qualname__ = SystemExit.__name__
+    NotedExit.__module__ = SystemExit.__module__
+
     def exit(status: Any = None, /) -> NoReturn:
+        __tracebackhide__ = True
         raise NotedExit(*[] if status is None else [status])
 
     sys.exit = exit
