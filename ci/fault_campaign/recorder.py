@@ -100,7 +100,7 @@ class _Recorder:
             when=report.when,
             outcome=report.outcome,
             at=at,
-            text=report.longreprtext,
+            text="\n".join([report.longreprtext, *(said for _, said in report.sections)]),
             said=report.capstderr,
             strays=strays,
         )
@@ -109,7 +109,8 @@ class _Recorder:
     def pytest_unconfigure(self) -> None:
         forkserver.stop()  # as at the end of the process
         files = open_files()
-        self._write(event="end", files=files if len(files) > self._files + self._links + 2 else [], threads=threading.active_count())
+        are_more = len(files) > self._files + self._links + 2
+        self._write(event="end", files=files if are_more else [], threads=threading.active_count())
 
     # -- inside ------------------------------------------------------------------------------------
 
