@@ -76,3 +76,18 @@ def test_a_program_that_exits_ends_its_rank_alone(world, code, cure):
     assert str(raised.value).partition(" ")[2].partition(" ")[2] == f"called sys.exit({code!r}); {cure}"
     assert "sys.exit(code)" in raised.value.traceback
     assert any("ranks 0, 1 of 2 raised this" in note for note in raised.value.__notes__)
+
+
+def interrupts(kind):
+    if dist.get_rank() == 1:
+        raise kind("as if somebody had pressed Ctrl-C")
+    dist.barrier()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
+def test_what_would_end_the_session_is_the_failure_of_a_rank(world, kind):
+    cure = "raise an ordinary exception to make the call fail"
+    with pytest.raises(RankFailed, match=f"^rank 1 raised {kind.__name__}; {cure}") as raised:
+        world.run(interrupts, kind, world_size=2)
+    assert "raise kind(" in raised.value.traceback
+    assert world.run(dist.get_rank, world_size=2) == [0, 1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ..needs_mpi import needs_mpi
+
 
 def test_the_notes_of_an_exception_are_shown_once_and_so_is_what_became_of_the_ranks(run):
     source = """
@@ -122,6 +124,48 @@ def test_never(): pass
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["ERROR *test_missing?gloo-2? - fixture 'nosuch' not found", "!* *Exit: enough"])
     assert "Traceback" not in result.stdout.str()
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_keyboard_interrupt_that_nobody_pressed_is_a_failure_of_its_test(run, world):
+    source = """
+@pytest.fixture
+def interrupted(rank):
+    if rank == 1:
+        raise KeyboardInterrupt
+    dist.barrier()
+
+@W
+def test_body(rank):
+    if rank == 1:
+        raise KeyboardInterrupt
+    dist.barrier()
+
+@W
+def test_fixture(interrupted): pass
+
+@W
+def test_after(rank): dist.barrier()
+"""
+    result = run(source, world=world)
+    result.assert_outcomes(failed=1, errors=1, passed=1)
+    cure = "raise an ordinary exception to make the call fail"
+    result.stdout.fnmatch_lines([f"E *RankFailed: rank 1 raised KeyboardInterrupt; {cure}"] * 2)
+
+
+@needs_mpi
+def test_an_exit_on_mpi_is_shown_as_it_was_raised(run):
+    source = """
+@W
+def test_exit(rank):
+    if rank == 1:
+        sys.exit(3)
+    dist.barrier()
+"""
+    result = run(source, world="mpi")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([">*sys.exit(3)", "E*SystemExit: 3", "*test_inner.py:*: SystemExit"])
+    result.stdout.no_fnmatch_line("*ending.py*")
 
 
 def test_a_file_that_one_rank_cannot_import_is_told_by_its_own_error_without_the_insides(run):

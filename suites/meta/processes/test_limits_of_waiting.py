@@ -16,10 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pdlcheck.errors import RankTimeout, WorldUnavailable
+from pdlcheck.errors import RankDied, RankTimeout, WorldUnavailable
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe
+from pdlcheck.worlds.processes.controller.process_state import is_stopped
 
 MORE_THAN_A_PIPE_HOLDS = 3_000_000
 
@@ -84,18 +85,58 @@ def test_an_answer_of_which_a_part_does_not_come(world):
     assert_heals(world)
 
 
-def test_a_fork_server_that_is_stopped_is_named_and_replaced():
-    server = forkserver.retain(test_a_fork_server_that_is_stopped_is_named_and_replaced)
+@pytest.fixture
+def server():
+    """The fork server, which is there before a world needs it."""
+    yield forkserver.retain(server)
+    forkserver.release(server)
+
+
+def stop(server):
+    for pid in server.pids:
+        os.kill(pid, signal.SIGSTOP)
+        while not is_stopped(pid):
+            time.sleep(0.001)
+
+
+def test_a_fork_server_that_is_stopped_is_replaced(server):
     world = ProcessWorld(timeout_s=60)
     try:
-        for pid in server.pids:
-            os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(WorldUnavailable, match=r"the fork server, process \d+, does not answer: a signal"):
-            world.run(dist.get_rank, world_size=2)
+        stop(server)
         assert_heals(world)
     finally:
         world.close()
-        forkserver.release(test_a_fork_server_that_is_stopped_is_named_and_replaced)
+
+
+def test_a_fork_server_that_is_stopped_as_it_forks_is_named_and_replaced(server, monkeypatch):
+    world = ProcessWorld(timeout_s=60)
+    try:
+        stop(server)
+        with monkeypatch.context() as seen_before:
+            seen_before.setattr(forkserver.ForkServer, "alive", True)
+            with pytest.raises(WorldUnavailable, match=r"the fork server, process \d+, does not answer: a signal"):
+                world.run(dist.get_rank, world_size=2)
+        assert_heals(world)
+    finally:
+        world.close()
+
+
+def test_how_a_rank_ended_is_told_though_its_fork_server_is_stopped(server):
+    world = ProcessWorld(timeout_s=60)
+
+    def end(servers):
+        if dist.get_rank() == 1:
+            for pid in servers:
+                os.kill(pid, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGTERM)
+        dist.barrier()
+
+    try:
+        with pytest.raises(RankDied, match="rank 1 was killed by SIGTERM"):
+            world.run(end, server.pids, world_size=2)
+        assert_heals(world)
+    finally:
+        world.close()
 
 
 # -- the pipe ---------------------------------------------------------------------------------------
