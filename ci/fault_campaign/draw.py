@@ -46,10 +46,11 @@ KINDS: dict[str, Callable[[Base], Fault]] = {
 # simulated ranks are threads of the controller: what ends a process ends that
 _OF_THREADS = {"exit", "sleep", "mismatch", "memory", "odd-error", "left-on", *_OF_THE_RUN}
 _OF_THREADS |= {"raise-before", "raise-inside", "raise-after"}
-# a launcher decides what becomes of its processes in an interrupt; on mpi a closed descriptor is MPI's to suffer
+# a launcher decides what becomes of its processes in an interrupt, and their pipes cannot be told from gloo's; on mpi
+# a closed descriptor is MPI's to suffer
 _NOT_ON = {
     "mpi": {"close-all"},
-    **{launcher: {*_OF_THE_RUN, "kill-server", "stop-server"} for launcher in LAUNCHERS},
+    **{launcher: {*_OF_THE_RUN, "kill-server", "stop-server", "spoil-pipe"} for launcher in LAUNCHERS},
 }
 
 

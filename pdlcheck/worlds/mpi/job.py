@@ -52,6 +52,8 @@ def why_not() -> str:
     environment = os.environ | home()
     asked = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False, env=environment)
     if "Open MPI" not in asked.stdout and "OpenRTE" not in asked.stdout:
+        if not Path("/proc/self").exists():
+            return f"{mpiexec} needs /proc, which is not mounted (mount -t proc proc /proc)"
         said = next((line for line in (asked.stdout + asked.stderr).splitlines() if line.strip("- ")), "nothing")
         return f"{mpiexec} is not Open MPI's: it says {said!r}"
     return ""

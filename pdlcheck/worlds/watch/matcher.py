@@ -40,7 +40,8 @@ class Matcher:
 
     def __init__(self) -> None:
         self._collectives: dict[tuple[str, int], dict[int, _Posted]] = defaultdict(dict)
-        self._spoiled: dict[tuple[str, int], None] = {}  # those that cannot be, as their ranks differ
+        # those that cannot be, as their ranks differ, and who takes part in the eyes of one of these
+        self._spoiled: dict[tuple[str, int], set[int]] = {}
         self._orders = Orders()
         self._sends: dict[tuple[str, int, int], list[_Posted]] = defaultdict(list)  # (group, dst, tag)
         self._recvs: dict[tuple[str, int, int], list[_Posted]] = defaultdict(list)
@@ -69,21 +70,26 @@ class Matcher:
             if signature.peer >= 0:
                 return (signature.peer,)
             return tuple(rank for rank in signature.members if rank != signature.rank)
-        there = self._collectives.get((signature.group, signature.seq), {})
-        needed: Iterable[int] = signature.members
-        if self.spoils(signature):  # ranks may differ in who takes part
-            needed = sorted({rank for posted in there.values() for rank in posted.signature.members})
+        place = signature.group, signature.seq
+        there = self._collectives.get(place, {})
+        needed: Iterable[int] = sorted(self._spoiled[place]) if place in self._spoiled else signature.members
         return tuple(rank for rank in needed if rank not in there)
+
+    def is_complete(self, signature: Signature) -> bool:
+        """Whether all are there that a spoiled collective needs; asked by each rank that waits in it, at each turn."""
+        place = signature.group, signature.seq
+        return len(self._collectives[place]) == len(self._spoiled[place])
 
     def _post_collective(self, posted: _Posted) -> Match | None:
         signature = posted.signature
         place = signature.group, signature.seq
         there = self._collectives[place]
-        if not self._agrees(signature, there):
-            self._spoiled[place] = None
+        if not self._agrees(signature, there) and place not in self._spoiled:
+            self._spoiled[place] = {rank for other in there.values() for rank in other.signature.members}
         there[signature.rank] = posted
         if self._spoiled and place in self._spoiled:
-            if not self.missing(signature) and (error := _verdict(there)):
+            self._spoiled[place].update(signature.members)
+            if self.is_complete(signature) and (error := _verdict(there)):
                 raise error
             return None
         if len(there) < len(signature.members):

@@ -20,6 +20,7 @@ from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.controller.lacks import full_shared_memory, lacks
 
 from ..clone import ROOT
+from ..needs_mpi import needs_mpi
 
 
 @contextmanager
@@ -90,3 +91,21 @@ def test_shared_memory_without_room(monkeypatch, tmp_path):
     assert full_shared_memory() == ""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 4096))
     assert f"{tmp_path}, where ranks share memory, is full (4096 bytes free)" in full_shared_memory()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 20, 0, 1 << 20))
+    assert f"{tmp_path}, where ranks share memory, has 1 MB in all: make it larger" in full_shared_memory()
+
+
+@needs_mpi
+def test_mpi_without_proc():
+    without = ["unshare", "--mount", "sh", "-c", 'umount -l /proc && exec "$@"', "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*without, "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs unshare, of util-linux, and the right to it: run it as root")
+    code = "from pdlcheck.worlds.mpi.job import why_not; print(why_not())"
+    done = subprocess.run(
+        [*without, sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "mpiexec needs /proc, which is not mounted (mount -t proc proc /proc)" in done.stdout, done.stderr

@@ -12,6 +12,7 @@ __all__ = ["full_shared_memory", "lacks", "loopback_is_down"]
 
 _SHARED_MEMORY = "/dev/shm"
 _LITTLE = 4 << 20  # bytes
+_SMALL = 32 << 20  # of the whole: the same where nothing else is in it
 _NEEDED = 10  # descriptors for each rank
 
 
@@ -42,6 +43,9 @@ def loopback_is_down(host: str) -> str:
 
 def full_shared_memory() -> str:
     """In words, that there is no room left in shared memory; empty where there is."""
-    if not os.path.isdir(_SHARED_MEMORY) or (free := shutil.disk_usage(_SHARED_MEMORY).free) >= _LITTLE:
+    if not os.path.isdir(_SHARED_MEMORY) or (room := shutil.disk_usage(_SHARED_MEMORY)).free >= _LITTLE:
         return ""
-    return f"{_SHARED_MEMORY}, where ranks share memory, is full ({free} bytes free): delete what is not needed there"
+    what = f"{_SHARED_MEMORY}, where ranks share memory,"
+    if room.total < _SMALL:
+        return f"{what} has {room.total >> 20} MB in all: make it larger (mount -o remount,size=1g; docker --shm-size 1g)"
+    return f"{what} is full ({room.free} bytes free): delete what is not needed there"

@@ -223,7 +223,7 @@ class Network:
         turns = iter(range(_PATIENCE))
 
         def is_over() -> bool:
-            return bool(elapsed) or not self.missing(signature) or next(turns, None) is None
+            return bool(elapsed) or self._matcher.is_complete(signature) or next(turns, None) is None
 
         with suppress(PeerFailed), self.scheduler.elapsing.limit(0.0, signature.rank, lambda: elapsed.append(True)):
             self.scheduler.wait_until(is_over, signature)
