@@ -120,5 +120,6 @@ def spoil_pipe(base: Base) -> Fault:
 
 def close_all(base: Base) -> Fault:
     """As a program that becomes a daemon. Whose code fails first, gloo's or that of the pipe, is not determined."""
-    died, cause = rf"RankDied: rank {base.rank}\b", r"Bad file descriptor|closed its pipe to the controller|gloo::EnforceNotMet"
+    died = rf"RankDied: rank {base.rank}\b"
+    cause = r"Bad file descriptor|closed its pipe to the controller|gloo::EnforceNotMet"
     return base.anywhere(["os.closerange(3, 256)"], died, cause, where=base.body_or_controller)

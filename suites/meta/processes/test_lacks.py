@@ -92,7 +92,7 @@ def test_shared_memory_without_room(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 4096))
     assert f"{tmp_path}, where ranks share memory, is full (4096 bytes free)" in full_shared_memory()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 20, 0, 1 << 20))
-    assert f"{tmp_path}, where ranks share memory, has 1 MB in all: make it larger" in full_shared_memory()
+    assert f"{tmp_path}, where ranks share memory, has 1 MB in all: mount it with more" in full_shared_memory()
 
 
 @needs_mpi

@@ -47,5 +47,6 @@ def full_shared_memory() -> str:
         return ""
     what = f"{_SHARED_MEMORY}, where ranks share memory,"
     if room.total < _SMALL:
-        return f"{what} has {room.total >> 20} MB in all: make it larger (mount -o remount,size=1g; docker --shm-size 1g)"
+        cure = "mount it with more (mount -o remount,size=1g; docker run --shm-size 1g)"
+        return f"{what} has {room.total >> 20} MB in all: {cure}"
     return f"{what} is full ({room.free} bytes free): delete what is not needed there"
