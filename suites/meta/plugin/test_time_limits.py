@@ -301,8 +301,7 @@ def test_in_c(rank):
 """
 
 
-@pytest.mark.parametrize("turn", range(2))
-def test_a_simulated_rank_that_keeps_the_interpreter_lock_is_told_where_it_was(run, turn):
+def test_a_simulated_rank_that_keeps_the_interpreter_lock_is_told_where_it_was(run):
     result = run(KEEPS_THE_LOCK.format(limit_s=1.5), world="sim", new_process=True)
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines(

@@ -28,7 +28,7 @@ def run_campaign(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("world", "seed", "count"),
-    [("sim", 3, 24), ("gloo", 2, 6), ("torchrun", 1, 6), pytest.param("mpi", 1, 8, marks=needs_mpi)],
+    [("sim", 3, 12), ("gloo", 2, 3), ("torchrun", 1, 2), pytest.param("mpi", 1, 3, marks=needs_mpi)],
 )
 def test_a_sample_of_faults_holds(world, seed, count, tmp_path):
     done = run_campaign("--world", world, "--seed", str(seed), "--count", str(count), cwd=tmp_path)

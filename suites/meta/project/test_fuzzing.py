@@ -29,9 +29,11 @@ BROKEN = {
         "journal",
         """
         from fuzzing import exchange
+        from fuzzing import limits
+        limits.LIMIT_S = 1
         exchange.notes = lambda text: exec("while '[[' in text: pass") or []
         """,
-        r"it took more than 5 s",
+        r"it took more than 1 s",
     ),
     "takes memory": (
         "metis",

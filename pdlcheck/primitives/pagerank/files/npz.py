@@ -70,7 +70,7 @@ def _read(
 def _matrix(file: Path | IO[bytes]) -> Any:
     try:
         return sp.load_npz(file)
-    except (MemoryError, OSError, zipfile.BadZipFile, zlib.error):
+    except (KeyError, MemoryError, OSError, zipfile.BadZipFile, zlib.error):
         raise
     except Exception as error:  # of arrays that scipy did not write, anything
         raise ValueError(f"it holds no matrix as scipy.sparse.save_npz writes one: {error}; write it again") from error

@@ -152,8 +152,7 @@ class Board:
         entries, taken = io.BytesIO(data), []
         try:
             while entries.tell() < size:
-                operation, signature = pickle.load(entries)
-                taken.append((operation, signature))
+                taken.append(pickle.load(entries))
         except Exception as error:  # of bytes that are no pickle, anything
             raise SpoiledBoard(rank) from error
         head[_READ] = written
