@@ -399,8 +399,8 @@ BAD = {
     "a matrix of scipy whose format is no text": Bad(
         "e.npz",
         lambda: npz(format=True, shape=[1, 1], data=[1.0], row=[0], col=[0]),
-        "e.npz: it holds no matrix as scipy.sparse.save_npz writes one: 'bool' object has no attribute 'decode'; write "
-        "it again",
+        "e.npz: it holds no arrays as numpy.savez and scipy.sparse.save_npz write them: 'bool' object has no attribute "
+        "'decode'; write it again",
     ),
     "METIS, a node too few": Bad(
         "e.graph",

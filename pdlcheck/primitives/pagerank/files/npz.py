@@ -43,7 +43,7 @@ def _read(
             if {"format", "shape"} <= names:
                 if not isinstance(file, Path):
                     file.seek(0)
-                graph = Graph.from_scipy(_matrix(file))
+                graph = Graph.from_scipy(sp.load_npz(file))
                 if weights is False and graph.weights is not None:
                     graph = Graph(graph.src, graph.dst, graph.num_nodes)
                 return graph, None
@@ -57,23 +57,21 @@ def _read(
             found: dict[str, Any] = {}
             for name in sorted(names & wanted):
                 found[name] = arrays[name]
+                if not isinstance(found[name], np.ndarray):
+                    raise ValueError(f"{name} is no array in numpy's format; write the file with numpy.savez")
                 if progress is not None and total is not None:
                     progress(total * len(found) // len(names & wanted), total)
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which is a place before the file
             raise
         raise ValueError(f"it cannot be unpacked: {error}; it may be truncated, get it again") from error
+    except (MemoryError, TypeError, ValueError):
+        raise
+    except Exception as error:  # of numpy and scipy, which evaluate what arrays say of themselves
+        how = "as numpy.savez and scipy.sparse.save_npz write them"
+        raise ValueError(f"it holds no arrays {how}: {error}; write it again") from error
     num_nodes = _whole_number("num_nodes", found["num_nodes"]) if "num_nodes" in found else None
     return _columns(found), num_nodes
-
-
-def _matrix(file: Path | IO[bytes]) -> Any:
-    try:
-        return sp.load_npz(file)
-    except (KeyError, MemoryError, OSError, zipfile.BadZipFile, zlib.error):
-        raise
-    except Exception as error:  # of arrays that scipy did not write, anything
-        raise ValueError(f"it holds no matrix as scipy.sparse.save_npz writes one: {error}; write it again") from error
 
 
 def _columns(found: dict[str, Any]) -> Columns:
