@@ -22,7 +22,7 @@ def run_campaign(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         pytest.skip("needs ci/inject_faults.py: run the suites in a clone of the repository")
     if not Path("/proc/self/stat").exists():
         pytest.skip("the campaign looks for leftovers in /proc: run it on Linux")
-    command = [sys.executable, str(COMMAND), "--slow", "4", *options]
+    command = [sys.executable, str(COMMAND), *options]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=150)
 
 
@@ -31,7 +31,8 @@ def run_campaign(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     [("sim", 3, 12), ("gloo", 2, 3), ("torchrun", 1, 2), pytest.param("mpi", 1, 3, marks=needs_mpi)],
 )
 def test_a_sample_of_faults_holds(world, seed, count, tmp_path):
-    done = run_campaign("--world", world, "--seed", str(seed), "--count", str(count), cwd=tmp_path)
+    patient = ("--slow", "30")  # other tests run beside it
+    done = run_campaign("--world", world, "--seed", str(seed), "--count", str(count), *patient, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{count} of {count} faults held on {world}" in done.stdout
 
@@ -81,7 +82,8 @@ def test_a_broken_world_is_seen(which, tmp_path, monkeypatch):
     head = "import os, socket, tempfile, time\nfrom pdlcheck.worlds.processes.controller import collect, pool\n"
     (tmp_path / "broken_world.py").write_text(head + textwrap.dedent(code))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    done = run_campaign("--count", "2", "--seed", "7", "--kinds", "kill-self", "--plugin", "broken_world", cwd=tmp_path)
+    drawn = ("--count", "2", "--seed", "7", "--kinds", "kill-self")
+    done = run_campaign(*drawn, "--slow", "4", "--plugin", "broken_world", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "0 of 1 faults held" in done.stdout
     for pattern in told:
