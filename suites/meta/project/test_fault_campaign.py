@@ -28,7 +28,7 @@ def run_campaign(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("world", "seed", "count"),
-    [("sim", 3, 12), ("gloo", 2, 3), ("torchrun", 1, 2), pytest.param("mpi", 1, 3, marks=needs_mpi)],
+    [("sim", 3, 12), ("gloo", 2, 3), ("torchrun", 1, 2), pytest.param("mpi", 1, 2, marks=needs_mpi)],
 )
 def test_a_sample_of_faults_holds(world, seed, count, tmp_path):
     patient = ("--slow", "30")  # other tests run beside it
