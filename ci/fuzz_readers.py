@@ -93,7 +93,7 @@ def _fuzz(names: Sequence[str], seconds: float, options: argparse.Namespace) -> 
 
 def _child(names: Sequence[str], folder: Path, seconds: float, options: argparse.Namespace) -> list[Found]:
     """The targets that one process came to; the last one may have ended it."""
-    process = _start([str(folder), str(seconds), str(options.seed), ",".join(names), *options.plugin])
+    process = _start(folder, [str(folder), str(seconds), str(options.seed), ",".join(names), *options.plugin])
     hangs = threading.Event()
     watching = threading.Thread(target=_watch, args=(process, folder, hangs), daemon=True)
     watching.start()
@@ -111,11 +111,10 @@ def _child(names: Sequence[str], folder: Path, seconds: float, options: argparse
     ended = process.wait()
     watching.join()
     if len(found) < len(names):
-        assert process.stderr is not None
         name = names[len(found)]
         file = _kept(folder, name, options.corpus)
         how = f"hung for {_HANGS_S} s" if hangs.is_set() else f"was ended by {_signal(ended)}"
-        words = f"the process that read it {how}\n{process.stderr.read()[-2000:]}"
+        words = f"the process that read it {how}\n{_errors(folder)[-2000:]}"
         if file is None:  # it never came to read
             raise SystemExit(f"the fuzzer itself failed at {name}: {words}")
         found.append(Found(name, 0, time.monotonic() - began, words, file))
@@ -123,23 +122,27 @@ def _child(names: Sequence[str], folder: Path, seconds: float, options: argparse
     return found
 
 
-def _start(arguments: Sequence[str]) -> subprocess.Popen[str]:
+def _start(folder: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
     ci = Path(__file__).resolve().parent
     path = os.pathsep.join(filter(None, [str(ci), str(ci.parent), os.environ.get("PYTHONPATH", "")]))
     return subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-m", "fuzzing.child", *arguments],
         env=os.environ | {"PYTHONPATH": path},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=(folder / "stderr").open("w"),  # a pipe would be full while nobody reads it
         text=True,
     )
+
+
+def _errors(folder: Path) -> str:
+    return (folder / "stderr").read_text(errors="replace")
 
 
 def _watch(process: subprocess.Popen[str], folder: Path, hangs: threading.Event) -> None:
     """End a child that reads one file for too long."""
     while process.poll() is None:
         time.sleep(0.2)
-        written = [file.stat().st_mtime for file in folder.glob("current-*")]
+        written = [file.stat().st_mtime for file in folder.glob("*/file*")]
         if written and time.time() - max(written) > _HANGS_S:
             hangs.set()
             process.kill()
@@ -148,8 +151,8 @@ def _watch(process: subprocess.Popen[str], folder: Path, hangs: threading.Event)
 
 def _kept(folder: Path, target: str, corpus: Path) -> Path | None:
     """Put the file that was read last into the corpus."""
-    found = next(folder.glob(f"current-{target}*"), None)
-    if found is None or found.name.removeprefix(f"current-{target}").startswith("-"):
+    found = next((folder / target).glob("file*"), None)
+    if found is None:
         return None
     data = found.read_bytes()
     found.unlink()
@@ -164,10 +167,11 @@ def _signal(exitcode: int) -> str:
 
 
 def _replay(name: str, file: Path, plugins: Sequence[str]) -> int:
-    with tempfile.TemporaryDirectory(prefix="pdlcheck-fuzz-") as folder:
-        process = _start([folder, "0", "0", f"{name}={file}", *plugins])
-        out, err = process.communicate(timeout=_START_S)
-    print(out + err, end="")
+    with tempfile.TemporaryDirectory(prefix="pdlcheck-fuzz-") as path:
+        folder = Path(path)
+        process = _start(folder, [path, "0", "0", f"{name}={file}", *plugins])
+        out, _ = process.communicate(timeout=_START_S)
+        print(out + _errors(folder), end="")
     return 1 if process.returncode else 0
 
 

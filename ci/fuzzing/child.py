@@ -96,7 +96,9 @@ def _read(target: Target, data: bytes) -> None:
 
 
 def _path(target: Target) -> Path:
-    return Path(f"current-{target.name}{target.suffix}").absolute()
+    folder = Path(target.name).absolute()
+    folder.mkdir(exist_ok=True)
+    return folder / f"file{target.suffix}"
 
 
 if __name__ == "__main__":

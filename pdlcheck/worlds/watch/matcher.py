@@ -7,7 +7,7 @@ announcements that its ranks send, so both give the same verdicts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class Matcher:
 
     def __init__(self) -> None:
         self._collectives: dict[tuple[str, int], dict[int, _Posted]] = defaultdict(dict)
-        # those that cannot be, as their ranks differ, and who takes part in the eyes of one of these
+        # those that cannot be, as their ranks differ; whom one of them names and who is not there yet
         self._spoiled: dict[tuple[str, int], set[int]] = {}
         self._orders = Orders()
         self._sends: dict[tuple[str, int, int], list[_Posted]] = defaultdict(list)  # (group, dst, tag)
@@ -72,13 +72,13 @@ class Matcher:
             return tuple(rank for rank in signature.members if rank != signature.rank)
         place = signature.group, signature.seq
         there = self._collectives.get(place, {})
-        needed: Iterable[int] = sorted(self._spoiled[place]) if place in self._spoiled else signature.members
-        return tuple(rank for rank in needed if rank not in there)
+        if place in self._spoiled:  # ranks may differ in who takes part
+            return tuple(sorted(self._spoiled[place]))
+        return tuple(rank for rank in signature.members if rank not in there)
 
     def is_complete(self, signature: Signature) -> bool:
         """Whether all are there that a spoiled collective needs; asked by each rank that waits in it, at each turn."""
-        place = signature.group, signature.seq
-        return len(self._collectives[place]) == len(self._spoiled[place])
+        return not self._spoiled[signature.group, signature.seq]
 
     def _post_collective(self, posted: _Posted) -> Match | None:
         signature = posted.signature
@@ -89,6 +89,7 @@ class Matcher:
         there[signature.rank] = posted
         if self._spoiled and place in self._spoiled:
             self._spoiled[place].update(signature.members)
+            self._spoiled[place].difference_update(there)
             if self.is_complete(signature) and (error := _verdict(there)):
                 raise error
             return None
