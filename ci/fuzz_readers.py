@@ -27,15 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuzzing.limits import LIMIT_S
-from fuzzing.target import CORPUS
+from fuzzing.target import CORPUS, NAMES
 from rich.console import Console
 from rich.table import Table
 
 from pdlcheck.cores import usable_cores
 
-NAMES = ["text", "konect", "matrix-market", "metis", "npz", "parquet", "packed"]
-NAMES += ["checkpoint", "checkpoint-body", "checkpoint-pickle", "checkpoint-tree"]
-NAMES += ["messages", "board", "journal", "schedule", "meeting-file", "door"]
 _START_S = 120.0  # of a child, on a busy machine
 _HANGS_S = 6 * LIMIT_S  # within C code, where the alarm of the child is not heard
 

@@ -7,6 +7,8 @@ import gzip
 import io
 import lzma
 import zipfile
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -78,8 +80,10 @@ def _arrays() -> st.SearchStrategy[bytes]:
 
 def _packed() -> st.SearchStrategy[bytes]:
     texts = [data for name in ("text", "matrix-market", "npz") for data in corpus_of(name)]
-    pack = st.sampled_from([gzip.compress, bz2.compress, lzma.compress])
-    return st.builds(lambda pack, data: pack(data), pack, mutated(texts)) | mutated(corpus_of("packed"))
+    packers = [gzip.compress, bz2.compress, lzma.compress]
+    if find_spec("zstandard"):
+        packers.append(import_module("zstandard").compress)
+    return st.builds(lambda pack, data: pack(data), st.sampled_from(packers), mutated(texts)) | mutated(corpus_of("packed"))
 
 
 TARGETS = [

@@ -8,8 +8,12 @@ from pathlib import Path
 
 from hypothesis.strategies import SearchStrategy
 
-__all__ = ["CORPUS", "Broken", "Target", "corpus_of", "require"]
+__all__ = ["CORPUS", "NAMES", "Broken", "Target", "corpus_of", "require"]
 
+# of all targets: the command knows them without importing torch
+NAMES = ["text", "konect", "matrix-market", "metis", "npz", "parquet", "packed"]
+NAMES += ["checkpoint", "checkpoint-body", "checkpoint-pickle", "checkpoint-tree"]
+NAMES += ["messages", "board", "journal", "schedule", "meeting-file", "door"]
 CORPUS = Path(__file__).parent / "corpus"
 
 

@@ -55,18 +55,22 @@ def test_too_many_open_files():
         world.close()
 
 
-def test_a_loopback_interface_that_is_down():
-    without = ["unshare", "--net"]
+def run_without(without, code):
+    """Run Python in namespaces of its own, where something is missing."""
     if shutil.which("unshare") is None or subprocess.run([*without, "true"], capture_output=True).returncode != 0:
         pytest.skip("needs unshare, of util-linux, and the right to it: run it as root")
-    code = "from pdlcheck.worlds.processes import ProcessWorld; ProcessWorld().run(print, world_size=2)"
-    done = subprocess.run(
+    return subprocess.run(
         [*without, sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,  # less than the 120 s that ranks may take to come together
     )
+
+
+def test_a_loopback_interface_that_is_down():
+    code = "from pdlcheck.worlds.processes import ProcessWorld; ProcessWorld().run(print, world_size=2)"
+    done = run_without(["unshare", "--net"], code)
     words = "ranks meet at 127.0.0.1, and there is no way to it (Network is unreachable): ip link set lo up"
     assert words in done.stderr
 
@@ -98,14 +102,5 @@ def test_shared_memory_without_room(monkeypatch, tmp_path):
 @needs_mpi
 def test_mpi_without_proc():
     without = ["unshare", "--mount", "sh", "-c", 'umount -l /proc && exec "$@"', "sh"]
-    if shutil.which("unshare") is None or subprocess.run([*without, "true"], capture_output=True).returncode != 0:
-        pytest.skip("needs unshare, of util-linux, and the right to it: run it as root")
-    code = "from pdlcheck.worlds.mpi.job import why_not; print(why_not())"
-    done = subprocess.run(
-        [*without, sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_without(without, "from pdlcheck.worlds.mpi.job import why_not; print(why_not())")
     assert "mpiexec needs /proc, which is not mounted (mount -t proc proc /proc)" in done.stdout, done.stderr
