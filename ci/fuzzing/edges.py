@@ -83,7 +83,8 @@ def _packed() -> st.SearchStrategy[bytes]:
     packers = [gzip.compress, bz2.compress, lzma.compress]
     if find_spec("zstandard"):
         packers.append(import_module("zstandard").compress)
-    return st.builds(lambda pack, data: pack(data), st.sampled_from(packers), mutated(texts)) | mutated(corpus_of("packed"))
+    packed = st.builds(lambda pack, data: pack(data), st.sampled_from(packers), mutated(texts))
+    return packed | mutated(corpus_of("packed"))
 
 
 TARGETS = [
