@@ -164,7 +164,7 @@ def test_exit(rank):
 """
     result = run(source, world="mpi")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([">*sys.exit(3)", "E*SystemExit: 3", "*test_inner.py:*: SystemExit"])
+    result.stdout.re_match_lines([r">.*sys\.exit\(3\)", r"E +SystemExit: 3$", r".*test_inner\.py:\d+: SystemExit$"])
     result.stdout.no_fnmatch_line("*ending.py*")
 
 
