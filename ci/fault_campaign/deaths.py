@@ -33,8 +33,8 @@ def kill_outside(base: Base) -> Fault:
 
 def kill_idle(base: Base) -> Fault:
     signo = base.rng.choice(["SIGKILL", "SIGKILL", "SIGTERM"])
-    told = rf"pdlcheck: rank {base.rank} was killed by {signo} while nothing ran on it"
-    return base.make(signo=signo, where="idle", expects=(told,), within_s=0.0)
+    message = rf"pdlcheck: rank {base.rank} was killed by {signo} while nothing ran on it"
+    return base.make(signo=signo, where="idle", expects=(message,), within_s=0.0)
 
 
 def segv(base: Base) -> Fault:
@@ -43,23 +43,23 @@ def segv(base: Base) -> Fault:
 
 
 def stop(base: Base) -> Fault:
-    told = [late(base), rf"rank {base.rank}: stopped by SIGSTOP or SIGTSTP"]
+    messages = [late(base), rf"rank {base.rank}: stopped by SIGSTOP or SIGTSTP"]
     if base.rng.random() < 0.5:
-        return base.make(signo="SIGSTOP", expects=tuple(told), limit_s=LIMIT_S, within_s=LIMIT_S + 1.5)
+        return base.make(signo="SIGSTOP", expects=tuple(messages), limit_s=LIMIT_S, within_s=LIMIT_S + 1.5)
     return base.anywhere(
-        ["os.kill(os.getpid(), signal.SIGSTOP)"], *told, limit_s=LIMIT_S, within_s=LIMIT_S + 1.5
+        ["os.kill(os.getpid(), signal.SIGSTOP)"], *messages, limit_s=LIMIT_S, within_s=LIMIT_S + 1.5
     )
 
 
 def kill_server(base: Base) -> Fault:
     """The process that forks the ranks is killed, and they go down with it."""
-    told = r"RankDied: rank \d went down with the process that had forked it"
-    return base.make(signo="SIGKILL", expects=(told,), where=base.rng.choice(["body", "controller"]))
+    message = r"RankDied: rank \d went down with the process that had forked it"
+    return base.make(signo="SIGKILL", expects=(message,), where=base.rng.choice(["body", "controller"]))
 
 
 def stop_idle(base: Base) -> Fault:
-    told = rf"pdlcheck: rank {base.rank} was stopped by SIGSTOP or SIGTSTP while nothing ran on it"
-    return base.make(signo="SIGSTOP", where="idle", expects=(told,), within_s=0.0)
+    message = rf"pdlcheck: rank {base.rank} was stopped by SIGSTOP or SIGTSTP while nothing ran on it"
+    return base.make(signo="SIGSTOP", where="idle", expects=(message,), within_s=0.0)
 
 
 def late(base: Base) -> str:
@@ -72,8 +72,8 @@ def late(base: Base) -> str:
 def exit(base: Base) -> Fault:
     code = base.rng.choice([0, 1, 3, 70])
     if base.rng.random() < 0.5 and base.has_processes:
-        told = rf"RankDied: rank {base.rank} ended its process with exit code {code} before its function returned"
-        return base.anywhere([f"os._exit({code})"], told)
+        message = rf"RankDied: rank {base.rank} ended its process with exit code {code} before its function returned"
+        return base.anywhere([f"os._exit({code})"], message)
     # the rank's pytest shows the line; a function of world.run has none
     named = rf"RankFailed: rank {base.rank} called sys.exit\({code}\)|E +SystemExit: {code}"
     return base.anywhere([f"sys.exit({code})"], named, base.note)
@@ -107,15 +107,16 @@ def sleep(base: Base) -> Fault:
 
 def stop_server(base: Base) -> Fault:
     """The process that forks the ranks is stopped, and one of them dies: who follows needs another server."""
-    told = rf"pdlcheck: rank {base.rank} was killed by SIGKILL while nothing ran on it"
-    return base.make(signo="SIGKILL", where="idle", expects=(told,), within_s=0.0)
+    message = rf"pdlcheck: rank {base.rank} was killed by SIGKILL while nothing ran on it"
+    return base.make(signo="SIGKILL", where="idle", expects=(message,), within_s=0.0)
 
 
 def spoil_pipe(base: Base) -> Fault:
     """Something in the rank writes to descriptors that are not its own."""
     data = base.rng.choice([b"a line\n", b"\xff\xff\xff\xf9", b"\0\0\0\x05abcde", b"\x7f\xff\xff\xff" + b"x" * 99])
-    told = rf"RankDied: rank {base.rank} was killed by pdlcheck, as it wrote b"
-    return base.anywhere([f"spoil({data!r})"], told, "into its pipe to the controller", where=base.body_or_controller)
+    message = rf"RankDied: rank {base.rank} was killed by pdlcheck, as it wrote b"
+    into = "into its pipe to the controller"
+    return base.anywhere([f"spoil({data!r})"], message, into, where=base.body_or_controller)
 
 
 def close_all(base: Base) -> Fault:

@@ -79,7 +79,7 @@ def memory(base: Base) -> Fault:
     if not base.has_processes:
         return base.anywhere([refused[0]], refused[1], base.note)
     aborted = base.killed_by("SIGABRT")
-    action, told = base.rng.choice(
+    action, message = base.rng.choice(
         [
             ("hoard()", r"MemoryError"),
             refused,
@@ -87,13 +87,13 @@ def memory(base: Base) -> Fault:
         ]
     )
     note = () if "_Znwm" in action else (base.note,)
-    return base.anywhere(["limit_memory(2**26)", action], told, *note)
+    return base.anywhere(["limit_memory(2**26)", action], message, *note)
 
 
 def odd_error(base: Base) -> Fault:
     """An exception that does not behave as one."""
     words = f"fault {base.number} on rank {base.rank}"
-    error, told = base.rng.choice(
+    error, message = base.rng.choice(
         [
             ("Silent", r"Silent: <exception str\(\) failed>"),
             ("Unsendable", rf"(Unsendable|Exception|RankFailed).*{words}"),
@@ -104,14 +104,14 @@ def odd_error(base: Base) -> Fault:
     )
     note = () if error == "RefusesNotes" else (base.note,)
     raising = f"raise {error}({words!r})"
-    return base.anywhere([raising], told, *note, re.escape(raising), within_s=4.0)
+    return base.anywhere([raising], message, *note, re.escape(raising), within_s=4.0)
 
 
 def bad_result(base: Base) -> Fault:
     """A result that the controller cannot read."""
     error = base.rng.choice(["SystemExit", "KeyboardInterrupt", "ValueError"])
-    told = rf"result of rank {base.rank} cannot be read by the controller: {error}"
-    return base.anywhere([f"return Unreadable({error})"], told, where="controller", moment="after")
+    message = rf"result of rank {base.rank} cannot be read by the controller: {error}"
+    return base.anywhere([f"return Unreadable({error})"], message, where="controller", moment="after")
 
 
 def fork_returns(base: Base) -> Fault:
