@@ -50,6 +50,6 @@ def flood(base: Base) -> Fault:
     writing = base.rng.choice(ways)
     raising = f"raise ValueError({words!r})"
     actions = [f"for _ in range(200_000): {writing}", f"now({base.number})", raising]
-    message = [f"ValueError: {words}", base.note]
-    message += [r"bytes of output are left out"] if "os.write" in writing else []
-    return base.anywhere(actions, *message, where=base.body_or_controller, within_s=4.0)
+    messages = [f"ValueError: {words}", base.note]
+    messages += [r"bytes of output are left out"] if "os.write" in writing else []
+    return base.anywhere(actions, *messages, where=base.body_or_controller, within_s=4.0)
