@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
+    from pdlcheck.harness.running.rank_benchmark import RankBenchmark
     from pdlcheck.worlds import World
 
 
@@ -222,6 +223,31 @@ def life_of_a_test_case(request: pytest.FixtureRequest) -> Generator[None]:
     from pdlcheck.harness.collection.unittest_cases import live
 
     yield from live(request)
+
+
+@pytest.fixture
+def rank_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> RankBenchmark:
+    """Times a function on every rank: ``rank_benchmark(fn, *args)``; rows and options are those of pytest-benchmark.
+
+    In a test whose body runs on ranks, every rank calls it with what it has set up before, and gets what ``fn``
+    returns there. In a test with the fixture ``world``, it calls ``fn`` on ``world_size`` ranks and returns one result
+    for each. A round begins with a barrier, and the slowest rank counts. Nothing watches the ranks meanwhile. On
+    ``sim``, and with ``--benchmark-disable``, it calls ``fn`` once, checks the result, and times nothing.
+
+    Keyword arguments:
+        nbytes: data of one rank in one call; the row then has ``algbw_GBps``.
+        operation: which collective it is, such as ``all_reduce``; the row then has ``busbw_GBps``, as nccl-tests.
+        against: another function, or several by name, that take turns with ``fn`` and get the same arguments; the row
+            of ``fn`` then has the ratio of the medians to each of them, with its 95 % interval.
+        check: called with the result of each function; it raises, or returns the number of wrong elements.
+        setup: called before each sample, not timed.
+        iterations: calls in one sample; default: as many as fill a millisecond, or 1 with ``setup``.
+        world_size: number of ranks, of a test that has none of its own.
+    """
+    from pdlcheck.harness.running.rank_benchmark import RankBenchmark
+
+    callspec = getattr(request.node, "callspec", None)
+    return RankBenchmark(request.node, benchmark, None if callspec is None else callspec.params.get("world"))
 
 
 @pytest.fixture

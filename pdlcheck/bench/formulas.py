@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
+    "BUSBW_FACTORS",
     "algbw_GBps",
     "all_reduce_busbw_GBps",
     "all_reduce_row",
+    "busbw_GBps",
     "epoch_s",
     "fit_local_sgd",
     "local_sgd_step_s",
@@ -38,6 +40,47 @@ def algbw_GBps(nbytes: int, *, seconds: float) -> float:
         2.0
     """
     return nbytes / seconds / 1e9
+
+
+# of the bytes that nccl-tests counts for the operation, the part that the busiest link must carry at least
+BUSBW_FACTORS: dict[str, Callable[[int], float]] = {
+    "all_gather": lambda n: (n - 1) / n,  # of what a rank receives, its own part included
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "gather": lambda n: (n - 1) / n,
+    "reduce": lambda n: 1.0,
+    "reduce_scatter": lambda n: (n - 1) / n,  # of what a rank gives
+    "scatter": lambda n: (n - 1) / n,
+    "send_recv": lambda n: 1.0,
+}
+
+
+def busbw_GBps(operation: str, nbytes: int, world_size: int, *, seconds: float) -> float | None:
+    """``algbw`` times the factor of the operation: what each link carries, to be set beside the speed of the link.
+
+    None at world_size 1, where no link carries anything.
+
+    Args:
+        operation: a key of :data:`BUSBW_FACTORS`.
+        nbytes: of the larger one of a rank's input and output.
+        world_size: number of ranks.
+        seconds: of one call.
+
+    Example:
+        >>> busbw_GBps("all_gather", 2_000_000_000, 4, seconds=1.0)
+        1.5
+
+    Raises:
+        ValueError: the operation is unknown.
+
+    Source: "Performance reported by NCCL tests", the documentation of nccl-tests.
+    """
+    if operation not in BUSBW_FACTORS:
+        raise ValueError(f"operation must be one of {', '.join(BUSBW_FACTORS)}; got {operation!r}")
+    if world_size == 1:
+        return None
+    return algbw_GBps(nbytes, seconds=seconds) * BUSBW_FACTORS[operation](world_size)
 
 
 def all_reduce_busbw_GBps(nbytes: int, world_size: int, *, seconds: float) -> float | None:

@@ -30,10 +30,11 @@ IN_RANK = pytest.StashKey[bool]()
 
 
 class Case(NamedTuple):
-    """One world and one number of ranks."""
+    """One world and one number of ranks. ``timed``: the test measures, so nothing watches what its ranks post."""
 
     world: str
     world_size: int
+    timed: bool = False
 
     def __str__(self) -> str:
         return f"{self.world}-{self.world_size}"

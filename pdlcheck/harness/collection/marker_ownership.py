@@ -24,6 +24,7 @@ __all__ = [
     "skips_without_cuda",
 ]
 
+_ON_RANKS = (*RANK_FIXTURES, "rank_benchmark", "world")  # who requests one of these means our markers
 MARKERS = (
     "world_size(*sizes, process_group=True): run the body of the test on every rank, once for each number of ranks; "
     "with process_group=False the ranks begin without a default process group",
@@ -67,12 +68,12 @@ def claims_world_size(definition: pytest.Item | pytest.Collector) -> bool:
     config = definition.config
     if not is_registered_by_others(config, "world_size") or is_named(config, "world_size"):
         return True
-    return config.option.pdl_world_was_given or uses_fixture(definition, *RANK_FIXTURES, "world")
+    return config.option.pdl_world_was_given or uses_fixture(definition, *_ON_RANKS)
 
 
 def skips_without_cuda(item: pytest.Item, *, on_ranks: bool) -> bool:
     """Is a marker ``gpu`` of this test ours?"""
-    return on_ranks or is_named(item.config, "gpu") or uses_fixture(item, *RANK_FIXTURES, "world") or _is_suite(item)
+    return on_ranks or is_named(item.config, "gpu") or uses_fixture(item, *_ON_RANKS) or _is_suite(item)
 
 
 def is_concerned(item: pytest.Item) -> bool:

@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 RANK_FIXTURES = ("device", "group", "rank", "world_size")  # which a rank has
-FIXTURES = (*RANK_FIXTURES, "shared_tmp_path", "subject", "world")
+FIXTURES = (*RANK_FIXTURES, "rank_benchmark", "shared_tmp_path", "subject", "world")
 LIFE = "_life_of_a_test_case"  # lets a method live through `unittest_cases.live`
 
 _modules: pytest.StashKey[frozenset[str]] = pytest.StashKey()

@@ -75,7 +75,8 @@ def _add(metafunc: pytest.Metafunc, cases: Sequence[Case | None]) -> None:
 
 def _cases(metafunc: pytest.Metafunc, marker: pytest.Mark) -> list[Case]:
     names, sizes = world_names(metafunc.config), _sizes(metafunc.definition.nodeid, marker)
-    return [Case(name, size) for name in names for size in sizes]
+    timed = "rank_benchmark" in metafunc.fixturenames
+    return [Case(name, size, timed) for name in names for size in sizes]
 
 
 def _has_marked_parameters(definition: pytest.Item) -> bool:

@@ -13,7 +13,6 @@ from typing import Any, TextIO
 import pytest
 from _pytest.junitxml import xml_key
 
-from pdlcheck.harness.rank.benchmarks import tell_benchmarks
 from pdlcheck.harness.rank.hook_verdicts import remember
 from pdlcheck.harness.reporting import relayed_logs
 from pdlcheck.harness.reporting.agreed import agreed, words_of
@@ -76,7 +75,14 @@ class RankOutput:
         for which, line in self._agreed(noted["fixture"]):
             self._show_fixture(f"{line}{which}")
         record(self._item, self._by_rank(noted["property"]))
-        tell_benchmarks(self._item, self._by_rank(noted["benchmark"]))
+        if noted["benchmark"]:
+            from pdlcheck.harness.reporting.benchmark_rows import tell_benchmarks
+
+            tell_benchmarks(self._item, self._by_rank(noted["benchmark"]))
+        if noted["measured"]:
+            from pdlcheck.harness.reporting.measured import record_notes
+
+            record_notes(self._item, self._by_rank(noted["measured"]))
         for which, (phase, title, text) in self._agreed(noted["section"]):
             self._item.add_report_section(f"{phase}{which}", title, text)
         for words in noted["verdict"].values():

@@ -39,7 +39,7 @@ def prepare(item: pytest.Item) -> None:
         return
     case = cases.case_of(item)
     assert case is not None
-    world = worlds.open_world(item.config, case.world)
+    world = worlds.open_world(item.config, case.world, timed=case.timed)
     if world.shares_process:
         from pdlcheck.harness.running.simulated import SimulatedItem
         from pdlcheck.worlds.simulated import SimulatedWorld

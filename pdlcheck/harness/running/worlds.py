@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pdlcheck.errors import PdlcheckError, WorldUnavailable
-from pdlcheck.harness.collection.cases import runs_in_a_rank, world_names, world_of
+from pdlcheck.harness.collection.cases import case_of, runs_in_a_rank, world_names, world_of
 from pdlcheck.harness.collection.cuda_as_cpu import runs_cuda_as_cpu
 from pdlcheck.harness.collection.markers import isolation_of, require_faults, semantics_of
 from pdlcheck.harness.running import launched
@@ -29,25 +29,30 @@ __all__ = [
     "with_faults",
 ]
 
+TIMED_LIMIT_S = 600.0  # of what is measured
 LIMIT_S = 60.0  # of what runs on simulated ranks in one call, as that of processes
 
 
-def open_world(config: pytest.Config, name: str | None) -> World:
-    """The session's world of that name, opened on first use; a skip that says what is missing where it cannot be."""
+def open_world(config: pytest.Config, name: str | None, *, timed: bool = False) -> World:
+    """The session's world of that name, opened on first use; a skip that says what is missing where it cannot be.
+
+    ``timed``: what its ranks do is measured. Nothing watches their operations, and a call may take ten minutes.
+    """
     from pdlcheck.worlds import get_world
 
     name = name or world_names(config)[0]
-    worlds = worlds_by_name(config)
-    if name not in worlds:
+    worlds, key = worlds_by_name(config), f"{name}, timed" if timed and name != "sim" else name
+    if key not in worlds:
         device, seed = config.getoption("--pdl-rank-device"), config.getoption("--pdl-seed")
         try:
             cuda = {"cuda_as_cpu": True} if runs_cuda_as_cpu(config) else {}
-            world = get_world(name, device=device, seed=seed, **cuda, **_options(config, name))
+            unwatched = {"watch": False, "timeout_s": TIMED_LIMIT_S} if key != name else {}
+            world = get_world(name, device=device, seed=seed, **cuda, **_options(config, name), **unwatched)
             world.check()
         except WorldUnavailable as missing:
             raise skip_or_fail(config, str(missing)) from None
-        worlds[name] = world
-    return worlds[name]
+        worlds[key] = world
+    return worlds[key]
 
 
 def look_after(world: World) -> None:
@@ -92,8 +97,8 @@ def isolate(item: pytest.Item) -> None:
     if name is None or runs_in_a_rank(item.config):
         return
     require_faults(item, name)
-    mode = isolation_of(item)
-    world = open_world(item.config, name)
+    mode, case = isolation_of(item), case_of(item)
+    world = open_world(item.config, name, timed=case is not None and case.timed)
     if not world.shares_process:  # simulated ranks are new for each test in any case
         world.isolation = mode
     else:

@@ -23,9 +23,9 @@ MAY_IMPORT = {
     "uncompiled": set(),
     "worlds": {"clock", "cores", "errors", "faults", "uncompiled"},
     "checks": {"errors"},
-    "bench": {"errors"},
+    "bench": {"cores", "errors"},
     "report": {"errors"},
-    "harness": {"errors", "faults", "strategies", "worlds"},
+    "harness": {"bench", "errors", "faults", "report", "strategies", "worlds"},
     "strategies": {"faults", "worlds"},
     "plugin": {"errors", "worlds", "harness"},
 }

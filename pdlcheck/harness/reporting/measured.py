@@ -1,0 +1,81 @@
+"""What ``rank_benchmark`` measured: rows of pytest-benchmark, a table, and the machine in the JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from typing import Any
+
+import pytest
+
+from pdlcheck.bench.hardware import describe_machine
+from pdlcheck.bench.measurement import Measurement, Subject, combine
+from pdlcheck.bench.records import RankRecord
+from pdlcheck.harness.collection.cases import case_of, world_of
+from pdlcheck.harness.reporting.benchmark_rows import add_row
+from pdlcheck.report.measured import measured_table
+
+__all__ = ["NOTE", "add_rows", "record_notes"]
+
+_WIDE = 400  # letters: the table takes what its cells need, as that of pytest-benchmark
+NOTE = "measured"  # what ranks leave in their journals
+
+
+class _Measured:
+    """A plugin of a session in which ranks measured something."""
+
+    NAME = "pdlcheck.harness.reporting.measured"
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, Mapping[str, Any]]] = []
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        from rich.console import Console
+
+        text = StringIO()
+        Console(file=text, width=_WIDE, highlight=False, no_color=True).print(measured_table(self.rows))
+        terminalreporter.write_line("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+
+    def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
+        machine_info["pdlcheck"] = describe_machine()
+
+
+def record_notes(item: pytest.Item, noted: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Record what all ranks noted; ``noted`` is by rank."""
+    for notes in zip(*noted, strict=False):  # a rank that failed has noted less, and the test fails
+        wrong: dict[str, int] = {}
+        for note in notes:
+            for name, number in note["wrong"].items():
+                wrong[name] = wrong.get(name, 0) + number
+        subject = Subject(notes[0]["nbytes"], notes[0]["operation"], wrong)
+        found = combine([RankRecord.from_json(note["record"]) for note in notes], subject)
+        add_rows(item, notes[0]["group"], found, world_of(item))
+
+
+def add_rows(item: pytest.Item, group: str | None, found: Sequence[Measurement], world: str | None) -> None:
+    """Record the measurements of one test; the rows of what it is compared with carry that name in brackets."""
+    session = _of_session(item.config)
+    for place, one in enumerate(found):
+        also = f" [{one.name}]" if place else ""
+        world_size = one.facts["world_size"]
+        name, fullname = (f"{_without_world(text, item, world_size)}{also}" for text in (item.name, item.nodeid))
+        one.facts["world"] = world
+        add_row(item, (name, fullname), group, one.facts, one.iterations, one.seconds)
+        session.rows.append((name, one.facts))
+
+
+def _of_session(config: pytest.Config) -> _Measured:
+    plugins = config.pluginmanager
+    if not plugins.has_plugin(_Measured.NAME):
+        plugins.register(_Measured(), _Measured.NAME)
+    found = plugins.get_plugin(_Measured.NAME)
+    assert isinstance(found, _Measured)
+    return found
+
+
+def _without_world(text: str, item: pytest.Item, world_size: int) -> str:
+    """Say the number of ranks in the place of the world: rows of the same name pair up across worlds and devices."""
+    case = case_of(item)
+    named = str(case) if case is not None else str(world_of(item))
+    before, bracket, after = text.rpartition("[")
+    return f"{before}{bracket}{after.replace(named, f'{world_size}ranks', 1)}" if bracket else text

@@ -1,0 +1,116 @@
+"""The fixture ``rank_benchmark``: in a rank it times what the body gives it, in the controller it asks the ranks to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from pdlcheck.bench.formulas import BUSBW_FACTORS
+from pdlcheck.bench.measurement import Subject, combine
+from pdlcheck.bench.timing import Rounds
+from pdlcheck.harness.collection.cases import case_of, runs_in_a_rank
+from pdlcheck.harness.rank.rank_benchmark import call_once, named, time_on_rank
+from pdlcheck.harness.reporting.measured import NOTE, add_rows
+from pdlcheck.harness.running.context import rank_context
+from pdlcheck.harness.running.worlds import open_world
+from pdlcheck.worlds.processes.exchange.journal import note
+from pdlcheck.worlds.processes.rank.own_device import own_device
+
+__all__ = ["RankBenchmark"]
+
+
+class RankBenchmark:
+    """What the fixture returns; see ``pdlcheck.plugin.rank_benchmark``.
+
+    Args:
+        item: the test.
+        benchmark: the fixture of pytest-benchmark, whose options and markers hold.
+        world: name of the world of a test that has no ranks of its own.
+    """
+
+    def __init__(self, item: pytest.Item, benchmark: Any, world: str | None) -> None:
+        self._item = item
+        self._benchmark = benchmark
+        self._world = world
+
+    def __call__(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        nbytes: int | None = None,
+        operation: str | None = None,
+        against: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
+        check: Callable[[Any], int | None] | None = None,
+        setup: Callable[[], object] | None = None,
+        iterations: int | None = None,
+        world_size: int | None = None,
+    ) -> Any:
+        """Time ``fn(*args)``; see ``pdlcheck.plugin.rank_benchmark``."""
+        __tracebackhide__ = True
+        ways, rounds = named(fn, against), self._rounds(iterations, setup)
+        if operation is not None and (operation not in BUSBW_FACTORS or nbytes is None):
+            known = ", ".join(BUSBW_FACTORS)
+            raise ValueError(f"rank_benchmark: operation needs nbytes and must be one of {known}; got {operation!r}")
+        self._take()
+        if case_of(self._item) is None:
+            return self._on_world(ways, args, rounds, Subject(nbytes, operation), world_size, check, setup)
+        if world_size is not None:
+            raise ValueError(f"rank_benchmark: the marker names the ranks of this test; remove world_size={world_size}")
+        if self._benchmark.disabled or not runs_in_a_rank(self._item.config):
+            return call_once(ways, args, setup=setup, check=check)
+        device = rank_context("rank_benchmark").device
+        result, record, wrong = time_on_rank(ways, args, rounds, setup=setup, check=check, device=device)
+        about = {"nbytes": nbytes, "operation": operation, "wrong": wrong, "group": self._benchmark.group}
+        note(NOTE, {"record": record.as_json()} | about)
+        return result
+
+    def _on_world(
+        self,
+        ways: dict[str, Callable[..., Any]],
+        args: tuple[Any, ...],
+        rounds: Rounds,
+        subject: Subject,
+        world_size: int | None,
+        check: Callable[[Any], int | None] | None,
+        setup: Callable[[], object] | None,
+    ) -> list[Any]:
+        __tracebackhide__ = True
+        if world_size is None:
+            raise ValueError("rank_benchmark: pass world_size=2, or mark the test with @pytest.mark.world_size(2)")
+        world = open_world(self._item.config, self._world, timed=True)
+        if self._benchmark.disabled or world.shares_process:
+            return world.run(call_once, ways, args, setup=setup, check=check, world_size=world_size)
+        outcomes = world.run(_time_here, ways, args, rounds, setup, check, world_size=world_size)
+        wrong = {name: sum(one[2].get(name, 0) for one in outcomes) for name in outcomes[0][2]}
+        found = combine([one[1] for one in outcomes], Subject(subject.nbytes, subject.operation, wrong))
+        add_rows(self._item, self._benchmark.group, found, world.name)
+        return [one[0] for one in outcomes]
+
+    def _rounds(self, iterations: int | None, setup: Callable[[], object] | None) -> Rounds:
+        """pytest-benchmark's options and marker; a function that is set up anew is called once in a sample."""
+        most = max(self._benchmark._min_rounds, Rounds.max_rounds)
+        once = 1 if setup is not None and iterations is None else iterations
+        return Rounds(self._benchmark._max_time, self._benchmark._min_rounds, most, once)
+
+    def _take(self) -> None:
+        """A test has one row of one name, as with pytest-benchmark's own fixture."""
+        if self._benchmark._mode:
+            raise ValueError(
+                f"rank_benchmark: {self._item.nodeid} has measured already; parametrize the test, or compare functions "
+                "in one call with against={'name': function}"
+            )
+        self._benchmark._mode = "rank_benchmark(...)"
+
+
+def _time_here(
+    ways: dict[str, Callable[..., Any]],
+    args: tuple[Any, ...],
+    rounds: Rounds,
+    setup: Callable[[], object] | None,
+    check: Callable[[Any], int | None] | None,
+) -> Any:
+    device: torch.device = own_device()
+    return time_on_rank(ways, args, rounds, setup=setup, check=check, device=device)

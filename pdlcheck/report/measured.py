@@ -1,0 +1,78 @@
+"""The table of what ranks measured: times, bandwidths and ratios, in the columns of nccl-tests where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+__all__ = ["bytes_text", "measured_table", "seconds_text"]
+
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns"))
+
+
+def measured_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+    """Return a table of rows: their names, and the facts of :func:`pdlcheck.bench.measurement.combine`."""
+    table = Table(box=box.SIMPLE_HEAD, title="rank benchmarks: median over rounds of the slowest rank", title_justify="left")
+    table.add_column("benchmark", no_wrap=True)
+    shown = [column for column in _COLUMNS if any(column[1](facts) for _, facts in rows)]
+    for title, _ in shown:
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, facts in rows:
+        table.add_row(name, *(text(facts) for _, text in shown))
+    return table
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time with its unit.
+
+    Example:
+        >>> seconds_text(0.00123)
+        '1.23 ms'
+    """
+    factor, unit = next((factor, unit) for factor, unit in _UNITS if seconds >= factor)
+    return f"{seconds / (factor or 1e-9):.3g} {unit}"
+
+
+def bytes_text(nbytes: int | None) -> str:
+    """Return a number of bytes with its unit; nothing for None.
+
+    Example:
+        >>> bytes_text(3 * 2**20)
+        '3 MiB'
+    """
+    if nbytes is None:
+        return ""
+    size, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.4g} {units[0]}"
+
+
+def _spread(facts: Mapping[str, Any]) -> str:
+    low, high = (facts[key] / facts["median_s"] - 1 for key in ("median_low_s", "median_high_s"))
+    return f"{low:+.0%} {high:+.0%}"
+
+
+def _ratios(facts: Mapping[str, Any]) -> str:
+    over: Mapping[str, Sequence[float]] = facts.get("over", {})
+    return ", ".join(f"{value:.2f} ({low:.2f} .. {high:.2f}) x {name}" for name, (value, low, high) in over.items())
+
+
+def _number(facts: Mapping[str, Any], key: str) -> str:
+    return f"{facts[key]:.3f}" if facts.get(key) is not None else ""
+
+
+_COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
+    ("time", lambda facts: seconds_text(facts["median_s"])),
+    ("95 %", _spread),
+    ("bytes", lambda facts: bytes_text(facts.get("nbytes"))),
+    ("algbw GB/s", lambda facts: _number(facts, "algbw_GBps")),
+    ("busbw GB/s", lambda facts: _number(facts, "busbw_GBps")),
+    ("#wrong", lambda facts: str(facts.get("wrong", ""))),
+    ("device memory", lambda facts: bytes_text(facts.get("device_peak_bytes"))),
+    ("host memory", lambda facts: bytes_text(facts.get("host_peak_bytes"))),
+    ("ratio of times", _ratios),
+)
