@@ -13,10 +13,7 @@ import torch
 
 from pdlcheck.worlds import Ranks, get_world
 
-collect_ignore = [  # programs of their own
-    *("harness_peers.py", "peers", "predicted_pagerank.py", "predicted_pipeline.py", "rank_large_file.py"),
-    *("pagerank_disagreements.py", "pagerank_experiment.py", "pagerank_peers.py", "ranking"),
-]
+collect_ignore = ["comparisons"]  # programs of their own
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

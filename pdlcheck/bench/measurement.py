@@ -104,7 +104,8 @@ def _times(slowest: Sequence[float], ranks: Sequence[RankTimes]) -> dict[str, fl
 def _bandwidths(seconds: float, world_size: int, subject: Subject) -> dict[str, float | None]:
     if subject.nbytes is None:
         return {}
-    found: dict[str, float | None] = {"nbytes": subject.nbytes, "algbw_GBps": algbw_GBps(subject.nbytes, seconds=seconds)}
+    algbw = algbw_GBps(subject.nbytes, seconds=seconds)
+    found: dict[str, float | None] = {"nbytes": subject.nbytes, "algbw_GBps": algbw}
     if subject.operation is not None:
         found["busbw_GBps"] = busbw_GBps(subject.operation, subject.nbytes, world_size, seconds=seconds)
     return found

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 __all__ = ["bytes_text", "measured_table", "seconds_text"]
 
@@ -15,13 +16,14 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns"))
 
 def measured_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     """Return a table of rows: their names, and the facts of :func:`pdlcheck.bench.measurement.combine`."""
-    table = Table(box=box.SIMPLE_HEAD, title="rank benchmarks: median over rounds of the slowest rank", title_justify="left")
+    title = "rank benchmarks: median over rounds of the slowest rank"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("benchmark", no_wrap=True)
     shown = [column for column in _COLUMNS if any(column[1](facts) for _, facts in rows)]
     for title, _ in shown:
         table.add_column(title, justify="right", no_wrap=True)
     for name, facts in rows:
-        table.add_row(name, *(text(facts) for _, text in shown))
+        table.add_row(Text(name), *(text(facts) for _, text in shown))
     return table
 
 
@@ -62,7 +64,7 @@ def _ratios(facts: Mapping[str, Any]) -> str:
 
 
 def _number(facts: Mapping[str, Any], key: str) -> str:
-    return f"{facts[key]:.3f}" if facts.get(key) is not None else ""
+    return f"{facts[key]:.3g}" if facts.get(key) is not None else ""
 
 
 _COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (

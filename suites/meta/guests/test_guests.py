@@ -47,7 +47,7 @@ def test_a_project_that_uses_nothing_of_ours_runs_as_without_us(tmp_path, name):
 
 
 def test_a_session_without_ranks_imports_little(tmp_path):
-    """What the plugin imports is what it costs such a session; `benchmarks/guest_overhead.py` measures it."""
+    """What the plugin imports is what it costs such a session; guest_overhead.py measures it."""
     names = "[name for name in sys.modules if name.startswith('pdl' 'check')]"  # files with our name get more
     (tmp_path / "test_a.py").write_text(f"import sys\ndef test_a(): print('ours', *{names})\n")
     *_, text = outcome(tmp_path, Project({}, ("-s",)))

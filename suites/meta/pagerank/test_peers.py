@@ -18,15 +18,15 @@ from pdlcheck.checks.pagerank.oracle import Oracle
 
 from ..clone import ROOT
 
-BENCHMARKS = ROOT / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks" / "comparisons"
 pytestmark = pytest.mark.skipif(
-    not BENCHMARKS.exists(), reason="needs benchmarks/: run the suites in a clone of the repository"
+    not BENCHMARKS.exists(), reason="needs benchmarks/comparisons/: run the suites in a clone of the repository"
 )
 
 
 @pytest.fixture
 def ranking(monkeypatch):
-    """The modules of benchmarks/ranking by name."""
+    """The modules of benchmarks/comparisons/ranking by name."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     names = ("drawn", "judged", "ours", "peer", "process", "reference", "registry", "rounds", "speed_table", "tuning")
     return SimpleNamespace(**{name: importlib.import_module(f"ranking.{name}") for name in names})

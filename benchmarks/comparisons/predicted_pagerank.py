@@ -1,6 +1,6 @@
 """PageRank over ranks: a round measured on gloo, and predicted for this machine and for a cluster by the virtual clock.
 
-Usage: python benchmarks/predicted_pagerank.py [--nodes 131072] [--edges 2097152] [--measure 1 2 4]
+Usage: python benchmarks/comparisons/predicted_pagerank.py [--nodes 131072] [--edges 2097152] [--measure 1 2 4]
            [--predict 8 16 32 64 128 256] [--cluster 10 12.5]
 
 Two graphs of the same size: ``uni``, whose edges join any two nodes, so that nearly every score is needed on nearly

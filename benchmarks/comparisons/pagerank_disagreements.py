@@ -1,7 +1,7 @@
 """How often PageRank of each package differs from the dense float64 solution, on many small drawn graphs.
 
-Usage: python benchmarks/pagerank_disagreements.py [--cases 10000] [--seed 0] [--peers NAMES] [--json FILE]
-       python benchmarks/pagerank_disagreements.py --case NUMBER [--peers NAMES]
+Usage: python benchmarks/comparisons/pagerank_disagreements.py [--cases 10000] [--seed 0] [--peers NAMES] [--json FILE]
+       python benchmarks/comparisons/pagerank_disagreements.py --case NUMBER [--peers NAMES]
 
 Ours must agree within the bound that it states. A peer is asked at its strictest setting and must come within 1e-6 in
 L1; it is judged only on what its documentation claims, the other cases count as not supported. "By default" is the

@@ -1,6 +1,6 @@
 """Writes a large file of edges, runs ``pdlcheck pagerank`` on it, prints seconds and peak memory, deletes the file.
 
-Usage: python benchmarks/rank_large_file.py [--edges 100000000] [--nodes 10000000] [--folder /tmp]
+Usage: python benchmarks/comparisons/rank_large_file.py [--edges 100000000] [--nodes 10000000] [--folder /tmp]
 
 Both ends of an edge are any node. The file is text, ``src<tab>dst``; the same seed makes the same file.
 """

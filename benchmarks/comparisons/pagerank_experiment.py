@@ -1,6 +1,7 @@
 """The experiment of the first document: four versions of PageRank on one random graph, beside what it says of them.
 
-Usage: python benchmarks/pagerank_experiment.py [--nodes 10000] [--rounds 200] [--limit 600] [--without "O(N^3)"]
+Usage: python benchmarks/comparisons/pagerank_experiment.py [--nodes 10000] [--rounds 200] [--limit 600]
+       [--without "O(N^3)"]
 
 The graph is the document's: a directed Erdos-Renyi graph, N = 10 000 and p = 0.05 (a mean degree of 500), with the ring
 i -> i + 1 added so that every node has an out-edge; K = 200 rounds at d = 0.85. Each version runs in float32 and

@@ -1,4 +1,4 @@
-"""One side of the comparison in benchmarks/simulated_peers.py, in a process of its own: prints milliseconds an example.
+"""One side of the comparison in simulated_peers.py, in a process of its own: prints milliseconds an example.
 
 Usage: python -m peers.examples SIDE PROGRAM WORLD_SIZE EXAMPLES
 """

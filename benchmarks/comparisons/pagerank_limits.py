@@ -1,6 +1,6 @@
 """How near a round of PageRank is to what memory allows: a random read for each edge, and the ids read in order.
 
-Usage: python benchmarks/pagerank_limits.py [--graphs uni,rmat] [--turns 15]
+Usage: python benchmarks/comparisons/pagerank_limits.py [--graphs uni,rmat] [--turns 15]
 
 ``gather`` sums a float32 for each edge from a random place of a vector of one per node, the ids of these places lying
 in order, and does nothing else: the sixteen-fold instruction or single loads, whichever is faster here. ``ids`` reads

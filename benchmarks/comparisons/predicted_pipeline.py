@@ -1,6 +1,6 @@
 """Compares the virtual clock with real processes: a pipeline whose stages sleep, on gloo and as predicted.
 
-Usage: python benchmarks/predicted_pipeline.py [--ranks 2 3 4] [--rounds 10]
+Usage: python benchmarks/comparisons/predicted_pipeline.py [--ranks 2 3 4] [--rounds 10]
 
 The link of the prediction is fitted to a ping-pong over the same gloo processes, at two message sizes. A row gives the
 milliseconds of a step, as measured (the slowest rank's, in the best round and in the median one) and as predicted, and
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from pdlcheck.clock import Link, Topology
 from pdlcheck.worlds import get_world
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from suites.meta.simulated.timed_programs import gpipe
 

@@ -1,6 +1,7 @@
 """PageRank of pdlcheck and of each peer on the same graphs to the same true error.
 
-Usage: python benchmarks/pagerank_peers.py [--quick] [--graphs uni,rmat] [--peers NAMES] [--rounds N] [--json FILE]
+Usage: python benchmarks/comparisons/pagerank_peers.py [--quick] [--graphs uni,rmat] [--peers NAMES]
+       [--rounds N] [--json FILE]
 
 The true error is the L1 distance to ranks that are known better (the bound on their own error is printed). The
 tolerance of each peer, or its number of iterations, is searched: the loosest that reaches the error. "pdlcheck" gets no

@@ -1,7 +1,7 @@
 """What the plugin costs a session that does not use it: trivial tests with the plugin and without, in turn.
 
-    python benchmarks/guest_overhead.py
-    python benchmarks/guest_overhead.py --tests 1000 --rounds 15
+    python benchmarks/comparisons/guest_overhead.py
+    python benchmarks/comparisons/guest_overhead.py --tests 1000 --rounds 15
 
 Prints processor seconds of whole pytest processes (user and system), which other load disturbs less than wall time:
 the median and the range of both sides, and the median of the ratios, round by round.

@@ -1,6 +1,6 @@
 """What an example on simulated ranks costs, beside torch's group of threads and gloo processes that run already.
 
-Usage: python benchmarks/simulated_peers.py [--rounds N] [--json]
+Usage: python benchmarks/comparisons/simulated_peers.py [--rounds N] [--json]
 
 Milliseconds an example, the world set up and taken down in each (gloo: its processes are kept; simulated: its threads
 are, see pdlcheck/worlds/simulated/turns/idle.py). "alone" is the program once for each rank, in groups of one: what
@@ -47,7 +47,7 @@ def main() -> int:
         "--json",
         type=Path,
         nargs="?",
-        const=HERE / "results" / "simulated-peers.json",
+        const=HERE.parent / "results" / "simulated-peers.json",
         help="save all rounds; default file: %(const)s",
     )
     options = parser.parse_args()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 __all__ = ["INSTALL", "default_cache", "find_mpiexec", "install", "python_of"]
 
-INSTALL = "python benchmarks/harness_peers.py --install-peers"
+INSTALL = "python benchmarks/comparisons/harness_peers.py --install-peers"
 _REQUIREMENTS = {
     "mpi-pytest": ["mpi-pytest==2026.0", "mpi4py", "pytest-xdist"],  # it asks xdist wherever that is importable
     "pytest-mpi": ["pytest-mpi==0.6", "mpi4py"],

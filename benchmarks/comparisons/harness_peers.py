@@ -1,6 +1,6 @@
 """What a test on N processes costs with pdlcheck and with each of its peers, measured in turn on this machine.
 
-Usage: python benchmarks/harness_peers.py [--quick] [--install-peers] [--json]
+Usage: python benchmarks/comparisons/harness_peers.py [--quick] [--install-peers] [--json]
 
 Every figure comes from whole pytest sessions on generated files of n and of 2n tests, which pytest has collected once
 before: the difference is the cost of n tests, collection included; the rest is start-up. All harnesses take their turn
@@ -26,7 +26,7 @@ from peers.sessions import run_session
 from peers.sides import PROPERTY, SIDES, Side
 from peers.table import Figure, Row, print_table, verdicts
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
