@@ -1,111 +1,167 @@
-"""all_reduce by size: the ring of this project against gloo's own, call by call in turn; and a message around the ring.
+"""Collectives and messages by size: the primitives of this project beside those of torch, call by call in turn.
 
-A row states the slowest rank's median in the best round;
-``algbw = nbytes / seconds``, ``busbw = algbw * 2 (n - 1) / n``.
+The columns are those of nccl-tests: ``algbw = nbytes / seconds``, ``busbw`` as in :data:`pdlcheck.bench.BUSBW_FACTORS`,
+``#wrong``: the elements of a result, on fresh input, that differ from the result known in advance.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from pdlcheck.bench import all_reduce_row, slowest_s
-from pdlcheck.primitives import ring_all_reduce, ring_pass
-from pdlcheck.worlds import Ranks
+from pdlcheck.primitives import (
+    ring_all_gather,
+    ring_all_reduce,
+    ring_pass,
+    ring_reduce_scatter,
+    star_broadcast,
+    tree_broadcast,
+)
 
-SUBJECTS: dict[str, Callable[[torch.Tensor], Any]] = {"ring": ring_all_reduce, "gloo": dist.all_reduce}
-QUICK = (2**2, 2**12, 2**16, 2**20, 2**24)
-FULL = (2**22, 2**26)
+QUICK = (2**2, 2**16, 2**20, 2**24)
+FULL = (2**12, 2**22, 2**26)
+SIZES = [*QUICK, *(pytest.param(nbytes, marks=pytest.mark.full) for nbytes in FULL)]
+ITERATIONS = 20  # of small tensors, as nccl-tests
+
+# their names since torch 2.13, which warns at the old ones
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+every_size = pytest.mark.parametrize("nbytes", SIZES, ids="{}B".format)
 
 
-def timed_all_reduces(nbytes: int, calls: int) -> dict[str, list[float]]:
-    """Seconds of every call on this rank; the subjects take turns, so that a busy moment hits both."""
-    tensor = torch.zeros(nbytes // 4)
-    seconds: dict[str, list[float]] = {name: [] for name in SUBJECTS}
-    for call in range(calls + 1):
-        for name, all_reduce in SUBJECTS.items():
-            dist.barrier()
-            start = time.perf_counter()
-            all_reduce(tensor)
-            if call:  # the first one warms up
-                seconds[name].append(time.perf_counter() - start)
-    tensor.fill_(dist.get_rank() + 1)
-    for all_reduce in SUBJECTS.values():
-        all_reduce(tensor)
-    world_size = dist.get_world_size()
-    total = world_size**2 * (world_size + 1) // 2  # two all_reduces of 1 + 2 + ...
-    assert (tensor == total).all(), "a fast wrong answer does not count"
-    return seconds
+@pytest.fixture
+def numel(nbytes: int, world_size: int) -> int:
+    """Elements of float32 in ``nbytes``, at least one for each rank and as many for each."""
+    return -(-nbytes // 4 // world_size) * world_size
 
 
 @pytest.mark.benchmark(group="all_reduce")
-@pytest.mark.parametrize("nbytes", QUICK + FULL, ids="{}B".format)
-def test_all_reduce(benchmark: Any, ranks: Ranks, full: bool, nbytes: int) -> None:
-    if nbytes in FULL and not full:
-        pytest.skip("a large tensor; --full runs it")
-    rounds: list[list[dict[str, list[float]]]] = []
-    calls = (50 if full else 10) if nbytes <= 2**20 else 5
-    benchmark.pedantic(lambda: rounds.append(ranks.run(timed_all_reduces, nbytes, calls)), rounds=3)
-    medians = {name: min(slowest_s([rank[name] for rank in everyone]) for everyone in rounds) for name in SUBJECTS}
-    for name, seconds in medians.items():
-        row = all_reduce_row(nbytes, ranks.world_size, seconds=seconds)
-        benchmark.extra_info |= {f"{name}_{column}": value for column, value in row.items()}
-    benchmark.extra_info |= {
-        "nbytes": nbytes,
-        "world_size": ranks.world_size,
-        "threads_per_rank": 1,
-        "calls": calls,
-        "ring_over_gloo": medians["ring"] / medians["gloo"],
+@every_size
+def test_all_reduce(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
+    tensor = torch.zeros(numel, device=device)
+    ways: dict[str, Callable[[Tensor], Any]] = {"ring": ring_all_reduce, "torch": dist.all_reduce}
+    time_collective(rank_benchmark, "all_reduce", ways, tensor)
+    for way in ways.values():
+        tensor.fill_(rank + 1)
+        way(tensor)
+        assert (tensor == world_size * (world_size + 1) // 2).all(), "a fast wrong answer does not count"
+
+
+@pytest.mark.benchmark(group="reduce_scatter")
+@every_size
+def test_reduce_scatter(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
+    tensor, part = torch.zeros(numel, device=device), torch.zeros(numel // world_size, device=device)
+
+    def torchs(tensor: Tensor) -> Tensor:
+        reduce_scatter_single(part, tensor)
+        return part
+
+    ways: dict[str, Callable[[Tensor], Any]] = {"ring": ring_reduce_scatter, "torch": torchs}
+    time_collective(rank_benchmark, "reduce_scatter", ways, tensor)
+    for way in ways.values():
+        tensor.fill_(rank + 1)
+        assert (way(tensor) == world_size * (world_size + 1) // 2).all(), "a fast wrong answer does not count"
+
+
+@pytest.mark.benchmark(group="all_gather")
+@every_size
+def test_all_gather(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
+    own, whole = torch.zeros(numel // world_size, device=device), torch.zeros(numel, device=device)
+
+    def torchs(own: Tensor) -> Tensor:
+        all_gather_single(whole, own)
+        return whole
+
+    ways: dict[str, Callable[[Tensor], Any]] = {"ring": ring_all_gather, "torch": torchs}
+    time_collective(rank_benchmark, "all_gather", ways, own, nbytes=whole.nbytes)
+    own.fill_(rank)
+    expected = torch.arange(world_size, device=device).repeat_interleave(len(own))
+    for way in ways.values():
+        assert (way(own).flatten() == expected).all(), "a fast wrong answer does not count"
+
+
+@pytest.mark.benchmark(group="broadcast")
+@every_size
+def test_broadcast(rank_benchmark: Any, device: torch.device, rank: int, numel: int) -> None:
+    tensor = torch.zeros(numel, device=device)
+    ways: dict[str, Callable[[Tensor], Any]] = {
+        "tree": tree_broadcast,
+        "star": star_broadcast,
+        "torch": lambda tensor: dist.broadcast(tensor, 0),
     }
-    info = benchmark.extra_info
-    info["row"] = (
-        f"all_reduce {nbytes:>9} B, {ranks.world_size} ranks: ring_all_reduce {medians['ring'] * 1e3:7.2f} ms, "
-        f"gloo {medians['gloo'] * 1e3:7.2f} ms, ratio {info['ring_over_gloo']:.2f}, "
-        f"ring busbw {info['ring_busbw_GBps']:.3f} GB/s"
-    )
+    time_collective(rank_benchmark, "broadcast", ways, tensor)
+    for way in ways.values():
+        tensor.fill_(rank + 1)
+        way(tensor)
+        assert (tensor == 1).all(), "a fast wrong answer does not count"
 
 
-def pass_by_hand(tensor: torch.Tensor) -> None:
-    """The same messages, without a look at the arguments."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank:
-        dist.recv(tensor, rank - 1)
-    tensor += 1
-    dist.send(tensor, (rank + 1) % world_size)
-    if not rank:
-        dist.recv(tensor, world_size - 1)
+@pytest.mark.benchmark(group="all_to_all")
+@every_size
+def test_all_to_all(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
+    given, taken = torch.full((numel,), float(rank), device=device), torch.zeros(numel, device=device)
+    ways: dict[str, Callable[[Tensor], Any]] = {"torch": lambda given: dist.all_to_all_single(taken, given)}
+    time_collective(rank_benchmark, "all_to_all", ways, given)
+    assert (taken == torch.arange(world_size, device=device).repeat_interleave(numel // world_size)).all()
 
 
-def timed_passes(calls: int) -> dict[str, list[float]]:
-    """Seconds of every time around on this rank, in turn."""
-    ways = {"ours": ring_pass, "plain": pass_by_hand}
-    tensor = torch.zeros(1)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for call in range(calls + 1):
-        for name, way in ways.items():
-            tensor.zero_()
-            dist.barrier()
-            start = time.perf_counter()
-            way(tensor)
-            if call:
-                seconds[name].append(time.perf_counter() - start)
-            home = dist.get_world_size() if not dist.get_rank() else dist.get_rank() + 1
-            assert tensor.item() == home, "a fast wrong answer does not count"
-    return seconds
+@pytest.mark.benchmark(group="send and receive")
+@every_size
+def test_ping_pong(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
+    """Half of a round trip between two ranks: the first and the last."""
+    if world_size == 1:
+        pytest.skip("a message needs two ranks")
+    tensor, last = torch.zeros(numel, device=device), world_size - 1
+
+    def there_and_back(tensor: Tensor) -> None:
+        if rank == 0:
+            dist.send(tensor, last)
+            dist.recv(tensor, last)
+        elif rank == last:
+            dist.recv(tensor, 0)
+            dist.send(tensor, 0)
+
+    rank_benchmark(there_and_back, tensor, nbytes=2 * tensor.nbytes, operation="send_recv")
 
 
 @pytest.mark.benchmark(group="ring pass")
-def test_ring_pass(benchmark: Any, ranks: Ranks, full: bool) -> None:
-    rounds: list[list[dict[str, list[float]]]] = []
-    benchmark.pedantic(lambda: rounds.append(ranks.run(timed_passes, 100 if full else 30)), rounds=3)
-    best = {n: min(slowest_s([rank[n] for rank in everyone]) for everyone in rounds) for n in ("ours", "plain")}
-    benchmark.extra_info |= {f"{name}_s": value for name, value in best.items()} | {"world_size": ranks.world_size}
-    benchmark.extra_info["row"] = (
-        f"4 B around a ring of {ranks.world_size}: ring_pass {best['ours'] * 1e3:.2f} ms, plain send and recv "
-        f"{best['plain'] * 1e3:.2f} ms, ratio {best['ours'] / best['plain']:.2f}"
+def test_ring_pass(rank_benchmark: Any, device: torch.device, rank: int, world_size: int) -> None:
+    """4 B around the ring, each rank adds one."""
+
+    def by_hand(tensor: Tensor) -> None:
+        """The same messages, without a look at the arguments."""
+        if rank:
+            dist.recv(tensor, rank - 1)
+        tensor += 1
+        dist.send(tensor, (rank + 1) % world_size)
+        if not rank:
+            dist.recv(tensor, world_size - 1)
+
+    if world_size == 1:
+        pytest.skip("a message needs two ranks")
+    tensor = torch.zeros(1, device=device)
+    rank_benchmark(ring_pass, tensor, against={"plain": by_hand})
+
+
+def time_collective(
+    rank_benchmark: Any,
+    operation: str,
+    ways: dict[str, Callable[[Tensor], Any]],
+    tensor: Tensor,
+    nbytes: int | None = None,
+) -> None:
+    """The first way beside the others; small tensors many times in one sample."""
+    (_, ours), *others = ways.items()
+    rank_benchmark(
+        ours,
+        tensor,
+        nbytes=nbytes or tensor.nbytes,
+        operation=operation,
+        against=dict(others),
+        iterations=ITERATIONS if tensor.nbytes <= 2**16 else None,
     )

@@ -1,70 +1,66 @@
 """What clipping over ranks and a scaler that agrees cost beside torch's own, and what half precision saves.
 
-Both sides take turns, step by step, on gradients of the same sizes. ``clip_s`` and ``torch_clip_s`` are the slowest
-rank's medians of a clip that is active, on gradients that every rank holds; ``step_s`` and ``torch_step_s`` those of
-unscaling, a step of SGD and the update of the scale. Ours sends one message for each; torch's sends none, and sees its
-own rank alone; so does ``clip_unasked_s``, with ``agree=False``. ``saved_ratio = half_bytes / full_bytes``: bytes of
-activations kept for backward, counted not timed.
+Ours sends one message for each; torch's sends none, and sees its own rank alone; so does ``agree=False``.
+``saved_ratio = half_bytes / full_bytes``: bytes of activations kept for backward, counted not timed.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from pdlcheck.bench import slowest_s
 from pdlcheck.primitives import ConvNet, DistributedGradScaler, LeNet, clip_grad_norm, saved_activation_bytes
-from pdlcheck.worlds import Ranks
 
 WIDTHS = {20: 256, 200: 30}  # tensors of the model: width of its layers
 
 
-def timed_steps(tensors: int, steps: int) -> dict[str, list[float]]:
-    """Seconds on this rank of each way to clip, and to step under a scaler."""
-    width = WIDTHS[tensors]
-    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(tensors // 2)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-    scalers = {"step": DistributedGradScaler("cpu"), "torch_step": torch.amp.GradScaler("cpu")}
-    ways = {
-        "clip": lambda: clip_grad_norm(model, 1.0),
-        "clip_unasked": lambda: clip_grad_norm(model, 1.0, agree=False),
-        "torch_clip": lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
-        **{name: lambda scaler=scaler: (scaler.step(optimizer), scaler.update()) for name, scaler in scalers.items()},
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for step in range(steps + 2):
-        for name, way in ways.items():
-            for p in model.parameters():
-                p.grad = torch.full_like(p, 0.5)
-            if name in scalers:
-                scalers[name].scale(torch.zeros(()))
-            dist.barrier()
-            start = time.perf_counter()
-            way()
-            if step > 1:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-@pytest.mark.benchmark(group="clipping and scaling")
+@pytest.mark.benchmark(group="clipping")
 @pytest.mark.parametrize("tensors", WIDTHS, ids="{}tensors".format)
-def test_clipping_and_scaling(benchmark: Any, ranks: Ranks, full: bool, tensors: int) -> None:
-    rounds: list[list[dict[str, list[float]]]] = []
-    steps = 100 if full else 30
-    benchmark.pedantic(lambda: rounds.append(ranks.run(timed_steps, tensors, steps)), rounds=3 if full else 2)
-    names = rounds[0][0]
-    medians = {n: min(slowest_s([seconds[n] for seconds in everyone]) for everyone in rounds) for n in names}
-    benchmark.extra_info |= {f"{name}_s": seconds for name, seconds in medians.items()}
-    benchmark.extra_info |= {"tensors": tensors, "world_size": ranks.world_size, "threads_per_rank": 1, "steps": steps}
-    benchmark.extra_info["row"] = (
-        f"{tensors} tensors, {ranks.world_size} ranks, ms: "
-        + ", ".join(f"{name} {seconds * 1e3:.2f}" for name, seconds in medians.items())
+def test_clipping(rank_benchmark: Any, device: torch.device, tensors: int) -> None:
+    """A clip that is active, on gradients that every rank holds."""
+    model = layers(tensors, device)
+    rank_benchmark(
+        lambda: clip_grad_norm(model, 1.0),
+        against={
+            "agree=False": lambda: clip_grad_norm(model, 1.0, agree=False),
+            "torch": lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+        },
+        setup=lambda: fill(model),
     )
+
+
+@pytest.mark.benchmark(group="scaling")
+@pytest.mark.parametrize("tensors", WIDTHS, ids="{}tensors".format)
+def test_scaling(rank_benchmark: Any, device: torch.device, tensors: int) -> None:
+    """Unscaling, a step of SGD and the update of the scale."""
+    model = layers(tensors, device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    scalers = {"ours": DistributedGradScaler(device.type), "torch": torch.amp.GradScaler(device.type)}
+
+    def step(name: str) -> None:
+        scalers[name].step(optimizer)
+        scalers[name].update()
+
+    def setup() -> None:
+        fill(model)
+        for scaler in scalers.values():
+            scaler.scale(torch.zeros((), device=device))
+
+    rank_benchmark(lambda: step("ours"), against={"torch": lambda: step("torch")}, setup=setup)
+
+
+def layers(tensors: int, device: torch.device) -> nn.Module:
+    width = WIDTHS[tensors]
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(tensors // 2))).to(device)
+
+
+def fill(model: nn.Module) -> None:
+    """Give every parameter the same gradient."""
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.5)
 
 
 @pytest.mark.benchmark(group="saved activations")

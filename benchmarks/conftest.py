@@ -1,4 +1,4 @@
-"""Options and fixtures of the benchmarks; every result carries the machine that it was made on."""
+"""Options and fixtures of the benchmark suites. ``pdlcheck bench`` runs them, and so does ``pytest benchmarks``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,31 @@ collect_ignore = ["comparisons"]  # programs of their own
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="larger inputs, more ranks and more rounds: takes long")
+    parser.addoption("--ranks", default="2", help="numbers of ranks of the benchmarks on ranks; default: %(default)s")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("python_files", "bench_*.py")
+    config.addinivalue_line("markers", "full: runs with --full alone")
+    config.addinivalue_line("markers", "from_one_rank: runs on one rank, too, which the others are compared with")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what measures on ranks with each number of ranks of ``--ranks``."""
+    if "rank_benchmark" in metafunc.fixturenames and metafunc.definition.get_closest_marker("world_size") is None:
+        sizes = {int(size) for size in metafunc.config.getoption("--ranks").split(",")}
+        if metafunc.definition.get_closest_marker("from_one_rank"):
+            sizes.add(1)
+        metafunc.definition.add_marker(pytest.mark.world_size(*sorted(sizes)))
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
@@ -62,7 +83,7 @@ def ranks(request: pytest.FixtureRequest, full: bool) -> Iterator[Ranks]:
 @pytest.fixture(autouse=True)
 def machine(request: pytest.FixtureRequest) -> Iterator[None]:
     """Record hardware, versions and how busy the machine was, before and after."""
-    if "benchmark" not in request.fixturenames:
+    if "benchmark" not in request.fixturenames or "rank_benchmark" in request.fixturenames:
         yield
         return
     extra_info: dict[str, Any] = request.getfixturevalue("benchmark").extra_info

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from pdlcheck import __version__
+from pdlcheck.benchmarking.command import add_bench_command, run_bench_command
 from pdlcheck.exit_codes import FAILED, HELD, INTERRUPTED, USAGE
 from pdlcheck.ranking.command import add_pagerank_command, run_pagerank_command
 from pdlcheck.worlds.registry import worlds_on
@@ -24,6 +25,7 @@ examples:
   pdlcheck verify --examples 200         try harder
   pdlcheck verify --world sim,gloo --subject ring_all_reduce=mine.comm:all_reduce
                                          the suites of one primitive on your own function
+  pdlcheck bench --json a.json           the speed of the primitives here, 3 minutes
   pdlcheck pagerank edges.txt --top 20   the best nodes of a file of edges, within 1e-8 of the truth
   pdlcheck doctor                        what is there, and the command for what is not
 """
@@ -61,7 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a word that the terminal cannot write must not end the command
-    commands = {"verify": _verify, "pagerank": run_pagerank_command, "doctor": _doctor}
+    commands = {
+        "verify": _verify,
+        "bench": run_bench_command,
+        "pagerank": run_pagerank_command,
+        "doctor": _doctor,
+    }
     return commands[arguments.command](parser, arguments)
 
 
@@ -103,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="run only the suites of primitive NAME, on your own function; may be repeated",
     )
+    add_bench_command(commands, raw)
     add_pagerank_command(commands, raw)
     doctor = commands.add_parser(
         "doctor",

@@ -58,7 +58,8 @@ def combine(records: Sequence[RankRecord], subject: Subject) -> list[Measurement
         ``median_s`` with its interval ``median_low_s``, ``median_high_s``; ``fastest_rank_s``, the smallest median of
         a rank; ``device_s`` by CUDA events; ``nbytes``, ``algbw_GBps``, ``busbw_GBps``; ``wrong``;
         ``host_peak_bytes`` and ``device_peak_bytes`` of the rank that needs most; ``foreign_load``, the cores that
-        other programs kept busy meanwhile; ``over``: for each other function ``[ratio, low, high]`` of the medians.
+        other programs kept busy meanwhile; ``over`` in the first row: for each other function ``[ratio, low, high]`` of
+        the medians; ``way`` in the others: the name of the function.
 
     Raises:
         ValueError: there are no records.
@@ -84,8 +85,9 @@ def combine(records: Sequence[RankRecord], subject: Subject) -> list[Measurement
         facts = {name: value for name, value in facts.items() if value is not None}
         found.append(Measurement(ranks[0].name, ranks[0].iterations, slowest, facts))
     first, *others = found
-    if others:
-        first.facts["over"] = {other.name: [*paired_ratio(first.seconds, other.seconds)] for other in others}
+    for other in others:
+        other.facts["way"] = other.name
+        first.facts.setdefault("over", {})[other.name] = [*paired_ratio(first.seconds, other.seconds)]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,21 +10,27 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["bytes_text", "measured_table", "seconds_text"]
+__all__ = ["bytes_text", "machine_text", "measured_table", "seconds_text"]
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns"))
 
 
 def measured_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    """Return a table of rows: their names, and the facts of :func:`pdlcheck.bench.measurement.combine`."""
+    """Return a table of rows: their names, and the facts of :func:`pdlcheck.bench.measurement.combine`.
+
+    The row of a function is followed by those of the functions that it is compared with.
+    """
     title = "rank benchmarks: median over rounds of the slowest rank"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("benchmark", no_wrap=True)
     shown = [column for column in _COLUMNS if any(column[1](facts) for _, facts in rows)]
     for title, _ in shown:
         table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("first row / this one")
+    over: Mapping[str, Sequence[float]] = {}
     for name, facts in rows:
-        table.add_row(Text(name), *(text(facts) for _, text in shown))
+        over = over if "way" in facts else facts.get("over", {})
+        table.add_row(Text(name), *(text(facts) for _, text in shown), _ratio(over.get(facts.get("way", ""))))
     return table
 
 
@@ -58,9 +65,8 @@ def _spread(facts: Mapping[str, Any]) -> str:
     return f"{low:+.0%} {high:+.0%}"
 
 
-def _ratios(facts: Mapping[str, Any]) -> str:
-    over: Mapping[str, Sequence[float]] = facts.get("over", {})
-    return ", ".join(f"{value:.2f} ({low:.2f} .. {high:.2f}) x {name}" for name, (value, low, high) in over.items())
+def _ratio(found: Sequence[float] | None) -> str:
+    return "" if found is None else f"{found[0]:.2f} ({found[1]:.2f} .. {found[2]:.2f})"
 
 
 def _number(facts: Mapping[str, Any], key: str) -> str:
@@ -76,5 +82,16 @@ _COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("#wrong", lambda facts: str(facts.get("wrong", ""))),
     ("device memory", lambda facts: bytes_text(facts.get("device_peak_bytes"))),
     ("host memory", lambda facts: bytes_text(facts.get("host_peak_bytes"))),
-    ("ratio of times", _ratios),
 )
+
+
+def machine_text() -> str:
+    """Return a line about this machine: processor, cores, devices, versions."""
+    from pdlcheck.bench.hardware import describe_machine
+
+    found = describe_machine()
+    gpus = [gpu["name"] for gpu in found.get("gpus", [])]
+    parts = [f"{found['cpu']}, {found['usable_cores']} of {found['cores']} cores"]
+    parts += [f"{number} x {name}" for name, number in Counter(gpus).items()]
+    parts += [f"{name} {version}" for name, version in found["packages"].items() if name in ("torch", "pdlcheck")]
+    return f"{', '.join(parts)}, load {found.get('load_average', 0):.1f}"

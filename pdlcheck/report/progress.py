@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pdlcheck.report.records import Key, PropertyRecord, rows
 from pdlcheck.report.tables import count, line, row_line
 
-__all__ = ["Display", "display"]
+__all__ = ["Display", "console_on_stdout", "display"]
 
 
 class Display(Protocol):
@@ -31,12 +31,18 @@ class Display(Protocol):
 
 
 @contextmanager
-def display() -> Iterator[Display]:
-    """A display on this process's stdout, also while pytest captures what the tests write there."""
+def console_on_stdout() -> Iterator[Console]:
+    """Write to this process's stdout, also while pytest captures what the tests write there."""
     sys.stdout.flush()
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding) as stream:
         # the width is asked for now: while tests run, pytest has put its own files in the place of the terminal
-        console = Console(file=stream, highlight=False, width=Console(file=stream).width)
+        yield Console(file=stream, highlight=False, width=Console(file=stream).width)
+
+
+@contextmanager
+def display() -> Iterator[Display]:
+    """Show the progress of the suites on stdout."""
+    with console_on_stdout() as console:
         if not console.is_terminal:
             yield _Lines(console)
             return

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "worlds": {"clock", "cores", "errors", "faults", "uncompiled"},
     "checks": {"errors"},
     "bench": {"cores", "errors"},
-    "report": {"errors"},
+    "report": {"bench", "errors"},
     "harness": {"bench", "errors", "faults", "report", "strategies", "worlds"},
     "strategies": {"faults", "worlds"},
     "plugin": {"errors", "worlds", "harness"},

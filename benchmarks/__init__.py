@@ -1,0 +1,1 @@
+"""The benchmark suites of pdlcheck; ``pdlcheck bench`` runs them."""

@@ -1,0 +1,66 @@
+"""How a training step scales: strong and weak scaling by ranks, and processes beside threads.
+
+Strong scaling: the global batch stays, each rank has its part. Weak scaling: the batch of a rank stays.
+Run them with several numbers of ranks, as in ``pdlcheck bench scaling --ranks 1,2,4``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pdlcheck.primitives import broadcast_parameters, sync_gradients
+
+pytestmark = pytest.mark.from_one_rank
+
+BATCH = 512  # of all ranks together, or of one
+WIDTH, LAYERS = 512, 4
+STEPS = 4  # in one sample
+
+
+@pytest.mark.benchmark(group="strong scaling")
+def test_strong_scaling(rank_benchmark: Any, device: torch.device, world_size: int) -> None:
+    rank_benchmark(steps, device, BATCH // world_size, True, iterations=1)
+
+
+@pytest.mark.benchmark(group="weak scaling")
+def test_weak_scaling(rank_benchmark: Any, device: torch.device) -> None:
+    rank_benchmark(steps, device, BATCH, True, iterations=1)
+
+
+@pytest.mark.benchmark(group="processes and threads")
+@pytest.mark.parametrize("threads", [1, 2], ids="{}threads".format)
+def test_processes_and_threads(rank_benchmark: Any, device: torch.device, world_size: int, threads: int) -> None:
+    """The work stays, no rank waits for another one: what cores, and too many threads for them, make of it."""
+    if device.type != "cpu":
+        pytest.skip("threads compute on the CPU")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        rank_benchmark(steps, device, BATCH // world_size, False, iterations=1)
+    finally:
+        torch.set_num_threads(before)
+
+
+_models: dict[torch.device, nn.Module] = {}
+
+
+def steps(device: torch.device, batch: int, synchronised: bool) -> None:
+    """Steps of SGD on a perceptron with its gradients summed over ranks."""
+    if device not in _models:
+        torch.manual_seed(0)
+        layers = (m for _ in range(LAYERS) for m in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+        _models[device] = nn.Sequential(*layers).to(device)
+        broadcast_parameters(_models[device])
+    model = _models[device]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    inputs = torch.ones(batch, WIDTH, device=device)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        if synchronised:
+            sync_gradients(model)
+        optimizer.step()

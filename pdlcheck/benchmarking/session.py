@@ -1,0 +1,179 @@
+"""Runs the benchmark suites in one pytest session of this process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from pdlcheck.bench.experiments import experiments
+from pdlcheck.benchmarking.follower import Follower
+from pdlcheck.report.measured import machine_text, measured_table
+from pdlcheck.report.progress import console_on_stdout
+from pdlcheck.report.tables import BAD, GOOD, SKIPPED, count, heading, line
+
+__all__ = ["Plan", "UsageError", "run_benchmarks", "suite_names"]
+
+SUITES = "pdlcheck.benchmarks"
+_QUICK_S = 0.15  # for each function that is timed
+_FULL_S = 1.0
+
+
+class UsageError(Exception):
+    """The arguments cannot be carried out; the message says which, and what can be."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure.
+
+    Args:
+        suites: names of suites; empty means all of them.
+        device: of the tensors, ``cpu`` or ``cuda``.
+        world: where ranks run; ``None`` chooses by the device.
+        ranks: numbers of ranks.
+        full: larger inputs and more rounds.
+        json: file for all rows.
+    """
+
+    suites: tuple[str, ...] = ()
+    device: str = "cpu"
+    world: str | None = None
+    ranks: tuple[int, ...] = (2,)
+    full: bool = False
+    json: Path | None = None
+
+
+def run_benchmarks(console: Console, plan: Plan) -> bool:
+    """Run the suites and print their rows; return whether every result was right.
+
+    Raises:
+        UsageError: a suite, the device, or the file cannot be had.
+        FileNotFoundError: the suites are not installed.
+    """
+    folder = _folder()
+    files = _files(folder, plan.suites)
+    world = _world(plan)
+    _require_writable(plan.json)
+    arguments = [*files, "--rootdir", str(folder.parent), "--confcutdir", str(folder), "-c", os.devnull]
+    for plugin in ("no:cacheprovider", "pdlcheck.plugin", "pytest_benchmark.plugin"):
+        arguments += ["-p", plugin]
+    arguments += ["--pdl-world", world, "--pdl-rank-device", plan.device, "--ranks", ",".join(map(str, plan.ranks))]
+    arguments += ["--benchmark-max-time", str(_FULL_S if plan.full else _QUICK_S)]
+    arguments += ["--full"] if plan.full else []
+    arguments += [f"--benchmark-json={plan.json}"] if plan.json else []
+    start = time.perf_counter()
+    with _environment(), console_on_stdout() as progress:
+        follower = Follower(progress)
+        code = pytest.main(arguments, plugins=[follower])
+    if code == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    _show(console, plan, world, follower, time.perf_counter() - start)
+    return code == pytest.ExitCode.OK
+
+
+def suite_names() -> list[str]:
+    """The names of all suites, sorted.
+
+    Raises:
+        FileNotFoundError: the suites are not installed.
+    """
+    return sorted(path.stem.removeprefix("bench_") for path in _folder().glob("bench_*.py"))
+
+
+def _folder() -> Path:
+    found = find_spec(SUITES)
+    if found is None or not found.submodule_search_locations:
+        raise FileNotFoundError(
+            f"package {SUITES} is not here: pdlcheck was imported without being installed; "
+            "in the folder of its pyproject.toml, run: pip install -e ."
+        )
+    return Path(found.submodule_search_locations[0])
+
+
+def _files(folder: Path, suites: Sequence[str]) -> list[str]:
+    known = suite_names()
+    for name in suites:
+        if name not in known:
+            raise UsageError(f"there is no suite {name!r}; choose from {', '.join(known)}")
+    return [str(folder / f"bench_{name}.py") for name in suites or known]
+
+
+def _world(plan: Plan) -> str:
+    if plan.device == "cpu":
+        if plan.world == "nccl":
+            raise UsageError("--world nccl has CUDA devices; pass --device cuda")
+        return plan.world or "gloo"
+    import torch
+
+    devices = torch.cuda.device_count()
+    if not devices:
+        raise UsageError(f"--device cuda: torch {torch.__version__} finds no CUDA device here; see pdlcheck doctor")
+    return plan.world or ("nccl" if devices >= max(plan.ranks) else "gloo")
+
+
+def _require_writable(path: Path | None) -> None:
+    """Before minutes of measuring, not after."""
+    if path is None:
+        return
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise UsageError(f"--json {path} cannot be written: {error.strerror}") from None
+
+
+def _show(console: Console, plan: Plan, world: str, follower: Follower, seconds: float) -> None:
+    if follower.is_silent:  # another process of a launch shows the rows
+        return
+    heading(console, f"benchmarks on {world}, {plan.device}")
+    line(console, machine_text())
+    if follower.rows:
+        Console(width=max(console.width, _natural_width(follower.rows)), highlight=False).print(
+            measured_table(follower.rows)
+        )
+    for text in follower.sentences:
+        line(console, text)
+    for experiment in experiments(follower.rows):
+        console.print()
+        words, style = {True: ("holds", GOOD), False: ("does not hold", BAD), None: ("", "")}[experiment.held]
+        line(console, f"{experiment.title}{words and f': the model {words}'}", style=style)
+        line(console, experiment.sentence)
+    for reason, number in follower.skipped.items():
+        line(console, f"{number} skipped: {reason}", style=SKIPPED)
+    for title, text in follower.failures:
+        console.print()
+        line(console, f"FAILS  {title}", style=BAD)
+        console.print(Text(text))
+    console.print()
+    line(console, f"{count(len(follower.rows), 'row')} in {seconds:.0f} s" + (f": {plan.json}" if plan.json else ""))
+
+
+def _natural_width(rows: Sequence[tuple[str, Any]]) -> int:
+    """Cells are not wrapped: a terminal that is narrower wraps whole lines, as with pytest-benchmark's table."""
+    wide = Console(width=400)
+    return wide.measure(measured_table(rows)).maximum
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """The user's own settings of pytest are not meant for this session."""
+    names = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    before = {name: os.environ.pop(name, None) for name in names}
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
