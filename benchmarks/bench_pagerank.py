@@ -1,17 +1,14 @@
 """How fast PageRank is: the four published versions on random graphs, and the solver on the Debian packages.
 
-``seconds_per_iteration`` in a row is ``(T(K) - T(1)) / (K - 1)``, so building the matrix is not in it;
-``setup_s`` is ``T(1)`` less one iteration; ``edges_per_s`` is ``num_edges / seconds_per_iteration``. The
-dense versions read N * N numbers a round and are timed over fewer rounds unless ``--full`` is given, which
-also brings the published graph (probability 0.05, 5 million edges) and the published O(N^3) fold of version
-3. ``error`` is the L1 distance from :func:`pagerank` at ``tol=1e-12`` for K = 200 rounds, so a fast wrong
-answer does not count.
+A version does K = 200 rounds, beside one round of itself: ``(T(K) - T(1)) / (K - 1)`` is a round without building the
+matrix. The dense versions read N * N numbers a round and need ``--full`` on a CPU, as do the published graph
+(probability 0.05, 5 million edges) and the published O(N^3) fold of version 3. The result is compared with
+:func:`pagerank` at ``tol=1e-12``, so a fast wrong answer does not count.
 """
 
 from __future__ import annotations
 
 import functools
-import timeit
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -42,8 +39,9 @@ VERSIONS: dict[str, Callable[..., torch.Tensor]] = {
     "v3": pagerank_v3,
     "v3-matmul": functools.partial(pagerank_v3, fold="matmul"),
 }
-FEW_ROUNDS = ("v1-coo", "v2", "v3", "v3-matmul")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+SLOW_ON_CPU = ("v1-coo", "v2", "v3", "v3-matmul")
+
+pytestmark = pytest.mark.world_size(1)
 
 
 @functools.cache
@@ -70,50 +68,25 @@ def debian_networkx() -> nx.DiGraph:
     return there
 
 
-def synchronised(function: Callable[..., torch.Tensor], device: str, **arguments: Any) -> torch.Tensor:
-    """Call, and wait until the device has finished: kernels are launched, not run, when torch returns."""
-    scores = function(device=device, **arguments)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return scores
-
-
-def warm_seconds(function: Callable[[], Any]) -> float:
-    """The shorter of two calls after one that loads libraries, kernels and pages."""
-    function()
-    return min(timeit.repeat(function, number=1, repeat=2))
-
-
+@pytest.mark.benchmark(group="pagerank, 200 rounds", min_rounds=1)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("mean_degree", [10, 100, 500], ids="er{}".format)
-def test_version(benchmark: Any, full: bool, mean_degree: int, version: str, device: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("mean_degree", [10, 100, pytest.param(500, marks=pytest.mark.full)], ids="er{}".format)
+def test_version(
+    rank_benchmark: Any, device: torch.device, full: bool, mean_degree: int, version: str, dtype: torch.dtype
+) -> None:
     if version == "v0" and find_spec("dgl") is None:
         pytest.skip("v0 needs DGL, which is missing: pip install pdlcheck[dgl]")
-    if not full and (mean_degree == 500 or version == "v3-matmul"):
+    if not full and device.type == "cpu" and version in SLOW_ON_CPU:
         pytest.skip("takes minutes on a CPU; --full runs it")
     graph = random_graph(mean_degree)
-    benchmark.group = f"pagerank er{mean_degree} {device} {str(dtype)[6:]}"
-    run = functools.partial(synchronised, VERSIONS[version], device, graph=graph, damping=DAMPING, dtype=dtype)
-    one = warm_seconds(functools.partial(run, iterations=1))
-    rounds = 1 if version in FEW_ROUNDS and device == "cpu" else 3
-    iterations = 20 if benchmark.disabled else K  # nothing is timed: enough to see that it works
-    scores = benchmark.pedantic(run, kwargs={"iterations": iterations}, rounds=rounds)
+
+    def ranks(iterations: int) -> torch.Tensor:
+        return VERSIONS[version](graph, device=device.type, damping=DAMPING, dtype=dtype, iterations=iterations)
+
+    scores = rank_benchmark(lambda: ranks(K), against={"1 round": lambda: ranks(1)}, iterations=1)
     error = float(np.abs(scores.double().cpu().numpy() - exact(mean_degree)).sum())
-    assert error <= 2 * DAMPING**iterations + (1e-10 if dtype is torch.float64 else 1e-4)
-    if benchmark.disabled:  # nothing was timed
-        return
-    each = max(benchmark.stats.stats.min - one, 0.0) / (K - 1)
-    benchmark.extra_info |= {
-        **row(graph, device),
-        "K": K,
-        "dtype": str(dtype),
-        "seconds_per_iteration": each,
-        "setup_s": max(one - each, 0.0),
-        "edges_per_s": graph.num_edges / each if each else None,
-        "error": error,
-    }
+    assert error <= 2 * DAMPING**K + (1e-10 if dtype is torch.float64 else 1e-4)
 
 
 # Solvers at one true error: networkx and the SciPy loop stop at the step that guarantees what pagerank does.
@@ -142,23 +115,14 @@ def scipy(tol: float) -> np.ndarray:
     return x
 
 
-@pytest.mark.benchmark(group="pagerank debian float64")
+@pytest.mark.benchmark(group="pagerank of the Debian packages")
 @pytest.mark.parametrize("tol", [1e-6, 1e-8], ids="{:.0e}".format)
-@pytest.mark.parametrize("solver", [ours, scipy, networkx], ids=["pagerank", "scipy", "networkx"])
-def test_debian(benchmark: Any, solver: Callable[[float], np.ndarray], tol: float) -> None:
+def test_debian(rank_benchmark: Any, device: torch.device, tol: float) -> None:
+    if device.type != "cpu":
+        pytest.skip("the peers compute on the CPU")
     debian_networkx()
-    scores = benchmark.pedantic(solver, args=(tol,), rounds=5, warmup_rounds=1)
-    error = float(np.abs(scores - pagerank(debian(), tol=1e-11).scores).sum())
-    assert error <= tol + 1e-11
-    benchmark.extra_info |= {**row(debian(), "cpu"), "dtype": "float64", "tol": tol, "error": error}
 
+    def check(scores: np.ndarray) -> None:
+        assert float(np.abs(scores - pagerank(debian(), tol=1e-11).scores).sum()) <= tol + 1e-11
 
-def row(graph: Graph, device: str) -> dict[str, Any]:
-    return {
-        "N": graph.num_nodes,
-        "num_edges": graph.num_edges,
-        "damping": DAMPING,
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
+    rank_benchmark(ours, tol, against={"scipy": scipy, "networkx": networkx}, check=check)

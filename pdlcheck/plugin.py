@@ -243,6 +243,7 @@ def rank_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> RankBenchm
         setup: called before each sample, not timed.
         iterations: calls in one sample; default: as many as fill a millisecond, or 1 with ``setup``.
         world_size: number of ranks, of a test that has none of its own.
+        facts: further columns of the row in the JSON; those of rank 0 count.
     """
     from pdlcheck.harness.running.rank_benchmark import RankBenchmark
 

@@ -22,11 +22,13 @@ class Subject:
         nbytes: data of one rank in one call; for bandwidths.
         operation: name of a collective, such as ``all_reduce``; for the bus bandwidth.
         wrong: for each function, the number of wrong elements of its checked result.
+        facts: further columns of the subject's row.
     """
 
     nbytes: int | None = None
     operation: str | None = None
     wrong: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def combine(records: Sequence[RankRecord], subject: Subject) -> list[Measurement
         facts = {name: value for name, value in facts.items() if value is not None}
         found.append(Measurement(ranks[0].name, ranks[0].iterations, slowest, facts))
     first, *others = found
+    first.facts.update(subject.facts)
     for other in others:
         other.facts["way"] = other.name
         first.facts.setdefault("over", {})[other.name] = [*paired_ratio(first.seconds, other.seconds)]

@@ -28,6 +28,7 @@ class Follower:
         self._console = console
         self._number = 0
         self._done = 0
+        self._seen = 0  # rows of pytest-benchmark
         self._begin = time.perf_counter()
         self.is_silent = True  # until there is something to run in this process
         self.rows: list[tuple[str, Mapping[str, Any]]] = []
@@ -52,6 +53,10 @@ class Follower:
             self.is_silent = False
             self.failures.append((report.nodeid, report.longreprtext))
 
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self.is_silent = False
+        self.failures.append(("pytest", f"it stopped with an error of its own:\n{excrepr}"))
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._number = len(session.items)
 
@@ -71,8 +76,11 @@ class Follower:
     def _take_rows(self, nodeid: str) -> None:
         """What the benchmark that ends has measured, from the session of pytest-benchmark."""
         session: Any = getattr(self._config, "_benchmarksession", None)
-        seen = len(self.rows)
-        for row in session.benchmarks[seen:] if session is not None else []:
+        seen, all_rows = len(self.rows), [] if session is None else session.benchmarks
+        new, self._seen = all_rows[self._seen :], len(all_rows)
+        for row in new:
+            if row.has_error or not row:  # of a failed test
+                continue
             facts = dict(row.extra_info)
             if "median_s" not in facts:
                 facts |= {"median_s": row.stats.median, "median_low_s": row.stats.q1, "median_high_s": row.stats.q3}

@@ -68,7 +68,7 @@ def run_benchmarks(console: Console, plan: Plan) -> bool:
     for plugin in ("no:cacheprovider", "pdlcheck.plugin", "pytest_benchmark.plugin"):
         arguments += ["-p", plugin]
     arguments += ["--pdl-world", world, "--pdl-rank-device", plan.device, "--ranks", ",".join(map(str, plan.ranks))]
-    arguments += ["--benchmark-max-time", str(_FULL_S if plan.full else _QUICK_S)]
+    arguments += ["-o", "pdlcheck_markers=gpu", "--benchmark-max-time", str(_FULL_S if plan.full else _QUICK_S)]
     arguments += ["--full"] if plan.full else []
     arguments += [f"--benchmark-json={plan.json}"] if plan.json else []
     start = time.perf_counter()

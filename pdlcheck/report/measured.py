@@ -61,6 +61,8 @@ def bytes_text(nbytes: int | None) -> str:
 
 
 def _spread(facts: Mapping[str, Any]) -> str:
+    if facts["median_low_s"] == facts["median_high_s"]:
+        return ""  # of a single round
     low, high = (facts[key] / facts["median_s"] - 1 for key in ("median_low_s", "median_high_s"))
     return f"{low:+.0%} {high:+.0%}"
 

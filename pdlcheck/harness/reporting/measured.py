@@ -45,9 +45,9 @@ def record_notes(item: pytest.Item, noted: Sequence[Sequence[Mapping[str, Any]]]
     for notes in zip(*noted, strict=False):  # a rank that failed has noted less, and the test fails
         wrong: dict[str, int] = {}
         for note in notes:
-            for name, number in note["wrong"].items():
+            for name, number in note["subject"]["wrong"].items():
                 wrong[name] = wrong.get(name, 0) + number
-        subject = Subject(notes[0]["nbytes"], notes[0]["operation"], wrong)
+        subject = Subject(**notes[0]["subject"] | {"wrong": wrong})
         found = combine([RankRecord.from_json(note["record"]) for note in notes], subject)
         add_rows(item, notes[0]["group"], found, world_of(item))
 

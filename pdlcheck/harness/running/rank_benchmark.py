@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,7 @@ class RankBenchmark:
         setup: Callable[[], object] | None = None,
         iterations: int | None = None,
         world_size: int | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> Any:
         """Time ``fn(*args)``; see ``pdlcheck.plugin.rank_benchmark``."""
         __tracebackhide__ = True
@@ -54,17 +56,17 @@ class RankBenchmark:
         if operation is not None and (operation not in BUSBW_FACTORS or nbytes is None):
             known = ", ".join(BUSBW_FACTORS)
             raise ValueError(f"rank_benchmark: operation needs nbytes and must be one of {known}; got {operation!r}")
+        subject = Subject(nbytes, operation, facts=dict(facts or {}))
         self._take()
         if case_of(self._item) is None:
-            return self._on_world(ways, args, rounds, Subject(nbytes, operation), world_size, check, setup)
+            return self._on_world(ways, args, rounds, subject, world_size, check, setup)
         if world_size is not None:
             raise ValueError(f"rank_benchmark: the marker names the ranks of this test; remove world_size={world_size}")
         if self._benchmark.disabled or not runs_in_a_rank(self._item.config):
             return call_once(ways, args, setup=setup, check=check)
         device = rank_context("rank_benchmark").device
         result, record, wrong = time_on_rank(ways, args, rounds, setup=setup, check=check, device=device)
-        about = {"nbytes": nbytes, "operation": operation, "wrong": wrong, "group": self._benchmark.group}
-        note(NOTE, {"record": record.as_json()} | about)
+        note(NOTE, {"record": record.as_json(), "subject": asdict(replace(subject, wrong=wrong)), "group": self._benchmark.group})
         return result
 
     def _on_world(
@@ -85,7 +87,7 @@ class RankBenchmark:
             return world.run(call_once, ways, args, setup=setup, check=check, world_size=world_size)
         outcomes = world.run(_time_here, ways, args, rounds, setup, check, world_size=world_size)
         wrong = {name: sum(one[2].get(name, 0) for one in outcomes) for name in outcomes[0][2]}
-        found = combine([one[1] for one in outcomes], Subject(subject.nbytes, subject.operation, wrong))
+        found = combine([one[1] for one in outcomes], replace(subject, wrong=wrong))
         add_rows(self._item, self._benchmark.group, found, world.name)
         return [one[0] for one in outcomes]
 
