@@ -25,6 +25,8 @@ import torch.multiprocessing as mp
 from pdlcheck.bench import slowest_s
 from pdlcheck.worlds import get_world
 
+pytestmark = pytest.mark.full  # half a minute
+
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = ("env", "tcp", "file")
 

@@ -39,6 +39,7 @@ VERSIONS: dict[str, Callable[..., torch.Tensor]] = {
     "v3": pagerank_v3,
     "v3-matmul": functools.partial(pagerank_v3, fold="matmul"),
 }
+MEAN_DEGREES = [10, *(pytest.param(degree, marks=pytest.mark.full) for degree in (100, 500))]
 SLOW_ON_CPU = ("v1-coo", "v2", "v3", "v3-matmul")
 
 pytestmark = pytest.mark.world_size(1)
@@ -71,7 +72,7 @@ def debian_networkx() -> nx.DiGraph:
 @pytest.mark.benchmark(group="pagerank, 200 rounds", min_rounds=1)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("mean_degree", [10, 100, pytest.param(500, marks=pytest.mark.full)], ids="er{}".format)
+@pytest.mark.parametrize("mean_degree", MEAN_DEGREES, ids="er{}".format)
 def test_version(
     rank_benchmark: Any, device: torch.device, full: bool, mean_degree: int, version: str, dtype: torch.dtype
 ) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pdlcheck.primitives import Pipeline
 
 WIDTH, SAMPLES, LAYERS = 512, 256, 8
+MICROBATCHES = [4, pytest.param(8, marks=pytest.mark.full)]
 STAGE_S = 0.02  # T of the stages that sleep
 
 def mlp() -> nn.Sequential:
@@ -44,7 +45,7 @@ def torch_step(
 
 @pytest.mark.benchmark(group="pipeline")
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("n_microbatches", [4, 8], ids="{}microbatches".format)
+@pytest.mark.parametrize("n_microbatches", MICROBATCHES, ids="{}microbatches".format)
 @pytest.mark.filterwarnings("ignore")  # torch's own, about its internals
 def test_pipeline(
     rank_benchmark: Any, device: torch.device, rank: int, world_size: int, schedule: str, n_microbatches: int
@@ -101,7 +102,7 @@ class Sleeper(nn.Module):
 
 @pytest.mark.benchmark(group="bubble")
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("n_microbatches", [4, 8], ids="{}microbatches".format)
+@pytest.mark.parametrize("n_microbatches", MICROBATCHES, ids="{}microbatches".format)
 def test_bubble_of_sleeping_stages(
     rank_benchmark: Any, device: torch.device, world_size: int, schedule: str, n_microbatches: int
 ) -> None:

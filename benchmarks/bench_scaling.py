@@ -6,6 +6,7 @@ Run them with several numbers of ranks, as in ``pdlcheck bench scaling --ranks 1
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,13 +22,22 @@ WIDTH, LAYERS = 512, 4
 STEPS = 4  # in one sample
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread in each rank, however many there are: else one rank would have the cores of all."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.benchmark(group="strong scaling")
-def test_strong_scaling(rank_benchmark: Any, device: torch.device, world_size: int) -> None:
+def test_strong_scaling(rank_benchmark: Any, device: torch.device, world_size: int, one_thread: None) -> None:
     rank_benchmark(steps, device, BATCH // world_size, True, iterations=1)
 
 
 @pytest.mark.benchmark(group="weak scaling")
-def test_weak_scaling(rank_benchmark: Any, device: torch.device) -> None:
+def test_weak_scaling(rank_benchmark: Any, device: torch.device, one_thread: None) -> None:
     rank_benchmark(steps, device, BATCH, True, iterations=1)
 
 

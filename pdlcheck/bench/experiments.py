@@ -219,8 +219,8 @@ def _bubble(rows: _Rows) -> Iterable[Experiment]:
         yield Experiment(
             f"bubble of {schedule}, {stages} stages, {microbatches} micro-batches",
             f"A step takes {_ms(ways[''])}; (m + p - 1)(3 T + c) with c = {_ms(overhead_s)} is {_ms(model)}, "
-            f"{error:.1%} off. The bubble is {(stages - 1) / pairs:.0%} of it; {4 * (stages - 1)} micro-batches make it "
-            "20 %.",
+            f"{error:.1%} off. The bubble is {(stages - 1) / pairs:.0%} of it; with {4 * (stages - 1)} micro-batches "
+            "it is 20 %.",
             error,
             error <= limit,
         )

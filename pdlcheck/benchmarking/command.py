@@ -53,6 +53,14 @@ def add_bench_command(commands: Any, formatter: type[argparse.HelpFormatter]) ->
         "--ranks", metavar="N[,N]", type=_ranks, default=[2], help="numbers of ranks, such as 1,2,4; default: 2"
     )
     parser.add_argument("--full", action="store_true", help="larger inputs and more rounds; takes long")
+    parser.add_argument(
+        "--passes",
+        metavar="N",
+        type=_passes,
+        default=1,
+        help="run everything N times in new processes: an interval that holds for the next run needs 3 or more, and "
+        "so does pdlcheck compare; default: %(default)s",
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all rows and the machine to this file")
 
 
@@ -68,6 +76,7 @@ def run_bench_command(parser: argparse.ArgumentParser, arguments: argparse.Names
         world=arguments.world,
         ranks=tuple(arguments.ranks),
         full=arguments.full,
+        passes=arguments.passes,
         json=arguments.json and Path(os.path.abspath(arguments.json)),
     )
     try:
@@ -82,6 +91,12 @@ def run_bench_command(parser: argparse.ArgumentParser, arguments: argparse.Names
         print("pdlcheck bench: interrupted", file=sys.stderr)
         return INTERRUPTED
     return HELD if held else FAILED
+
+
+def _passes(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {text!r}")
+    return int(text)
 
 
 def _ranks(text: str) -> list[int]:

@@ -14,7 +14,15 @@ from rich.text import Text
 
 from pdlcheck.report.measured import seconds_text
 
-__all__ = ["Follower"]
+__all__ = ["Follower", "facts_of"]
+
+
+def facts_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the columns of a row of the JSON; those of pytest-benchmark's own fixture get the times, too."""
+    facts, stats = row["extra_info"], row["stats"]
+    if "median_s" in facts:
+        return facts  # type: ignore[no-any-return]  # a dictionary of JSON
+    return {**facts, "median_s": stats["median"], "median_low_s": stats["q1"], "median_high_s": stats["q3"]}
 
 
 class Follower:
@@ -22,17 +30,18 @@ class Follower:
 
     Args:
         console: where progress goes.
+        passes: sessions that this object follows, one after the other.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, passes: int) -> None:
         self._console = console
+        self._passes = passes
+        self._ended = 0  # passes
         self._number = 0
         self._done = 0
         self._seen = 0  # rows of pytest-benchmark
         self._begin = time.perf_counter()
         self.is_silent = True  # until there is something to run in this process
-        self.rows: list[tuple[str, Mapping[str, Any]]] = []
-        self.sentences: list[str] = []
         self.skipped: Counter[str] = Counter()
         self.failures: list[tuple[str, str]] = []
 
@@ -58,7 +67,11 @@ class Follower:
         self.failures.append(("pytest", f"it stopped with an error of its own:\n{excrepr}"))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._number = len(session.items)
+        self._number = len(session.items) * self._passes
+        self._seen = 0
+
+    def pytest_sessionfinish(self) -> None:
+        self._ended += 1
 
     def pytest_runtest_logstart(self) -> None:
         self.is_silent = False
@@ -66,28 +79,19 @@ class Follower:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self.failures.append((report.nodeid, report.longreprtext))
-        elif report.skipped:
+        elif report.skipped and not self._ended:  # each pass skips the same
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
             self.skipped[reason.removeprefix("Skipped: ")] += 1
         if report.when == "teardown":
             self._done += 1
-            self._take_rows(report.nodeid)
+            self._tell(report.nodeid)
 
-    def _take_rows(self, nodeid: str) -> None:
-        """What the benchmark that ends has measured, from the session of pytest-benchmark."""
+    def _tell(self, nodeid: str) -> None:
+        """Print what the benchmark that ends has measured, from the session of pytest-benchmark."""
         session: Any = getattr(self._config, "_benchmarksession", None)
-        seen, all_rows = len(self.rows), [] if session is None else session.benchmarks
-        new, self._seen = all_rows[self._seen :], len(all_rows)
-        for row in new:
-            if row.has_error or not row:  # of a failed test
-                continue
-            facts = dict(row.extra_info)
-            if "median_s" not in facts:
-                facts |= {"median_s": row.stats.median, "median_low_s": row.stats.q1, "median_high_s": row.stats.q3}
-            self.rows.append((row.name, facts))
-            if "row" in facts:
-                self.sentences.append(facts["row"])
-        last = ", ".join(seconds_text(facts["median_s"]) for _, facts in self.rows[seen:])
+        rows = [] if session is None else session.benchmarks
+        new, self._seen = rows[self._seen :], len(rows)
+        last = ", ".join(seconds_text(row.stats.median) for row in new if row and not row.has_error)
         left = (time.perf_counter() - self._begin) / self._done * (self._number - self._done)
         words = f"[{self._done}/{self._number}, {left:.0f} s left] {nodeid.rpartition('::')[2]}  {last}"
         self._console.print(Text(words), soft_wrap=True)

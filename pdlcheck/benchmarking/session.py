@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -16,7 +18,8 @@ from rich.console import Console
 from rich.text import Text
 
 from pdlcheck.bench.experiments import experiments
-from pdlcheck.benchmarking.follower import Follower
+from pdlcheck.bench.passes import merge_rows
+from pdlcheck.benchmarking.follower import Follower, facts_of
 from pdlcheck.report.measured import machine_text, measured_table
 from pdlcheck.report.progress import console_on_stdout
 from pdlcheck.report.tables import BAD, GOOD, SKIPPED, count, heading, line
@@ -24,8 +27,8 @@ from pdlcheck.report.tables import BAD, GOOD, SKIPPED, count, heading, line
 __all__ = ["Plan", "UsageError", "run_benchmarks", "suite_names"]
 
 SUITES = "pdlcheck.benchmarks"
-_QUICK_S = 0.15  # for each function that is timed
-_FULL_S = 1.0
+_QUICK_S, _FULL_S = 0.05, 1.0  # for each function that is timed, in a pass
+_QUICK_ROUNDS = 3  # at least
 
 
 class UsageError(Exception):
@@ -43,6 +46,7 @@ class Plan:
         ranks: numbers of ranks.
         full: larger inputs and more rounds.
         json: file for all rows.
+        passes: how often to run everything, each time in new processes.
     """
 
     suites: tuple[str, ...] = ()
@@ -51,6 +55,7 @@ class Plan:
     ranks: tuple[int, ...] = (2,)
     full: bool = False
     json: Path | None = None
+    passes: int = 1
 
 
 def run_benchmarks(console: Console, plan: Plan) -> bool:
@@ -69,16 +74,21 @@ def run_benchmarks(console: Console, plan: Plan) -> bool:
         arguments += ["-p", plugin]
     arguments += ["--pdl-world", world, "--pdl-rank-device", plan.device, "--ranks", ",".join(map(str, plan.ranks))]
     arguments += ["-o", "pdlcheck_markers=gpu", "--benchmark-max-time", str(_FULL_S if plan.full else _QUICK_S)]
-    arguments += ["--full"] if plan.full else []
-    arguments += [f"--benchmark-json={plan.json}"] if plan.json else []
-    start = time.perf_counter()
-    with _environment(), console_on_stdout() as progress:
-        follower = Follower(progress)
-        code = pytest.main(arguments, plugins=[follower])
-    if code == pytest.ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
-    _show(console, plan, world, follower, time.perf_counter() - start)
-    return code == pytest.ExitCode.OK
+    arguments += ["--full"] if plan.full else [f"--benchmark-min-rounds={_QUICK_ROUNDS}"]
+    start, held = time.perf_counter(), True
+    with _environment(), console_on_stdout() as progress, TemporaryDirectory(prefix="pdlcheck-bench-") as temporary:
+        follower = Follower(progress, plan.passes)
+        saved = [Path(temporary, f"{number}.json") for number in range(plan.passes)]
+        for file in saved:
+            code = pytest.main([*arguments, f"--benchmark-json={file}"], plugins=[follower])
+            held = held and code == pytest.ExitCode.OK
+            if code == pytest.ExitCode.INTERRUPTED:
+                raise KeyboardInterrupt
+        run = _merged([json.loads(file.read_text()) for file in saved if file.exists() and file.stat().st_size])
+    if run and plan.json:
+        plan.json.write_text(json.dumps(run, indent=1) + "\n")
+    _show(console, plan, world, follower, run.get("benchmarks", []), time.perf_counter() - start)
+    return held
 
 
 def suite_names() -> list[str]:
@@ -132,18 +142,26 @@ def _require_writable(path: Path | None) -> None:
         raise UsageError(f"--json {path} cannot be written: {error.strerror}") from None
 
 
-def _show(console: Console, plan: Plan, world: str, follower: Follower, seconds: float) -> None:
+def _merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The last pass's machine, and the rows of all passes."""
+    if not runs:
+        return {}
+    return {**runs[-1], "benchmarks": merge_rows([run["benchmarks"] for run in runs])}
+
+
+def _show(
+    console: Console, plan: Plan, world: str, follower: Follower, found: Sequence[dict[str, Any]], seconds: float
+) -> None:
     if follower.is_silent:  # another process of a launch shows the rows
         return
+    rows = [(row["name"], facts_of(row)) for row in found]
     heading(console, f"benchmarks on {world}, {plan.device}")
     line(console, machine_text())
-    if follower.rows:
-        Console(width=max(console.width, _natural_width(follower.rows)), highlight=False).print(
-            measured_table(follower.rows)
-        )
-    for text in follower.sentences:
+    if rows:
+        Console(width=max(console.width, _natural_width(rows)), highlight=False).print(measured_table(rows))
+    for text in [facts["row"] for _, facts in rows if "row" in facts]:
         line(console, text)
-    for experiment in experiments(follower.rows):
+    for experiment in experiments(rows):
         console.print()
         words, style = {True: ("holds", GOOD), False: ("does not hold", BAD), None: ("", "")}[experiment.held]
         line(console, f"{experiment.title}{words and f': the model {words}'}", style=style)
@@ -155,7 +173,7 @@ def _show(console: Console, plan: Plan, world: str, follower: Follower, seconds:
         line(console, f"FAILS  {title}", style=BAD)
         console.print(Text(text))
     console.print()
-    line(console, f"{count(len(follower.rows), 'row')} in {seconds:.0f} s" + (f": {plan.json}" if plan.json else ""))
+    line(console, f"{count(len(rows), 'row')} in {seconds:.0f} s" + (f": {plan.json}" if plan.json else ""))
 
 
 def _natural_width(rows: Sequence[tuple[str, Any]]) -> int:

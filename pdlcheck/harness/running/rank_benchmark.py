@@ -66,7 +66,8 @@ class RankBenchmark:
             return call_once(ways, args, setup=setup, check=check)
         device = rank_context("rank_benchmark").device
         result, record, wrong = time_on_rank(ways, args, rounds, setup=setup, check=check, device=device)
-        note(NOTE, {"record": record.as_json(), "subject": asdict(replace(subject, wrong=wrong)), "group": self._benchmark.group})
+        about = asdict(replace(subject, wrong=wrong))
+        note(NOTE, {"record": record.as_json(), "subject": about, "group": self._benchmark.group})
         return result
 
     def _on_world(

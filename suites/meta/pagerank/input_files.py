@@ -8,6 +8,7 @@ import io
 import lzma
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -454,6 +455,19 @@ BAD = {
         lambda: parquet(src=[0], dst=[1], trust=[2.0]),
         f"e.parquet: column 'trust' may be a weight or not; {WEIGHT_OR_NOT}",
         cured_by={"weights": True},
+        needs="pyarrow",
+    ),
+    "Parquet without rows": Bad(
+        "e.parquet",
+        lambda: parquet(src=np.array([], dtype=object).astype(str), dst=np.array([], dtype=object).astype(str)),
+        "e.parquet: it holds no edge; an edge is a line `src dst`, get the file again, or pass --num-nodes for nodes "
+        "alone",
+        needs="pyarrow",
+    ),
+    "Parquet that lost its rows": Bad(
+        "e.parquet",
+        lambda: (Path(__file__).parents[3] / "ci/fuzzing/corpus/parquet/found-913a2ee5").read_bytes(),
+        "e.parquet says that it has 2 rows, and has 0; it is damaged, get the file again",
         needs="pyarrow",
     ),
 }

@@ -64,6 +64,11 @@ def read_parquet(source: Source, choice: Choice, progress: Progress | None = Non
                 row += batch.num_rows
                 if progress is not None and source.total is not None:
                     progress(int(share * source.total), source.total)
+            if row != file.metadata.num_rows:
+                raise ValueError(
+                    f"{source.name} says that it has {file.metadata.num_rows} rows, and has {row}; it is damaged, get "
+                    "the file again"
+                )
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system, not of what the file holds
             raise

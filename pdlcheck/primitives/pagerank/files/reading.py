@@ -239,7 +239,7 @@ def _graph_of(name: str, columns: Columns, num_nodes: int | None, description: s
     edges, weighted = len(columns.src), columns.weights is not None
     if columns.names is not None and num_nodes is not None:
         raise ValueError(f"num_nodes is {num_nodes}, but ids are names; leave out --num-nodes (num_nodes=None)")
-    if num_nodes is None and edges == 0 and columns.names is None:
+    if num_nodes is None and edges == 0 and not columns.names:
         raise ValueError(
             "it holds no edge; an edge is a line `src dst`, get the file again, or pass --num-nodes for nodes alone"
         )

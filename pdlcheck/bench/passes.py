@@ -1,0 +1,109 @@
+"""One measurement in several passes: each runs all benchmarks in new processes, minutes after the one before.
+
+Rounds of one pass resemble each other: the same processes on the same cores, in the same minute of a shared machine. So
+an interval that is to hold for the next run needs passes, and their number counts, not that of the rounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pdlcheck.bench.intervals import CONFIDENCE, Interval, median_interval, paired_ratio
+
+__all__ = ["merge_rows", "pass_values", "passes_interval"]
+
+_PSEUDO_PASSES = 5  # of a file that has one pass: parts of its rounds that follow each other
+
+
+def merge_rows(passes: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Join the rows of several passes by their full names.
+
+    Args:
+        passes: for each pass, its rows as pytest-benchmark stores them.
+
+    Returns:
+        rows with the rounds of all passes, one after the other; ``extra_info["pass_rounds"]`` says how many each has.
+        The statistics and intervals are those of all rounds.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for rows in passes:
+        for row in rows:
+            known = found.setdefault(row["fullname"], {**row, "data": [], "pass_rounds": []})
+            known["data"] += row["stats"]["data"]
+            known["pass_rounds"].append(len(row["stats"]["data"]))
+    for row in found.values():
+        data, rounds = row.pop("data"), row.pop("pass_rounds")
+        row["stats"] = _stats(data, row["stats"]["iterations"])
+        row["extra_info"] = {**row["extra_info"], "pass_rounds": rounds}
+    for row in found.values():
+        row["extra_info"] |= _times(row, found)
+    return list(found.values())
+
+
+def pass_values(seconds: Sequence[float], pass_rounds: Sequence[int] | None) -> list[float]:
+    """Return the median of each pass; of parts of the rounds where there is one pass."""
+    if pass_rounds is None or len(pass_rounds) < 2:
+        parts = min(_PSEUDO_PASSES, len(seconds))
+        edges = [len(seconds) * part // parts for part in range(parts + 1)]
+    else:
+        edges = [sum(pass_rounds[:place]) for place in range(len(pass_rounds) + 1)]
+    return [statistics.median(seconds[begin:end]) for begin, end in itertools.pairwise(edges)]
+
+
+def passes_interval(values: Sequence[float]) -> Interval:
+    """Return the geometric mean of positive values, one of each pass, with its 95 % interval by Student's t.
+
+    Example:
+        >>> passes_interval([2.0, 2.0])
+        Interval(value=2.0, low=2.0, high=2.0)
+    """
+    logs = [math.log(value) for value in values]
+    mean = statistics.fmean(logs)
+    if len(logs) < 2:
+        return Interval(math.exp(mean), 0.0, math.inf)
+    from scipy.stats import t
+
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Interval(*(round(math.exp(one), 12) for one in (mean, mean - half, mean + half)))
+
+
+def _stats(data: Sequence[float], iterations: int) -> dict[str, Any]:
+    from pytest_benchmark.stats import Stats
+
+    made: Any = Stats()  # type: ignore[no-untyped-call]  # it has no types
+    for seconds in data:
+        made.update(seconds)
+    return {**made.as_dict(), "data": list(data), "iterations": iterations}
+
+
+def _times(row: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    facts, data = row["extra_info"], row["stats"]["data"]
+    if "median_s" not in facts:  # of pytest-benchmark's own fixture
+        return {}
+    values = pass_values(data, facts["pass_rounds"])
+    interval = passes_interval(values) if len(values) > 1 else median_interval(data)
+    found: dict[str, Any] = {
+        "median_s": statistics.median(data),
+        "median_low_s": interval.low,
+        "median_high_s": interval.high,
+    }
+    for name, per_byte in (("algbw_GBps", 1), ("busbw_GBps", facts.get("busbw_GBps", 0) / facts.get("algbw_GBps", 1))):
+        if name in facts:
+            found[name] = per_byte * facts["nbytes"] / found["median_s"] / 1e9
+    if "over" in facts:
+        ways = {way: rows[f"{row['fullname']} [{way}]"] for way in facts["over"]}
+        found["over"] = {way: [*_ratio(row, other)] for way, other in ways.items()}
+    return found
+
+
+def _ratio(row: Mapping[str, Any], other: Mapping[str, Any]) -> Interval:
+    ours, theirs = row["stats"]["data"], other["stats"]["data"]
+    rounds = row["extra_info"]["pass_rounds"]
+    if len(rounds) < 2:
+        return paired_ratio(ours, theirs)
+    both = zip(pass_values(ours, rounds), pass_values(theirs, rounds), strict=True)
+    return passes_interval([mine / other_s for mine, other_s in both])

@@ -1,0 +1,1 @@
+"""The command ``pdlcheck compare``: runs of benchmarks side by side, machines or commits."""

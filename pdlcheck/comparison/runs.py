@@ -1,0 +1,114 @@
+"""Reads the JSON files of pytest-benchmark, which ``pdlcheck bench`` and ``--benchmark-json`` write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Measured", "Run", "UnreadableRun", "read_run", "short_names"]
+
+
+class UnreadableRun(Exception):
+    """A file is no run of benchmarks; the message names it."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row of a run.
+
+    Args:
+        name: of the benchmark.
+        subject: the name of the row that it is compared with in its run, where it is one of the other functions.
+        seconds: of each round; where the file has none, the median alone.
+        facts: further columns.
+    """
+
+    name: str
+    subject: str | None
+    seconds: Sequence[float]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One file.
+
+    Args:
+        path: of the file.
+        rows: by full name, in the order of the file.
+        machine: processor, devices and versions, by name.
+        commit: the beginning of its hash; empty if it is unknown.
+        moment: when it was measured, as the file says it.
+    """
+
+    path: Path
+    rows: Mapping[str, Measured]
+    machine: Mapping[str, str]
+    commit: str
+    moment: str
+
+
+def read_run(path: Path) -> Run:
+    """Read a file.
+
+    Raises:
+        UnreadableRun: it does not exist, is no JSON, or not of pytest-benchmark.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise UnreadableRun(f"{path}: {error.strerror}") from None
+    except (RecursionError, ValueError) as error:
+        raise UnreadableRun(f"{path} is no JSON: {error}") from None
+    try:
+        rows = {row["fullname"]: _measured(row) for row in found["benchmarks"]}
+        machine = _machine(found.get("machine_info") or {})
+        commit = str((found.get("commit_info") or {}).get("id") or "")[:10]
+        return Run(path, rows, machine, commit, str(found.get("datetime", ""))[:16])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UnreadableRun(
+            f"{path} is no run of pytest-benchmark ({type(error).__name__}: {error}); write one with "
+            "`pdlcheck bench --json FILE` or `pytest --benchmark-json FILE`"
+        ) from None
+
+
+def short_names(runs: Sequence[Run]) -> list[str]:
+    """Return a name for each run: of its file, and of the folders above where files have the same name."""
+    depth = 1
+    while depth < 20 and len({_tail(run.path, depth) for run in runs}) < len(runs):
+        depth += 1
+    return [_tail(run.path, depth) for run in runs]
+
+
+def _tail(path: Path, depth: int) -> str:
+    return "/".join(path.absolute().with_suffix("").parts[-depth:])
+
+
+def _measured(row: Mapping[str, Any]) -> Measured:
+    facts, stats = row.get("extra_info") or {}, row["stats"]
+    seconds = [float(one) for one in stats.get("data") or [stats["median"]]]
+    if not all(one >= 0 for one in seconds) or not seconds:
+        raise ValueError(f"{row['fullname']} has the times {seconds[:3]}")
+    subject = row["fullname"].removesuffix(f" [{facts['way']}]") if "way" in facts else None
+    return Measured(str(row["name"]), subject, seconds, facts)
+
+
+def _machine(info: Mapping[str, Any]) -> dict[str, str]:
+    """The columns that differ between machines people compare."""
+    ours, cpu = info.get("pdlcheck") or {}, info.get("cpu") or {}
+    gpus = [gpu["name"] for gpu in ours.get("gpus", [])]
+    found = {
+        "processor": ours.get("cpu") or cpu.get("brand_raw"),
+        "usable cores": ours.get("usable_cores") or cpu.get("count"),
+        "memory": f"{ours['memory_bytes'] / 2**30:.0f} GiB" if "memory_bytes" in ours else None,
+        "devices": ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or None,
+        "system": ours.get("system") or f"{info.get('system', '')} {info.get('release', '')}".strip(),
+        "python": info.get("python_version"),
+        "cuda": ours.get("cuda"),
+        "nccl": ours.get("nccl"),
+        **(ours.get("packages") or {}),
+    }
+    return {name: str(value) for name, value in found.items() if value}
