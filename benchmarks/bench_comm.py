@@ -6,7 +6,7 @@ The columns are those of nccl-tests: ``algbw = nbytes / seconds``, ``busbw`` as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,15 +23,21 @@ from pdlcheck.primitives import (
     tree_broadcast,
 )
 
-QUICK = (2**2, 2**16, 2**20, 2**24)
-FULL = (2**12, 2**22, 2**26)
-SIZES = [*QUICK, *(pytest.param(nbytes, marks=pytest.mark.full) for nbytes in FULL)]
+pytestmark = pytest.mark.between_ranks
+
+SIZES = (2**2, 2**12, 2**16, 2**20, 2**22, 2**24, 2**26)
+QUICK = (2**2, 2**16, 2**20, 2**24)  # of all_reduce and messages
 ITERATIONS = 20  # of small tensors, as nccl-tests
 
 # their names since torch 2.13, which warns at the old ones
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-every_size = pytest.mark.parametrize("nbytes", SIZES, ids="{}B".format)
+
+
+def sizes(quick: Sequence[int]) -> pytest.MarkDecorator:
+    """All sizes, those of ``quick`` also without ``--full``."""
+    values = [nbytes if nbytes in quick else pytest.param(nbytes, marks=pytest.mark.full) for nbytes in SIZES]
+    return pytest.mark.parametrize("nbytes", values, ids="{}B".format)
 
 
 @pytest.fixture
@@ -41,7 +47,7 @@ def numel(nbytes: int, world_size: int) -> int:
 
 
 @pytest.mark.benchmark(group="all_reduce")
-@every_size
+@sizes(QUICK)
 def test_all_reduce(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
     tensor = torch.zeros(numel, device=device)
     ways: dict[str, Callable[[Tensor], Any]] = {"ring": ring_all_reduce, "torch": dist.all_reduce}
@@ -53,7 +59,7 @@ def test_all_reduce(rank_benchmark: Any, device: torch.device, rank: int, world_
 
 
 @pytest.mark.benchmark(group="reduce_scatter")
-@every_size
+@sizes([2**20])
 def test_reduce_scatter(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
     tensor, part = torch.zeros(numel, device=device), torch.zeros(numel // world_size, device=device)
 
@@ -69,7 +75,7 @@ def test_reduce_scatter(rank_benchmark: Any, device: torch.device, rank: int, wo
 
 
 @pytest.mark.benchmark(group="all_gather")
-@every_size
+@sizes([2**20])
 def test_all_gather(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
     own, whole = torch.zeros(numel // world_size, device=device), torch.zeros(numel, device=device)
 
@@ -86,7 +92,7 @@ def test_all_gather(rank_benchmark: Any, device: torch.device, rank: int, world_
 
 
 @pytest.mark.benchmark(group="broadcast")
-@every_size
+@sizes([2**20])
 def test_broadcast(rank_benchmark: Any, device: torch.device, rank: int, numel: int) -> None:
     tensor = torch.zeros(numel, device=device)
     ways: dict[str, Callable[[Tensor], Any]] = {
@@ -102,7 +108,7 @@ def test_broadcast(rank_benchmark: Any, device: torch.device, rank: int, numel: 
 
 
 @pytest.mark.benchmark(group="all_to_all")
-@every_size
+@sizes([2**20])
 def test_all_to_all(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
     given, taken = torch.full((numel,), float(rank), device=device), torch.zeros(numel, device=device)
     ways: dict[str, Callable[[Tensor], Any]] = {"torch": lambda given: dist.all_to_all_single(taken, given)}
@@ -111,11 +117,9 @@ def test_all_to_all(rank_benchmark: Any, device: torch.device, rank: int, world_
 
 
 @pytest.mark.benchmark(group="send and receive")
-@every_size
+@sizes(QUICK)
 def test_ping_pong(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
     """Half of a round trip between two ranks: the first and the last."""
-    if world_size == 1:
-        pytest.skip("a message needs two ranks")
     tensor, last = torch.zeros(numel, device=device), world_size - 1
 
     def there_and_back(tensor: Tensor) -> None:
@@ -142,8 +146,6 @@ def test_ring_pass(rank_benchmark: Any, device: torch.device, rank: int, world_s
         if not rank:
             dist.recv(tensor, world_size - 1)
 
-    if world_size == 1:
-        pytest.skip("a message needs two ranks")
     tensor = torch.zeros(1, device=device)
     rank_benchmark(ring_pass, tensor, against={"plain": by_hand})
 

@@ -21,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.primitives import PowerSGDState, TopKState, fp16_compress, power_sgd, top_k
 
+pytestmark = pytest.mark.between_ranks
+
 WIDTHS = {"33MB": 1300, "1MB": 228}  # of five layers
 
 Made = tuple[Any, Callable[..., Any]]
@@ -48,7 +50,7 @@ HOOKS: dict[str, Callable[[nn.Module], Made]] = {
 
 
 @pytest.mark.benchmark(group="communication hooks")
-@pytest.mark.parametrize("model", WIDTHS)
+@pytest.mark.parametrize("model", ["1MB", pytest.param("33MB", marks=pytest.mark.full)])
 def test_comm_hooks(rank_benchmark: Any, device: torch.device, rank: int, model: str) -> None:
     width, sides = WIDTHS[model], {}
     for name in ["none", *HOOKS]:

@@ -32,7 +32,7 @@ def gradient(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.benchmark(group="data parallel")
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["mlp8", pytest.param("mlp20", marks=pytest.mark.full), "mlp200", "mlp33MB"])
 def test_distributed_data_parallel(rank_benchmark: Any, device: torch.device, rank: int, model: str) -> None:
     tensors, width = MODELS[model]
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def test_distributed_data_parallel(rank_benchmark: Any, device: torch.device, ra
 
 
 @pytest.mark.benchmark(group="networks on digits")
-@pytest.mark.parametrize("name", ["LeNet", "ConvNet"])
+@pytest.mark.parametrize("name", ["LeNet", pytest.param("ConvNet", marks=pytest.mark.full)])
 def test_networks_on_digits(rank_benchmark: Any, device: torch.device, rank: int, name: str) -> None:
     """Steps of SGD on 64 images a rank."""
     torch.manual_seed(0)

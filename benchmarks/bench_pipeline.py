@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from pdlcheck.primitives import Pipeline
 
+pytestmark = pytest.mark.between_ranks
+
 WIDTH, SAMPLES, LAYERS = 512, 256, 8
 MICROBATCHES = [4, pytest.param(8, marks=pytest.mark.full)]
 STAGE_S = 0.02  # T of the stages that sleep
@@ -50,7 +52,6 @@ def torch_step(
 def test_pipeline(
     rank_benchmark: Any, device: torch.device, rank: int, world_size: int, schedule: str, n_microbatches: int
 ) -> None:
-    require_stages(world_size)
     how = {"schedule": schedule, "n_microbatches": n_microbatches, "split": "layers"}
     pipeline = Pipeline(mlp().to(device), nn.MSELoss(), **how)
     names = [f"{name}." for name in pipeline.stages[rank]]
@@ -101,12 +102,11 @@ class Sleeper(nn.Module):
 
 
 @pytest.mark.benchmark(group="bubble")
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", pytest.param("1f1b", marks=pytest.mark.full)])
 @pytest.mark.parametrize("n_microbatches", MICROBATCHES, ids="{}microbatches".format)
 def test_bubble_of_sleeping_stages(
     rank_benchmark: Any, device: torch.device, world_size: int, schedule: str, n_microbatches: int
 ) -> None:
-    require_stages(world_size)
     x = torch.ones(n_microbatches, 1, device=device)
 
     def pipeline(seconds: float) -> Pipeline:
@@ -115,8 +115,3 @@ def test_bubble_of_sleeping_stages(
 
     whole, half = pipeline(STAGE_S), pipeline(STAGE_S / 2)
     rank_benchmark(lambda: whole.step(x, x), against={"half of T": lambda: half.step(x, x)}, iterations=1)
-
-
-def require_stages(world_size: int) -> None:
-    if world_size == 1:
-        pytest.skip("a pipeline needs two stages")

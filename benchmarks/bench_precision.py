@@ -14,11 +14,13 @@ from torch import nn
 
 from pdlcheck.primitives import ConvNet, DistributedGradScaler, LeNet, clip_grad_norm, saved_activation_bytes
 
+pytestmark = pytest.mark.between_ranks
+
 WIDTHS = {20: 256, 200: 30}  # tensors of the model: width of its layers
 
 
 @pytest.mark.benchmark(group="clipping")
-@pytest.mark.parametrize("tensors", WIDTHS, ids="{}tensors".format)
+@pytest.mark.parametrize("tensors", [200, pytest.param(20, marks=pytest.mark.full)], ids="{}tensors".format)
 def test_clipping(rank_benchmark: Any, device: torch.device, tensors: int) -> None:
     """A clip that is active, on gradients that every rank holds."""
     model = layers(tensors, device)
@@ -33,7 +35,7 @@ def test_clipping(rank_benchmark: Any, device: torch.device, tensors: int) -> No
 
 
 @pytest.mark.benchmark(group="scaling")
-@pytest.mark.parametrize("tensors", WIDTHS, ids="{}tensors".format)
+@pytest.mark.parametrize("tensors", [200, pytest.param(20, marks=pytest.mark.full)], ids="{}tensors".format)
 def test_scaling(rank_benchmark: Any, device: torch.device, tensors: int) -> None:
     """Unscaling, a step of SGD and the update of the scale."""
     model = layers(tensors, device)

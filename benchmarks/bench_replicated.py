@@ -26,8 +26,8 @@ def mlp(width: int) -> nn.Module:
 
 
 @pytest.mark.benchmark(group="data parallel in one process")
-@pytest.mark.parametrize("workers", [2, 4], ids="{}workers".format)
-@pytest.mark.parametrize("model", WIDTHS)
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.full)], ids="{}workers".format)
+@pytest.mark.parametrize("model", ["1MB", pytest.param("33MB", marks=pytest.mark.full)])
 def test_data_parallel(rank_benchmark: Any, device: torch.device, model: str, workers: int) -> None:
     torch.manual_seed(0)
     plain = mlp(WIDTHS[model]).to(device)

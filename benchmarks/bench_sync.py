@@ -19,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.primitives import broadcast_parameters, sync_gradients
 
+pytestmark = pytest.mark.between_ranks
+
 WIDTHS = {20: 256, 200: 30}  # tensors of the model: width of its layers
 
 
@@ -89,7 +91,7 @@ def broadcasts(model: nn.Module) -> None:
 
 
 @pytest.mark.benchmark(group="initial weights")
-@pytest.mark.parametrize("tensors", WIDTHS, ids="{}tensors".format)
+@pytest.mark.parametrize("tensors", [200, pytest.param(20, marks=pytest.mark.full)], ids="{}tensors".format)
 def test_initial_weights(rank_benchmark: Any, device: torch.device, rank: int, tensors: int) -> None:
     torch.manual_seed(rank)
     model = mlp(tensors).to(device)

@@ -25,7 +25,7 @@ from pdlcheck.primitives import (
 )
 
 BATCH = 1000
-EPOCHS = 2  # of one sample, the start of the replicas included
+EPOCHS = 1  # of one sample, the start of the replicas included
 EVERY = (1, 2, 4, 10, None)
 MSE = nn.MSELoss()
 SGD = functools.partial(torch.optim.SGD, lr=0.01)

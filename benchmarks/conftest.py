@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("python_files", "bench_*.py")
     config.addinivalue_line("markers", "full: runs with --full alone")
+    config.addinivalue_line("markers", "between_ranks: communicates, which one rank alone does not")
     config.addinivalue_line("markers", "from_one_rank: runs on one rank, too, which the others are compared with")
 
 
@@ -42,6 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         sizes = {int(size) for size in metafunc.config.getoption("--ranks").split(",")}
         if metafunc.definition.get_closest_marker("from_one_rank"):
             sizes.add(1)
+        elif metafunc.definition.get_closest_marker("between_ranks"):
+            sizes = {size for size in sizes if size > 1} or {2}
         metafunc.definition.add_marker(pytest.mark.world_size(*sorted(sizes)))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from pdlcheck import __version__
 from pdlcheck.benchmarking.command import add_bench_command, run_bench_command
+from pdlcheck.comparison.command import add_compare_command, run_compare_command
 from pdlcheck.exit_codes import FAILED, HELD, INTERRUPTED, USAGE
 from pdlcheck.ranking.command import add_pagerank_command, run_pagerank_command
 from pdlcheck.worlds.registry import worlds_on
@@ -26,6 +27,7 @@ examples:
   pdlcheck verify --world sim,gloo --subject ring_all_reduce=mine.comm:all_reduce
                                          the suites of one primitive on your own function
   pdlcheck bench --json a.json           the speed of the primitives here, 3 minutes
+  pdlcheck compare a.json b.json         what became slower from one run to the next
   pdlcheck pagerank edges.txt --top 20   the best nodes of a file of edges, within 1e-8 of the truth
   pdlcheck doctor                        what is there, and the command for what is not
 """
@@ -66,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = {
         "verify": _verify,
         "bench": run_bench_command,
+        "compare": run_compare_command,
         "pagerank": run_pagerank_command,
         "doctor": _doctor,
     }
@@ -111,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         help="run only the suites of primitive NAME, on your own function; may be repeated",
     )
     add_bench_command(commands, raw)
+    add_compare_command(commands, raw)
     add_pagerank_command(commands, raw)
     doctor = commands.add_parser(
         "doctor",

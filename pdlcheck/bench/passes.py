@@ -14,7 +14,7 @@ from typing import Any
 
 from pdlcheck.bench.intervals import CONFIDENCE, Interval, median_interval, paired_ratio
 
-__all__ = ["merge_rows", "pass_values", "passes_interval"]
+__all__ = ["merge_rows", "pass_ratios", "pass_values", "passes_interval"]
 
 _PSEUDO_PASSES = 5  # of a file that has one pass: parts of its rounds that follow each other
 
@@ -46,12 +46,37 @@ def merge_rows(passes: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, 
 
 def pass_values(seconds: Sequence[float], pass_rounds: Sequence[int] | None) -> list[float]:
     """Return the median of each pass; of parts of the rounds where there is one pass."""
+    return [statistics.median(part) for part in _by_pass(seconds, pass_rounds)]
+
+
+def pass_ratios(
+    ours: Sequence[float], others: Sequence[Sequence[float]], pass_rounds: Sequence[int] | None
+) -> list[float]:
+    """Return for each pass the ratio of a function's seconds to those of functions that took turns with it.
+
+    It is the trimmed mean of the logarithms round by round: a minute in which the machine was slow affects both sides
+    of a round, and a round that was interrupted does not count.
+    """
+    per_round = [
+        math.log(max(own, 1e-12)) - statistics.fmean(math.log(max(one, 1e-12)) for one in theirs)
+        for own, *theirs in zip(ours, *others, strict=True)
+    ]
+    return [math.exp(_trimmed_mean(part)) for part in _by_pass(per_round, pass_rounds)]
+
+
+def _trimmed_mean(values: Sequence[float]) -> float:
+    """Of the middle half."""
+    left_out = len(values) // 4
+    return statistics.fmean(sorted(values)[left_out : len(values) - left_out])
+
+
+def _by_pass(values: Sequence[float], pass_rounds: Sequence[int] | None) -> list[Sequence[float]]:
     if pass_rounds is None or len(pass_rounds) < 2:
-        parts = min(_PSEUDO_PASSES, len(seconds))
-        edges = [len(seconds) * part // parts for part in range(parts + 1)]
+        parts = min(_PSEUDO_PASSES, len(values))
+        edges = [len(values) * part // parts for part in range(parts + 1)]
     else:
         edges = [sum(pass_rounds[:place]) for place in range(len(pass_rounds) + 1)]
-    return [statistics.median(seconds[begin:end]) for begin, end in itertools.pairwise(edges)]
+    return [values[begin:end] for begin, end in itertools.pairwise(edges)]
 
 
 def passes_interval(values: Sequence[float]) -> Interval:
@@ -105,5 +130,4 @@ def _ratio(row: Mapping[str, Any], other: Mapping[str, Any]) -> Interval:
     rounds = row["extra_info"]["pass_rounds"]
     if len(rounds) < 2:
         return paired_ratio(ours, theirs)
-    both = zip(pass_values(ours, rounds), pass_values(theirs, rounds), strict=True)
-    return passes_interval([mine / other_s for mine, other_s in both])
+    return passes_interval(pass_ratios(ours, [theirs], rounds))

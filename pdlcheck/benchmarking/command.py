@@ -57,9 +57,9 @@ def add_bench_command(commands: Any, formatter: type[argparse.HelpFormatter]) ->
         "--passes",
         metavar="N",
         type=_passes,
-        default=1,
-        help="run everything N times in new processes: an interval that holds for the next run needs 3 or more, and "
-        "so does pdlcheck compare; default: %(default)s",
+        default=3,
+        help="run everything N times, each time in new processes: intervals and pdlcheck compare need 3 or more; "
+        "default: %(default)s",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all rows and the machine to this file")
 

@@ -55,7 +55,7 @@ class Plan:
     ranks: tuple[int, ...] = (2,)
     full: bool = False
     json: Path | None = None
-    passes: int = 1
+    passes: int = 3
 
 
 def run_benchmarks(console: Console, plan: Plan) -> bool:

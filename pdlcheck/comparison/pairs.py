@@ -1,24 +1,29 @@
 """Pairs the rows of two runs and says which became slower.
 
-Two runs of the same code differ, as machines are shared: the whole of a run may be slower. So a row that has a
-counterpart in its own run (torch's function, which took turns with it) is judged by two ratios: of its times in both
-runs, and of its times over those of the counterpart in both runs. It became slower where both did. A row without one is
-judged beside the shift that all rows of the run have in common.
+A machine is shared: a minute later all of it may be slower. So the unit is a pass, not a round. A row that took turns
+with other functions of its run (those of torch) is judged by its ratio to them; a row without any, by its times over
+the shift that all rows have in common. Welch's test compares the passes of both runs, and Holm's correction takes
+account of how many rows are judged.
+
+Source: Welch, Biometrika 34 (1947); Holm, Scand. J. Statist. 6 (1979).
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pdlcheck.bench.intervals import Interval, unpaired_ratio
+from pdlcheck.bench.intervals import Interval
+from pdlcheck.bench.passes import pass_ratios, pass_values
 from pdlcheck.comparison.runs import Measured, Run
 
 __all__ = ["Comparison", "Pair", "compare"]
 
-Verdict = Literal["slower", "faster", "as fast", "unclear"]
+Verdict = Literal["slower", "faster", "as fast", "unclear", "reference"]
+_SIGNIFICANT = 0.05  # for all rows together
 
 
 @dataclass(frozen=True)
@@ -27,14 +32,19 @@ class Pair:
 
     Args:
         name: of the row.
+        seconds: medians of both runs.
         ratio: of the times, second run over first.
-        relative: the same, over that of the counterparts; None without one.
-        verdict: of the second run.
+        relative: what the row is judged by: the ratio of its ratios to the functions that it took turns with, or of
+            its times over what all rows have in common.
+        is_paired: whether the first of these.
+        verdict: of the second run; ``reference`` for a function that others are compared with.
     """
 
     name: str
+    seconds: tuple[float, float]
     ratio: Interval
-    relative: Interval | None
+    relative: Interval
+    is_paired: bool
     verdict: Verdict
 
 
@@ -46,7 +56,8 @@ class Comparison:
         base: the first run.
         other: the second run.
         pairs: rows that are in both.
-        shift: the median ratio of all rows.
+        shift: the median ratio of the times of all rows.
+        passes: the smaller number of passes of both.
         only_base: names of rows that are in the first run alone.
         only_other: names of rows that are in the second run alone.
     """
@@ -55,6 +66,7 @@ class Comparison:
     other: Run
     pairs: tuple[Pair, ...]
     shift: float
+    passes: int
     only_base: tuple[str, ...]
     only_other: tuple[str, ...]
 
@@ -70,43 +82,101 @@ def compare(base: Run, other: Run, limit: float) -> Comparison:
     Args:
         base: the first run, such as that of the main branch.
         other: the second run.
-        limit: a row whose times grew by this ratio became slower; above 1.
+        limit: a row whose relative time grew by this ratio, significantly, became slower; above 1.
+
+    Raises:
+        ValueError: ``limit`` is 1 or below.
     """
+    if not limit > 1:
+        raise ValueError(f"limit must be above 1, such as 1.1 for 10 % more time; got {limit}")
     shared = [name for name in base.rows if name in other.rows]
-    ratios = {name: unpaired_ratio(other.rows[name].seconds, base.rows[name].seconds) for name in shared}
-    shift = statistics.median(ratio.value for ratio in ratios.values()) if ratios else 1.0
+    logs = [{name: _logs(run.rows[name]) for name in shared} for run in (base, other)]
+    differences = [statistics.fmean(logs[1][name]) - statistics.fmean(logs[0][name]) for name in shared]
+    shift = statistics.median(differences) if shared else 0.0
+    judged = {}
+    for name in shared:
+        ways = [way for way in shared if base.rows[way].subject == name == other.rows[way].subject]
+        judged[name] = (bool(ways), [_relative(run.rows, name, ways) for run in (base, other)])
+    subjects = [name for name in shared if base.rows[name].subject is None]
+    significant = _significant({name: judged[name][1] for name in subjects})
     pairs = []
     for name in shared:
-        relative = _relative(base.rows, other.rows, name)
-        pairs.append(Pair(name, ratios[name], relative, _verdict(ratios[name], relative, shift, limit)))
+        is_paired, (before, after) = judged[name]
+        relative = _interval(before, after, 0.0 if is_paired else shift)
+        ratio = _interval(logs[0][name], logs[1][name], 0.0)
+        verdict: Verdict = "reference"
+        if name in subjects:
+            verdict = _verdict(relative, ratio, shift, limit, name in significant)
+        medians = (statistics.median(base.rows[name].seconds), statistics.median(other.rows[name].seconds))
+        pairs.append(Pair(name, medians, ratio, relative, is_paired, verdict))
     return Comparison(
         base,
         other,
         tuple(pairs),
-        shift,
+        math.exp(shift),
+        min((_passes(run.rows[name]) for run in (base, other) for name in shared), default=0),
         tuple(name for name in base.rows if name not in other.rows),
         tuple(name for name in other.rows if name not in base.rows),
     )
 
 
-def _relative(base: Mapping[str, Measured], other: Mapping[str, Measured], name: str) -> Interval | None:
-    """The ratio of the ratios to the first counterpart that both runs have; the intervals of both are added."""
-    for counterpart, row in base.items():
-        if row.subject == name and counterpart in other and other[counterpart].subject == name:
-            way = row.facts["way"]
-            before, after = (rows[name].facts.get("over", {}).get(way) for rows in (base, other))
-            if before is None or after is None:
+def _passes(row: Measured) -> int:
+    return len(row.facts.get("pass_rounds") or [0])
+
+
+def _logs(row: Measured) -> list[float]:
+    return [math.log(max(value, 1e-12)) for value in pass_values(row.seconds, row.facts.get("pass_rounds"))]
+
+
+def _relative(rows: Mapping[str, Measured], name: str, ways: Sequence[str]) -> list[float]:
+    """For each pass, the logarithm of the row's time over those that it took turns with; of its time without any."""
+    own = rows[name]
+    others = [rows[way].seconds for way in ways if len(rows[way].seconds) == len(own.seconds)]
+    if not others:
+        return _logs(own)
+    return [math.log(value) for value in pass_ratios(own.seconds, others, own.facts.get("pass_rounds"))]
+
+
+def _interval(before: Sequence[float], after: Sequence[float], shift: float) -> Interval:
+    """The ratio after / before, with its 95 % interval from the passes."""
+    difference = statistics.fmean(after) - statistics.fmean(before) - shift
+    spread = [len(one) > 1 and statistics.variance(one) / len(one) for one in (before, after)]
+    if not all(len(one) > 1 for one in (before, after)):
+        return Interval(math.exp(difference), 0.0, math.inf)
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, _freedom(before, after))) * math.sqrt(sum(spread))
+    return Interval(*(math.exp(difference + sign * half) for sign in (0, -1, 1)))
+
+
+def _freedom(before: Sequence[float], after: Sequence[float]) -> float:
+    """Of Welch's test."""
+    parts = [(statistics.variance(one) / len(one), len(one) - 1) for one in (before, after)]
+    below = sum(part**2 / freedom for part, freedom in parts)
+    return sum(part for part, _ in parts) ** 2 / below if below else min(freedom for _, freedom in parts)
+
+
+def _significant(rows: Mapping[str, Sequence[Sequence[float]]]) -> set[str]:
+    """The names whose passes differ between the runs, by Welch's test with Holm's correction."""
+    from scipy.stats import ttest_ind
+
+    found = {}
+    for name, (before, after) in rows.items():
+        if len(before) > 1 and len(after) > 1:
+            if statistics.pstdev([*before, *after]) == 0:
                 continue
-            value = after[0] / before[0]
-            low, high = after[1] / before[2], after[2] / before[1]
-            return Interval(value, low, high)
-    return None
+            found[name] = float(ttest_ind(before, after, equal_var=False).pvalue)
+    significant = set()
+    for place, (name, value) in enumerate(sorted(found.items(), key=lambda one: one[1])):
+        if value > _SIGNIFICANT / (len(found) - place):
+            break
+        significant.add(name)
+    return significant
 
 
-def _verdict(ratio: Interval, relative: Interval | None, shift: float, limit: float) -> Verdict:
-    judged = [ratio, relative if relative is not None else Interval(*(part / shift for part in ratio))]
-    if all(one.value >= limit and one.low > 1 for one in judged):
+def _verdict(relative: Interval, ratio: Interval, shift: float, limit: float, is_significant: bool) -> Verdict:
+    if is_significant and relative.value >= limit and ratio.value > math.exp(shift):
         return "slower"
-    if all(one.value <= 1 / limit and one.high < 1 for one in judged):
+    if is_significant and relative.value <= 1 / limit and ratio.value < math.exp(shift):
         return "faster"
-    return "as fast" if all(1 / limit < one.low and one.high < limit for one in judged) else "unclear"
+    return "as fast" if 1 / limit < relative.low and relative.high < limit else "unclear"

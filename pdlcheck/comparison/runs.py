@@ -66,7 +66,7 @@ def read_run(path: Path) -> Run:
     try:
         rows = {row["fullname"]: _measured(row) for row in found["benchmarks"]}
         machine = _machine(found.get("machine_info") or {})
-        commit = str((found.get("commit_info") or {}).get("id") or "")[:10]
+        commit = str((found.get("commit_info") or {}).get("id") or "").replace("unversioned", "")[:10]
         return Run(path, rows, machine, commit, str(found.get("datetime", ""))[:16])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UnreadableRun(

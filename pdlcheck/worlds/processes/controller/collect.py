@@ -122,9 +122,9 @@ class Collector:
     def can_go_on(self) -> bool:
         """True if, after :meth:`outcomes`, another call can run on the same processes.
 
-        Plain groups may hold half of an operation after a failure. In watched ones every operation that began on one
-        rank began on all, unless a rank failed as it was let go, or had returned and could no longer be told of it. A
-        rank that ran out of memory may do so again.
+        Plain groups may hold half of an operation after a failure, except where all ranks skipped alike. In watched
+        ones every operation that began on one rank began on all, unless a rank failed as it was let go, or had returned
+        and could no longer be told of it. A rank that ran out of memory may do so again.
         """
         after = list(self._after.values())
         return (
@@ -133,9 +133,13 @@ class Collector:
             and not (self._refusing and any(left.left_open for left in after))
             and all(left.default_group for left in after)
             and len({left.groups_made for left in after}) == 1
-            and (self._referee is not None or not self._refusing)
+            and (self._referee is not None or not self._refusing or self._skipped_alike())
             and not any(isinstance(o, Raised) and isinstance(o.error, MemoryError) for o in self._outcomes.values())
         )
+
+    def _skipped_alike(self) -> bool:
+        errors = [outcome.error for outcome in self._outcomes.values() if isinstance(outcome, Raised)]
+        return len(errors) == len(self._members) and all(map(weight, errors)) and len({*map(str, errors)}) == 1
 
     def can_be_ended(self) -> bool:
         """True if, after :meth:`outcomes`, every rank is idle and can tear down what it has set up."""

@@ -1,0 +1,142 @@
+"""A comparison as a table for the terminal, Markdown for a pull request, and JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pdlcheck.comparison.pairs import Comparison, Pair
+from pdlcheck.comparison.runs import Run, short_names
+from pdlcheck.report.measured import seconds_text
+from pdlcheck.report.tables import BAD, GOOD, count
+
+__all__ = ["as_json", "as_markdown", "print_comparisons"]
+
+_STYLES = {"slower": BAD, "faster": GOOD, "unclear": "dim", "reference": "dim", "as fast": ""}
+
+
+def print_comparisons(console: Console, found: Sequence[Comparison], limit: float) -> None:
+    """Print the machines, a table for each comparison, and a sentence with the verdict."""
+    runs = [found[0].base, *(one.other for one in found)]
+    console.print(_machines(runs))
+    for one in found:
+        table = Table(box=box.SIMPLE_HEAD)
+        for place, title in enumerate(_titles(one)):
+            table.add_column(title, justify="left" if place == 0 else "right", no_wrap=True)
+        for pair in one.pairs:
+            table.add_row(*map(Text, _cells(pair)), style=_STYLES[pair.verdict])
+        wide = Console(width=400).measure(table).maximum
+        Console(width=max(console.width, wide), highlight=False).print(table)
+        for sentence in _sentences(one, limit):
+            console.print(Text(sentence), soft_wrap=True)
+
+
+def as_markdown(found: Sequence[Comparison], limit: float) -> str:
+    """Return the same as Markdown: the rows that changed first, all rows folded."""
+    runs = [found[0].base, *(one.other for one in found)]
+    parts = [_markdown(["", *short_names(runs)], [[name, *values] for name, values in _facts(runs)])]
+    for one in found:
+        parts.append("\n".join(_sentences(one, limit)))
+        changed = [pair for pair in one.pairs if pair.verdict in ("slower", "faster")]
+        if changed:
+            parts.append(_markdown(_titles(one), [_cells(pair) for pair in changed]))
+        table = _markdown(_titles(one), [_cells(pair) for pair in one.pairs])
+        parts.append(f"<details><summary>all {count(len(one.pairs), 'row')}</summary>\n\n{table}\n\n</details>")
+    return "\n\n".join(parts) + "\n"
+
+
+def as_json(found: Sequence[Comparison], limit: float) -> str:
+    """Return the same as JSON."""
+    comparisons = [
+        {
+            "base": str(one.base.path),
+            "other": str(one.other.path),
+            "shift": one.shift,
+            "rows": [
+                {
+                    "name": pair.name,
+                    "seconds": pair.seconds,
+                    "ratio": pair.ratio,
+                    "relative": pair.relative,
+                    "is_paired": pair.is_paired,
+                    "verdict": pair.verdict,
+                }
+                for pair in one.pairs
+            ],
+            "only_base": one.only_base,
+            "only_other": one.only_other,
+        }
+        for one in found
+    ]
+    machines = [dict(one.machine) for one in [found[0].base, *(one.other for one in found)]]
+    return json.dumps({"limit": limit, "machines": machines, "comparisons": comparisons}, indent=1)
+
+
+def _titles(one: Comparison) -> list[str]:
+    base, other = short_names([one.base, one.other])
+    return ["benchmark", base, other, "ratio of times (95 %)", "judged by (95 %)", "verdict"]
+
+
+def _cells(pair: Pair) -> list[str]:
+    judged = f"{_interval(pair.relative)} {'of its ratio' if pair.is_paired else 'less the shift'}"
+    return [
+        pair.name,
+        *map(seconds_text, pair.seconds),
+        _interval(pair.ratio),
+        "" if pair.verdict == "reference" else judged,
+        "" if pair.verdict == "reference" else pair.verdict,
+    ]
+
+
+def _interval(found: Any) -> str:
+    value, low, high = found
+    return f"{value:.2f} ({low:.2f} .. {high:.2f})" if high < 1000 else f"{value:.2f}"
+
+
+def _sentences(one: Comparison, limit: float) -> list[str]:
+    base, other = short_names([one.base, one.other])
+    slower = one.slower
+    verdict = f"no row of {other} is slower than in {base} by {limit:g} or more, as far as {one.passes} passes show"
+    if slower:
+        names = ", ".join(pair.name for pair in slower)
+        verdict = f"slower in {other} than in {base}: {count(len(slower), 'row')}: {names}"
+    found = [verdict, f"all rows together: {one.shift:.2f} times the time of {base}"]
+    unclear = sum(pair.verdict == "unclear" for pair in one.pairs)
+    if unclear:
+        found.append(
+            f"unclear: {count(unclear, 'row')}, whose intervals are too wide for {limit:g}: measure longer (--full), in "
+            "more passes, or on a machine that is free"
+        )
+    if one.passes < 3:
+        found.append("intervals are too narrow: measure in passes, with `pdlcheck bench --passes 3`")
+    for names, run in ((one.only_base, base), (one.only_other, other)):
+        if names:
+            found.append(f"{count(len(names), 'row')} only in {run}: {', '.join(names[:3])}{' ...' * (len(names) > 3)}")
+    return found
+
+
+def _facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """What the machines and commits are; a line where all runs agree has its value once."""
+    names = dict.fromkeys(name for run in runs for name in run.machine)
+    lines = [(name, [run.machine.get(name, "-") for run in runs]) for name in names]
+    return [*lines, ("commit", [run.commit or "-" for run in runs]), ("measured", [run.moment or "-" for run in runs])]
+
+
+def _machines(runs: Sequence[Run]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("", *short_names(runs)):
+        table.add_column(title, overflow="fold")
+    for name, values in _facts(runs):
+        table.add_row(name, *map(Text, values))
+    return table
+
+
+def _markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
