@@ -16,6 +16,7 @@ from pdlcheck.bench.intervals import CONFIDENCE, Interval, median_interval, pair
 
 __all__ = ["merge_rows", "pass_ratios", "pass_values", "passes_interval"]
 
+_ENOUGH = 3  # passes for an interval: Student's t of two is thirteen times the spread
 _PSEUDO_PASSES = 5  # of a file that has one pass: parts of its rounds that follow each other
 
 
@@ -110,7 +111,7 @@ def _times(row: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> dic
     if "median_s" not in facts:  # of pytest-benchmark's own fixture
         return {}
     values = pass_values(data, facts["pass_rounds"])
-    interval = passes_interval(values) if len(values) > 1 else median_interval(data)
+    interval = passes_interval(values) if len(facts["pass_rounds"]) >= _ENOUGH else median_interval(data)
     found: dict[str, Any] = {
         "median_s": statistics.median(data),
         "median_low_s": interval.low,
@@ -128,6 +129,6 @@ def _times(row: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> dic
 def _ratio(row: Mapping[str, Any], other: Mapping[str, Any]) -> Interval:
     ours, theirs = row["stats"]["data"], other["stats"]["data"]
     rounds = row["extra_info"]["pass_rounds"]
-    if len(rounds) < 2:
+    if len(rounds) < _ENOUGH:
         return paired_ratio(ours, theirs)
     return passes_interval(pass_ratios(ours, [theirs], rounds))

@@ -73,7 +73,8 @@ def run_benchmarks(console: Console, plan: Plan) -> bool:
     for plugin in ("no:cacheprovider", "pdlcheck.plugin", "pytest_benchmark.plugin"):
         arguments += ["-p", plugin]
     arguments += ["--pdl-world", world, "--pdl-rank-device", plan.device, "--ranks", ",".join(map(str, plan.ranks))]
-    arguments += ["-o", "pdlcheck_markers=gpu", "--benchmark-max-time", str(_FULL_S if plan.full else _QUICK_S)]
+    arguments += ["--benchmark-max-time", str(_FULL_S if plan.full else _QUICK_S)]
+    arguments += ["--benchmark-quiet", "-o", "pdlcheck_markers=gpu"]
     arguments += ["--full"] if plan.full else [f"--benchmark-min-rounds={_QUICK_ROUNDS}"]
     start, held = time.perf_counter(), True
     with _environment(), console_on_stdout() as progress, TemporaryDirectory(prefix="pdlcheck-bench-") as temporary:

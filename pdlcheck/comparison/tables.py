@@ -110,14 +110,14 @@ def _sentences(one: Comparison, limit: float) -> list[str]:
     unclear = sum(pair.verdict == "unclear" for pair in one.pairs)
     if unclear:
         found.append(
-            f"unclear: {count(unclear, 'row')}, whose intervals are too wide for {limit:g}: measure longer (--full), in "
-            "more passes, or on a machine that is free"
+            f"unclear: {count(unclear, 'row')}, whose intervals are too wide for {limit:g}: measure longer (--full), "
+            "in more passes, or on a machine that is free"
         )
     if one.passes < 3:
         found.append("intervals are too narrow: measure in passes, with `pdlcheck bench --passes 3`")
-    for names, run in ((one.only_base, base), (one.only_other, other)):
-        if names:
-            found.append(f"{count(len(names), 'row')} only in {run}: {', '.join(names[:3])}{' ...' * (len(names) > 3)}")
+    for alone, run in ((one.only_base, base), (one.only_other, other)):
+        if alone:
+            found.append(f"{count(len(alone), 'row')} only in {run}: {', '.join(alone[:3])}{' ...' * (len(alone) > 3)}")
     return found
 
 
