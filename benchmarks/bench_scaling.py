@@ -32,40 +32,44 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.benchmark(group="strong scaling")
-def test_strong_scaling(rank_benchmark: Any, device: torch.device, world_size: int, one_thread: None) -> None:
-    rank_benchmark(steps, device, BATCH // world_size, True, iterations=1)
+def test_strong_scaling(
+    rank_benchmark: Any, model: nn.Module, device: torch.device, world_size: int, one_thread: None
+) -> None:
+    rank_benchmark(steps, model, device, BATCH // world_size, True, iterations=1)
 
 
 @pytest.mark.benchmark(group="weak scaling")
-def test_weak_scaling(rank_benchmark: Any, device: torch.device, one_thread: None) -> None:
-    rank_benchmark(steps, device, BATCH, True, iterations=1)
+def test_weak_scaling(rank_benchmark: Any, model: nn.Module, device: torch.device, one_thread: None) -> None:
+    rank_benchmark(steps, model, device, BATCH, True, iterations=1)
 
 
 @pytest.mark.benchmark(group="processes and threads")
 @pytest.mark.parametrize("threads", [1, 2], ids="{}threads".format)
-def test_processes_and_threads(rank_benchmark: Any, device: torch.device, world_size: int, threads: int) -> None:
+def test_processes_and_threads(
+    rank_benchmark: Any, model: nn.Module, device: torch.device, world_size: int, threads: int
+) -> None:
     """The work stays, no rank waits for another one: what cores, and too many threads for them, make of it."""
     if device.type != "cpu":
         pytest.skip("threads compute on the CPU")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        rank_benchmark(steps, device, BATCH // world_size, False, iterations=1)
+        rank_benchmark(steps, model, device, BATCH // world_size, False, iterations=1)
     finally:
         torch.set_num_threads(before)
 
 
-_models: dict[torch.device, nn.Module] = {}
+@pytest.fixture
+def model(device: torch.device) -> nn.Module:
+    """A perceptron, the same on all ranks."""
+    layers = (m for _ in range(LAYERS) for m in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+    made = nn.Sequential(*layers).to(device)
+    broadcast_parameters(made)
+    return made
 
 
-def steps(device: torch.device, batch: int, synchronised: bool) -> None:
-    """Steps of SGD on a perceptron with its gradients summed over ranks."""
-    if device not in _models:
-        torch.manual_seed(0)
-        layers = (m for _ in range(LAYERS) for m in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))
-        _models[device] = nn.Sequential(*layers).to(device)
-        broadcast_parameters(_models[device])
-    model = _models[device]
+def steps(model: nn.Module, device: torch.device, batch: int, synchronised: bool) -> None:
+    """Steps of SGD with the gradients summed over ranks."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     inputs = torch.ones(batch, WIDTH, device=device)
     for _ in range(STEPS):

@@ -226,7 +226,7 @@ def life_of_a_test_case(request: pytest.FixtureRequest) -> Generator[None]:
 
 
 @pytest.fixture
-def rank_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> RankBenchmark:
+def rank_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Generator[RankBenchmark]:
     """Times a function on every rank: ``rank_benchmark(fn, *args)``; rows and options are those of pytest-benchmark.
 
     In a test whose body runs on ranks, every rank calls it with what it has set up before, and gets what ``fn``
@@ -248,7 +248,8 @@ def rank_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> RankBenchm
     from pdlcheck.harness.running.rank_benchmark import RankBenchmark
 
     callspec = getattr(request.node, "callspec", None)
-    return RankBenchmark(request.node, benchmark, None if callspec is None else callspec.params.get("world"))
+    yield RankBenchmark(request.node, benchmark, None if callspec is None else callspec.params.get("world"))
+    benchmark.skipped = True  # pytest-benchmark warns of a fixture that was not used, also where another one skipped
 
 
 @pytest.fixture

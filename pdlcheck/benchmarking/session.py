@@ -80,6 +80,7 @@ def run_benchmarks(console: Console, plan: Plan) -> bool:
     with _environment(), console_on_stdout() as progress, TemporaryDirectory(prefix="pdlcheck-bench-") as temporary:
         follower = Follower(progress, plan.passes)
         saved = [Path(temporary, f"{number}.json") for number in range(plan.passes)]
+        arguments += [f"--benchmark-storage=file://{temporary}"]
         for file in saved:
             code = pytest.main([*arguments, f"--benchmark-json={file}"], plugins=[follower])
             held = held and code == pytest.ExitCode.OK
