@@ -46,7 +46,7 @@ def open_world(config: pytest.Config, name: str | None, *, timed: bool = False) 
         device, seed = config.getoption("--pdl-rank-device"), config.getoption("--pdl-seed")
         try:
             cuda = {"cuda_as_cpu": True} if runs_cuda_as_cpu(config) else {}
-            unwatched = {"watch": False, "timeout_s": TIMED_LIMIT_S} if key != name else {}
+            unwatched = {"watch": False, "take_turns": True, "timeout_s": TIMED_LIMIT_S} if key != name else {}
             world = get_world(name, device=device, seed=seed, **cuda, **_options(config, name), **unwatched)
             world.check()
         except WorldUnavailable as missing:

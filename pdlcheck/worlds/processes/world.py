@@ -49,6 +49,8 @@ class ProcessWorld:
         timeout_s: a call in which some rank takes longer fails with ``RankTimeout``; may be set anew between calls.
         watch: compare what the ranks post before it goes to the real group, so a mismatch or a
             deadlock is an exception instead of an abort or a hang. False pays nothing for it.
+        take_turns: let the threads of a rank take no core from one another (``SCHED_BATCH``); without it gloo's times
+            on few cores differ from run to run, see docs/findings/gloo_polls.md. ``None``: as ``watch``.
         seed: the random streams of the ranks start from it, on each rank differently, anew for each call.
         placement: where the processes are started; default: on this machine.
         isolation: what :meth:`open` and :meth:`run` share with earlier ones. ``pool``: the processes and their default
@@ -88,6 +90,7 @@ class ProcessWorld:
         threads_per_rank: int | None = None,
         timeout_s: float = 60.0,
         watch: bool = True,
+        take_turns: bool | None = None,
         seed: int = 0,
         placement: Placement | None = None,
         isolation: str = "pool",
@@ -109,6 +112,7 @@ class ProcessWorld:
         self._debugged = debugged
         self._comm_wrappers = check_names("comm_wrappers", comm_wrappers)
         self._watch = watch
+        self._take_turns = take_turns
         self._placement = placement
         self.isolation = check_isolation(isolation)
         self._pools: dict[int, Pool] = {}
@@ -254,8 +258,9 @@ class ProcessWorld:
         from pdlcheck.worlds.processes.controller.setup import Setup
 
         watch = self._watch and self.name in _WATCHED
+        turns = watch if self._take_turns is None else self._take_turns
         wrappers = self._comm_wrappers
-        return Setup(world_size, self.name, self._threads, watch, self.device, wrappers, self.cuda_as_cpu)
+        return Setup(world_size, self.name, self._threads, watch, turns, self.device, wrappers, self.cuda_as_cpu)
 
     def _here(self) -> Placement:
         server = forkserver.retain(self)

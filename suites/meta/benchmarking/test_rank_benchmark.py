@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from ..clone import ROOT
+
+PAGE = ROOT / "docs" / "benchmarks.md"
 PROGRAM = """
 import time
 import pytest
@@ -196,3 +200,12 @@ def test_mismatch(rank):
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*CollectiveMismatch*"])
     assert list(found) == ["test_timed[2ranks]"]
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="needs docs/: run it in a clone")
+def test_the_example_of_the_page_runs_as_it_stands(rows):
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    result, found, _ = rows(source)
+    assert result.ret == 0
+    assert list(found) == ["test_my_all_reduce[2ranks]", "test_my_all_reduce[2ranks] [torch]"]
+    assert {"busbw_GBps", "over", "wrong"} <= set(found["test_my_all_reduce[2ranks]"]["extra_info"])

@@ -1,6 +1,6 @@
 """Threads of a watched rank do not push one another off a core; what the user has chosen for them stays.
 
-Ranks that nobody watches are as torch makes them: their times are those of a program of its own.
+Ranks that nobody watches are as torch makes them, unless the world says otherwise.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ def policies():
     return names, found
 
 
-@pytest.mark.parametrize(("watch", "policy"), [(True, "SCHED_BATCH"), (False, "SCHED_OTHER")])
+@pytest.mark.parametrize(
+    ("watch", "turns", "policy"),
+    [(True, None, "SCHED_BATCH"), (False, None, "SCHED_OTHER"), (False, True, "SCHED_BATCH")],
+)
 @pytest.mark.parametrize("isolation", ["pool", "fresh"])
-def test_all_threads_of_a_watched_rank_wait_for_their_turn(watch, policy, isolation):
-    world = get_world("gloo", watch=watch, isolation=isolation)
+def test_all_threads_of_a_watched_rank_wait_for_their_turn(watch, turns, policy, isolation):
+    world = get_world("gloo", watch=watch, take_turns=turns, isolation=isolation)
     try:
         for names, found in world.run(policies, world_size=2):
             assert "pt_gloo_runloop" in names, "gloo's threads have other names in this torch"

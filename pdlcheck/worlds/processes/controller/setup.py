@@ -19,6 +19,7 @@ class Setup:
     backend: str
     threads: int | None  # None: what the placement finds fitting
     watch: bool
+    take_turns: bool
     device: str
     comm_wrappers: tuple[str, ...] = ()
     cuda_as_cpu: bool = False
@@ -43,6 +44,7 @@ def start_of(setup: Setup, placement: Placement, rank: int, port: int) -> Start:
         port=port,
         variables=variables,
         watch=setup.watch,
+        take_turns=setup.take_turns,
         board=placement.shares_memory and setup.watch,
         device=setup.device,
         comm_wrappers=setup.comm_wrappers,

@@ -78,7 +78,8 @@ class Start(Message):
 
     Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables;
     ``device`` is ``cpu`` or ``cuda``; ``board``: the ranks share memory, see ``board.py``.
-    ``comm_wrappers``: modules whose callers reports show. ``cuda_as_cpu``: CUDA code runs on the CPU.
+    ``take_turns``: see ``taking_turns.py``. ``comm_wrappers``: modules whose callers reports show. ``cuda_as_cpu``:
+    CUDA code runs on the CPU.
     """
 
     rank: int
@@ -89,6 +90,7 @@ class Start(Message):
     port: int
     variables: Mapping[str, str]
     watch: bool
+    take_turns: bool
     board: bool
     device: str
     comm_wrappers: tuple[str, ...] = ()

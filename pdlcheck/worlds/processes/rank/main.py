@@ -95,7 +95,8 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
         start.rank, start.world_size, channel.send, Board(fds[4], start.world_size) if start.board else None
     )
     declare_wrappers(start.comm_wrappers)
-    take_turns()  # also unwatched: else what is measured differs by ten times from run to run
+    if start.take_turns:
+        take_turns()
     if start.watch:
         announcer.reminders.start()
         channel.on_message = announcer.handle
