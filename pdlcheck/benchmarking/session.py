@@ -186,8 +186,8 @@ def _natural_width(rows: Sequence[tuple[str, Any]]) -> int:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """The user's own settings of pytest are not meant for this session."""
-    names = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    """The user's own settings of pytest are not meant for this session; in a worker of xdist it would not measure."""
+    names = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_XDIST_WORKER")
     before = {name: os.environ.pop(name, None) for name in names}
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:

@@ -22,8 +22,7 @@ def bench(folder, *arguments, launcher=()):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
 
 
-def test_a_run_in_passes_is_one_file_of_pytest_benchmark(tmp_path, monkeypatch):
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+def test_a_run_in_passes_is_one_file_of_pytest_benchmark(tmp_path):
     run = bench(tmp_path, "sampler", "--passes", "2", "--json", "a.json")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "[1/4, " in run.stdout and " s left] test_sampler[gloo-1]" in run.stdout
@@ -41,8 +40,7 @@ def test_a_run_in_passes_is_one_file_of_pytest_benchmark(tmp_path, monkeypatch):
     assert theirs.returncode == 0 and "test_sampler[1ranks]" in theirs.stdout
 
 
-def test_under_a_launcher_one_process_shows_the_rows(tmp_path, monkeypatch):
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+def test_under_a_launcher_one_process_shows_the_rows(tmp_path):
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
     run = bench(tmp_path, "roof", "--passes", "1", launcher=torchrun)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -87,7 +85,6 @@ def test_wrong_arguments_name_their_value(capsys, arguments, words):
 
 def test_a_benchmark_that_fails_is_shown_and_the_others_are_kept(tmp_path, monkeypatch):
     """The broken subject: a sampler that raises."""
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     (tmp_path / "sitecustomize.py").write_text(
         "import pdlcheck.primitives as p\n"
         "class Broken:\n    def __init__(self, *a, **k): raise RuntimeError('no sampler')\n"
