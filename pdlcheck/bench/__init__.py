@@ -1,23 +1,29 @@
-"""What stands beside a measurement: bandwidths, models, and the machine it was made on."""
+"""How ranks measure: rounds that all agree on, passes, intervals, and the models and the machine beside them."""
 
 from pdlcheck.bench.formulas import (
+    BUSBW_FACTORS,
     algbw_GBps,
-    all_reduce_busbw_GBps,
-    all_reduce_row,
+    busbw_GBps,
     epoch_s,
     fit_local_sgd,
     local_sgd_step_s,
     slowest_s,
     speed_up_pays,
 )
+from pdlcheck.bench.models import LinkFit, amdahl_s, fit_link, karp_flatt, serial_fraction
 
 __all__ = [
+    "BUSBW_FACTORS",
+    "LinkFit",
     "algbw_GBps",
-    "all_reduce_busbw_GBps",
-    "all_reduce_row",
+    "amdahl_s",
+    "busbw_GBps",
     "epoch_s",
+    "fit_link",
     "fit_local_sgd",
+    "karp_flatt",
     "local_sgd_step_s",
+    "serial_fraction",
     "slowest_s",
     "speed_up_pays",
 ]

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 __all__ = [
     "BUSBW_FACTORS",
     "algbw_GBps",
-    "all_reduce_busbw_GBps",
-    "all_reduce_row",
     "busbw_GBps",
     "epoch_s",
     "fit_local_sgd",
@@ -81,33 +79,6 @@ def busbw_GBps(operation: str, nbytes: int, world_size: int, *, seconds: float) 
     if world_size == 1:
         return None
     return algbw_GBps(nbytes, seconds=seconds) * BUSBW_FACTORS[operation](world_size)
-
-
-def all_reduce_busbw_GBps(nbytes: int, world_size: int, *, seconds: float) -> float | None:
-    """``algbw * 2 (n - 1) / n``: what each link carries, to be set beside the speed of the link.
-
-    None at world_size 1, where no link carries anything.
-
-    Example:
-        >>> all_reduce_busbw_GBps(2_000_000_000, 4, seconds=1.0)
-        3.0
-
-    Source: the bus bandwidth of nccl-tests.
-    """
-    if world_size == 1:
-        return None
-    return algbw_GBps(nbytes, seconds=seconds) * 2 * (world_size - 1) / world_size
-
-
-def all_reduce_row(nbytes: int, world_size: int, *, seconds: float) -> dict[str, float | int | None]:
-    """A row of a table of all_reduce times."""
-    return {
-        "nbytes": nbytes,
-        "world_size": world_size,
-        "seconds": seconds,
-        "algbw_GBps": algbw_GBps(nbytes, seconds=seconds),
-        "busbw_GBps": all_reduce_busbw_GBps(nbytes, world_size, seconds=seconds),
-    }
 
 
 def epoch_s(num_samples: int, world_size: int, local_batch: int, *, compute_s: float, sync_s: float) -> float:

@@ -89,8 +89,9 @@ def run_benchmarks(console: Console, plan: Plan) -> bool:
         run = _merged([json.loads(file.read_text()) for file in saved if file.exists() and file.stat().st_size])
     if run and plan.json:
         plan.json.write_text(json.dumps(run, indent=1) + "\n")
-    _show(console, plan, world, follower, run.get("benchmarks", []), time.perf_counter() - start)
-    return held
+    found = run.get("benchmarks", [])
+    _show(console, plan, world, follower, found, time.perf_counter() - start)
+    return held and (bool(found) or follower.is_silent)
 
 
 def suite_names() -> list[str]:
@@ -175,6 +176,8 @@ def _show(
         line(console, f"FAILS  {title}", style=BAD)
         console.print(Text(text))
     console.print()
+    if not rows and not follower.failures:
+        line(console, "nothing was measured: every benchmark was skipped", style=BAD)
     line(console, f"{count(len(rows), 'row')} in {seconds:.0f} s" + (f": {plan.json}" if plan.json else ""))
 
 

@@ -15,7 +15,7 @@ from pdlcheck.harness.collection.cases import case_of, world_of
 from pdlcheck.harness.reporting.benchmark_rows import add_row
 from pdlcheck.report.measured import measured_table
 
-__all__ = ["NOTE", "add_rows", "record_notes"]
+__all__ = ["NOTE", "add_rows", "note_untimed", "record_notes"]
 
 _WIDE = 400  # letters: the table takes what its cells need, as that of pytest-benchmark
 NOTE = "measured"  # what ranks leave in their journals
@@ -28,16 +28,26 @@ class _Measured:
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, Mapping[str, Any]]] = []
+        self.untimed: set[str] = set()  # tests on sim
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         from rich.console import Console
 
+        if self.untimed:
+            tests = f"{len(self.untimed)} test{'s' * (len(self.untimed) > 1)}"
+            terminalreporter.write_line(
+                f"rank benchmarks: {tests} ran once on sim, whose ranks take turns, so nothing was timed; --world gloo "
+                "times them"
+            )
+        if not self.rows:
+            return
         text = StringIO()
         Console(file=text, width=_WIDE, highlight=False, no_color=True).print(measured_table(self.rows))
         terminalreporter.write_line("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
-        machine_info["pdlcheck"] = describe_machine()
+        if self.rows:
+            machine_info["pdlcheck"] = describe_machine()
 
 
 def record_notes(item: pytest.Item, noted: Sequence[Sequence[Mapping[str, Any]]]) -> None:
@@ -62,6 +72,11 @@ def add_rows(item: pytest.Item, group: str | None, found: Sequence[Measurement],
         one.facts["world"] = world
         add_row(item, (name, fullname), group, one.facts, one.iterations, one.seconds)
         session.rows.append((name, one.facts))
+
+
+def note_untimed(item: pytest.Item) -> None:
+    """Remember a test whose ranks are simulated: its times would say nothing."""
+    _of_session(item.config).untimed.add(item.nodeid)
 
 
 def _of_session(config: pytest.Config) -> _Measured:

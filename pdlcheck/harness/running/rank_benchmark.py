@@ -14,7 +14,7 @@ from pdlcheck.bench.measurement import Subject, combine
 from pdlcheck.bench.timing import Rounds
 from pdlcheck.harness.collection.cases import case_of, runs_in_a_rank
 from pdlcheck.harness.rank.rank_benchmark import call_once, named, time_on_rank
-from pdlcheck.harness.reporting.measured import NOTE, add_rows
+from pdlcheck.harness.reporting.measured import NOTE, add_rows, note_untimed
 from pdlcheck.harness.running.context import rank_context
 from pdlcheck.harness.running.worlds import open_world
 from pdlcheck.worlds.processes.exchange.journal import note
@@ -62,7 +62,10 @@ class RankBenchmark:
             return self._on_world(ways, args, rounds, subject, world_size, check, setup)
         if world_size is not None:
             raise ValueError(f"rank_benchmark: the marker names the ranks of this test; remove world_size={world_size}")
-        if self._benchmark.disabled or not runs_in_a_rank(self._item.config):
+        is_simulated = not runs_in_a_rank(self._item.config)
+        if self._benchmark.disabled or is_simulated:
+            if not self._benchmark.disabled:
+                note_untimed(self._item)
             return call_once(ways, args, setup=setup, check=check)
         device = rank_context("rank_benchmark").device
         result, record, wrong = time_on_rank(ways, args, rounds, setup=setup, check=check, device=device)
@@ -85,6 +88,8 @@ class RankBenchmark:
             raise ValueError("rank_benchmark: pass world_size=2, or mark the test with @pytest.mark.world_size(2)")
         world = open_world(self._item.config, self._world, timed=True)
         if self._benchmark.disabled or world.shares_process:
+            if not self._benchmark.disabled:
+                note_untimed(self._item)
             return world.run(call_once, ways, args, setup=setup, check=check, world_size=world_size)
         outcomes = world.run(_time_here, ways, args, rounds, setup, check, world_size=world_size)
         wrong = {name: sum(one[2].get(name, 0) for one in outcomes) for name in outcomes[0][2]}

@@ -137,6 +137,8 @@ def test_wrong(rank_benchmark): rank_benchmark(lambda: 0, check=lambda result: 1
     )
     result.assert_outcomes(passed=1, failed=1)
     assert not found
+    said = "rank benchmarks: 2 tests ran once on sim, whose ranks take turns, so nothing was timed"
+    assert (said in result.stdout.str()) == (world == "sim")
 
 
 def test_setup_is_not_timed_and_precedes_each_sample(rows):
