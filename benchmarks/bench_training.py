@@ -72,6 +72,7 @@ def flat(model: nn.Module, sync_every: int | None, step: int) -> None:
     sync_gradients(model, sync_every=sync_every, step=step)
 
 
+@pytest.mark.between_ranks
 @pytest.mark.benchmark(group="gradients every k-th step")
 @pytest.mark.parametrize("sync", [naive, flat], ids=["naive", "flat"])
 def test_sync_every(

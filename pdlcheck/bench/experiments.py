@@ -82,7 +82,7 @@ def _sync_every(rows: _Rows) -> Iterable[Experiment]:
         error = max(abs(t0 + (ts / k if k else 0.0) - value) / value for k, value in seconds.items())
         times = ", ".join(f"{'never' if k is None else f'every {k}'} {_ms(value)}" for k, value in seconds.items())
         yield Experiment(
-            f"gradients synchronised every k-th step, {sync}, {ranks} ranks",
+            f"gradients synchronised every k-th step, {sync}, {_count(ranks)}",
             f"An epoch takes {times}. The model T0 + Ts / k with T0 = {_ms(t0)}, Ts = {_ms(ts)} is at most "
             f"{error:.0%} off. "
             + (
@@ -224,6 +224,10 @@ def _bubble(rows: _Rows) -> Iterable[Experiment]:
             error,
             error <= limit,
         )
+
+
+def _count(ranks: int) -> str:
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
 def _ms(seconds: float) -> str:

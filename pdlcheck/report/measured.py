@@ -24,13 +24,14 @@ def measured_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("benchmark", no_wrap=True)
     shown = [column for column in _COLUMNS if any(column[1](facts) for _, facts in rows)]
-    for title, _ in shown:
+    for title in ("time", "95 %", "first row / this one", *(title for title, _ in shown)):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("first row / this one")
     over: Mapping[str, Sequence[float]] = {}
     for name, facts in rows:
         over = over if "way" in facts else facts.get("over", {})
-        table.add_row(Text(name), *(text(facts) for _, text in shown), _ratio(over.get(facts.get("way", ""))))
+        ratio = _ratio(over.get(facts.get("way", "")))
+        times = (seconds_text(facts["median_s"]), _spread(facts), ratio)
+        table.add_row(Text(name), *times, *(text(facts) for _, text in shown))
     return table
 
 
@@ -76,8 +77,6 @@ def _number(facts: Mapping[str, Any], key: str) -> str:
 
 
 _COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
-    ("time", lambda facts: seconds_text(facts["median_s"])),
-    ("95 %", _spread),
     ("bytes", lambda facts: bytes_text(facts.get("nbytes"))),
     ("algbw GB/s", lambda facts: _number(facts, "algbw_GBps")),
     ("busbw GB/s", lambda facts: _number(facts, "busbw_GBps")),
