@@ -75,7 +75,9 @@ def test_the_link_of_a_collective_and_its_share_of_a_socket():
     assert "alpha = 1 ms, beta = 1 GB/s, at most 0% off" in found.sentence and "50% of it" in found.sentence
 
 
-@pytest.mark.parametrize(("flat", "advice"), [(0.01, "send few large messages"), (0.5, "messages cost less than copies")])
+@pytest.mark.parametrize(
+    ("flat", "advice"), [(0.01, "send few large messages"), (0.5, "messages cost less than copies")]
+)
 def test_the_loop_over_tensors_costs_a_message_each(flat, advice):
     name = "test_gradient_sync[2ranks-20tensors]"
     rows = [row(name, flat), row(f"{name} [none]", 0.1), row(f"{name} [loop]", 0.3), row(f"{name} [message]", 0.01)]
