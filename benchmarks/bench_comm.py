@@ -1,7 +1,7 @@
 """Collectives and messages by size: the primitives of this project beside those of torch, call by call in turn.
 
 The columns are those of nccl-tests: ``algbw = nbytes / seconds``, ``busbw`` as in :data:`pdlcheck.bench.BUSBW_FACTORS`,
-``#wrong``: the elements of a result, on fresh input, that differ from the result known in advance.
+After the timing each way runs once more on fresh input, and its result must be the one known in advance.
 """
 
 from __future__ import annotations

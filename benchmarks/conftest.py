@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from pdlcheck.worlds import Ranks, get_world
-
 collect_ignore = ["comparisons"]  # programs of their own
 
 
@@ -70,17 +68,6 @@ def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict
 def full(request: pytest.FixtureRequest) -> bool:
     """True where ``--full`` asks for everything."""
     return bool(request.config.getoption("--full"))
-
-
-@pytest.fixture(scope="module", params=[2, 4], ids="{}ranks".format)
-def ranks(request: pytest.FixtureRequest, full: bool) -> Iterator[Ranks]:
-    """Processes with one thread each on gloo, started once and kept for all rounds; nothing watches them."""
-    if request.param > 2 and not full:
-        pytest.skip("more ranks than two; --full runs it")
-    world = get_world("gloo", watch=False, threads_per_rank=1, timeout_s=600)
-    with world.open(request.param) as started:
-        yield started
-    world.close()
 
 
 @pytest.fixture(autouse=True)

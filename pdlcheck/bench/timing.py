@@ -59,18 +59,21 @@ def time_in_turns(
     rounds: Rounds,
     *,
     setup: Callable[[], object] | None = None,
+    check: Callable[[Any], int | None] | None = None,
     device: torch.device | None = None,
-) -> tuple[dict[str, Any], RankRecord]:
+) -> tuple[dict[str, Any], RankRecord, dict[str, int]]:
     """Time each of ``ways`` on this rank; every rank of the default group calls this with the same names.
 
     Args:
         ways: the functions by name, in the order of the rows.
         rounds: how long to measure.
         setup: called before each sample and before the last call of each way; not timed.
+        check: called with the result of the last call of each way, before the next way runs: it may write the same
+            tensor. It raises, or returns the number of wrong elements.
         device: where the functions compute; a CUDA device is synchronised before each reading of the clock.
 
     Returns:
-        the result of one more, untimed call of each way, and the times.
+        the result of one more, untimed call of each way, the times, and the number of wrong elements of each way.
     """
     device = device or torch.device("cpu")
     prepare = setup or (lambda: None)
@@ -84,12 +87,14 @@ def time_in_turns(
         for turn in range(number):
             for name in names if turn % 2 == 0 else reversed(names):
                 taken[name].append(sample[name]())
-    results, times = {}, []
+    results, times, wrong = {}, [], {}
     for name, way in ways.items():
         prepare()
         with peak_memory(device) as peak:
             results[name] = way()
             _synchronise(device)
+        if check is not None:
+            wrong[name] = int(check(results[name]) or 0)
         on_device = [seconds for _, seconds in taken[name] if seconds is not None]
         times.append(
             RankTimes(
@@ -101,7 +106,7 @@ def time_in_turns(
                 peak.device_bytes,
             )
         )
-    return results, RankRecord(tuple(times), warm_ups, torch.get_num_threads(), str(device), load.reading)
+    return results, RankRecord(tuple(times), warm_ups, torch.get_num_threads(), str(device), load.reading), wrong
 
 
 def _iterations(way: Callable[[], Any], rounds: Rounds, prepare: Callable[[], object], device: torch.device) -> int:

@@ -138,9 +138,12 @@ def _require_writable(path: Path | None) -> None:
     """Before minutes of measuring, not after."""
     if path is None:
         return
+    is_new = not path.exists()
     try:
         with path.open("ab"):
             pass
+        if is_new:
+            path.unlink()
     except OSError as error:
         raise UsageError(f"--json {path} cannot be written: {error.strerror}") from None
 

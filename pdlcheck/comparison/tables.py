@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,8 +63,8 @@ def as_json(found: Sequence[Comparison], limit: float) -> str:
                 {
                     "name": pair.name,
                     "seconds": pair.seconds,
-                    "ratio": pair.ratio,
-                    "relative": pair.relative,
+                    "ratio": [part if math.isfinite(part) else None for part in pair.ratio],
+                    "relative": [part if math.isfinite(part) else None for part in pair.relative],
                     "is_paired": pair.is_paired,
                     "verdict": pair.verdict,
                 }

@@ -11,12 +11,12 @@ import torch
 from pdlcheck.bench.records import RankRecord
 from pdlcheck.bench.timing import Rounds, time_in_turns
 
-__all__ = ["Options", "call_once", "named", "time_on_rank"]
-
-Options = dict[str, Any]  # the keyword arguments of the fixture, see `pdlcheck.plugin.rank_benchmark`
+__all__ = ["call_once", "named", "time_on_rank"]
 
 
-def named(fn: Callable[..., Any], against: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None) -> Options:
+def named(
+    fn: Callable[..., Any], against: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None
+) -> dict[str, Callable[..., Any]]:
     """Return the functions by name, the subject first.
 
     Raises:
@@ -44,8 +44,9 @@ def time_on_rank(
     """Time the functions; return the subject's result, the times and the wrong elements of each function."""
     __tracebackhide__ = True
     calls = {name: partial(way, *args) for name, way in ways.items()}
-    results, record = time_in_turns(calls, rounds, setup=setup, device=device)
-    return results[next(iter(ways))], record, _checked(results, check)
+    results, record, wrong = time_in_turns(calls, rounds, setup=setup, check=check, device=device)
+    _require_right(wrong)
+    return results[next(iter(ways))], record, wrong
 
 
 def call_once(
@@ -57,25 +58,22 @@ def call_once(
 ) -> Any:
     """Call each function once, check its result and time nothing; return the subject's result."""
     __tracebackhide__ = True
-    results = {}
+    results, wrong = {}, {}
     for name, way in ways.items():
         if setup is not None:
             setup()
         results[name] = way(*args)
-    _checked(results, check)
+        if check is not None:  # before the next one writes the same tensor
+            wrong[name] = int(check(results[name]) or 0)
+    _require_right(wrong)
     return results[next(iter(ways))]
 
 
-def _checked(results: Mapping[str, Any], check: Callable[[Any], int | None] | None) -> dict[str, int]:
-    """The number of wrong elements that ``check`` counts; the times of a wrong result are of no use."""
+def _require_right(wrong: Mapping[str, int]) -> None:
     __tracebackhide__ = True
-    if check is None:
-        return {}
-    wrong = {name: int(check(result) or 0) for name, result in results.items()}
     for name, number in wrong.items():
         if number:
             raise AssertionError(f"rank_benchmark: {name} returned {number} wrong elements; its times do not count")
-    return wrong
 
 
 def _name(fn: Callable[..., Any]) -> str:

@@ -34,7 +34,7 @@ def test_an_epoch_that_synchronises_every_k_steps():
 def bubble_rows(overhead, excess=0.0):
     whole, half = (5 * (3 * stage + overhead) for stage in (0.02, 0.01))
     name = "test_bubble_of_sleeping_stages[2ranks-4microbatches-gpipe]"
-    return [row(name, whole + excess), row(f"{name} [half of T]", half)]
+    return [row(name, whole + excess, stage_s=0.02), row(f"{name} [half of T]", half)]
 
 
 def test_the_bubble_of_a_pipeline():

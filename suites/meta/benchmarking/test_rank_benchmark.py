@@ -105,6 +105,24 @@ def test_wrong(rank_benchmark): rank_benchmark(ones, 4, check=wrong, against=for
     assert list(found) == ["test_right[2ranks]"] and found["test_right[2ranks]"]["extra_info"]["wrong"] == 0
 
 
+@pytest.mark.parametrize("options", [[], ["--benchmark-disable"]], ids=["timed", "disabled"])
+def test_a_wrong_result_in_place_is_not_hidden_by_the_function_that_runs_next(rows, options):
+    result, *_ = rows(
+        """
+@pytest.mark.world_size(2)
+def test_wrong(rank_benchmark):
+    tensor = torch.zeros(4)
+    def forgets(): tensor[1:] += 1
+    def right(): tensor.add_(1)
+    wrong = lambda _: int((tensor != 1).sum())
+    rank_benchmark(forgets, against={"right": right}, setup=tensor.zero_, check=wrong)
+""",
+        *options,
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*rank_benchmark: forgets returned 1 wrong elements*"])
+
+
 def test_with_the_fixture_world_it_calls_ranks(rows):
     result, found, _ = rows(
         """
