@@ -1,6 +1,6 @@
 """Threads of a watched rank do not push one another off a core; what the user has chosen for them stays.
 
-Ranks that nobody watches are as torch makes them, unless the world says otherwise.
+Unwatched ranks keep the scheduling that torch gives them, unless the world has ``take_turns=True``.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Collector:
 
         Plain groups may hold half of an operation after a failure, except where all ranks skipped alike. In watched
         ones every operation that began on one rank began on all, unless a rank failed as it was let go, or had returned
-        and could no longer be told of it. A rank that ran out of memory may do so again.
+        before. A rank that ran out of memory may do so again.
         """
         after = list(self._after.values())
         return (
