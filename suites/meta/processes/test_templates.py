@@ -391,15 +391,16 @@ def test_nothing_stays_open_when_a_world_is_closed(world, templates_of):
     assert len(os.listdir("/proc/self/fd")) == fds
 
 
-def test_no_process_survives_a_killed_controller():
+@pytest.mark.parametrize("signals", [0, 100])
+def test_no_process_survives_a_killed_controller(signals):
     code = """
         import os, subprocess, time
         from pdlcheck.worlds.processes import ProcessWorld
         from pdlcheck.worlds.processes.controller import forkserver
         from pdlcheck.worlds.processes.controller.templates import Beginning
         def tell():
-            child = subprocess.Popen(["sleep", "100"])
-            return os.getpid(), os.getppid(), child.pid
+            children = [subprocess.Popen(["sleep", "100"]).pid for _ in range(10)]
+            return os.getppid(), os.getpid(), *children
         world = ProcessWorld(isolation="fresh")
         with world.open(2, beginning=Beginning("some", list)) as ranks:
             assert ranks.have_begun
@@ -414,9 +415,13 @@ def test_no_process_survives_a_killed_controller():
     ) as controller:
         assert controller.stdout is not None
         pids = [int(word) for word in controller.stdout.readline().split()]
-        assert len(set(pids)) == 7
+        assert len(set(pids)) == 25
         assert all(is_running(pid) for pid in pids)
         controller.send_signal(signal.SIGKILL)
+        for _ in range(signals):  # a template notices by itself; it may be told at the same time to end
+            for template in filter(is_running, (pids[0], pids[12])):
+                os.kill(template, signal.SIGTERM)
+            time.sleep(0.0005)
     assert still_running(pids) == []
 
 

@@ -64,13 +64,14 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 class _Forks:
     """Those of this process that live. ``status``: the pipe of each; ``templates``: which of them fork themselves.
 
-    ``helpers``: other processes, which imports have started here.
+    ``helpers``: other processes, which imports have started here. ``ending``: all of them are being ended.
     """
 
     owner: int = field(default_factory=os.getpid)
     status: dict[int, int] = field(default_factory=dict)
     templates: set[int] = field(default_factory=set)
     helpers: set[int] = field(default_factory=set)
+    ending: bool = False
 
 
 def main(control_fd: int, controller_pid: int) -> NoReturn:
@@ -102,7 +103,7 @@ def serve(
     handlers: dict[int, _Handler] = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C is the controller's to handle
         signal.SIGCHLD: signal.signal(signal.SIGCHLD, lambda *_: None),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: _end(forks)),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: None if forks.ending else _end(forks)),
     }
     wake_r, wake_w = socket.socketpair()
     wake_r.setblocking(False)
@@ -277,13 +278,14 @@ def _tell(status: int, number: int) -> None:
 def _end(forks: _Forks) -> NoReturn:
     if os.getpid() != forks.owner:  # a signal has met a fork before it has its own handlers
         os._exit(_EX_SOFTWARE)
+    forks.ending = True
     for pid in forks.templates:  # only they can tell what their ranks have started
         _signal(pid, signal.SIGTERM)
         _signal(pid, signal.SIGCONT)
     until = time.monotonic() + _END_S
     while any(_runs(pid) for pid in forks.templates) and time.monotonic() < until:
         time.sleep(0.001)
-    leave_something = bool(forks.helpers) or any(map(children, forks.status))
+    leave_something = children(os.getpid()).difference(forks.status) or any(map(children, forks.status))
     for pid in forks.status:
         _signal(pid, signal.SIGKILL)
     until = time.monotonic() + _END_S
