@@ -40,7 +40,9 @@ def test_strong_scaling(
 
 @pytest.mark.benchmark(group="weak scaling")
 def test_weak_scaling(rank_benchmark: Any, model: nn.Module, device: torch.device, one_thread: None) -> None:
-    rank_benchmark(steps, model, device, BATCH, True, iterations=1)
+    nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    facts = {"steps": STEPS, "gradient_bytes": nbytes}
+    rank_benchmark(steps, model, device, BATCH, True, iterations=1, facts=facts)
 
 
 @pytest.mark.benchmark(group="processes and threads")

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["LinkFit", "amdahl_s", "fit_link", "karp_flatt", "serial_fraction"]
+from pdlcheck.clock.links import Link
+
+__all__ = ["LinkFit", "amdahl_s", "fit_link", "karp_flatt", "ring_link", "serial_fraction"]
 
 
 class LinkFit(NamedTuple):
@@ -51,6 +53,24 @@ def fit_link(seconds: Mapping[int, float]) -> LinkFit:
     alpha, per_byte = max(float(alpha), 0.0), max(float(per_byte), 1e-18)
     errors = np.abs(alpha + per_byte * nbytes - times) / times
     return LinkFit(round(alpha, 12), round(1e-9 / per_byte, 6), round(float(errors.max()), 6))
+
+
+def ring_link(fit: LinkFit, world_size: int) -> Link:
+    """Return the link of each message of a ring that all-reduces as the line says.
+
+    ``2 (n - 1)`` messages of ``nbytes / n`` follow one another.
+
+    Example:
+        >>> ring_link(LinkFit(alpha_s=0.002, beta_GBps=1.0, worst_error=0.0), 2)
+        Link(latency_s=0.001, bandwidth_GBps=1.0)
+
+    Raises:
+        ValueError: world_size is below 2.
+    """
+    if world_size < 2:
+        raise ValueError(f"ring_link needs a ring of two ranks or more, got world_size={world_size}")
+    messages = 2 * (world_size - 1)
+    return Link(latency_s=fit.alpha_s / messages, bandwidth_GBps=fit.beta_GBps * messages / world_size)
 
 
 def karp_flatt(seconds_of_one: float, seconds: float, world_size: int) -> float:

@@ -72,7 +72,37 @@ def test_the_link_of_a_collective_and_its_share_of_a_socket():
     rows = [row(f"test_all_reduce[2ranks-{n}B]", 1e-3 + n / 1e9, nbytes=n) for n in (4, 2**16, 2**24)]
     rows.append(row("test_socket[2ranks]", 0.01, nbytes=2**24, algbw_GBps=2.0))
     (found,) = experiments(rows)
-    assert "alpha = 1 ms, beta = 1 GB/s, at most 0% off" in found.sentence and "50% of it" in found.sentence
+    assert "measured: alpha = 1 ms, beta = 1 GB/s, 50% of a plain socket" in found.sentence
+    assert found.error == pytest.approx(0) and set(found.plot.lines) == {"model", "a plain socket"}
+
+
+def test_many_ranks_are_predicted_by_the_virtual_clock():
+    link = fit_link({n: 2 * (1e-4 + n / 2 / 1e9) for n in (4, 2**16, 2**24)})  # a ring of two on 0.1 ms and 1 GB/s
+    rows = [row(f"test_all_reduce[2ranks-{n}B]", link.seconds(n), nbytes=n) for n in (4, 2**16, 2**24)]
+    rows += [row(f"test_weak_scaling[{n}ranks]", 1.0 + n / 10, steps=2, gradient_bytes=1_024_000) for n in (1, 2)]
+    found = found_of(rows)["weak scaling of a training step"]
+    predicted = dict(found.plot.lines["prediction by the virtual clock"])
+    for ranks in (2, 64, 1024):
+        ring_s = 2 * (ranks - 1) * (1e-4 + 1_024_000 / ranks / 1e9)
+        assert predicted[ranks] == pytest.approx(100 * 1.1 / (1.1 + 2 * ring_s), rel=1e-4)
+    assert "Prediction, not measured" in found.sentence and f"1024 ranks {predicted[1024]:.0f}%" in found.sentence
+
+
+def test_the_memory_of_the_first_worker():
+    name = "test_data_parallel[1ranks-1MB-2workers]"
+    skewed = [row(name, 0.2, first_worker_bytes_over_others=1.5), row(f"{name} [plain]", 0.1)]
+    even = [row(name, 0.1, first_worker_bytes_over_others=1.0), row(f"{name} [plain]", 0.1)]
+    assert "1.50 times the memory" in experiments(skewed)[0].sentence
+    assert "Use a process for each device" in experiments(skewed)[0].sentence
+    assert "No worker needs more memory" in experiments(even)[0].sentence
+
+
+def test_versions_of_pagerank():
+    rows = [row(f"test_version[1ranks-er10-{name}]", seconds) for name, seconds in (("v0-f64", 0.4), ("v1-f32", 0.1))]
+    (found,) = experiments(rows)
+    assert "v1-f32 is the fastest, v0-f64 takes 4.0 times as long" in found.sentence
+    assert found.plot.points["f64"][0][:2] == ("v0", pytest.approx(2000))
+    assert experiments(rows[:1]) == []
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "uncompiled": set(),
     "worlds": {"clock", "cores", "errors", "faults", "uncompiled"},
     "checks": {"errors"},
-    "bench": {"cores", "errors"},
+    "bench": {"clock", "cores", "errors"},
     "report": {"bench", "errors"},
     "harness": {"bench", "errors", "faults", "report", "strategies", "worlds"},
     "strategies": {"faults", "worlds"},

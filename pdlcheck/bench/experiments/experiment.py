@@ -1,0 +1,58 @@
+"""What one experiment says: a sentence with a verdict, and the points and lines of its plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Experiment", "Plot", "Point"]
+
+
+class Point(NamedTuple):
+    """A measured value with its 95 % interval. ``x`` is a number, or the name of a category."""
+
+    x: float | str
+    y: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Measured points beside the lines of models, ideals and limits.
+
+    Args:
+        x: title of the axis, with its unit.
+        y: title of the axis, with its unit.
+        points: measured, by the name of their series.
+        lines: ``(x, y)`` in the order of x, by name. One that is a prediction says so in its name.
+        log_x: the axis is logarithmic.
+        log_y: the axis is logarithmic.
+    """
+
+    x: str
+    y: str
+    points: Mapping[str, Sequence[Point]]
+    lines: Mapping[str, Sequence[tuple[float | str, float]]] = field(default_factory=dict)
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What was measured beside what a model says.
+
+    Args:
+        title: the question.
+        sentence: measured values, the model, and what follows.
+        error: the largest relative difference between them; None where the model predicts a side or nothing.
+        held: whether the difference is within what the model claims; None where it claims nothing.
+        plot: the same to look at.
+    """
+
+    title: str
+    sentence: str
+    error: float | None = None
+    held: bool | None = None
+    plot: Plot | None = None

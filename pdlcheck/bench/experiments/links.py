@@ -1,0 +1,77 @@
+"""Collectives and messages by size: latency and bandwidth, beside a plain socket of the same run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from pdlcheck.bench.experiments.experiment import Experiment, Plot
+from pdlcheck.bench.experiments.rows import Rows, as_ms, as_ranks
+from pdlcheck.bench.models import LinkFit, fit_link
+
+__all__ = ["fits_of", "links"]
+
+_TESTS = ("test_all_reduce", "test_reduce_scatter", "test_all_gather", "test_broadcast", "test_ping_pong")
+
+
+def links(rows: Rows) -> Iterable[Experiment]:
+    """One experiment for each operation and number of ranks, of three sizes or more."""
+    for test in _TESTS:
+        for ranks, fits in fits_of(rows, test).items():
+            yield _link(rows, test, ranks, fits)
+
+
+def fits_of(rows: Rows, test: str) -> dict[int, dict[str, LinkFit]]:
+    """The lines through the sizes of an operation, by number of ranks and function."""
+    seconds: dict[tuple[int, str], dict[int, float]] = defaultdict(dict)
+    for (ranks, rest), ways in rows.of(test).items():
+        for way, value in ways.items():
+            seconds[ranks, way][rows.facts(test, ranks, rest, way)["nbytes"]] = value
+    found: dict[int, dict[str, LinkFit]] = defaultdict(dict)
+    for (ranks, way), by_size in sorted(seconds.items()):
+        if len(by_size) > 2 and ranks > 1:
+            found[ranks][way] = fit_link(by_size)
+    return dict(found)
+
+
+def _link(rows: Rows, test: str, ranks: int, fits: dict[str, LinkFit]) -> Experiment:
+    roof = _socket_GBps(rows, ranks)
+    sentences, points, lines, sizes = [], {}, {}, []
+    for way, fit in fits.items():
+        name = way or ("pdlcheck" if len(fits) > 1 else "measured")
+        half_MB = fit.alpha_s * fit.beta_GBps * 1e3
+        share = f", {fit.beta_GBps / roof:.0%} of a plain socket" if roof else ""
+        sentences.append(
+            f"{name}: alpha = {as_ms(fit.alpha_s)}, beta = {fit.beta_GBps:.3g} GB/s{share}; half of the "
+            f"bandwidth is reached at {half_MB:.3g} MB; the line is at most {fit.worst_error:.0%} off."
+        )
+        of_way = [
+            (rows.facts(test, ranks, rest, way)["nbytes"], rest)
+            for (size, rest), ways in rows.of(test).items()
+            if size == ranks and way in ways
+        ]
+        sizes = sorted(nbytes for nbytes, _ in of_way)
+        points[name] = [rows.point(nbytes, test, ranks, rest, way) for nbytes, rest in sorted(of_way)]
+        lines["model" if name == "measured" else f"model of {name}"] = [(nbytes, 1e3 * fit.seconds(nbytes)) for nbytes in _between(sizes)]
+    if roof:
+        sentences.append(f"A plain socket reaches {roof:.3g} GB/s.")
+        lines["a plain socket"] = [(nbytes, nbytes / roof / 1e6) for nbytes in _between(sizes)]
+    return Experiment(
+        f"{test.removeprefix('test_')}, {as_ranks(ranks)}: latency and bandwidth",
+        " ".join(sentences),
+        max(fit.worst_error for fit in fits.values()),
+        plot=Plot("bytes", "milliseconds", points, lines, log_x=True, log_y=True),
+    )
+
+
+def _socket_GBps(rows: Rows, ranks: int) -> float | None:
+    for (size, rest), _ in rows.of("test_socket").items():
+        if size == ranks:
+            return float(rows.facts("test_socket", size, rest)["algbw_GBps"])
+    return None
+
+
+def _between(sizes: list[int], count: int = 40) -> list[int]:
+    """Sizes for a smooth line on a logarithmic axis."""
+    first, last = sizes[0], sizes[-1]
+    return [round(first * (last / first) ** (k / (count - 1))) for k in range(count)]
