@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from pdlcheck.bench.experiments.experiment import Experiment, Plot
+from pdlcheck.bench.experiments.experiment import Experiment, Plot, Point
 from pdlcheck.bench.experiments.rows import Rows, as_ms, as_ranks
 from pdlcheck.bench.models import LinkFit, fit_link
 
@@ -36,7 +36,10 @@ def fits_of(rows: Rows, test: str) -> dict[int, dict[str, LinkFit]]:
 
 def _link(rows: Rows, test: str, ranks: int, fits: dict[str, LinkFit]) -> Experiment:
     roof = _socket_GBps(rows, ranks)
-    sentences, points, lines, sizes = [], {}, {}, []
+    sentences: list[str] = []
+    points: dict[str, list[Point]] = {}
+    lines: dict[str, list[tuple[float | str, float]]] = {}
+    sizes: list[int] = []
     for way, fit in fits.items():
         name = way or ("pdlcheck" if len(fits) > 1 else "measured")
         half_MB = fit.alpha_s * fit.beta_GBps * 1e3
@@ -45,14 +48,15 @@ def _link(rows: Rows, test: str, ranks: int, fits: dict[str, LinkFit]) -> Experi
             f"{name}: alpha = {as_ms(fit.alpha_s)}, beta = {fit.beta_GBps:.3g} GB/s{share}; half of the "
             f"bandwidth is reached at {half_MB:.3g} MB; the line is at most {fit.worst_error:.0%} off."
         )
-        of_way = [
+        places = sorted(
             (rows.facts(test, ranks, rest, way)["nbytes"], rest)
             for (size, rest), ways in rows.of(test).items()
             if size == ranks and way in ways
-        ]
-        sizes = sorted(nbytes for nbytes, _ in of_way)
-        points[name] = [rows.point(nbytes, test, ranks, rest, way) for nbytes, rest in sorted(of_way)]
-        lines["model" if name == "measured" else f"model of {name}"] = [(nbytes, 1e3 * fit.seconds(nbytes)) for nbytes in _between(sizes)]
+        )
+        sizes = [nbytes for nbytes, _ in places]
+        points[name] = [rows.point(nbytes, test, ranks, rest, way) for nbytes, rest in places]
+        model = "model" if name == "measured" else f"model of {name}"
+        lines[model] = [(nbytes, 1e3 * fit.seconds(nbytes)) for nbytes in _between(sizes)]
     if roof:
         sentences.append(f"A plain socket reaches {roof:.3g} GB/s.")
         lines["a plain socket"] = [(nbytes, nbytes / roof / 1e6) for nbytes in _between(sizes)]

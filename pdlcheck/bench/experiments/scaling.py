@@ -18,7 +18,7 @@ _MANY = (64, 256, 1024)  # ranks that are predicted
 
 
 def strong_scaling(rows: Rows) -> Iterable[Experiment]:
-    """The global batch stays: speed-up and serial fraction; the largest number of ranks is predicted from the others."""
+    """The global batch stays: speed-up and serial fraction; the largest number is predicted from the others."""
     test = "test_strong_scaling"
     seconds = rows.by_ranks(test)
     if 1 not in seconds or len(seconds) < 2:
