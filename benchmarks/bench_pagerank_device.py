@@ -65,7 +65,8 @@ def test_dense_round(
 
     floor_s = 4 * n * n / copied_per_s(device)
     others = {"1 round": lambda: ranks(1)}
-    scores = rank_benchmark(lambda: ranks(201), against=others, iterations=1, facts={"N": n, "floor_s": floor_s})
+    facts = {"N": n, "floor_s": floor_s, "parts": [*others]}
+    scores = rank_benchmark(lambda: ranks(201), against=others, iterations=1, facts=facts)
     assert float(scores.sum()) == pytest.approx(1, abs=1e-3)
 
 
@@ -90,7 +91,7 @@ def test_sparse_round(
             torch.index_select(values, 0, ids, out=found)
 
     floor_s = 4 * graph.num_edges / copied_per_s(device) * CHECK_EVERY
-    facts = {"rounds": CHECK_EVERY, "edges": graph.num_edges, "floor_s": floor_s}
+    facts = {"rounds": CHECK_EVERY, "edges": graph.num_edges, "floor_s": floor_s, "parts": ["gather"]}
     rank_benchmark(lambda: rounds.advance(CHECK_EVERY), against={"gather": gathers}, facts=facts)
 
 

@@ -115,4 +115,5 @@ def test_bubble_of_sleeping_stages(
 
     whole, half = pipeline(STAGE_S), pipeline(STAGE_S / 2)
     others = {"half of T": lambda: half.step(x, x)}
-    rank_benchmark(lambda: whole.step(x, x), against=others, iterations=1, facts={"stage_s": STAGE_S})
+    facts = {"stage_s": STAGE_S, "parts": [*others]}
+    rank_benchmark(lambda: whole.step(x, x), against=others, iterations=1, facts=facts)

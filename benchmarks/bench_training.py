@@ -57,7 +57,8 @@ def local(data: Data) -> None:
 @pytest.mark.benchmark(group="epoch of the function network")
 def test_epoch_against_the_floor(rank_benchmark: Any, device: torch.device) -> None:
     data = tuple(part.to(device) for part in function_samples())
-    rank_benchmark(synchronous, data, against={"floor": floor, "local": local}, iterations=1)
+    others = {"floor": floor, "local": local}
+    rank_benchmark(synchronous, data, against=others, iterations=1, facts={"parts": ["floor"]})
 
 
 def naive(model: nn.Module, sync_every: int | None, step: int) -> None:
@@ -104,4 +105,5 @@ def test_sync_every(
         functools.partial(epoch, first),
         against={name: functools.partial(epoch, k) for k, name in names.items()},
         iterations=1,
+        facts={"parts": [*names.values()]},
     )

@@ -7,12 +7,15 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from pdlcheck import __version__
 from pdlcheck.benchmarking.command import add_bench_command, run_bench_command
 from pdlcheck.comparison.command import add_compare_command, run_compare_command
 from pdlcheck.exit_codes import FAILED, HELD, INTERRUPTED, USAGE
+from pdlcheck.presentation.command import add_report_command, run_report_command
 from pdlcheck.ranking.command import add_pagerank_command, run_pagerank_command
+from pdlcheck.report.files import why_not_writable
 from pdlcheck.worlds.registry import worlds_on
 
 __all__ = ["main"]
@@ -28,6 +31,7 @@ examples:
                                          the suites of one primitive on your own function
   pdlcheck bench --json a.json           the speed of the primitives here, 3 minutes
   pdlcheck compare a.json b.json         what became slower from one run to the next
+  pdlcheck report a.json                 the run as a page: sentences, plots, tables
   pdlcheck pagerank edges.txt --top 20   the best nodes of a file of edges, within 1e-8 of the truth
   pdlcheck doctor                        what is there, and the command for what is not
 """
@@ -69,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "verify": _verify,
         "bench": run_bench_command,
         "compare": run_compare_command,
+        "report": run_report_command,
         "pagerank": run_pagerank_command,
         "doctor": _doctor,
     }
@@ -113,8 +118,10 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="run only the suites of primitive NAME, on your own function; may be repeated",
     )
+    verify.add_argument("--json", metavar="FILE", type=Path, help="write what was found, for `pdlcheck report`")
     add_bench_command(commands, raw)
     add_compare_command(commands, raw)
+    add_report_command(commands, raw)
     add_pagerank_command(commands, raw)
     doctor = commands.add_parser(
         "doctor",
@@ -131,10 +138,14 @@ def _verify(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
     from rich.console import Console
 
     from pdlcheck.verification.run import UsageError, verify
+    from pdlcheck.verification.saved import save_verification
 
+    path: Path | None = arguments.json and arguments.json.absolute()
+    if path is not None and (why := why_not_writable(path)):  # before minutes of tests, not after
+        parser.exit(USAGE, f"pdlcheck verify: --json {arguments.json} cannot be written: {why}\n")
     sys.path.insert(0, os.getcwd())  # where the user's own function is found, as `python -m` does
     try:
-        held = verify(
+        found = verify(
             Console(highlight=False),
             worlds=arguments.world,
             examples=arguments.examples,
@@ -146,7 +157,9 @@ def _verify(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
         parser.exit(FAILED, f"pdlcheck verify: {error}\n")
     except KeyboardInterrupt:
         parser.exit(INTERRUPTED, "pdlcheck verify: interrupted\n")
-    return HELD if held else FAILED
+    if path is not None:
+        save_verification(path, found)
+    return HELD if found.held else FAILED
 
 
 def _doctor(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from rich.text import Text
 from pdlcheck.bench.experiments import experiments
 from pdlcheck.bench.passes import merge_rows
 from pdlcheck.benchmarking.follower import Follower, facts_of
+from pdlcheck.report.files import why_not_writable
 from pdlcheck.report.measured import machine_text, measured_table
 from pdlcheck.report.progress import console_on_stdout
 from pdlcheck.report.tables import BAD, GOOD, SKIPPED, count, heading, line
@@ -136,16 +137,8 @@ def _world(plan: Plan) -> str:
 
 def _require_writable(path: Path | None) -> None:
     """Before minutes of measuring, not after."""
-    if path is None:
-        return
-    is_new = not path.exists()
-    try:
-        with path.open("ab"):
-            pass
-        if is_new:
-            path.unlink()
-    except OSError as error:
-        raise UsageError(f"--json {path} cannot be written: {error.strerror}") from None
+    if path is not None and (why := why_not_writable(path)):
+        raise UsageError(f"--json {path} cannot be written: {why}")
 
 
 def _merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pdlcheck.exit_codes import FAILED, HELD, USAGE
 
-__all__ = ["add_compare_command", "run_compare_command"]
+__all__ = ["add_compare_command", "limit_of", "run_compare_command"]
 
 DESCRIPTION = """\
 Compare runs of benchmarks, machines or commits, with the first one:
@@ -41,7 +41,7 @@ def add_compare_command(commands: Any, formatter: type[argparse.HelpFormatter]) 
     parser.add_argument(
         "--limit",
         metavar="RATIO",
-        type=_limit,
+        type=limit_of,
         default=1.1,
         help="how much more time makes a row slower; default: %(default)s",
     )
@@ -79,7 +79,8 @@ def run_compare_command(parser: argparse.ArgumentParser, arguments: argparse.Nam
     return FAILED if apart or any(one.slower for one in found) else HELD
 
 
-def _limit(text: str) -> float:
+def limit_of(text: str) -> float:
+    """Read the argument of ``--limit``."""
     try:
         limit = float(text)
     except ValueError:

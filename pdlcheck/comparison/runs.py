@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Measured", "Run", "UnreadableRun", "read_run", "short_names"]
+__all__ = ["Measured", "Run", "UnreadableRun", "read_json", "read_run", "run_of", "short_names"]
 
 
 class UnreadableRun(Exception):
@@ -57,12 +57,29 @@ def read_run(path: Path) -> Run:
     Raises:
         UnreadableRun: it does not exist, is no JSON, or not of pytest-benchmark.
     """
+    return run_of(path, read_json(path))
+
+
+def read_json(path: Path) -> Any:
+    """Read a file.
+
+    Raises:
+        UnreadableRun: it does not exist, or is no JSON.
+    """
     try:
-        found = json.loads(path.read_text())
+        return json.loads(path.read_text())
     except OSError as error:
         raise UnreadableRun(f"{path}: {error.strerror}") from None
     except (RecursionError, ValueError) as error:
         raise UnreadableRun(f"{path} is no JSON: {error}") from None
+
+
+def run_of(path: Path, found: Any) -> Run:
+    """Return the run that is the content of a file.
+
+    Raises:
+        UnreadableRun: it is not of pytest-benchmark.
+    """
     try:
         rows = {row["fullname"]: _measured(row) for row in found["benchmarks"]}
         machine = _machine(found.get("machine_info") or {})

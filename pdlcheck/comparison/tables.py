@@ -17,7 +17,16 @@ from pdlcheck.comparison.runs import Run, short_names
 from pdlcheck.report.measured import seconds_text
 from pdlcheck.report.tables import BAD, GOOD, count
 
-__all__ = ["as_json", "as_markdown", "print_comparisons"]
+__all__ = [
+    "as_json",
+    "as_markdown",
+    "machine_lines",
+    "markdown_table",
+    "pair_cells",
+    "pair_titles",
+    "print_comparisons",
+    "sentences",
+]
 
 _STYLES = {"slower": BAD, "faster": GOOD, "unclear": "dim", "reference": "dim", "as fast": ""}
 
@@ -28,26 +37,26 @@ def print_comparisons(console: Console, found: Sequence[Comparison], limit: floa
     console.print(_machines(runs))
     for one in found:
         table = Table(box=box.SIMPLE_HEAD)
-        for place, title in enumerate(_titles(one)):
+        for place, title in enumerate(pair_titles(one)):
             table.add_column(title, justify="left" if place == 0 else "right", no_wrap=True)
         for pair in one.pairs:
-            table.add_row(*map(Text, _cells(pair)), style=_STYLES[pair.verdict])
+            table.add_row(*map(Text, pair_cells(pair)), style=_STYLES[pair.verdict])
         wide = Console(width=400).measure(table).maximum
         Console(width=max(console.width, wide), highlight=False).print(table)
-        for sentence in _sentences(one, limit):
+        for sentence in sentences(one, limit):
             console.print(Text(sentence), soft_wrap=True)
 
 
 def as_markdown(found: Sequence[Comparison], limit: float) -> str:
     """Return the same as Markdown: the rows that changed first, all rows folded."""
     runs = [found[0].base, *(one.other for one in found)]
-    parts = [_markdown(["", *short_names(runs)], [[name, *values] for name, values in _facts(runs)])]
+    parts = [markdown_table(["", *short_names(runs)], [[name, *values] for name, values in machine_lines(runs)])]
     for one in found:
-        parts.append("\n".join(_sentences(one, limit)))
+        parts.append("\n".join(sentences(one, limit)))
         changed = [pair for pair in one.pairs if pair.verdict in ("slower", "faster")]
         if changed:
-            parts.append(_markdown(_titles(one), [_cells(pair) for pair in changed]))
-        table = _markdown(_titles(one), [_cells(pair) for pair in one.pairs])
+            parts.append(markdown_table(pair_titles(one), [pair_cells(pair) for pair in changed]))
+        table = markdown_table(pair_titles(one), [pair_cells(pair) for pair in one.pairs])
         parts.append(f"<details><summary>all {count(len(one.pairs), 'row')}</summary>\n\n{table}\n\n</details>")
     return "\n\n".join(parts) + "\n"
 
@@ -79,12 +88,14 @@ def as_json(found: Sequence[Comparison], limit: float) -> str:
     return json.dumps({"limit": limit, "machines": machines, "comparisons": comparisons}, indent=1)
 
 
-def _titles(one: Comparison) -> list[str]:
+def pair_titles(one: Comparison) -> list[str]:
+    """The columns of the table of a comparison."""
     base, other = short_names([one.base, one.other])
     return ["benchmark", base, other, "ratio of times (95 %)", "judged by (95 %)", "verdict"]
 
 
-def _cells(pair: Pair) -> list[str]:
+def pair_cells(pair: Pair) -> list[str]:
+    """A row of that table."""
     judged = f"{_interval(pair.relative)} {'of its ratio' if pair.is_paired else 'less the shift'}"
     return [
         pair.name,
@@ -100,7 +111,8 @@ def _interval(found: Any) -> str:
     return f"{value:.2f} ({low:.2f} .. {high:.2f})" if high < 1000 else f"{value:.2f}"
 
 
-def _sentences(one: Comparison, limit: float) -> list[str]:
+def sentences(one: Comparison, limit: float) -> list[str]:
+    """The verdict, and what it does not cover."""
     base, other = short_names([one.base, one.other])
     slower = one.slower
     verdict = f"no row of {other} is slower than in {base} by {limit:g} or more, as far as {one.passes} passes show"
@@ -122,7 +134,7 @@ def _sentences(one: Comparison, limit: float) -> list[str]:
     return found
 
 
-def _facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+def machine_lines(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """What the machines and commits are; a line where all runs agree has its value once."""
     names = dict.fromkeys(name for run in runs for name in run.machine)
     lines = [(name, [run.machine.get(name, "-") for run in runs]) for name in names]
@@ -133,11 +145,12 @@ def _machines(runs: Sequence[Run]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for title in ("", *short_names(runs)):
         table.add_column(title, overflow="fold")
-    for name, values in _facts(runs):
+    for name, values in machine_lines(runs):
         table.add_row(name, *map(Text, values))
     return table
 
 
-def _markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

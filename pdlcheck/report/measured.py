@@ -4,35 +4,62 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["bytes_text", "machine_text", "measured_table", "seconds_text"]
+from pdlcheck.bench.roofs import shares_of_roof
 
+__all__ = ["Cell", "bytes_text", "machine_text", "measured_cells", "measured_table", "seconds_text"]
+
+Row = tuple[str, Mapping[str, Any]]  # name and facts
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns"))
 
 
-def measured_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+class Cell(NamedTuple):
+    """What a cell of a table says, and the number to sort it by, if there is one."""
+
+    text: str
+    value: float | None = None
+
+
+def measured_table(rows: Sequence[Row]) -> Table:
     """Return a table of rows: their names, and the facts of :func:`pdlcheck.bench.measurement.combine`.
 
     The row of a function is followed by those of the functions that it is compared with.
     """
     title = "rank benchmarks: median over rounds of the slowest rank"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("benchmark", no_wrap=True)
-    shown = [column for column in _COLUMNS if any(column[1](facts) for _, facts in rows)]
-    for title in ("time", "95 %", "first row / this one", *(title for title, _ in shown)):
-        table.add_column(title, justify="right", no_wrap=True)
-    over: Mapping[str, Sequence[float]] = {}
+    titles, lines = measured_cells(rows)
+    for place, column in enumerate(titles):
+        table.add_column(column, justify="right" if place else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*(Text(cell.text) for cell in line))
+    return table
+
+
+def measured_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[Cell]]]:
+    """Return the titles and the lines of that table; a column that all rows leave empty is left out."""
+    shares = shares_of_roof(rows)
+    lines, over = [], dict[str, Sequence[float]]()
     for name, facts in rows:
         over = over if "way" in facts else facts.get("over", {})
-        ratio = _ratio(over.get(facts.get("way", "")))
-        times = (seconds_text(facts["median_s"]), _spread(facts), ratio)
-        table.add_row(Text(name), *times, *(text(facts) for _, text in shown))
-    return table
+        share = shares.get(name)
+        lines.append(
+            [
+                Cell(name),
+                Cell(seconds_text(facts["median_s"]), facts["median_s"]),
+                _spread(facts),
+                _ratio(over.get(facts.get("way", ""))),
+                *(column(facts) for _, column in _COLUMNS),
+                Cell("") if share is None else Cell(f"{share.value:.0%} {share.roof}", share.value),
+            ]
+        )
+    titles = ["benchmark", "time", "95 %", "first row / this one", *(title for title, _ in _COLUMNS), "of the roof"]
+    shown = [place for place in range(len(titles)) if place < 4 or any(line[place].text for line in lines)]
+    return [titles[place] for place in shown], [[line[place] for place in shown] for line in lines]
 
 
 def seconds_text(seconds: float) -> str:
@@ -61,28 +88,32 @@ def bytes_text(nbytes: int | None) -> str:
     return f"{size:.4g} {units[0]}"
 
 
-def _spread(facts: Mapping[str, Any]) -> str:
+def _spread(facts: Mapping[str, Any]) -> Cell:
     if facts["median_low_s"] == facts["median_high_s"]:
-        return ""  # of a single round
+        return Cell("")  # of a single round
     low, high = (facts[key] / facts["median_s"] - 1 for key in ("median_low_s", "median_high_s"))
-    return f"{low:+.0%} {high:+.0%}"
+    return Cell(f"{low:+.0%} {high:+.0%}", high - low)
 
 
-def _ratio(found: Sequence[float] | None) -> str:
-    return "" if found is None else f"{found[0]:.2f} ({found[1]:.2f} .. {found[2]:.2f})"
+def _ratio(found: Sequence[float] | None) -> Cell:
+    return Cell("") if found is None else Cell(f"{found[0]:.2f} ({found[1]:.2f} .. {found[2]:.2f})", found[0])
 
 
-def _number(facts: Mapping[str, Any], key: str) -> str:
-    return f"{facts[key]:.3g}" if facts.get(key) is not None else ""
+def _number(key: str) -> Callable[[Mapping[str, Any]], Cell]:
+    return lambda facts: Cell(f"{facts[key]:.3g}", facts[key]) if facts.get(key) is not None else Cell("")
 
 
-_COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
-    ("bytes", lambda facts: bytes_text(facts.get("nbytes"))),
-    ("algbw GB/s", lambda facts: _number(facts, "algbw_GBps")),
-    ("busbw GB/s", lambda facts: _number(facts, "busbw_GBps")),
-    ("#wrong", lambda facts: str(facts.get("wrong", ""))),
-    ("device memory", lambda facts: bytes_text(facts.get("device_peak_bytes"))),
-    ("host memory", lambda facts: bytes_text(facts.get("host_peak_bytes"))),
+def _bytes(key: str) -> Callable[[Mapping[str, Any]], Cell]:
+    return lambda facts: Cell(bytes_text(facts.get(key)), facts.get(key))
+
+
+_COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], Cell]], ...] = (
+    ("bytes", _bytes("nbytes")),
+    ("algbw GB/s", _number("algbw_GBps")),
+    ("busbw GB/s", _number("busbw_GBps")),
+    ("#wrong", _number("wrong")),
+    ("device memory", _bytes("device_peak_bytes")),
+    ("host memory", _bytes("host_peak_bytes")),
 )
 
 

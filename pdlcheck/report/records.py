@@ -15,6 +15,7 @@ __all__ = [
     "ReplicaTraining",
     "Row",
     "SuiteRun",
+    "Verification",
     "WorldTrial",
     "rows",
     "skip_reasons",
@@ -146,6 +147,22 @@ class ReplicaTraining:
     @property
     def held(self) -> bool:
         return all(run.bitwise_equal and run.difference <= self.allowed for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All that ``pdlcheck verify`` found; what was not run is None. ``held``: all of it, on all worlds asked for.
+
+    ``left_out`` says why LeNet was not trained, if so.
+    """
+
+    worlds: Sequence[WorldTrial]
+    suites: SuiteRun
+    packages: PackageRanking | None
+    replicas: ReplicaTraining | None
+    held: bool
+    seconds: float
+    left_out: str = ""
 
 
 @dataclass(frozen=True)

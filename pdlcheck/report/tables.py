@@ -18,6 +18,7 @@ from pdlcheck.report.records import (
     PropertyRecord,
     ReplicaTraining,
     Row,
+    WorldTrial,
 )
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "replicas_table",
     "row_line",
     "suites_table",
+    "trial_line",
     "verdict",
 ]
 
@@ -70,6 +72,13 @@ def count(number: int, noun: str) -> str:
     """``1 property``, ``2 properties``, ``3 examples``."""
     plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
     return f"{number} {noun if number == 1 else plural}"
+
+
+def trial_line(trial: WorldTrial) -> str:
+    """Whether a world works, in one line."""
+    if trial.works:
+        return f"{trial.name}: {count(trial.ranks, 'rank')} ran in {trial.seconds:.1f} s"
+    return f"{trial.name}: left out: {trial.why}" + (f"; {trial.cure}" if trial.cure else "")
 
 
 def suites_table(rows: Sequence[Row]) -> Table:

@@ -10,8 +10,16 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from pdlcheck.report import tables
-from pdlcheck.report.records import SuiteRun, rows, skip_reasons
-from pdlcheck.report.tables import BAD, GOOD, SKIPPED, count, heading, line
+from pdlcheck.report.records import (
+    PackageRanking,
+    ReplicaTraining,
+    SuiteRun,
+    Verification,
+    WorldTrial,
+    rows,
+    skip_reasons,
+)
+from pdlcheck.report.tables import BAD, GOOD, SKIPPED, count, heading, line, trial_line
 from pdlcheck.verification.packages import DENSE_NODES, rank_packages
 from pdlcheck.verification.replicas import train_replicas
 from pdlcheck.verification.suites import UsageError, run_suites
@@ -23,8 +31,8 @@ __all__ = ["UsageError", "verify"]
 
 def verify(
     console: Console, *, worlds: Sequence[str] | None = None, examples: int = 20, subjects: Sequence[str] = ()
-) -> bool:
-    """Run everything, print it, and return whether all of it held.
+) -> Verification:
+    """Run everything, print it, and return it.
 
     Args:
         console: where it is printed; progress of the suites goes to stdout.
@@ -38,18 +46,22 @@ def verify(
     """
     start = time.perf_counter()
     _require_subjects(subjects)
-    found, held = _find_worlds(console, worlds)
+    trials = _try_worlds(console, worlds)
+    found = [trial.name for trial in trials if trial.works]
     run = SuiteRun((), 0.0, "no world works here")
     if found:
         run = run_suites(found, examples=examples, subjects=subjects)
     _show_suites(console, run)
-    held = held and run.held
+    packages, replicas, left_out = None, None, ""
     if not subjects and not run.problem:
-        held = _show_packages(console) and held
-        held = _show_replicas(console) and held
+        packages = _show_packages(console)
+        replicas, left_out = _show_replicas(console)
+    held = run.held and all(part is None or part.held for part in (packages, replicas))
+    held = held and (worlds is None or len(found) == len(trials))
+    seconds = time.perf_counter() - start
     console.print()
-    line(console, _summary(run, held, time.perf_counter() - start), style=GOOD if held else BAD)
-    return held
+    line(console, _summary(run, held, seconds), style=GOOD if held else BAD)
+    return Verification(trials, run, packages, replicas, held, seconds, left_out)
 
 
 def _summary(run: SuiteRun, held: bool, seconds: float) -> str:
@@ -72,19 +84,13 @@ def _require_subjects(subjects: Sequence[str]) -> None:
             raise UsageError(f"--subject: {module}:{function} is {found!r}, which cannot be called")
 
 
-def _find_worlds(console: Console, asked: Sequence[str] | None) -> tuple[list[str], bool]:
-    """The worlds that work, and whether all that were asked for do."""
+def _try_worlds(console: Console, asked: Sequence[str] | None) -> list[WorldTrial]:
     heading(console, "worlds")
-    works = []
+    trials = []
     for name in asked or sorted(worlds_on("cpu"), key=lambda name: (name != "sim", name)):  # the fastest first
-        trial = try_world(name)
-        if trial.works:
-            works.append(name)
-            line(console, f"{name}: 2 ranks ran in {trial.seconds:.1f} s")
-        else:
-            cure = f"; {trial.cure}" if trial.cure else ""
-            line(console, f"{name}: left out: {trial.why}{cure}", style=SKIPPED if asked is None else BAD)
-    return works, asked is None or len(works) == len(asked)
+        trials.append(trial := try_world(name))
+        line(console, trial_line(trial), style="" if trial.works else SKIPPED if asked is None else BAD)
+    return trials
 
 
 def _show_suites(console: Console, run: SuiteRun) -> None:
@@ -99,7 +105,7 @@ def _show_suites(console: Console, run: SuiteRun) -> None:
         tables.failure(console, record)
 
 
-def _show_packages(console: Console) -> bool:
+def _show_packages(console: Console) -> PackageRanking:
     heading(console, "PageRank of the packages of Debian 12 by their dependencies")
     ranking = rank_packages()
     bound = f"{ranking.iterations} rounds, L1 error at most {ranking.error_bound:.1e}"
@@ -117,17 +123,17 @@ def _show_packages(console: Console) -> bool:
     for agreement in ranking.agreements:
         if agreement.failure:
             line(console, agreement.failure, style=BAD)
-    return ranking.held
+    return ranking
 
 
-def _show_replicas(console: Console) -> bool:
+def _show_replicas(console: Console) -> tuple[ReplicaTraining | None, str]:
     heading(console, "LeNet on handwritten digits, synchronous SGD on 1, 2 and 4 replicas")
     try:
         training = train_replicas()
     except ImportError as error:
         line(console, f"left out: {error}", style=SKIPPED)
-        return True
+        return None, str(error)
     console.print(tables.replicas_table(training))
     line(console, training.setting)
     line(console, f"difference: from the run on one replica; held if at most {training.allowed:.0e}")
-    return training.held
+    return training, ""

@@ -27,6 +27,7 @@ class Plot:
         y: title of the axis, with its unit.
         points: measured, by the name of their series.
         lines: ``(x, y)`` in the order of x, by name. One that is a prediction says so in its name.
+        levels: values of y, by name: a limit, an ideal.
         log_x: the axis is logarithmic.
         log_y: the axis is logarithmic.
     """
@@ -35,6 +36,7 @@ class Plot:
     y: str
     points: Mapping[str, Sequence[Point]]
     lines: Mapping[str, Sequence[tuple[float | str, float]]] = field(default_factory=dict)
+    levels: Mapping[str, float] = field(default_factory=dict)
     log_x: bool = False
     log_y: bool = False
 

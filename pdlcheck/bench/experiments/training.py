@@ -25,7 +25,7 @@ def sync_every(rows: Rows) -> Iterable[Experiment]:
             continue
         t0, ts = fit_local_sgd(seconds)
         error = max(abs(t0 + (ts / k if k else 0.0) - value) / value for k, value in seconds.items())
-        times = ", ".join(f"{'never' if k is None else f'every {k}'} {as_ms(value)}" for k, value in seconds.items())
+        times = ", ".join(f"{as_ms(value)} {f'with k = {k}' if k else 'without any'}" for k, value in seconds.items())
         yield Experiment(
             f"gradients synchronised every k-th step, {sync}, {as_ranks(ranks)}",
             f"An epoch takes {times}. The model T0 + Ts / k with T0 = {as_ms(t0)}, Ts = {as_ms(ts)} is at most "

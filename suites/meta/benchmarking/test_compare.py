@@ -56,6 +56,26 @@ def test_equal_runs_are_not_told_apart_also_on_a_machine_twice_as_slow(tmp_path)
         assert "slower" not in verdicts(a, b).values() and "faster" not in verdicts(a, b).values(), seed
 
 
+def test_runs_without_any_spread_are_told_apart_too(tmp_path):
+    def constant(name, seconds):
+        rows = [
+            {
+                "name": row,
+                "fullname": row,
+                "stats": {"data": [value] * 6, "median": value},
+                "extra_info": {"pass_rounds": [2, 2, 2]},
+            }
+            for row, value in (("a", seconds), ("b", 0.1), ("c", 0.1))
+        ]
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({"benchmarks": rows}))
+        return read_run(path)
+
+    before, same, slower = constant("before", 0.1), constant("same", 0.1), constant("slower", 0.2)
+    assert [pair.verdict for pair in compare(before, same, 1.1).pairs] == ["as fast"] * 3
+    assert [pair.verdict for pair in compare(before, slower, 1.1).pairs] == ["slower", "as fast", "as fast"]
+
+
 def test_a_limit_lets_small_changes_pass(tmp_path):
     a, b = write(tmp_path, "a", seed=0), write(tmp_path, "b", seed=1, slower=1.2)
     assert verdicts(a, b, limit=1.3)["test_a[2ranks]"] in ("as fast", "unclear")

@@ -1,0 +1,1 @@
+"""``pdlcheck report``: runs and verifications as a page, as Markdown and in the terminal."""

@@ -1,0 +1,64 @@
+"""One run: its experiments, all its rows, and how the functions compare that took turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdlcheck.bench.experiments import Experiment, Plot, Point
+from pdlcheck.comparison.runs import Run
+from pdlcheck.presentation.document import Cells, Chart, Finding, Grid, Section, Tone, Words
+from pdlcheck.report.measured import measured_cells
+
+__all__ = ["experiments_section", "ratios_section", "rows_of", "rows_section"]
+
+
+def rows_of(run: Run) -> list[tuple[str, dict[str, object]]]:
+    """Name and facts of the rows that were measured on ranks."""
+    return [(row.name, {**row.facts}) for row in run.rows.values() if "median_s" in row.facts]
+
+
+def experiments_section(found: Sequence[Experiment], title: str) -> Section:
+    """A finding for each experiment; those whose model does not hold come first."""
+    verdicts: dict[bool | None, tuple[str, Tone]] = {
+        True: ("the model holds", "good"),
+        False: ("the model does not hold", "bad"),
+        None: ("", ""),
+    }
+    ordered = sorted(found, key=lambda one: one.held is not False)
+    return Section(title, [Finding(one.title, one.sentence, *verdicts[one.held], one.plot) for one in ordered])
+
+
+def ratios_section(run: Run, title: str) -> Section | None:
+    """Every function beside those that it took turns with."""
+    points = [
+        Point(f"{name} / {way}", *ratio)
+        for name, facts in rows_of(run)
+        for way, ratio in _ratios(facts)
+        if ratio[0] > 0
+    ]
+    if not points:
+        return None
+    plot = Plot("", "time of the function / time of the other", {"ratio": points}, log_y=True, levels={"as fast": 1.0})
+    words = (
+        "Below 1 the function is faster than the other one. A line is the 95 % interval; where it crosses 1, the run "
+        "does not tell them apart."
+    )
+    return Section(title, [Words(words), Chart("ratio of times, with intervals", plot)])
+
+
+def _ratios(facts: dict[str, object]) -> list[tuple[str, Sequence[float]]]:
+    """Without functions that are a part of the first one, or a limit of it."""
+    over, parts = facts.get("over"), facts.get("parts")
+    left_out = parts if isinstance(parts, list) else []
+    return [(way, ratio) for way, ratio in over.items() if way not in left_out] if isinstance(over, dict) else []
+
+
+def rows_section(run: Run, title: str) -> Section | None:
+    """The table of all rows."""
+    rows = rows_of(run)
+    if not rows:
+        return None
+    columns, lines = measured_cells(rows)
+    marked = [Cells(line, minor="way" in facts) for line, (_, facts) in zip(lines, rows, strict=True)]
+    words = "The median over rounds of the slowest rank, with the 95 % interval of the median."
+    return Section(title, [Words(words), Grid(title, columns, marked, "functions that others are compared with")])
