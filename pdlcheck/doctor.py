@@ -23,7 +23,7 @@ from pdlcheck.worlds.mpi.job import find_mpiexec, why_not
 __all__ = ["examine"]
 
 REQUIRED = ("numpy", "scipy", "networkx", "numba", "pytest", "hypothesis", "pytest-benchmark")
-OPTIONAL = {"dgl": "dgl", "scikit-learn": "data", "pyarrow": "parquet", "matplotlib": "report"}  # and their extras
+OPTIONAL = {"dgl": "dgl", "scikit-learn": "data", "pyarrow": "parquet", "altair": "report"}  # and their extras
 NEEDED = {"dgl": ", on Python 3.11"}  # beside the command
 REQUIRED_WORLDS = ("gloo", "sim")
 PACKAGES = {"scikit-learn": "sklearn", "pytest-benchmark": "pytest_benchmark"}  # where the names differ
