@@ -52,9 +52,8 @@ def rejected(tmp_path_factory):
     """The run that has to fail, once for the tests that read it."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "mine.py").write_text(MINE)
-    return folder, run(
-        "verify", "--world", "sim", "--examples", "5", "--subject", "ring_pass=mine:wrong", folder=folder
-    )
+    arguments = ("--world", "sim", "--examples", "5", "--subject", "ring_pass=mine:wrong", "--json", "found.json")
+    return folder, run("verify", *arguments, folder=folder)
 
 
 def test_a_right_function_of_the_users_own_holds_whatever_pytest_settings_lie_around(folder):
@@ -88,6 +87,13 @@ def test_the_replay_command_shows_the_same_failure(rejected):
     again = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert again.returncode == 1
     assert "wrong: rank 1 holds" in again.stdout
+
+
+def test_the_json_file_of_a_verification_makes_a_report(rejected):
+    folder, _ = rejected
+    assert main(["report", str(folder / "found.json"), "--output", str(folder / "found.md")]) == 0
+    text = (folder / "found.md").read_text()
+    assert "failing: NOT all held" in text and "wrong: rank 1 holds" in text and "Run it again: `python " in text
 
 
 def test_every_primitive_shows_its_progress_on_a_line_of_its_own(rejected):
