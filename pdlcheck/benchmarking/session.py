@@ -23,7 +23,7 @@ from pdlcheck.benchmarking.follower import Follower, facts_of
 from pdlcheck.report.files import why_not_writable
 from pdlcheck.report.measured import machine_text, measured_table
 from pdlcheck.report.progress import console_on_stdout
-from pdlcheck.report.tables import BAD, GOOD, SKIPPED, count, heading, line
+from pdlcheck.report.tables import BAD, GOOD, SKIPPED, count, heading, line, print_whole
 
 __all__ = ["Plan", "UsageError", "run_benchmarks", "suite_names"]
 
@@ -157,7 +157,7 @@ def _show(
     heading(console, f"benchmarks on {world}, {plan.device}")
     line(console, machine_text())
     if rows:
-        Console(width=max(console.width, _natural_width(rows)), highlight=False).print(measured_table(rows))
+        print_whole(console, measured_table(rows))
     for text in [facts["row"] for _, facts in rows if "row" in facts]:
         line(console, text)
     for experiment in experiments(rows):
@@ -175,12 +175,6 @@ def _show(
     if not rows and not follower.failures:
         line(console, "nothing was measured: every benchmark was skipped", style=BAD)
     line(console, f"{count(len(rows), 'row')} in {seconds:.0f} s" + (f": {plan.json}" if plan.json else ""))
-
-
-def _natural_width(rows: Sequence[tuple[str, Any]]) -> int:
-    """Cells are not wrapped: a terminal that is narrower wraps whole lines, as with pytest-benchmark's table."""
-    wide = Console(width=400)
-    return wide.measure(measured_table(rows)).maximum
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from rich.text import Text
 from pdlcheck.comparison.pairs import Comparison, Pair
 from pdlcheck.comparison.runs import Run, short_names
 from pdlcheck.report.measured import seconds_text
-from pdlcheck.report.tables import BAD, GOOD, count
+from pdlcheck.report.tables import BAD, GOOD, count, print_whole
 
 __all__ = [
     "as_json",
@@ -41,8 +41,7 @@ def print_comparisons(console: Console, found: Sequence[Comparison], limit: floa
             table.add_column(title, justify="left" if place == 0 else "right", no_wrap=True)
         for pair in one.pairs:
             table.add_row(*map(Text, pair_cells(pair)), style=_STYLES[pair.verdict])
-        wide = Console(width=400).measure(table).maximum
-        Console(width=max(console.width, wide), highlight=False).print(table)
+        print_whole(console, table)
         for sentence in sentences(one, limit):
             console.print(Text(sentence), soft_wrap=True)
 

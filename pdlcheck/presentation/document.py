@@ -9,7 +9,7 @@ from typing import Literal
 from pdlcheck.bench.experiments import Plot
 from pdlcheck.report.measured import Cell
 
-__all__ = ["Block", "Cells", "Chart", "Document", "Failure", "Finding", "Grid", "Picture", "Section", "Tone", "Words"]
+__all__ = ["Block", "Chart", "Document", "Failure", "Finding", "Grid", "Line", "Picture", "Section", "Tone", "Words"]
 
 Tone = Literal["", "good", "bad", "doubtful"]
 
@@ -42,7 +42,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Cells:
+class Line:
     """A line of a table; ``minor`` ones can be hidden."""
 
     cells: Sequence[Cell]
@@ -56,7 +56,7 @@ class Grid:
 
     title: str
     columns: Sequence[str]
-    lines: Sequence[Cells]
+    lines: Sequence[Line]
     minor: str = ""
     can_be_sorted: bool = True
 

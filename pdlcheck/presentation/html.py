@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 from typing import Any
+from xml.sax.saxutils import quoteattr
 
 from pdlcheck import __version__
 from pdlcheck.presentation.charts import MissingLibrary, script, specification
@@ -54,4 +55,5 @@ def _drawing(picture: Picture) -> str:
 
     Its texts are escaped where it is drawn.
     """
-    return _SVG_START.sub("<svg role='img' style='width:100%;height:auto'", picture.svg, count=1)
+    start = f"<svg role='img' aria-label={quoteattr(picture.words)} style='width:100%;height:auto'"
+    return _SVG_START.sub(lambda _: start, picture.svg, count=1)

@@ -12,7 +12,7 @@ from rich.text import Text
 from pdlcheck.bench.experiments import Plot, Point
 from pdlcheck.comparison.tables import markdown_table
 from pdlcheck.presentation.document import Block, Chart, Document, Failure, Finding, Grid, Picture, Tone, Words
-from pdlcheck.report.tables import BAD, GOOD, SKIPPED, heading, line
+from pdlcheck.report.tables import BAD, GOOD, SKIPPED, heading, line, print_whole
 
 __all__ = ["as_markdown", "plot_table", "print_document"]
 
@@ -80,7 +80,7 @@ def _markdown(block: Block) -> Iterator[str]:
             yield block.words
         case Failure():
             yield f"### FAILS {block.title}"
-            yield f"```\n{block.report}\n```"
+            yield f"~~~~\n{block.report}\n~~~~"
             if block.replay:
                 yield f"Run it again: `{block.replay}`"
 
@@ -116,5 +116,4 @@ def _table(console: Console, titles: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(title, justify="right" if place else "left", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))
-    width = Console(width=1000).measure(table).maximum
-    Console(file=console.file, width=max(console.width, width), highlight=False).print(table)
+    print_whole(console, table)

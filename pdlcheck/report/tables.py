@@ -30,6 +30,7 @@ __all__ = [
     "packages_table",
     "parts_json",
     "parts_table",
+    "print_whole",
     "replicas_table",
     "row_line",
     "suites_table",
@@ -49,6 +50,12 @@ def heading(console: Console, text: str) -> None:
 def line(console: Console, text: str, *, style: str = "") -> None:
     """One line of text as it stands: no markup, and no line break at the width of the terminal."""
     console.print(Text(text, style=style), soft_wrap=True)
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table without wrapping its cells: a terminal that is narrower wraps whole lines."""
+    width = Console(width=1000).measure(table).maximum
+    Console(file=console.file, width=max(console.width, width), highlight=False).print(table)
 
 
 def verdict(row: Row) -> Text:

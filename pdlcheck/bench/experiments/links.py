@@ -26,7 +26,8 @@ def fits_of(rows: Rows, test: str) -> dict[int, dict[str, LinkFit]]:
     seconds: dict[tuple[int, str], dict[int, float]] = defaultdict(dict)
     for (ranks, rest), ways in rows.of(test).items():
         for way, value in ways.items():
-            seconds[ranks, way][rows.facts(test, ranks, rest, way)["nbytes"]] = value
+            if "nbytes" in (facts := rows.facts(test, ranks, rest, way)):  # a test of somebody else may have this name
+                seconds[ranks, way][facts["nbytes"]] = value
     found: dict[int, dict[str, LinkFit]] = defaultdict(dict)
     for (ranks, way), by_size in sorted(seconds.items()):
         if len(by_size) > 2 and ranks > 1:
@@ -51,7 +52,7 @@ def _link(rows: Rows, test: str, ranks: int, fits: dict[str, LinkFit]) -> Experi
         places = sorted(
             (rows.facts(test, ranks, rest, way)["nbytes"], rest)
             for (size, rest), ways in rows.of(test).items()
-            if size == ranks and way in ways
+            if size == ranks and way in ways and "nbytes" in rows.facts(test, ranks, rest, way)
         )
         sizes = [nbytes for nbytes, _ in places]
         points[name] = [rows.point(nbytes, test, ranks, rest, way) for nbytes, rest in places]

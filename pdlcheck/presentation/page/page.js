@@ -1,9 +1,9 @@
 "use strict";
 
+const draw = async (place) => vegaEmbed(
+  place, JSON.parse(place.firstElementChild.textContent), { renderer: "svg", actions: false });
 for (const place of document.querySelectorAll(".chart")) {
-  const specification = JSON.parse(place.firstElementChild.textContent);
-  vegaEmbed(place, specification, { renderer: "svg", actions: false })
-    .catch((error) => { place.classList.add("failed"); console.error(error); });
+  draw(place).catch((error) => { place.classList.add("failed"); console.error(error); });
 }
 
 // dark or light: what the system says, until the button is pressed

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
 from pdlcheck.bench.experiments import Experiment, Plot, Point
 from pdlcheck.comparison.runs import Run
-from pdlcheck.presentation.document import Cells, Chart, Finding, Grid, Section, Tone, Words
+from pdlcheck.presentation.document import Chart, Finding, Grid, Line, Section, Tone, Words
 from pdlcheck.report.measured import measured_cells
 
 __all__ = ["experiments_section", "ratios_section", "rows_of", "rows_section"]
 
 
 def rows_of(run: Run) -> list[tuple[str, dict[str, object]]]:
-    """Name and facts of the rows that were measured on ranks."""
-    return [(row.name, {**row.facts}) for row in run.rows.values() if "median_s" in row.facts]
+    """Name and facts of the rows; those that were not measured on ranks have a median without an interval."""
+    return [(row.name, _with_median(row.seconds) | {**row.facts}) for row in run.rows.values()]
+
+
+def _with_median(seconds: Sequence[float]) -> dict[str, object]:
+    return dict.fromkeys(("median_s", "median_low_s", "median_high_s"), statistics.median(seconds))
 
 
 def experiments_section(found: Sequence[Experiment], title: str) -> Section:
@@ -34,7 +40,7 @@ def ratios_section(run: Run, title: str) -> Section | None:
         Point(f"{name} / {way}", *ratio)
         for name, facts in rows_of(run)
         for way, ratio in _ratios(facts)
-        if ratio[0] > 0
+        if min(ratio) > 0 and math.isfinite(max(ratio))
     ]
     if not points:
         return None
@@ -59,6 +65,6 @@ def rows_section(run: Run, title: str) -> Section | None:
     if not rows:
         return None
     columns, lines = measured_cells(rows)
-    marked = [Cells(line, minor="way" in facts) for line, (_, facts) in zip(lines, rows, strict=True)]
+    marked = [Line(line, minor="way" in facts) for line, (_, facts) in zip(lines, rows, strict=True)]
     words = "The median over rounds of the slowest rank, with the 95 % interval of the median."
     return Section(title, [Words(words), Grid(title, columns, marked, "functions that others are compared with")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdlcheck.presentation.document import Block, Cells, Failure, Grid, Section, Tone, Words
+from pdlcheck.presentation.document import Block, Failure, Grid, Line, Section, Tone, Words
 from pdlcheck.report.measured import Cell
 from pdlcheck.report.records import Row, Verification, rows, skip_reasons
 from pdlcheck.report.tables import count, trial_line, verdict
@@ -27,11 +27,11 @@ def verification_section(found: Verification, title: str) -> Section:
     return Section(title, [*blocks, *_packages(found), *_replicas(found)])
 
 
-def _line(row: Row) -> Cells:
+def _line(row: Row) -> Line:
     tone: Tone = "bad" if row.failing else "doubtful" if row.skipped == row.properties else "good"
     numbers = [Cell(str(number), number) for number in (row.properties, row.examples)]
     seconds = Cell(f"{row.seconds:.1f}", row.seconds)
-    return Cells([Cell(row.primitive), Cell(row.world), *numbers, Cell(verdict(row).plain), seconds], tone)
+    return Line([Cell(row.primitive), Cell(row.world), *numbers, Cell(verdict(row).plain), seconds], tone)
 
 
 def _packages(found: Verification) -> list[Block]:
@@ -39,11 +39,11 @@ def _packages(found: Verification) -> list[Block]:
     if ranking is None:
         return []
     top = [
-        Cells([Cell(str(place), place), Cell(name), Cell(f"{score:.9f}", score)])
+        Line([Cell(str(place), place), Cell(name), Cell(f"{score:.9f}", score)])
         for place, (name, score) in enumerate(ranking.top, 1)
     ]
     agreements = [
-        Cells(
+        Line(
             [
                 Cell(one.graph),
                 Cell(str(one.num_nodes), one.num_nodes),
@@ -69,7 +69,7 @@ def _replicas(found: Verification) -> list[Block]:
     if training is None:
         return [Words(f"LeNet on replicas: left out: {found.left_out}", "doubtful")] if found.left_out else []
     lines = [
-        Cells(
+        Line(
             [
                 Cell(count(run.replicas, "replica"), run.replicas),
                 Cell(f"{run.loss:.4f}", run.loss),

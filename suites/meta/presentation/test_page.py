@@ -185,6 +185,7 @@ def test_a_screen_reader_finds_names(page_of):
             assert one.evaluate("(e) => (e.labels?.[0] ?? e).textContent.trim()"), one.evaluate("(e) => e.outerHTML")
     for one in page.locator(".chart svg").all():
         assert one.locator("xpath=ancestor-or-self::*[@aria-label]").count()
+    assert "the bubble is 20% of it" in page.locator(".drawing svg[role=img]").first.get_attribute("aria-label")
     levels = [int(one.evaluate("(e) => e.tagName[1]")) for one in page.locator("h1, h2, h3").all()]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))

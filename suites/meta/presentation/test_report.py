@@ -45,6 +45,23 @@ def test_a_later_run_is_compared_with_the_first(tmp_path):
     assert "no row of" in text and "**slower" not in text
 
 
+def test_runs_without_a_common_row_are_not_said_to_be_equal(tmp_path):
+    other = {"name": "test_own", "fullname": "own.py::test_own", "stats": {"data": [0.1, 0.3, 0.2], "median": 0.2}}
+    (tmp_path / "b.json").write_text(json.dumps({"benchmarks": [other]}))
+    text = report(tmp_path, write_run(tmp_path / "a.json"), tmp_path / "b.json", output=tmp_path / "a.md")
+    assert "have no row in common: nothing is compared**" in text and "no row of" not in text
+    assert "| test_own | 200 ms |" in text, "a row that pytest-benchmark measured has its median"
+
+
+def test_a_test_of_somebody_else_may_have_a_name_of_ours(tmp_path):
+    rows = [
+        {"name": name, "fullname": name, "stats": {"data": [0.1], "median": 0.1}, "extra_info": {"median_s": 0.1}}
+        for name in ("test_all_reduce[2ranks-a]", "test_all_reduce[2ranks-b]", "test_all_reduce[2ranks-c]")
+    ]
+    (tmp_path / "a.json").write_text(json.dumps({"benchmarks": rows}))
+    assert "3 rows, 0 experiments" in report(tmp_path, tmp_path / "a.json", output=tmp_path / "a.md")
+
+
 def test_failures_of_a_verification_are_shown_in_full(tmp_path):
     text = report(tmp_path, write_verification(tmp_path / "v.json", held=False), output=tmp_path / "a.md")
     assert "**verified: 3 properties, 1 failing: NOT all held.**" in text

@@ -418,7 +418,7 @@ def test_no_process_survives_a_killed_controller(signals):
         assert len(set(pids)) == 25
         assert all(is_running(pid) for pid in pids)
         controller.send_signal(signal.SIGKILL)
-        for _ in range(signals):  # a template notices by itself; it may be told at the same time to end
+        for _ in range(signals):  # the template also notices by itself: both come at once
             for template in filter(is_running, (pids[0], pids[12])):
                 os.kill(template, signal.SIGTERM)
             time.sleep(0.0005)
