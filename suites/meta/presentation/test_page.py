@@ -14,10 +14,7 @@ from .material import FAILURE, write_run, write_verification
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[dev]'")
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium-headless-shell"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium-headless-shell")
 
 MOST_BYTES = 2_000_000
 CONTRAST = """([ink, paper]) => {
@@ -43,7 +40,7 @@ def path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        launched = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield launched
         launched.close()
 
