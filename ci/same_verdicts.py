@@ -2,25 +2,22 @@
 
     python ci/same_verdicts.py [--only TEXT]
 
-Prints one line for each way to run it. Two hosts are two network namespaces joined by a virtual cable, each with a
-torchrun of its own: that needs root and iproute2. For srun a Slurm cluster is started: that needs root and Slurm. What
-this machine lacks is said, not failed.
+Prints one line for each way to run it. Two hosts (examples/ci/two_hosts.py) need root and iproute2. For srun a Slurm
+cluster is started: that needs root and Slurm. What this machine lacks is said, not failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import os
-import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +28,7 @@ TESTS = HERE / "verdicts" / "test_thirty.py"
 DYING = HERE / "verdicts" / "test_dying.py"
 PYTHON = sys.executable
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-o", "addopts=", "--color=no"]
+TWO_HOSTS = HERE.parent / "examples" / "ci" / "two_hosts.py"
 LIMIT_S = 300
 EXPECTED_EXIT = 1  # some tests fail on purpose
 
@@ -66,51 +64,6 @@ def torchrun(*options: str) -> list[str]:
     return [PYTHON, "-m", "torch.distributed.run", *options]
 
 
-@contextlib.contextmanager
-def two_hosts() -> Iterator[list[str]]:
-    """Two network namespaces with a cable between them: 10.77.0.1 and 10.77.0.2."""
-    names = [f"pdlcheck-{side}-{os.getpid()}" for side in "ab"]
-    ends = [f"pdl{side}{os.getpid()}"[:15] for side in "ab"]
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for number, (name, end) in enumerate(zip(names, ends, strict=True), start=1):
-            ip("link", "set", end, "netns", name)
-            ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", end)
-            ip("-n", name, "link", "set", end, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
-
-
-def on_two_hosts(arguments: list[str]) -> tuple[list[int], str]:
-    """A torchrun on each host, two ranks on each."""
-    with two_hosts() as names:
-        runs, key = [], secrets.token_hex(16)
-        for rank, name in enumerate(names):
-            place = ["--master-addr=10.77.0.1", "--master-port=29577"]
-            launch = torchrun("--nnodes=2", "--nproc-per-node=2", f"--node-rank={rank}", *place)
-            runs.append(
-                subprocess.Popen(
-                    ["ip", "netns", "exec", name, *launch, *PYTEST, *arguments],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                    text=True,
-                    env=os.environ | {"PDLCHECK_LAUNCH_KEY": key},
-                )
-            )
-        texts = [run.communicate(timeout=LIMIT_S)[0] for run in runs]
-        return [run.returncode for run in runs], "".join(texts)
-
-
 def srun(*options: str) -> Callable[[list[str]], tuple[list[int], str]]:
     """On a Slurm cluster of two nodes, both of them this machine."""
 
@@ -136,7 +89,7 @@ def ways() -> list[Way]:
         Way("-n 2 --world gloo", command(PYTHON), ["-n", "2", "--world", "gloo"], no_xdist),
         Way("torchrun --nproc-per-node 4", command(*torchrun("--nproc-per-node=4")), []),
         Way("mpiexec -n 4", command(mpiexec or "", "-n", "4", "--oversubscribe", PYTHON, **root), [], no_mpi),
-        Way("torchrun on two hosts, 2 + 2", on_two_hosts, [], no_hosts),
+        Way("torchrun on two hosts, 2 + 2", command(PYTHON, str(TWO_HOSTS), "4"), [], no_hosts),
         Way("srun -n 4", srun("-n", "4", "--nodes=1"), [], slurm.missing()),
         Way("srun on two nodes, 3 + 1", srun("-n", "4", "--nodes=2", "--mpi=pmi2"), [], slurm.missing()),
     ]

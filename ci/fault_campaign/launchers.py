@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["launched"]
 
-_TWO_HOSTS = Path(__file__).with_name("two_hosts.py")
+_TWO_HOSTS = Path(__file__).parents[2] / "examples" / "ci" / "two_hosts.py"
 
 
 def launched(world: str, size: int) -> list[str]:
@@ -21,5 +21,5 @@ def launched(world: str, size: int) -> list[str]:
             command = [find_mpiexec() or "mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", str(size)]
             return [*command, sys.executable]
         case "two-hosts":
-            return [sys.executable, str(_TWO_HOSTS), str(size)]
+            return [sys.executable, str(_TWO_HOSTS), str(max(size, 2))]
     return [sys.executable]

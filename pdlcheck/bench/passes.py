@@ -20,22 +20,21 @@ _ENOUGH = 3  # passes for an interval: Student's t of two is thirteen times the 
 _PSEUDO_PASSES = 5  # of a file that has one pass: parts of its rounds that follow each other
 
 
-def merge_rows(passes: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Join the rows of several passes by their full names.
 
     Args:
-        passes: for each pass, its rows as pytest-benchmark stores them.
+        rows: as pytest-benchmark stores them, those of the first pass first.
 
     Returns:
         rows with the rounds of all passes, one after the other; ``extra_info["pass_rounds"]`` says how many each has.
         The statistics and intervals are those of all rounds.
     """
     found: dict[str, dict[str, Any]] = {}
-    for rows in passes:
-        for row in rows:
-            known = found.setdefault(row["fullname"], {**row, "data": [], "pass_rounds": []})
-            known["data"] += row["stats"]["data"]
-            known["pass_rounds"].append(len(row["stats"]["data"]))
+    for one in rows:
+        known = found.setdefault(one["fullname"], {**one, "data": [], "pass_rounds": []})
+        known["data"] += one["stats"]["data"]
+        known["pass_rounds"].append(len(one["stats"]["data"]))
     for row in found.values():
         data, rounds = row.pop("data"), row.pop("pass_rounds")
         row["stats"] = _stats(data, row["stats"]["iterations"])

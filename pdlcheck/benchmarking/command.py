@@ -19,6 +19,7 @@ Measure the primitives, and those of torch beside them, on ranks of this machine
 
   pdlcheck bench                                   two ranks on gloo, 3 minutes
   pdlcheck bench comm sync --ranks 1,2,4           two of the suites, on three numbers of ranks
+  pdlcheck bench test_my_step.py --json mine.json  your own tests with the fixture rank_benchmark
   pdlcheck bench --device cuda --world nccl --ranks 1,2,4,8 --full --json h100.json
   torchrun --nproc-per-node 8 -m pdlcheck bench --world nccl --ranks 8
 
@@ -41,7 +42,12 @@ def add_bench_command(commands: Any, formatter: type[argparse.HelpFormatter]) ->
         epilog=CODES,
         formatter_class=formatter,
     )
-    parser.add_argument("suites", metavar="SUITE", nargs="*", help="such as comm or pagerank; default: all of them")
+    parser.add_argument(
+        "suites",
+        metavar="SUITE",
+        nargs="*",
+        help="such as comm or pagerank, or a file of your own tests; default: all suites",
+    )
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="of the tensors; default: %(default)s")
     worlds = sorted(set(WORLDS) - {"sim"})
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The plugin object of one run: it shows progress, and keeps rows, skips and failures for the end."""
+"""The plugin object of one run: it repeats the benchmarks, shows progress, and keeps skips and failures for the end."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
+from pdlcheck.harness.running.open_worlds import close_worlds
 from pdlcheck.report.measured import seconds_text
 
 __all__ = ["Follower", "facts_of"]
@@ -26,18 +28,19 @@ def facts_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Follower:
-    """Prints a line for each benchmark as it ends, with the time that is left.
+    """Runs all benchmarks in several passes, and prints a line for each as it ends, with the time that is left.
+
+    A pass has ranks of its own: new processes here, new forks of its processes under a launcher.
 
     Args:
         console: where progress goes.
-        passes: sessions that this object follows, one after the other.
+        passes: how often each benchmark runs.
     """
 
     def __init__(self, console: Console, passes: int) -> None:
         self._console = console
         self._passes = passes
         self._ended = 0  # passes
-        self._number = 0
         self._done = 0
         self._seen = 0  # rows of pytest-benchmark
         self._begin = time.perf_counter()
@@ -66,12 +69,21 @@ class Follower:
         self.is_silent = False
         self.failures.append(("pytest", f"it stopped with an error of its own:\n{excrepr}"))
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Run the items as pytest does, several times; what fixtures hold ends with each pass."""
+        if session.testsfailed or session.config.option.collectonly:
+            return None  # pytest says why
         self._number = len(session.items) * self._passes
-        self._seen = 0
-
-    def pytest_sessionfinish(self) -> None:
-        self._ended += 1
+        for ended in range(self._passes):
+            self._ended = ended
+            for item, following in zip_longest(session.items, session.items[1:]):
+                session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if session.shouldfail:
+                    raise session.Failed(session.shouldfail)
+                if session.shouldstop:
+                    raise session.Interrupted(session.shouldstop)
+            close_worlds(session.config)
+        return True
 
     def pytest_runtest_logstart(self) -> None:
         self.is_silent = False

@@ -1,14 +1,11 @@
-"""Runs the benchmark suites in one pytest session of this process."""
+"""Runs benchmarks, in a pytest session of this process."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,20 +17,15 @@ from rich.text import Text
 from pdlcheck.bench.experiments import experiments
 from pdlcheck.bench.passes import merge_rows
 from pdlcheck.benchmarking.follower import Follower, facts_of
+from pdlcheck.benchmarking.selection import UsageError, select
 from pdlcheck.report.files import why_not_writable
 from pdlcheck.report.measured import machine_text, measured_table
 from pdlcheck.report.progress import console_on_stdout
 from pdlcheck.report.tables import BAD, GOOD, SKIPPED, count, heading, line, print_whole
 
-__all__ = ["Plan", "UsageError", "run_benchmarks", "suite_names"]
+__all__ = ["Plan", "UsageError", "run_benchmarks"]
 
-SUITES = "pdlcheck.benchmarks"
 _QUICK_S, _FULL_S = 0.05, 1.0  # for each function that is timed, in a pass
-_QUICK_ROUNDS = 3  # at least
-
-
-class UsageError(Exception):
-    """The arguments cannot be carried out; the message says which, and what can be."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +33,7 @@ class Plan:
     """What to measure.
 
     Args:
-        suites: names of suites; empty means all of them.
+        suites: names of suites, or files of tests; empty means all suites.
         device: of the tensors, ``cpu`` or ``cuda``.
         world: where ranks run; ``None`` chooses by the device.
         ranks: numbers of ranks.
@@ -66,60 +58,30 @@ def run_benchmarks(console: Console, plan: Plan) -> bool:
         UsageError: a suite, the device, or the file cannot be had.
         FileNotFoundError: the suites are not installed.
     """
-    folder = _folder()
-    files = _files(folder, plan.suites)
+    selection = select(plan.suites, plan.ranks, full=plan.full)
     world = _world(plan)
     _require_writable(plan.json)
-    arguments = [*files, "--rootdir", str(folder.parent), "--confcutdir", str(folder), "-c", os.devnull]
-    for plugin in ("no:cacheprovider", "pdlcheck.plugin", "pytest_benchmark.plugin"):
-        arguments += ["-p", plugin]
-    arguments += ["--pdl-world", world, "--pdl-rank-device", plan.device, "--ranks", ",".join(map(str, plan.ranks))]
-    arguments += ["--benchmark-max-time", str(_FULL_S if plan.full else _QUICK_S)]
-    arguments += ["--benchmark-quiet", "-o", "pdlcheck_markers=gpu"]
-    arguments += ["--full"] if plan.full else [f"--benchmark-min-rounds={_QUICK_ROUNDS}"]
-    start, held = time.perf_counter(), True
-    with _environment(), console_on_stdout() as progress, TemporaryDirectory(prefix="pdlcheck-bench-") as temporary:
-        follower = Follower(progress, plan.passes)
-        saved = [Path(temporary, f"{number}.json") for number in range(plan.passes)]
-        arguments += [f"--benchmark-storage=file://{temporary}"]
-        for file in saved:
-            code = pytest.main([*arguments, f"--benchmark-json={file}"], plugins=[follower])
-            held = held and code == pytest.ExitCode.OK
-            if code == pytest.ExitCode.INTERRUPTED:
-                raise KeyboardInterrupt
-        run = _merged([json.loads(file.read_text()) for file in saved if file.exists() and file.stat().st_size])
+    arguments = [*selection.arguments, "--pdl-world", world, "--pdl-rank-device", plan.device]
+    arguments += ["--benchmark-max-time", str(_FULL_S if plan.full else _QUICK_S), "--benchmark-quiet"]
+    start = time.perf_counter()
+    with (
+        selection.environment(),
+        console_on_stdout() as progress,
+        TemporaryDirectory(prefix="pdlcheck-bench-") as temporary,
+    ):
+        follower, saved = Follower(progress, plan.passes), Path(temporary, "run.json")
+        arguments += [f"--benchmark-storage=file://{temporary}", f"--benchmark-json={saved}"]
+        code = pytest.main(arguments, plugins=[follower])
+        if code == pytest.ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
+        run = json.loads(saved.read_text()) if saved.exists() and saved.stat().st_size else {}
+    if run:
+        run["benchmarks"] = merge_rows(run["benchmarks"])
     if run and plan.json:
         plan.json.write_text(json.dumps(run, indent=1) + "\n")
     found = run.get("benchmarks", [])
     _show(console, plan, world, follower, found, time.perf_counter() - start)
-    return held and (bool(found) or follower.is_silent)
-
-
-def suite_names() -> list[str]:
-    """The names of all suites, sorted.
-
-    Raises:
-        FileNotFoundError: the suites are not installed.
-    """
-    return sorted(path.stem.removeprefix("bench_") for path in _folder().glob("bench_*.py"))
-
-
-def _folder() -> Path:
-    found = find_spec(SUITES)
-    if found is None or not found.submodule_search_locations:
-        raise FileNotFoundError(
-            f"package {SUITES} is not here: pdlcheck was imported without being installed; "
-            "in the folder of its pyproject.toml, run: pip install -e ."
-        )
-    return Path(found.submodule_search_locations[0])
-
-
-def _files(folder: Path, suites: Sequence[str]) -> list[str]:
-    known = suite_names()
-    for name in suites:
-        if name not in known:
-            raise UsageError(f"there is no suite {name!r}; choose from {', '.join(known)}")
-    return [str(folder / f"bench_{name}.py") for name in suites or known]
+    return code == pytest.ExitCode.OK and (bool(found) or follower.is_silent)
 
 
 def _world(plan: Plan) -> str:
@@ -139,13 +101,6 @@ def _require_writable(path: Path | None) -> None:
     """Before minutes of measuring, not after."""
     if path is not None and (why := why_not_writable(path)):
         raise UsageError(f"--json {path} cannot be written: {why}")
-
-
-def _merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The last pass's machine, and the rows of all passes."""
-    if not runs:
-        return {}
-    return {**runs[-1], "benchmarks": merge_rows([run["benchmarks"] for run in runs])}
 
 
 def _show(
@@ -175,18 +130,3 @@ def _show(
     if not rows and not follower.failures:
         line(console, "nothing was measured: every benchmark was skipped", style=BAD)
     line(console, f"{count(len(rows), 'row')} in {seconds:.0f} s" + (f": {plan.json}" if plan.json else ""))
-
-
-@contextmanager
-def _environment() -> Iterator[None]:
-    """The user's own settings of pytest are not meant for this session; in a worker of xdist it would not measure."""
-    names = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_XDIST_WORKER")
-    before = {name: os.environ.pop(name, None) for name in names}
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value

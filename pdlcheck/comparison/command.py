@@ -20,7 +20,7 @@ Compare runs of benchmarks, machines or commits, with the first one:
 
 The files are those of `pdlcheck bench --json`, or of `pytest --benchmark-json`. A row that took
 turns with another function in its run is judged by the ratio to it, any other by its time over
-the shift that all rows have in common.
+the shift that all rows have in common; with fewer than 8 rows, by its time alone.
 """
 
 CODES = """\

@@ -2,7 +2,8 @@
 
 A machine is shared: a minute later all of it may be slower. So the unit is a pass, not a round. A row that took turns
 with other functions of its run (those of torch) is judged by its ratio to them; a row without any, by its times over
-the shift that all rows have in common. Welch's test compares the passes of both runs, and Holm's correction takes
+the shift that all rows have in common. Of few rows a shift says nothing: they may all have become slower, and are
+judged by their times. Welch's test compares the passes of both runs, and Holm's correction takes
 account of how many rows are judged.
 
 Source: Welch, Biometrika 34 (1947); Holm, Scand. J. Statist. 6 (1979).
@@ -23,6 +24,8 @@ from pdlcheck.comparison.runs import Measured, Run
 __all__ = ["Comparison", "Pair", "compare"]
 
 Verdict = Literal["slower", "faster", "as fast", "unclear", "reference"]
+JudgedBy = Literal["ratio", "shift", "time"]
+_ENOUGH_ROWS = 8  # in both runs, for a shift that one changed function does not move
 _SIGNIFICANT = 0.05  # for all rows together
 _EXACT = 1e-12  # logarithms that differ by less are of the same number
 
@@ -35,9 +38,9 @@ class Pair:
         name: of the row.
         seconds: medians of both runs.
         ratio: of the times, second run over first.
-        relative: what the row is judged by: the ratio of its ratios to the functions that it took turns with, or of
-            its times over what all rows have in common.
-        is_paired: whether the first of these.
+        relative: what the row is judged by.
+        judged_by: ``ratio``, that of its ratios to the functions that it took turns with; ``shift``, that of its times
+            over what all rows have in common; or ``time``, that of its times.
         verdict: of the second run; ``reference`` for a function that others are compared with.
     """
 
@@ -45,7 +48,7 @@ class Pair:
     seconds: tuple[float, float]
     ratio: Interval
     relative: Interval
-    is_paired: bool
+    judged_by: JudgedBy
     verdict: Verdict
 
 
@@ -94,6 +97,8 @@ def compare(base: Run, other: Run, limit: float) -> Comparison:
     logs = [{name: _logs(run.rows[name]) for name in shared} for run in (base, other)]
     differences = [statistics.fmean(logs[1][name]) - statistics.fmean(logs[0][name]) for name in shared]
     shift = statistics.median(differences) if shared else 0.0
+    machine = shift if len(shared) >= _ENOUGH_ROWS else 0.0
+    unpaired: JudgedBy = "shift" if len(shared) >= _ENOUGH_ROWS else "time"
     judged = {}
     for name in shared:
         ways = [way for way in shared if base.rows[way].subject == name == other.rows[way].subject]
@@ -103,13 +108,13 @@ def compare(base: Run, other: Run, limit: float) -> Comparison:
     pairs = []
     for name in shared:
         is_paired, (before, after) = judged[name]
-        relative = _interval(before, after, 0.0 if is_paired else shift)
+        relative = _interval(before, after, 0.0 if is_paired else machine)
         ratio = _interval(logs[0][name], logs[1][name], 0.0)
         verdict: Verdict = "reference"
         if name in subjects:
-            verdict = _verdict(relative, ratio, shift, limit, name in significant)
+            verdict = _verdict(relative, ratio, machine, limit, name in significant)
         medians = (statistics.median(base.rows[name].seconds), statistics.median(other.rows[name].seconds))
-        pairs.append(Pair(name, medians, ratio, relative, is_paired, verdict))
+        pairs.append(Pair(name, medians, ratio, relative, "ratio" if is_paired else unpaired, verdict))
     return Comparison(
         base,
         other,

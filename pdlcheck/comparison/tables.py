@@ -30,6 +30,8 @@ __all__ = [
 
 _STYLES = {"slower": BAD, "faster": GOOD, "unclear": "dim", "reference": "dim", "as fast": ""}
 
+_JUDGED_BY = {"ratio": "of its ratio", "shift": "less the shift", "time": "of its time"}
+
 
 def print_comparisons(console: Console, found: Sequence[Comparison], limit: float) -> None:
     """Print the machines, a table for each comparison, and a sentence with the verdict."""
@@ -73,7 +75,7 @@ def as_json(found: Sequence[Comparison], limit: float) -> str:
                     "seconds": pair.seconds,
                     "ratio": [part if math.isfinite(part) else None for part in pair.ratio],
                     "relative": [part if math.isfinite(part) else None for part in pair.relative],
-                    "is_paired": pair.is_paired,
+                    "judged_by": pair.judged_by,
                     "verdict": pair.verdict,
                 }
                 for pair in one.pairs
@@ -95,7 +97,7 @@ def pair_titles(one: Comparison) -> list[str]:
 
 def pair_cells(pair: Pair) -> list[str]:
     """A row of that table."""
-    judged = f"{_interval(pair.relative)} {'of its ratio' if pair.is_paired else 'less the shift'}"
+    judged = f"{_interval(pair.relative)} {_JUDGED_BY[pair.judged_by]}"
     return [
         pair.name,
         *map(seconds_text, pair.seconds),

@@ -250,11 +250,14 @@ def _gather_around_the_ring(chunks: Sequence[Tensor], who: Members) -> None:
 
 
 def _exchange(outgoing: Tensor, incoming: Tensor, who: Members) -> None:
-    """Send to the right while receiving from the left: one after the other, no rank would ever receive."""
+    """Send to the right while receiving from the left: one after the other, no rank would ever receive.
+
+    The receive is posted first. Between two ranks gloo else uses one direction of the link after the other.
+    """
     for work in dist.batch_isend_irecv(
         [
-            dist.P2POp(dist.isend, outgoing, who.at(who.rank + 1), who.group),
             dist.P2POp(dist.irecv, incoming, who.at(who.rank - 1), who.group),
+            dist.P2POp(dist.isend, outgoing, who.at(who.rank + 1), who.group),
         ]
     ):
         work.wait()

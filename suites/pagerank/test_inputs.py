@@ -72,6 +72,7 @@ def same(found, graph):
         assert (ones if one is None else one).tolist() == (ones if other is None else other).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.verifies("read_edges")
 @pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
 @given(data=st.data(), graph=graphs_of_files())

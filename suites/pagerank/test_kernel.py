@@ -57,6 +57,7 @@ def test_a_graph_holds_8_bytes_an_edge_and_12_once_laid_out():
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_edges", [5000, 1_200_000], ids=["one block", "many"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_ids_and_counts_beyond_int32_give_the_same_bits(monkeypatch, num_edges, weighted):
@@ -278,6 +279,7 @@ def test_scores_that_were_made_in_float32_sum_to_one_in_float64(tol):
     assert abs(pagerank(Graph(src, dst, 2000), tol=tol).scores.sum() - 1) <= 1e-13
 
 
+@pytest.mark.slow
 def test_a_second_process_finds_the_kernels_compiled_also_where_the_package_cannot_be_written(tmp_path):
     """numba writes beside the source, else to the user's cache folder; NUMBA_CACHE_DIR names another."""
     program = (

@@ -33,6 +33,7 @@ def test_each_vector_keeps_its_bound(subject, graph, data):
     check_each(subject, graph, vectors, dangling)
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(
     seed=st.integers(0, 2**32),

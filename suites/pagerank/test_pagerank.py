@@ -244,6 +244,7 @@ def test_the_debian_packages_are_ranked(subject, version, debian):
     check_pagerank(subject, debian, tol=left_over(version, 0.85))
 
 
+@pytest.mark.slow
 @pytest.mark.verifies("pagerank")
 def test_the_debian_ranks_agree_between_versions_and_networkx(subject, debian):
     sparse = {n: f for n, f in VERSIONS.items() if n in ("pagerank_v0", "pagerank_v1")}

@@ -177,6 +177,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.31, 0.42])
 def test_ctrl_c_ends_it(seconds):
     code = INTERRUPTED.format(seconds=seconds, module=many_blocks.__module__)

@@ -82,26 +82,26 @@ class Messages:
 
     def post(self, tensors: Sequence[Tensor], target: int | None, receives: Sequence[tuple[Cell, int, Form]]) -> None:
         """Post the send of ``tensors`` to the place ``target``, and receives, as one batch. Nothing is waited for."""
-        ops: list[dist.P2POp] = []
+        ops: list[dist.P2POp] = []  # receives first: in this order both directions of a link are in use at once
         group = self._group
-        # a message without elements needs no sending: its form is known
-        held = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in tensors if tensor.numel()]
-        if target is not None:
-            ops += [dist.P2POp(dist.isend, tensor, group=group, group_peer=target) for tensor in held]
-        sends = len(ops)
         starts = []
         for _, source, form in receives:
             buffers = tuple(torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in form.tensors)
             starts.append((buffers, len(ops)))
             full = [buffer for buffer in buffers if buffer.numel()]
             ops += [dist.P2POp(dist.irecv, buffer, group=group, group_peer=source) for buffer in full]
+        received = len(ops)
+        # a message without elements needs no sending: its form is known
+        held = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in tensors if tensor.numel()]
+        if target is not None:
+            ops += [dist.P2POp(dist.isend, tensor, group=group, group_peer=target) for tensor in held]
         works = dist.batch_isend_irecv(ops) if ops else []
         batched = len(works) != len(ops)  # nccl returns one work for all
         for number, ((cell, _, _), (buffers, start)) in enumerate(zip(receives, starts, strict=True)):
-            end = starts[number + 1][1] if number + 1 < len(starts) else len(ops)
+            end = starts[number + 1][1] if number + 1 < len(starts) else received
             self._inbox[cell] = buffers, works if batched else works[start:end]
-        if sends:
-            self._sent.append((works if batched else works[:sends], held))
+        if len(ops) > received:
+            self._sent.append((works if batched else works[received:], held))
         while len(self._sent) > self._most:
             self._wait_for_oldest()
 

@@ -55,7 +55,8 @@ def sum_tied_gradients(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> 
     """
     ties = [tie for tie in ties if next(iter(tie.copies.values())).requires_grad]
     parts: list[dict[int, Tensor]] = []
-    ops: list[dist.P2POp] = []
+    receives: list[dist.P2POp] = []
+    sends: list[dist.P2POp] = []
     for tie in ties:
         held = {place: _flagged(copy) for place, copy in tie.copies.items()}
         if group is not None:
@@ -63,10 +64,10 @@ def sum_tied_gradients(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> 
             for other in tie.places:
                 if other != own:
                     held[other] = torch.empty_like(part)
-                    ops.append(dist.P2POp(dist.isend, part, group=group, group_peer=other))
-                    ops.append(dist.P2POp(dist.irecv, held[other], group=group, group_peer=other))
+                    receives.append(dist.P2POp(dist.irecv, held[other], group=group, group_peer=other))
+                    sends.append(dist.P2POp(dist.isend, part, group=group, group_peer=other))
         parts.append(held)
-    _exchange(ops)
+    _exchange([*receives, *sends])  # in this order both directions of a link are in use at once
     for tie, held in zip(ties, parts, strict=True):
         for copy in tie.copies.values():
             total = torch.zeros(copy.numel() + 1, dtype=gradient_dtype(copy), device=copy.device)

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from pdlcheck.benchmarking.session import suite_names
+from pdlcheck.benchmarking.selection import suite_names
 from pdlcheck.cli import main
 
 from ..clone import ROOT
@@ -40,11 +40,71 @@ def test_a_run_in_passes_is_one_file_of_pytest_benchmark(tmp_path):
     assert theirs.returncode == 0 and "test_sampler[1ranks]" in theirs.stdout
 
 
-def test_under_a_launcher_one_process_shows_the_rows(tmp_path):
+PARENTS = """
+import os
+
+
+def test_parents(rank_benchmark, rank):
+    with open("parents.txt", "a") as file:
+        print(rank, os.getppid(), file=file)
+    rank_benchmark(sum, [1, 2])
+"""
+
+
+@pytest.mark.slow
+def test_under_a_launcher_each_pass_runs_on_its_processes_and_one_of_them_shows_the_rows(tmp_path):
+    (tmp_path / "test_parents.py").write_text(PARENTS)
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
-    run = bench(tmp_path, "roof", "--passes", "1", launcher=torchrun)
+    run = bench(tmp_path, "test_parents.py", "--passes", "2", launcher=torchrun)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("test_socket[2ranks]") == 1 and run.stdout.count(" rows in ") == 1
+    assert run.stdout.count("test_parents[2ranks]") == 1 and run.stdout.count("1 row in ") == 1
+    parents = (tmp_path / "parents.txt").read_text().splitlines()
+    assert len(parents) == 4 and len(set(parents)) == 2  # a pass that ran on this machine alone had others
+
+
+OWN = """
+import torch
+import torch.distributed as dist
+
+
+def test_sum(rank_benchmark):
+    ones = torch.ones(8)
+    rank_benchmark(dist.all_reduce, ones, setup=lambda: ones.fill_(1), check=lambda _: int((ones != {expected}).sum()))
+
+
+def test_called(world, rank_benchmark):
+    rank_benchmark(sum, [1, 2], world_size=2)
+
+
+def test_that_measures_nothing():
+    raise AssertionError("it must not run")
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project whose settings would spoil a measurement, and that takes warnings for errors."""
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\naddopts = -n 2 --cov=. -p no:cacheprovider\nfilterwarnings = error\n"
+    )
+    return tmp_path
+
+
+def test_files_of_a_project_are_measured_in_passes_with_its_own_settings(project):
+    (project / "test_sums.py").write_text(OWN.replace("{expected}", "dist.get_world_size()"))
+    run = bench(project, "test_sums.py", "--ranks", "1,2", "--passes", "2", "--json", "a.json")
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = {row["name"]: row["extra_info"] for row in json.loads((project / "a.json").read_text())["benchmarks"]}
+    assert list(rows) == ["test_sum[1ranks]", "test_sum[2ranks]", "test_called[2ranks]"]
+    assert all(len(facts["pass_rounds"]) == 2 for facts in rows.values())
+    assert not (project / ".coverage").exists()
+
+
+def test_a_wrong_result_of_a_projects_own_benchmark_fails(project):
+    (project / "test_sums.py").write_text(OWN.replace("{expected}", "1"))
+    run = bench(project, "test_sums.py::test_sum", "--passes", "1")
+    assert run.returncode == 1
+    assert "all_reduce returned 8 wrong elements" in run.stdout
 
 
 def test_the_suites_have_names():
@@ -54,7 +114,9 @@ def test_the_suites_have_names():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["none"], "there is no suite 'none'; choose from checkpoint, comm,"),
+        (["none"], "there is no suite 'none', and no such file; choose from checkpoint, comm,"),
+        (["none.py"], "there is no file none.py"),
+        ([f"{__file__}::test_x", "comm"], "is a file and comm a suite: measure them in two runs"),
         (["--world", "nccl"], "--world nccl has CUDA devices; pass --device cuda"),
         (["--json", "/no/such/folder/a.json"], "--json /no/such/folder/a.json cannot be written: No such file"),
         pytest.param(
@@ -83,6 +145,7 @@ def test_wrong_arguments_name_their_value(capsys, arguments, words):
     assert end.value.code == 2 and words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_benchmark_that_fails_is_shown_and_the_others_are_kept(tmp_path, monkeypatch):
     """The broken subject: a sampler that raises."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -14,10 +14,10 @@ from pdlcheck.comparison.runs import read_run
 PASSES, ROUNDS = 3, 20
 
 
-def write(folder, name, *, seed, slower=1.0, machine=1.0, passes=PASSES, machine_info=None):
-    """A run of two tests: one with a counterpart, one without; each pass has the machine in another mood."""
+def write(folder, name, *, seed, slower=1.0, machine=1.0, passes=PASSES, others="bcd", machine_info=None):
+    """A run of tests: one with a counterpart, others without; each pass has the machine in another mood."""
     draw = np.random.default_rng(seed)
-    names = ["test_a[2ranks]", "test_a[2ranks] [torch]", "test_b[2ranks]", "test_c[2ranks]", "test_d[2ranks]"]
+    names = ["test_a[2ranks]", "test_a[2ranks] [torch]", *(f"test_{letter}[2ranks]" for letter in others)]
     data = {one: [] for one in names}
     for _ in range(passes):
         mood = machine * draw.lognormal(sigma=0.15)
@@ -52,7 +52,8 @@ def test_a_slow_down_of_a_fifth_is_found_ten_times_of_ten(tmp_path):
 
 def test_equal_runs_are_not_told_apart_also_on_a_machine_twice_as_slow(tmp_path):
     for seed in range(10):
-        a, b = write(tmp_path, "a", seed=seed), write(tmp_path, "b", seed=100 + seed, machine=2.0)
+        a = write(tmp_path, "a", seed=seed, others="bcdefgh")
+        b = write(tmp_path, "b", seed=100 + seed, others="bcdefgh", machine=2.0)
         assert "slower" not in verdicts(a, b).values() and "faster" not in verdicts(a, b).values(), seed
 
 
@@ -74,6 +75,26 @@ def test_runs_without_any_spread_are_told_apart_too(tmp_path):
     before, same, slower = constant("before", 0.1), constant("same", 0.1), constant("slower", 0.2)
     assert [pair.verdict for pair in compare(before, same, 1.1).pairs] == ["as fast"] * 3
     assert [pair.verdict for pair in compare(before, slower, 1.1).pairs] == ["slower", "as fast", "as fast"]
+
+
+def few_rows(folder, name, seconds, *, seed):
+    """A run of two functions of a project, which share the code that became slower."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for row in ("forward", "backward"):
+        stats = {"data": [seconds * draw.lognormal(sigma=0.01) for _ in range(12)], "median": seconds}
+        rows.append({"name": row, "fullname": row, "stats": stats, "extra_info": {"pass_rounds": [4] * 3}})
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"benchmarks": rows}))
+    return path
+
+
+def test_few_rows_that_all_became_slower_are_slower(tmp_path):
+    before, after = few_rows(tmp_path, "a", 0.01, seed=0), few_rows(tmp_path, "b", 0.012, seed=1)
+    same = few_rows(tmp_path, "c", 0.01, seed=2)
+    found = compare(read_run(before), read_run(after), 1.1)
+    assert [(pair.verdict, pair.judged_by) for pair in found.pairs] == [("slower", "time")] * 2
+    assert not compare(read_run(before), read_run(same), 1.1).slower
 
 
 def test_a_limit_lets_small_changes_pass(tmp_path):

@@ -157,7 +157,7 @@ def test_passes_are_merged_and_the_ratio_is_taken_round_by_round():
 
         return [made("a", [2.0, 4.0, 6.0], over={"b": [0, 0, 0]}), made("a [b]", [1.0, 2.0, 3.0], way="b")]
 
-    ours, _ = merge_rows([one_pass(1.0), one_pass(3.0), one_pass(5.0)])
+    ours, _ = merge_rows([*one_pass(1.0), *one_pass(3.0), *one_pass(5.0)])
     assert ours["extra_info"]["pass_rounds"] == [3, 3, 3] and len(ours["stats"]["data"]) == 9
     assert pass_values(ours["stats"]["data"], [3, 3, 3]) == [4.0, 12.0, 20.0]
     assert ours["extra_info"]["over"]["b"] == pytest.approx([2, 2, 2])

@@ -64,6 +64,7 @@ def test_steps(rank_benchmark, rank):
     result.stdout.fnmatch_lines(["rank benchmarks: *", "*test_steps[[]2ranks[]] *"])
 
 
+@pytest.mark.slow
 def test_ranks_whose_clocks_disagree_make_as_many_rounds(rows):
     result, found, _ = rows(
         """
@@ -105,6 +106,7 @@ def test_wrong(rank_benchmark): rank_benchmark(ones, 4, check=wrong, against=for
     assert list(found) == ["test_right[2ranks]"] and found["test_right[2ranks]"]["extra_info"]["wrong"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--benchmark-disable"]], ids=["timed", "disabled"])
 def test_a_wrong_result_in_place_is_not_hidden_by_the_function_that_runs_next(rows, options):
     result, *_ = rows(
@@ -123,6 +125,7 @@ def test_wrong(rank_benchmark):
     result.stdout.fnmatch_lines(["*rank_benchmark: forgets returned 1 wrong elements*"])
 
 
+@pytest.mark.slow
 def test_with_the_fixture_world_it_calls_ranks(rows):
     result, found, _ = rows(
         """
@@ -159,6 +162,7 @@ def test_wrong(rank_benchmark): rank_benchmark(lambda: 0, check=lambda result: 1
     assert (said in result.stdout.str()) == (world == "sim")
 
 
+@pytest.mark.slow
 def test_setup_is_not_timed_and_precedes_each_sample(rows):
     result, found, _ = rows(
         """
@@ -173,6 +177,7 @@ def test_sorted(rank_benchmark):
     assert found["test_sorted[1ranks]"]["stats"]["iterations"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -199,6 +204,7 @@ def test_without_ranks_of_its_own_a_test_must_say_how_many(rows):
     result.stdout.fnmatch_lines(["*pass world_size=2, or mark the test*"])
 
 
+@pytest.mark.slow
 def test_a_timed_test_and_others_on_as_many_ranks_do_not_disturb_each_other(rows):
     """The timed one runs on processes that are not watched; those of the others are."""
     result, found, _ = rows(

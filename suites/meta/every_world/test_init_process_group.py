@@ -273,6 +273,7 @@ def meeting(request, tmp_path):
     return meeting_by(request.param, tmp_path)
 
 
+@pytest.mark.slow
 def test_functions_that_set_up_and_clean_up_run_under_spawn_and_worlds_go_on(world, tmp_path):
     assert world.run(dist.get_rank, world_size=2) == [0, 1]
     mp.spawn(spawned, (2, [meeting_by(way, tmp_path) for way in WAYS], tmp_path), nprocs=2)

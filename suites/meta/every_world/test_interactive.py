@@ -104,6 +104,7 @@ for number, cell in enumerate(sys.stdin.read().split("\\n\\n")):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_name", ["sim", "gloo"])
 @pytest.mark.parametrize("command", [["-q", "-i"], ["-c", NOTEBOOK]], ids=["prompt", "notebook"])
 def test_a_session_goes_on_with_what_was_typed_last(tmp_path, world_name, command):
@@ -124,6 +125,7 @@ def test_a_session_goes_on_with_what_was_typed_last(tmp_path, world_name, comman
     assert f'File "{name}' in done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_is_piped_in_has_functions_too():
     program = """
         import torch.distributed as dist

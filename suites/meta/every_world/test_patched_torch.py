@@ -247,6 +247,7 @@ def test_by_hand(rank):
 """
 
 
+@pytest.mark.slow
 def test_an_attribute_that_ranks_share_is_named_with_who_has_set_it(run):
     result = run(BY_HAND, world="sim,gloo", new_process=True)  # it leaves torch changed
     result.assert_outcomes(passed=3, failed=1)

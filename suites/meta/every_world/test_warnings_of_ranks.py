@@ -125,6 +125,7 @@ def _warns():
     warnings.warn("on every rank", stacklevel=1)
 
 
+@pytest.mark.slow
 def test_without_a_recorder_ranks_write_to_their_stderr(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

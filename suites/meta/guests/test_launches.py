@@ -67,6 +67,7 @@ def by_mpiexec(folder, *arguments):
     return run([mpiexec, "-n", "2", "--oversubscribe", *PYTEST, *arguments], folder, **root)
 
 
+@pytest.mark.slow
 def test_under_torchrun_tests_that_make_their_own_group_run_in_every_process(tmp_path):
     (tmp_path / "test_a.py").write_text(OF_MEGATRON)
     code, text = by_torchrun(tmp_path)
@@ -82,6 +83,7 @@ def test_under_mpiexec_tests_of_mpi4py_have_all_its_processes(tmp_path):
     assert text.count("1 passed") == 2
 
 
+@pytest.mark.slow
 def test_tests_of_mpi4py_beside_tests_on_ranks_are_refused_with_the_three_ways_out(tmp_path):
     (tmp_path / "test_a.py").write_text("from mpi4py import MPI\ndef test_size(): assert MPI.COMM_WORLD.size == 1\n")
     (tmp_path / "test_b.py").write_text(OURS)
@@ -93,7 +95,9 @@ def test_tests_of_mpi4py_beside_tests_on_ranks_are_refused_with_the_three_ways_o
     assert text.count("3 passed") == 1
 
 
-@pytest.mark.parametrize("launch", [by_torchrun, by_mpiexec], ids=["torchrun", "mpiexec"])
+@pytest.mark.parametrize(
+    "launch", [pytest.param(by_torchrun, id="torchrun"), pytest.param(by_mpiexec, id="mpiexec", marks=pytest.mark.slow)]
+)
 def test_a_launch_of_tests_on_ranks_is_one_session(tmp_path, launch):
     (tmp_path / "test_a.py").write_text(OURS)
     (tmp_path / "conftest.py").write_text(
@@ -109,6 +113,7 @@ def test_a_launch_of_tests_on_ranks_is_one_session(tmp_path, launch):
     assert len(list(tmp_path.glob("finished*"))) == 2 + 2  # and the sessions of two ranks
 
 
+@pytest.mark.slow
 def test_ranks_are_left_alone_where_an_option_says_so(tmp_path):
     (tmp_path / "test_a.py").write_text(OURS)
     code, text = by_torchrun(tmp_path, "--pdl-launch=ignore")
@@ -116,6 +121,7 @@ def test_ranks_are_left_alone_where_an_option_says_so(tmp_path):
     assert text.count("PASSED test_a.py::test_sum[sim-2]") == 2
 
 
+@pytest.mark.slow
 def test_rank_0_prints_for_whom_it_waits_and_the_cure(tmp_path):
     (tmp_path / "test_a.py").write_text(OURS)
     variables = {"RANK": "0", "WORLD_SIZE": "2", "TMPDIR": str(tmp_path)}

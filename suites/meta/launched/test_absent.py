@@ -7,6 +7,7 @@ import pytest
 from .test_launched import by_hand
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["0", "1", "01"])
 def test_where_conftest_files_cannot_be_loaded_the_others_hear_of_it_and_end(tmp_path, broken):
     (tmp_path / "conftest.py").write_text(f'import os\nif os.environ["RANK"] in "{broken}": import absent_here\n')

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from .test_launched import by_hand
 
 CONFTEST = """
@@ -52,6 +54,7 @@ ORDER = [f"{name}[gloo-2-{of}]" for of in (1, 0) for name in ("test_kills_its_se
 ORDER += ["test_stops_the_launched_process", *[f"test_then[gloo-2-{number}]" for number in range(9)]]
 
 
+@pytest.mark.slow
 def test_what_becomes_of_a_launch_that_loses_its_servers_and_then_a_process(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_agents.py").write_text(FILE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -20,9 +19,8 @@ from pdlcheck.worlds.launched.environment import INSIDE, Launch, is_loopback, la
 from pdlcheck.worlds.launched.interfaces import outward_address
 from pdlcheck.worlds.launched.traces import has_traces
 
-from ..clone import ROOT
+from ..needs_slurm import slurm_cluster
 
-SLURM_CLUSTER = ROOT / "ci" / "verdicts" / "slurm.py"
 FILE = """
 import os, signal
 import pytest
@@ -134,6 +132,7 @@ def test_torchrun(tmp_path):
     assert_one_true_report(*launched([*TORCHRUN, *PYTEST], tmp_path), "torchrun")
 
 
+@pytest.mark.slow
 def test_under_torchrun_every_process_ends_with_the_exit_code_of_rank_0(tmp_path):
     (tmp_path / "noting_the_code.py").write_text(  # torchrun itself would end the others after the first failure
         """
@@ -147,6 +146,7 @@ pathlib.Path("code" + os.environ["RANK"]).write_text(str(code))
     assert [(tmp_path / f"code{rank}").read_text() for rank in range(2)] == ["1"] * 2, text
 
 
+@pytest.mark.slow
 def test_mpiexec(tmp_path):
     mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if mpiexec is None:
@@ -165,14 +165,7 @@ def test_mpiexec(tmp_path):
 
 
 def test_srun(tmp_path):
-    if not SLURM_CLUSTER.exists():
-        pytest.skip("needs ci/verdicts/slurm.py: run the suites in a clone of the repository")
-    spec = importlib.util.spec_from_file_location("_slurm", SLURM_CLUSTER)
-    slurm = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(slurm)
-    if slurm.missing():
-        pytest.skip(slurm.missing())
-    with slurm.slurm_cluster(nodes=1) as variables:
+    with slurm_cluster(nodes=1) as variables:
         # with pmi2 there are the variables of an mpiexec too
         code, text = launched(["srun", "-n", "3", "--mpi=pmi2", sys.executable, *PYTEST], tmp_path, **variables)
     assert_one_true_report(code, text, "srun")
@@ -218,6 +211,7 @@ def test_two_nodes_meet_by_tcp(tmp_path, address):
     assert not texts[1].strip()  # rank 0 alone reports
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "exitcode"),
     [(["--markers"], pytest.ExitCode.OK), (["--world", "mars"], pytest.ExitCode.USAGE_ERROR)],
@@ -269,6 +263,7 @@ def agent_of_rank_1(rank):
     assert "1 failed" in text and "1 error" in text
 
 
+@pytest.mark.slow
 def test_when_rank_0_is_killed_the_others_end(tmp_path):
     place = f"file://{tmp_path}/meeting"
     started = tmp_path / "started"
@@ -292,6 +287,7 @@ def slow(rank):
     assert "pdlcheck: rank 1 ends, as rank 0 has gone" in texts[1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_one_node_alone_ends_its_processes_and_the_test_says_so(tmp_path):
     place = f"file://{tmp_path}/meeting"
     (tmp_path / "conftest.py").write_text(

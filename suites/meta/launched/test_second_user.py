@@ -85,6 +85,7 @@ def open_folder():
         yield Path(name)
 
 
+@pytest.mark.slow
 def test_another_user_of_the_machine_does_not_get_in(open_folder):
     (open_folder / "test_launched_ranks.py").write_text(TESTS)
     (open_folder / "attack.py").write_text(ATTACK)

@@ -83,6 +83,7 @@ def test_hashes(rank):
 """
 
 
+@pytest.mark.slow
 def test_ranks_are_as_those_that_are_forked_here(launched):
     """Their variables, hashes of strings, what files draw at import, an error that is slow to send: one session."""
     files = {
@@ -95,6 +96,7 @@ def test_ranks_are_as_those_that_are_forked_here(launched):
     assert f"{2 + 1 + drawn_by_modules.TESTS + 1} passed" in texts[0]
 
 
+@pytest.mark.slow
 def test_a_launcher_that_does_not_say_how_many_ranks_a_node_has(launched):
     address = outward_address()
     if address is None:
@@ -111,6 +113,7 @@ def test_places(rank, world_size):
     assert f"place 0 2 0 2 {address}" in texts[0] and f"place 1 2 1 2 {address}" in texts[0], texts[0]
 
 
+@pytest.mark.slow
 def test_parameters_that_ranks_have_in_orders_of_their_own_are_told(launched):
     seeds = [{"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2"}]
     codes, texts = launched(drawn_by_modules.IN_ORDERS_OF_THEIR_OWN, more=seeds)
@@ -122,6 +125,7 @@ def test_parameters_that_ranks_have_in_orders_of_their_own_are_told(launched):
     assert "AssertionError" not in texts[0], "no body runs with other parameters on each rank"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "broken"), [("pytest.exit('no device')", "1"), ("pytest.skip('no device', allow_module_level=True)", "0")]
 )
@@ -134,6 +138,7 @@ def test_where_a_conftest_file_ends_one_session_the_others_hear_of_it_and_end(la
         assert "no device" in texts[0]
 
 
+@pytest.mark.slow
 def test_a_debugger_is_not_lent_to_another_node(launched):
     codes, texts = launched("def test_it(): pass\n", "--rank-pdb", "1", nodes=2)
     assert codes == [pytest.ExitCode.USAGE_ERROR] * 2, texts
@@ -157,6 +162,7 @@ def test_the_address_by_which_others_see_this_machine_is_one_of_its_own():
     assert outward_address() in outward if outward else outward_address() is None
 
 
+@pytest.mark.slow
 def test_workers_that_an_ini_file_asks_for_can_be_left_out(launched, tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -n 2\n")
     codes, texts = launched("@W\ndef test_it(rank): dist.barrier()\n")
@@ -196,6 +202,7 @@ def test_shared(rank, shared_tmp_path):
 """
 
 
+@pytest.mark.slow
 def test_a_shared_folder_that_another_node_does_not_see_is_told_with_the_cure(launched, another_disk, tmp_path):
     codes, texts = launched(SHARES, nodes=2, more=variables_of_nodes(tmp_path), before=another_disk)
     assert codes == [1, 1], texts
@@ -204,6 +211,7 @@ def test_a_shared_folder_that_another_node_does_not_see_is_told_with_the_cure(la
     assert "pass --basetemp" in texts[0]
 
 
+@pytest.mark.slow
 def test_a_shared_folder_that_every_node_sees_is_shared(launched, another_disk, tmp_path):
     options = [f"--basetemp={tmp_path}/seen"]
     more = variables_of_nodes(tmp_path)
@@ -211,6 +219,7 @@ def test_a_shared_folder_that_every_node_sees_is_shared(launched, another_disk, 
     assert codes == [0, 0], texts
 
 
+@pytest.mark.slow
 def test_what_ran_on_another_node_is_covered_too(launched, another_disk, tmp_path):
     (tmp_path / "measured.py").write_text(
         """
@@ -235,6 +244,7 @@ def test_it(rank):
     assert [path.name for path in tmp_path.glob(".coverage*")] == [".coverage"]
 
 
+@pytest.mark.slow
 def test_a_file_that_imports_mpi_is_no_member_of_the_run_of_mpiexec(tmp_path):
     mpiexec = find_mpiexec()
     if mpiexec is None or importlib.util.find_spec("mpi4py") is None:

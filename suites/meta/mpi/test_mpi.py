@@ -54,6 +54,7 @@ def under_mpiexec(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list
     return {name: [results[name] for results in ranks] for name in ranks[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "expected"), EXPECTED, ids=[program.__name__ for program, _ in EXPECTED])
 def test_a_program_gives_every_rank_what_it_should(under_mpiexec, program, expected):
     assert under_mpiexec[program.__name__] == expected
@@ -117,6 +118,7 @@ WAITS_FOR_RANK_1 = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code", "reason"),
     [
@@ -162,6 +164,7 @@ def test_ranks_that_all_end_by_an_error_show_what_each_says(tmp_path):
     assert "pdlcheck_mpi:" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ranks_that_exit_with_code_0_wait_until_the_others_have_ended(tmp_path):
     program = tmp_path / "well.py"
     program.write_text(
@@ -260,6 +263,7 @@ def test_an_mpi_that_was_started_for_a_single_thread_is_refused_with_the_cure(tm
     assert ("rank 1 ended by WorldUnavailable" in done.stderr) == bool(alone)
 
 
+@pytest.mark.slow
 def test_a_program_that_starts_mpi_itself_for_threads_has_its_group(tmp_path):
     program = tmp_path / "serialized.py"
     program.write_text(

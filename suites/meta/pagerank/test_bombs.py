@@ -75,6 +75,7 @@ def pack_zstd(path, begin, piece):
             packed.write(piece)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured in /proc: run it on Linux")
 def test_bombs_are_refused_in_little_memory(tmp_path):
     paths = {}
@@ -90,6 +91,7 @@ def test_bombs_are_refused_in_little_memory(tmp_path):
         assert megabytes < MOST_MB, path.name
 
 
+@pytest.mark.slow
 def test_an_archive_that_is_packed_once_more_is_read_from_the_disk(tmp_path):
     """As large as the bombs, and of real arrays, which nobody asked for."""
     path = tmp_path / "edges.npz"

@@ -53,6 +53,7 @@ def web(tmp_path):
     return path, Graph.from_edges(src, dst)
 
 
+@pytest.mark.slow
 def test_the_best_nodes_are_printed_with_their_scores_and_what_it_took(web):
     path, graph = web
     found = run(path.name, "--top", 3, folder=path.parent)
@@ -67,6 +68,7 @@ def test_the_best_nodes_are_printed_with_their_scores_and_what_it_took(web):
     assert [line.split()[0] for line in told[:3]] == ["read", "build", "solve"]
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_bar(web):
     path, _ = web
     child = pexpect.spawn(COMMAND[0], [*COMMAND[1:], str(path)], timeout=120, encoding="utf-8", dimensions=(30, 100))
@@ -77,6 +79,7 @@ def test_a_terminal_shows_a_bar(web):
     assert child.exitstatus == 0
 
 
+@pytest.mark.slow
 def test_a_terminal_that_cannot_write_every_letter_gets_its_table(web):
     path, _ = web
     narrow = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "20"}  # so that the ends of words are left out

@@ -49,6 +49,7 @@ def kept(temporary):
     return list(folder_of(temporary).rglob("*.nbi"))
 
 
+@pytest.mark.slow
 def test_a_temporary_folder_of_this_user_alone_keeps_the_machine_code(without_cache_folder, tmp_path):
     """The command, then the networkx backend with what the command has compiled."""
     (tmp_path / "edges.txt").write_text("0 1\n1 0\n")
@@ -63,6 +64,7 @@ def test_a_temporary_folder_of_this_user_alone_keeps_the_machine_code(without_ca
     assert first <= set(kept(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["open to others", "a link"])
 def test_a_temporary_folder_of_somebody_else_is_not_used(without_cache_folder, tmp_path, kind):
     """numba unpickles what lies in its cache."""

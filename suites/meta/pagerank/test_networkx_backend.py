@@ -44,6 +44,7 @@ def run(*arguments, environment, folder):
 TESTS = ("-m", "pytest", "-rx", "--pyargs", "networkx.algorithms.link_analysis.tests.test_pagerank")
 
 
+@pytest.mark.slow
 def test_the_tests_of_networkx_pass_and_what_is_not_run_is_not_pagerank(environment, tmp_path):
     environment["NETWORKX_TEST_BACKEND"] = "pdlcheck"
     found = run(*TESTS, environment=environment, folder=tmp_path)
@@ -52,6 +53,7 @@ def test_the_tests_of_networkx_pass_and_what_is_not_run_is_not_pagerank(environm
     assert set(re.findall(r"^XFAIL .* - '(\w+)' not implemented by pdlcheck", found.stdout, re.M)) <= OTHERS
 
 
+@pytest.mark.slow
 def test_all_of_them_pass_where_networkx_may_fall_back(environment, tmp_path):
     environment |= {"NETWORKX_TEST_BACKEND": "pdlcheck", "NETWORKX_FALLBACK_TO_NX": "1"}
     found = run(*TESTS, environment=environment, folder=tmp_path)

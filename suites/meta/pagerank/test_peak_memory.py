@@ -124,6 +124,7 @@ for k in range(0, len(sizes), 4):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_over_ranks_it_takes_no_more_than_was_said_and_not_much_less(world_size):
     """All ranks together, of a graph whose edges are anywhere, leave one node, and enter one."""

@@ -166,6 +166,7 @@ def test_our_methods_and_versions_agree_with_the_dense_solution_on_drawn_graphs(
     assert judged > 150
 
 
+@pytest.mark.slow
 def test_the_command_counts_disagreements_with_what_is_installed(tmp_path):
     options = ["--cases", "40", "--peers", "pdlcheck auto,networkx", "--json", str(tmp_path / "counts.json")]
     command = [sys.executable, str(BENCHMARKS / "pagerank_disagreements.py"), *options]
@@ -266,6 +267,7 @@ def test_a_verdict_compares_with_the_best_peer_that_is_right(ranking):
     assert ranking.speed_table.targets("debian", rows, [1e-6])[0][2] is True
 
 
+@pytest.mark.slow
 def test_the_command_times_peers_at_one_true_error(tmp_path):
     options = ["--graphs", "small", "--peers", "scipy loop", "--rounds", "2", "--json", str(tmp_path / "times.json")]
     command = [sys.executable, str(BENCHMARKS / "pagerank_peers.py"), *options]

@@ -45,6 +45,7 @@ def test_others_wait(rank):
 """
 
 
+@pytest.mark.slow
 def test_the_debugger_of_the_controller_says_where_that_of_the_rank_is(pytester):
     pytester.makepyfile(HEAD + "@W\ndef test_one(rank):\n    assert rank != 1\n")
     result = pytester.runpytest_subprocess("--pdb", "--world", "gloo")
@@ -52,6 +53,7 @@ def test_the_debugger_of_the_controller_says_where_that_of_the_rank_is(pytester)
     result.stdout.fnmatch_lines([hint, "*entering PDB*", "*1 failed*"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["gloo", "sim"])
 def test_a_debugger_in_the_chosen_rank_has_the_terminal(pytester, world):
     pytester.makepyfile(test_inner=HEAD + DEBUGGED)

@@ -29,6 +29,7 @@ def test_hoards(rank):
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_hoards_memory_is_shown_with_its_line(pytester: pytest.Pytester):
     pytester.makepyfile(HOARD)
     result = pytester.runpytest_subprocess("--world", "gloo")

@@ -114,6 +114,7 @@ Pool.begin = begin
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "early"), [((), True), (("-n", "1"), False)], ids=["alone", "worker"])
 def test_workers_of_xdist_that_know_one_item_ahead_begin_none_early(pytester, options, early):
     pytester.makepyfile(HEAD + BEFORE + AFTER.replace("after", "one") + AFTER)

@@ -30,6 +30,7 @@ def never():
 """
 
 
+@pytest.mark.slow
 def test_pytest_cov_counts_what_only_ranks_ran(run, pytester):
     result = run(
         """
@@ -58,6 +59,7 @@ def test_a_rank_dies(rank):
     _all_but_one_line_is_covered(pytester.path)
 
 
+@pytest.mark.slow
 def test_pytest_cov_counts_functions_after_which_the_ranks_are_replaced(run, pytester):
     program = """
     import torch.distributed as dist

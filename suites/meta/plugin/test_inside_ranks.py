@@ -53,6 +53,7 @@ def test_world_run_is_refused_in_ranks(pytester, world):
     result.stdout.fnmatch_lines([f"E  *{text}"] * 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_a_pytest_that_a_rank_starts_is_no_member_of_a_launch(run, world):
     result = run(

@@ -137,6 +137,7 @@ def _runs(pid):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_it_says_where_each_rank_is(pytester, world):
     result, processes = _press(pytester, 1, "while True: pass", "--world", world)
@@ -153,6 +154,7 @@ def test_it_says_where_each_rank_is(pytester, world):
     )
 
 
+@pytest.mark.slow
 def test_one_that_does_not_answer_is_not_waited_for(pytester):
     result, processes = _press(pytester, 1, "ctypes.PyDLL(None).sleep(60)", "--world", "gloo")
     assert processes == 3

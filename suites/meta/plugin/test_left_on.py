@@ -56,6 +56,7 @@ def test_the_fixture_of_the_file_holds(rank, hooks, number):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sim", "gloo"])
 def test_what_is_left_on_is_nothing_to_others(pytester, name):
     others = {"test_holds": HOLDS} if name == "gloo" else {}  # what a fixture enters on a process holds, as it did

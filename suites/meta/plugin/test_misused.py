@@ -237,6 +237,7 @@ def test_mpi(): dist.barrier()
     )
 
 
+@pytest.mark.slow
 @WORLDS
 def test_a_test_case_that_starts_ranks_itself_is_not_marked(run, world):
     result = run(

@@ -37,6 +37,7 @@ def environment(tmp_path_factory, monkeypatch):
     return environment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "number"),
     [
@@ -54,6 +55,7 @@ def test_an_installed_package_is_tested_by_its_name(pytester, names, number):
     result.assert_outcomes(passed=number)
 
 
+@pytest.mark.slow
 def test_a_folder_beside_the_root_is_tested_by_its_path(pytester, environment):
     (environment / "pyvenv.cfg").unlink()
     (environment / "lib" / "outside_package" / "conftest.py").unlink()

@@ -276,6 +276,7 @@ def test_a_fixture_of_mine_that_asks_for_the_world(cluster, n):
 """
 
 
+@pytest.mark.slow
 @WORLDS
 def test_the_default_deadline_of_hypothesis_does_not_count_on_ranks(run, world):
     run(SLOW, world=world, new_process=True).assert_outcomes(passed=4)
@@ -307,6 +308,7 @@ def test_without_ranks(n):
 """
 
 
+@pytest.mark.slow
 @WORLDS
 def test_a_deadline_that_the_user_sets_counts_and_so_does_the_default_of_tests_without_ranks(run, world):
     result = run(OWN_DEADLINES, "-v", world=world, new_process=True)

@@ -23,6 +23,7 @@ def test_noted(rank):
     assert "ranks 0, 1 of 2 raised this" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
 def test_the_short_summary_tells_what_was_raised_and_one_line_where(run, options):
     source = """

@@ -87,6 +87,7 @@ def test_without_ranks(): pass
     assert (package / "log3-2").read_text().split() == only_one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["pool", "fresh"])
 def test_conftest_files_of_a_folder_serve_each_of_its_files(pytester, isolation):
     pytester.makeconftest("import pytest\n\n@pytest.fixture\ndef given(): return 1")

@@ -76,6 +76,7 @@ def _run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess("--world", "gloo", "-p", "no:randomly", "-p", "no:cacheprovider", *options)
 
 
+@pytest.mark.slow
 def test_handlers_hear_what_pytests_own_would(pytester):
     result = _run(pytester)
     result.assert_outcomes(passed=7, failed=1)
@@ -84,6 +85,7 @@ def test_handlers_hear_what_pytests_own_would(pytester):
     result.stdout.no_fnmatch_line("INFO *info of*")
 
 
+@pytest.mark.slow
 def test_a_level_of_the_run_is_that_of_the_ranks(pytester):
     result = _run(pytester, "--log-level=INFO", "-k", "fails or own")
     for rank in (0, 1):
@@ -115,6 +117,7 @@ def test_next(rank):
 """
 
 
+@pytest.mark.slow
 def test_the_live_log_and_the_log_file_have_what_ranks_log(pytester):
     pytester.makepyfile(test_live=LIVE)
     options = ("--log-cli-level=INFO", "--log-file=all.log", "--log-file-level=DEBUG", "--log-file-format=%(message)s")

@@ -83,6 +83,7 @@ def test_what_ranks_write_is_in_the_xml_of_passing_tests_too(run, pytester):
     assert cases["test_fails[gloo-2]"].find("failure") is not None
 
 
+@pytest.mark.slow
 def test_ranks_print_any_letter_in_any_locale_as_under_pytests_capture(pytester, monkeypatch):
     for name, value in {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}.items():
         monkeypatch.setenv(name, value)

@@ -259,6 +259,7 @@ def test_good(subtests):
     assert (outcomes["passed"], outcomes["failed"]) == (1, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["", "inner"], ids=["beside all tests", "beside some"])
 def test_a_conftest_file_that_fails_in_a_rank_is_told_and_other_tests_run(pytester, folder):
     inner = pytester.path / folder

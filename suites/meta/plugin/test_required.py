@@ -51,6 +51,7 @@ def test_a_world_that_is_there_is_not_asked_for_a_gpu(run):
     result.stdout.fnmatch_lines("pdlcheck: tests that ran on ranks: 1 on gloo")
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_are_counted(run):
     result = run(SOURCE, "-n", "2", "-k", "on_ranks or plain", world="sim", new_process=True)
     result.assert_outcomes(passed=2)
@@ -77,6 +78,7 @@ def test_an_ini_value_makes_the_marker_gpu_ours(run, pytester):
     run("@pytest.mark.gpu\ndef test_plain(): pass\n", world="sim").assert_outcomes(skipped=1)
 
 
+@pytest.mark.slow
 def test_a_registered_marker_world_size_is_ours_where_worlds_are_named_or_fixtures_used(pytester):
     pytester.makeini("[pytest]\nmarkers =\n    world_size(n): mine\n")
     pytester.makepyfile(

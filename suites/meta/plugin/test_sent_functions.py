@@ -78,6 +78,7 @@ def test_function_again(world): assert world.run(own, world_size=2) == [0, 1]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
 def test_files_in_folders_are_imported_where_imports_do_not_find_them(pytester, world):
     folders = {"tests/plain": False, "tests/other": False, "tests/package": True, "whole": True, "whole/inner": True}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 ONE = "@W\ndef test_one(rank): dist.barrier()\n"
 
 
@@ -30,6 +32,7 @@ def pytest_runtest_setup(item):
     assert result.stdout.str().count("said by a hook") == 2  # by the hook in the controller
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_made_when_plugins_are_configured_may_be_used_later(run, pytester):
     """As pytest-split does: the stream had been closed."""
     pytester.makeconftest("""

@@ -42,6 +42,7 @@ def test_enough(rank):
 """
 
 
+@pytest.mark.slow
 def test_the_limits_of_pytest_timeout_are_kept_by_the_ranks(run, pytester):
     pytester.makeini("[pytest]\ntimeout = 2\ntimeout_method = thread\n")  # this method would end the process
     result = run(LIMITED, new_process=True)
@@ -132,6 +133,7 @@ def test_after(rank, own, tmp_path):
 """
 
 
+@pytest.mark.slow
 def test_simulated_ranks_that_do_not_end_are_replaced(pytester):
     pytester.makepyfile(test_inner=HEAD + SIMULATED)
     result = pytester.runpytest_subprocess("--world", "sim", "-p", "no:randomly", "-rA", timeout=100)
@@ -208,6 +210,7 @@ def test_sleeps(rank, fixture, tmp_path):
     assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", ["rank", "world"])
 def test_the_limit_of_the_first_test_on_simulated_ranks_does_not_count_the_import_of_torch(pytester, arguments):
     pytester.makeconftest(
@@ -272,6 +275,7 @@ def test_after(rank):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["no:timeout", "timeout"])
 def test_simulated_ranks_have_a_limit_where_nobody_sets_one(run, option):
     result = run(WITHOUT, "-p", option, world="sim", new_process=True)
@@ -301,6 +305,7 @@ def test_in_c(rank):
 """
 
 
+@pytest.mark.slow
 def test_a_simulated_rank_that_keeps_the_interpreter_lock_is_told_where_it_was(run):
     result = run(KEEPS_THE_LOCK.format(limit_s=1.5), world="sim", new_process=True)
     result.assert_outcomes(failed=1)
@@ -317,6 +322,7 @@ def test_a_rank_that_keeps_the_interpreter_lock_within_its_limit_passes(run):
     run(KEEPS_THE_LOCK.format(limit_s=60), world="sim").assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_a_debugger_in_a_simulated_rank_has_no_limit(pytester):
     pytester.makepyfile(
         test_inner=HEAD

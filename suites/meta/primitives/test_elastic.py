@@ -109,6 +109,7 @@ def steps_of(output):
     return [(int(s), int(r), int(w), [int(i) for i in found.split(",")], digest) for s, r, w, found, digest in lines]
 
 
+@pytest.mark.slow
 def test_when_a_machine_is_lost_the_others_go_on_with_all_of_the_data(agent):
     with socket.create_server(("127.0.0.1", 0)) as free:
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
@@ -134,6 +135,7 @@ def test_when_a_machine_is_lost_the_others_go_on_with_all_of_the_data(agent):
             assert sorted(i for shard in shards.values() for i in shard) == sorted(order.tolist())
 
 
+@pytest.mark.slow
 def test_a_sample_of_the_campaign_holds(tmp_path):
     if not COMMAND.exists():
         pytest.skip("needs ci/inject_training_faults.py: run the suites in a clone of the repository")

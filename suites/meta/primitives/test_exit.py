@@ -34,10 +34,12 @@ def threads_left(program, folder):
     return [name for name in ("gloo_tcp_loop", "pt_gloo_runloop") if name in done.stdout]
 
 
+@pytest.mark.slow
 def test_destroying_the_group_ends_its_threads(tmp_path):
     assert threads_left("import pdlcheck.primitives\n" + TRAIN, tmp_path) == []
 
 
+@pytest.mark.slow
 def test_without_the_primitives_torch_keeps_them(tmp_path):
     """If this fails, torch no longer captures the default group: delete the import in primitives/__init__.py."""
     assert threads_left(TRAIN, tmp_path)

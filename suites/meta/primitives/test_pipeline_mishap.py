@@ -34,6 +34,7 @@ pipeline.step(1e4 * torch.randn(8, 3), torch.randn(8, 3))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "how"), [(2, "raises"), (0, "killed")])
 def test_ranks_that_lose_another_one_say_what_it_met(tmp_path, place, how):
     """They said that a connection was closed by a peer."""

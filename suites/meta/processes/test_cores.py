@@ -85,6 +85,7 @@ def group_of_one_core():
     pytest.skip("needs the right to make a control group with a quota: root, outside of a container")
 
 
+@pytest.mark.slow
 def test_in_a_real_group_ranks_and_pagerank_have_the_threads_that_its_quota_fills(group_of_one_core):
     program = """
 from contextlib import closing

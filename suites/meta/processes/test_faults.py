@@ -473,6 +473,7 @@ def test_a_group_whose_operation_failed_is_not_used_again_though_the_function_ha
         world.close()
 
 
+@pytest.mark.slow
 def test_a_killed_fork_server_takes_the_ranks_along_and_is_replaced():
     world = ProcessWorld()
     try:

@@ -79,6 +79,7 @@ def printed(seed, chosen="random"):
     return [int(number) for number in done.stdout.strip("[]\n").split(",")]
 
 
+@pytest.mark.slow
 def test_a_replay_hashes_in_the_same_way_and_another_seed_in_another():
     first = printed(0)
     assert printed(0) == first

@@ -121,6 +121,7 @@ def test_a_fork_server_that_is_stopped_as_it_forks_is_named_and_replaced(server,
         world.close()
 
 
+@pytest.mark.slow
 def test_how_a_rank_ended_is_told_though_its_fork_server_is_stopped(server):
     world = ProcessWorld(timeout_s=60)
 

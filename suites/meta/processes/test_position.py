@@ -84,6 +84,7 @@ def test_nobody_runs_while_the_frames_of_a_thread_are_looked_at(hurried, deep_th
         seen.update(counts)
 
 
+@pytest.mark.slow
 def test_nor_does_anybody_where_a_hook_is_told_of_what_python_does():
     """Such hooks are Python code; filelock, which comes with torch, adds one, and none can be removed."""
     inside = [__file__, "-q", "-p", "no:cacheprovider", "-k", "test_nobody_runs_while"]

@@ -171,6 +171,7 @@ def test_ranks_see_the_launcher_variables_and_the_surroundings_of_the_controller
     assert processes.run(look, world_size=2)[0][0][-1] is None
 
 
+@pytest.mark.slow
 def test_files_of_the_working_directory_stand_in_for_no_module_of_the_standard_library(tmp_path):
     """pytest does not put that folder on the path, so no test sees these files; nor does the fork server."""
     for name in ("enum", "json", "operator", "types"):
@@ -301,6 +302,7 @@ def run_script(code: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_script_without_main_guard_works_and_close_leaves_no_child(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

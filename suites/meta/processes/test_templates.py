@@ -257,6 +257,7 @@ def test_kept_ranks_and_fresh_ones_in_turn(run, told):
     assert len({tuple(parents(tests[f"test_{i}"])) for i in (0, 2, 4)}) == 1
 
 
+@pytest.mark.slow
 def test_coverage_counts_the_forks_of_templates(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", "random")  # so that two servers fork them
     pytester.makepyfile(
@@ -391,6 +392,7 @@ def test_nothing_stays_open_when_a_world_is_closed(world, templates_of):
     assert len(os.listdir("/proc/self/fd")) == fds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signals", [0, 100])
 def test_no_process_survives_a_killed_controller(signals):
     code = """
@@ -425,6 +427,7 @@ def test_no_process_survives_a_killed_controller(signals):
     assert still_running(pids) == []
 
 
+@pytest.mark.slow
 def test_templates_go_down_with_a_killed_fork_server(world, templates_of):
     before = templates_of()
     for pid in forkserver.retain(world).pids:

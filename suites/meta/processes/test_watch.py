@@ -29,6 +29,7 @@ def processes() -> Iterator[ProcessWorld]:
     world.close()
 
 
+@pytest.mark.slow
 def test_a_shape_mismatch_is_reported_and_the_next_call_works(processes):
     with pytest.raises(CollectiveMismatch, match="differ in the shape") as caught:
         processes.run(lambda: dist.all_reduce(torch.ones(2 + dist.get_rank())), world_size=2)

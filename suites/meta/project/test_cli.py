@@ -56,6 +56,7 @@ def rejected(tmp_path_factory):
     return folder, run("verify", *arguments, folder=folder)
 
 
+@pytest.mark.slow
 def test_a_right_function_of_the_users_own_holds_whatever_pytest_settings_lie_around(folder):
     before = files(folder)
     ran = {}
@@ -80,6 +81,7 @@ def test_a_wrong_function_fails_with_what_is_wrong_and_the_replay(rejected):
     assert "NOT all held" in found.stdout
 
 
+@pytest.mark.slow
 def test_the_replay_command_shows_the_same_failure(rejected):
     folder, found = rejected
     (first, *_) = re.findall(r"^replay  python (.*)$", found.stdout, re.M)
@@ -138,6 +140,7 @@ def test_the_command_alone_prints_its_help(folder):
     assert "pdlcheck doctor" in found.stdout
 
 
+@pytest.mark.slow
 def test_doctor_tries_the_worlds_and_names_versions(folder):
     found = run("doctor", folder=folder)
     assert found.returncode == 0, found.stderr
@@ -163,6 +166,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 """
 
 
+@pytest.mark.slow
 def test_doctor_prints_json_and_fails_where_something_required_is_missing(folder):
     (folder / "hiding.py").write_text(WITHOUT.format(gone=["pytest_benchmark", "dgl"]))
     code = "import hiding, sys; from pdlcheck.cli import main; sys.exit(main(['doctor', '--json']))"
@@ -175,6 +179,7 @@ def test_doctor_prints_json_and_fails_where_something_required_is_missing(folder
     assert "trying the world gloo" in found.stderr  # it takes seconds
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named_with_the_command_that_brings_it_and_is_no_failure(folder):
     (folder / "hiding.py").write_text(WITHOUT.format(gone=["dgl", "sklearn"]))
     code = "from rich.console import Console; from pdlcheck.verification.run import _show_packages, _show_replicas; "

@@ -35,6 +35,7 @@ def torchrun(folder, *options):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_network_learns_on_ranks_with_uneven_shares_and_the_plot_is_text(tmp_path):
     text = torchrun(tmp_path, "--epochs", "12")
     error = re.search(r"2 ranks, mean squared error ([\d.]+)", text)
@@ -58,6 +59,7 @@ def drawn_lines(svg):
     return {label: line for label, (line, _) in zip(labels, pairs, strict=True)}
 
 
+@pytest.mark.slow
 def test_the_function_and_the_fit_are_drawn(tmp_path):
     pytest.importorskip("matplotlib", reason="the plot needs matplotlib: pip install pdlcheck[report]")
     text = torchrun(tmp_path, "--epochs", "12", "--plot", "fit.svg")

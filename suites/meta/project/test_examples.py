@@ -83,12 +83,14 @@ def test_ring_pass_under_torchrun(tmp_path):
     assert torchrun(tmp_path, 2, "ring_pass.py").endswith("rank 0 holds 2, home again\nrank 1 holds 2\n")
 
 
+@pytest.mark.slow
 def test_pagerank(tmp_path):
     lines = alone(tmp_path, "pagerank.py", "--top", 2).splitlines()
     assert lines[0].startswith("63664 packages, 275976 dependencies")
     assert [line.split()[:2] for line in lines[2:]] == [["1", "libc6"], ["2", "libgcc-s1"]]
 
 
+@pytest.mark.slow
 def test_pagerank_over_ranks(tmp_path):
     lines = torchrun(tmp_path, 2, "pagerank_over_ranks.py", "--top", 2).splitlines()
     dealt = [re.search(r"rank \d: (\d+) packages, (\d+) dependencies, reads [1-9]\d* scores", line) for line in lines]
@@ -108,6 +110,7 @@ def test_synchronous_sgd_alone(one_process):
     assert re.search(r"[\d.]+% of 360 digits that it has not seen are read right", one_process)
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_synchronous_sgd_under_mpiexec_prints_what_one_process_prints(one_process, tmp_path):
     done = mpiexec(3, tmp_path, str(EXAMPLES / "synchronous_sgd.py"), "--epochs", "2")
@@ -115,6 +118,7 @@ def test_synchronous_sgd_under_mpiexec_prints_what_one_process_prints(one_proces
     assert done.stdout == one_process
 
 
+@pytest.mark.slow
 def test_synchronous_sgd_under_torchrun_prints_what_one_process_prints(one_process, tmp_path):
     assert torchrun(tmp_path, 2, "synchronous_sgd.py", "--epochs", 2).endswith(one_process)
 
@@ -137,6 +141,7 @@ def table(text):
     return list(itertools.takewhile(lambda line: line.startswith("epoch"), lines[header + 1 :]))
 
 
+@pytest.mark.slow
 def test_convnet_on_two_nodes_goes_on_exactly_where_one_node_stopped(tmp_path):
     """In the middle of an epoch; the weights at the end are those of an undisturbed run, bit for bit."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install pdlcheck[data]")
@@ -162,6 +167,7 @@ GRIDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", GRIDS)
 def test_the_pipeline_prints_its_grid_and_learns(tmp_path, schedule):
     more = ["--microbatches", 12] if schedule == "pipedream" else []

@@ -14,6 +14,7 @@ import pytest
 from ..clone import ROOT
 from ..needs_mpi import needs_mpi
 
+SLOW = pytest.mark.slow
 COMMAND = ROOT / "ci" / "inject_faults.py"
 
 
@@ -28,7 +29,12 @@ def run_campaign(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("world", "seed", "count"),
-    [("sim", 3, 12), ("gloo", 2, 3), ("torchrun", 1, 2), pytest.param("mpi", 1, 2, marks=needs_mpi)],
+    [
+        ("sim", 3, 12),
+        ("gloo", 2, 3),
+        pytest.param("torchrun", 1, 2, marks=SLOW),
+        pytest.param("mpi", 1, 2, marks=[SLOW, needs_mpi]),
+    ],
 )
 def test_a_sample_of_faults_holds(world, seed, count, tmp_path):
     patient = ("--slow", "30")  # other tests run beside it
@@ -76,6 +82,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", BROKEN)
 def test_a_broken_world_is_seen(which, tmp_path, monkeypatch):
     code, told = BROKEN[which]

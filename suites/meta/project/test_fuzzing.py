@@ -95,6 +95,7 @@ def fuzz(folder, *options):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_reader_that_is_broken_is_found(how, tmp_path, monkeypatch):
     target, code, told = BROKEN[how]

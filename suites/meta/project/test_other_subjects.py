@@ -128,6 +128,7 @@ def verdicts(output, world):
     return dict(re.findall(rf"^(\w+) +{world} +\d+ propert.*? s  (\w+)", output, re.M))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_right_functions_of_torch_hold(verify, world):
     subjects = OF_TORCH | OF_TORCH_BY_HAND | WRAPPER  # 600 tests, slower on processes
@@ -141,6 +142,7 @@ def test_right_functions_of_torch_hold(verify, world):
     assert "not in the contract of sync_gradients: parameter weight, which right:sync_gradients does not have" in told
 
 
+@pytest.mark.slow
 def test_broken_functions_fail_each_on_its_own_and_what_is_not_tested_does_not_hold(verify):
     found = verify(BROKEN | {"parse_schedule": "right:sync_gradients"}, "sim")
     assert found.returncode == 1

@@ -39,6 +39,7 @@ def environment():
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 @pytest.mark.parametrize(("source", "told"), BLOCKS, ids=[_name(source) for source, _ in BLOCKS])
 def test_a_block_has_the_verdict_that_the_readme_tells(tmp_path, environment, source, told, world):

@@ -14,6 +14,7 @@ SCRIPT = ROOT / "ci" / "packaged_suites.py"
 SOME = "overwrites_its_argument or is_the_sum_over_ranks or 4_replicas_reads_the_digits"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1000)
 def test_packaged_suites_end_green_and_skips_say_why(tmp_path):
     command = [sys.executable, SCRIPT, "--keep", tmp_path, "-k", SOME, "--world", "sim,gloo"]

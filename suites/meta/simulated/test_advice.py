@@ -70,6 +70,7 @@ def test_a_project_that_makes_errors_of_warnings_runs_right_code(run, pytester, 
     result.stdout.fnmatch_lines(["*SharedTensorWarning: simulated ranks share a tensor*"])
 
 
+@pytest.mark.slow
 def test_an_option_that_ranks_cannot_have_is_advice(run, pytester):
     pytester.makeini("[pytest]\nfilterwarnings = error\n")
     pytester.makeconftest(

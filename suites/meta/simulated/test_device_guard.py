@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from pdlcheck.worlds.simulated.own.device_guard import outlives_ranks
@@ -26,6 +27,7 @@ print("lives")
 """
 
 
+@pytest.mark.slow
 def test_a_fake_tensor_of_a_rank_that_has_ended_does_not_crash_the_next_one():
     ended = subprocess.run([sys.executable, "-c", RANKS_THAT_COME_AND_GO], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (0, "lives\n"), ended.stderr

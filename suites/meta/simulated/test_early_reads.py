@@ -88,6 +88,7 @@ def test_simulated_ranks_are_warned_once(imported):
         get_world("sim").run(module.rank, world_size=2)
 
 
+@pytest.mark.slow
 def test_the_difference_to_processes_is_put_on_it(imported):
     module = imported("RANK = int(os.environ.get('RANK', -1))\ndef rank(): return RANK\n")
     with (

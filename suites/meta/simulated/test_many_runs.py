@@ -67,6 +67,7 @@ def test_a_run_leaves_nothing_to_the_garbage_collector(program):
         gc.enable()
 
 
+@pytest.mark.slow
 def test_five_thousand_simulations_leave_no_thread_no_file_and_no_tensor():
     kept = []
     for batch in range(RUNS // BATCH):

@@ -368,6 +368,7 @@ def test_a_failing_schedule_is_reduced_to_the_switch_that_matters():
     assert search(run_under(first_come, 5, fair=True), 50) is None
 
 
+@pytest.mark.slow
 def test_a_deadlock_of_64_ranks_that_needs_one_order_in_thousands():
     """The last rank's three bids come before those of 62 others: found by PCT, replayed, reduced to one switch."""
     with get_world("sim").open(64) as ranks:

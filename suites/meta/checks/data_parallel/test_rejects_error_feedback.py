@@ -144,10 +144,12 @@ def test_check_comm_hook_accepts_what_sends_later(world):
     check_comm_hook(made(Halves), world, error_feedback=True, relative=2**-9)
 
 
+@pytest.mark.slow
 def test_check_comm_hook_accepts_what_is_never_sent_if_it_does_not_grow():
     check_comm_hook(made(Above3), SIM, error_feedback=True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:find_unused_parameters")
 def test_check_comm_hook_follows_what_is_held_back_of_unused_parameters():
     check_comm_hook(made(OnlyUsed), SIM, error_feedback=True, unused=True)
@@ -158,6 +160,7 @@ def test_check_comm_hook_follows_what_is_held_back_of_unused_parameters():
         check_comm_hook(made(Hook), SIM, error_feedback=True, unused=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [16, 160])
 def test_check_comm_hook_names_the_rank_that_loses_what_it_does_not_send(steps):
     message = (

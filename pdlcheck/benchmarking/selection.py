@@ -1,0 +1,123 @@
+"""What ``pdlcheck bench`` runs: suites of this package by their names, or files of tests of the user's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from pdlcheck.benchmarking import unmarked
+
+__all__ = ["Selection", "UsageError", "select", "suite_names"]
+
+SUITES = "pdlcheck.benchmarks"
+_QUICK_ROUNDS = 3  # at least
+_PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_XDIST_WORKER")
+_NOT_WHILE_MEASURING = {"xdist": "-n0", "pytest_cov": "--no-cov"}  # plugins that a project's own options may switch on
+_HARMLESS = (
+    "pytest.PytestAssertRewriteWarning",  # this plugin is imported already
+    "pytest_benchmark.logger.PytestBenchmarkWarning",  # nothing to save: every benchmark failed
+)
+
+
+class UsageError(Exception):
+    """The arguments cannot be carried out; the message says which, and what can be."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How pytest is called for it.
+
+    Args:
+        arguments: of pytest.
+        variables: of the environment, in the place of pytest's own ones. In a worker of xdist it would not measure.
+    """
+
+    arguments: list[str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def environment(self) -> Iterator[None]:
+        """Set the variables, and give back those of before at the end."""
+        before = {name: os.environ.pop(name, None) for name in _PYTEST_VARIABLES}
+        os.environ.update(self.variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def select(names: Sequence[str], ranks: Sequence[int], *, full: bool) -> Selection:
+    """Return the call of pytest that measures them.
+
+    Args:
+        names: of suites; or all of them files, folders and ids of tests. Empty means all suites.
+        ranks: numbers of ranks.
+        full: larger inputs and more rounds.
+
+    Raises:
+        UsageError: a name is neither, or they are not all of one kind.
+        FileNotFoundError: the suites are not installed.
+    """
+    rounds = [] if full else [f"--benchmark-min-rounds={_QUICK_ROUNDS}"]
+    numbers = ",".join(map(str, ranks))
+    own = [name for name in names if _is_a_path(name)]
+    if own:
+        return _of_the_user(names, own, numbers, rounds)
+    folder, known = _folder(), suite_names()
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"there is no suite {name!r}, and no such file; choose from {', '.join(known)}, "
+                "or name a file of tests with rank_benchmark"
+            )
+    arguments = [str(folder / f"bench_{name}.py") for name in names or known]
+    arguments += ["--rootdir", str(folder.parent), "--confcutdir", str(folder), "-c", os.devnull]
+    for plugin in ("no:cacheprovider", "pdlcheck.plugin", "pytest_benchmark.plugin"):
+        arguments += ["-p", plugin]
+    arguments += ["--ranks", numbers, "-o", "pdlcheck_markers=gpu", *rounds]
+    arguments += ["--full"] if full else []
+    return Selection(arguments, variables={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+
+
+def suite_names() -> list[str]:
+    """The names of all suites, sorted.
+
+    Raises:
+        FileNotFoundError: the suites are not installed.
+    """
+    return sorted(path.stem.removeprefix("bench_") for path in _folder().glob("bench_*.py"))
+
+
+def _of_the_user(names: Sequence[str], own: Sequence[str], ranks: str, rounds: Sequence[str]) -> Selection:
+    """With the project's own settings, conftest files and plugins."""
+    for name in own:
+        if not Path(name.partition("::")[0]).exists():
+            raise UsageError(f"there is no file {name.partition('::')[0]}")
+    if suites := [name for name in names if name not in own]:
+        raise UsageError(f"{own[0]} is a file and {suites[0]} a suite: measure them in two runs")
+    arguments = [*own, "--benchmark-only", "-p", unmarked.__name__, unmarked.OPTION, ranks, "-p", "no:randomly"]
+    arguments += [option for plugin, option in _NOT_WHILE_MEASURING.items() if find_spec(plugin)]
+    for warning in _HARMLESS:  # where the project makes errors of warnings
+        arguments += ["-W", f"ignore::{warning}"]
+    return Selection([*arguments, *rounds])
+
+
+def _is_a_path(name: str) -> bool:
+    return "::" in name or "/" in name or os.sep in name or name.endswith(".py")
+
+
+def _folder() -> Path:
+    found = find_spec(SUITES)
+    if found is None or not found.submodule_search_locations:
+        raise FileNotFoundError(
+            f"package {SUITES} is not here: pdlcheck was imported without being installed; "
+            "in the folder of its pyproject.toml, run: pip install -e ."
+        )
+    return Path(found.submodule_search_locations[0])
