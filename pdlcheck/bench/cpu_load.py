@@ -28,7 +28,7 @@ class CpuLoad:
     ) -> None:
         (wall, own, machine), (to_wall, to_own, to_machine) = self._begin, _now()
         busy = None if machine is None or to_machine is None else to_machine - machine
-        self.reading = LoadReading(to_wall - wall, to_own - own, busy)
+        self.reading = LoadReading(to_wall - wall, to_own - own, busy, os.uname().nodename)
 
 
 def _now() -> tuple[float, float, float | None]:

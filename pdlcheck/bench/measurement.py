@@ -60,8 +60,8 @@ def combine(records: Sequence[RankRecord], subject: Subject) -> list[Measurement
         ``median_s`` with its interval ``median_low_s``, ``median_high_s``; ``fastest_rank_s``, the smallest median of
         a rank; ``device_s`` by CUDA events; ``nbytes``, ``algbw_GBps``, ``busbw_GBps``; ``wrong``;
         ``host_peak_bytes`` and ``device_peak_bytes`` of the rank that needs most; ``foreign_load``, the cores that
-        other programs kept busy meanwhile; ``over`` in the first row: for each other function ``[ratio, low, high]`` of
-        the medians; ``way`` in the others: the name of the function.
+        other programs kept busy meanwhile, on the node with most of it; ``over`` in the first row: for each other
+        function ``[ratio, low, high]`` of the medians; ``way`` in the others: the name of the function.
 
     Raises:
         ValueError: there are no records.
@@ -121,9 +121,12 @@ def _largest(values: Sequence[int | None]) -> int | None:
 
 
 def _foreign_load(records: Sequence[RankRecord]) -> float | None:
-    """Cores; None where it is unknown."""
-    first = records[0].load
-    if first.machine_s is None or first.elapsed_s <= 0:
-        return None
-    own = sum(record.load.own_s for record in records)
-    return max(first.machine_s - own, 0.0) / first.elapsed_s
+    """Cores, on the node with most of it; None where it is unknown."""
+    found = []
+    for node in {record.load.node for record in records}:
+        loads = [record.load for record in records if record.load.node == node]
+        first = loads[0]
+        if first.machine_s is None or first.elapsed_s <= 0:
+            return None
+        found.append(max(first.machine_s - sum(load.own_s for load in loads), 0.0) / first.elapsed_s)
+    return max(found)

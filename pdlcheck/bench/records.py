@@ -32,11 +32,15 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class LoadReading:
-    """CPU time while the rounds ran, in seconds: of this process, and of everything on the machine (None: unknown)."""
+    """CPU time while the rounds ran, in seconds: of this process, and of everything on the machine (None: unknown).
+
+    ``node`` is the machine's name.
+    """
 
     elapsed_s: float
     own_s: float
     machine_s: float | None
+    node: str = ""
 
 
 @dataclass(frozen=True)

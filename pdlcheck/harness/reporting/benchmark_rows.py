@@ -30,8 +30,8 @@ def add_row(
     iterations: int,
     seconds: Sequence[float],
     options: Mapping[str, Any] | None = None,
-) -> None:
-    """Add a row, as if the fixture of this process had measured it.
+) -> Any:
+    """Add a row, as if the fixture of this process had measured it; return it, or None without pytest-benchmark.
 
     Args:
         item: the test.
@@ -44,7 +44,7 @@ def add_row(
     """
     session: Any = getattr(item.config, "_benchmarksession", None)
     if session is None:
-        return
+        return None
     from pytest_benchmark import stats
 
     made: Any = stats.Metadata  # it has no types
@@ -64,3 +64,4 @@ def add_row(
     for one in seconds:
         row.stats.update(one)
     session.benchmarks.append(row)
+    return row

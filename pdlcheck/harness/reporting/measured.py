@@ -28,7 +28,18 @@ class _Measured:
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, Mapping[str, Any]]] = []
+        self.running: list[Any] = []  # rows of pytest-benchmark of the test that runs
         self.untimed: set[str] = set()  # tests on sim
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """The times of a test that fails do not count, whatever it has measured before."""
+        if report.when != "call":
+            return
+        if report.failed:
+            for row in self.running:
+                row.fixture.has_error = True  # pytest-benchmark leaves it out
+            del self.rows[len(self.rows) - len(self.running) :]
+        self.running.clear()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         from rich.console import Console
@@ -70,8 +81,10 @@ def add_rows(item: pytest.Item, group: str | None, found: Sequence[Measurement],
         world_size = one.facts["world_size"]
         name, fullname = (f"{_without_world(text, item, world_size)}{also}" for text in (item.name, item.nodeid))
         one.facts["world"] = world
-        add_row(item, (name, fullname), group, one.facts, one.iterations, one.seconds)
-        session.rows.append((name, one.facts))
+        row = add_row(item, (name, fullname), group, one.facts, one.iterations, one.seconds)
+        if row is not None:
+            session.running.append(row)
+            session.rows.append((name, one.facts))
 
 
 def note_untimed(item: pytest.Item) -> None:

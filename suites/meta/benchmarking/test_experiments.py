@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from pdlcheck.bench.cpu_load import CpuLoad
 from pdlcheck.bench.experiments import experiments
 from pdlcheck.bench.intervals import paired_ratio, unpaired_ratio
+from pdlcheck.bench.measurement import Subject, combine
 from pdlcheck.bench.models import amdahl_s, fit_link, karp_flatt, serial_fraction
 from pdlcheck.bench.passes import merge_rows, pass_ratios, pass_values, passes_interval
+from pdlcheck.bench.records import LoadReading, RankRecord, RankTimes
 
 
 def row(name, seconds, **facts):
@@ -169,3 +172,27 @@ def test_a_round_that_was_interrupted_does_not_count():
     ours[3] = 200.0
     assert pass_ratios(ours, [theirs], [4, 4]) == pytest.approx([2, 2])
     assert passes_interval([2.0]).high == float("inf")  # one pass says nothing about the next
+
+
+@pytest.mark.parametrize(
+    ("nodes", "busy_s", "foreign"),
+    [
+        (("a", "a"), (2.5, 2.5), 0.25),  # both ranks see the same machine, of which they use two seconds
+        (("a", "b"), (1.0, 2.0), 0.5),  # each uses one second of its own machine
+        (("a", "b"), (1.0, None), None),
+    ],
+)
+def test_the_load_of_other_programs_is_that_of_the_node_with_most(nodes, busy_s, foreign):
+    times = RankTimes("f", 1, [0.1, 0.1], None, None, None)
+    records = [
+        RankRecord((times,), 1, 1, "cpu", LoadReading(2.0, 1.0, busy, node))
+        for node, busy in zip(nodes, busy_s, strict=True)
+    ]
+    (found,) = combine(records, Subject())
+    assert found.facts.get("foreign_load") == foreign
+
+
+def test_a_reading_names_its_node():
+    with CpuLoad() as load:
+        pass
+    assert load.reading.node

@@ -99,9 +99,14 @@ def test_right(rank_benchmark): rank_benchmark(ones, 4, check=wrong)
 
 @pytest.mark.world_size(2)
 def test_wrong(rank_benchmark): rank_benchmark(ones, 4, check=wrong, against=forgets)
+
+@pytest.mark.world_size(2)
+def test_wrong_afterwards(rank_benchmark): assert rank_benchmark(forgets, 4).sum() == 4
+
+def test_wrong_in_the_controller(world, rank_benchmark): assert rank_benchmark(ones, 4, world_size=2) == []
 """
     )
-    result.assert_outcomes(passed=1, failed=1)
+    result.assert_outcomes(passed=1, failed=3)
     result.stdout.fnmatch_lines(["*rank_benchmark: forgets returned 1 wrong elements; its times do not count*"])
     assert list(found) == ["test_right[2ranks]"] and found["test_right[2ranks]"]["extra_info"]["wrong"] == 0
 
