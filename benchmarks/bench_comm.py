@@ -1,12 +1,13 @@
 """Collectives and messages by size: the primitives of this project beside those of torch, call by call in turn.
 
 The columns are those of nccl-tests: ``algbw = nbytes / seconds``, ``busbw`` as in :data:`pdlcheck.bench.BUSBW_FACTORS`,
-After the timing each way runs once more on fresh input, and its result must be the one known in advance.
+``#wrong`` of one more call on fresh input, whose result is known in advance. torch's functions run out of place and in
+place, where they can do both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -50,76 +51,103 @@ def numel(nbytes: int, world_size: int) -> int:
 @sizes(QUICK)
 def test_all_reduce(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
     tensor = torch.zeros(numel, device=device)
-    ways: dict[str, Callable[[Tensor], Any]] = {"ring": ring_all_reduce, "torch": dist.all_reduce}
-    time_collective(rank_benchmark, "all_reduce", ways, tensor)
-    for way in ways.values():
-        tensor.fill_(rank + 1)
-        way(tensor)
-        assert (tensor == world_size * (world_size + 1) // 2).all(), "a fast wrong answer does not count"
+    time_collective(
+        rank_benchmark,
+        "all_reduce",
+        {"ring": ring_all_reduce, "torch": dist.all_reduce},
+        tensor,
+        fill=lambda: tensor.fill_(rank + 1),
+        wrong=lambda _: tensor != world_size * (world_size + 1) // 2,
+    )
 
 
 @pytest.mark.benchmark(group="reduce_scatter")
 @sizes([2**20])
 def test_reduce_scatter(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
     tensor, part = torch.zeros(numel, device=device), torch.zeros(numel // world_size, device=device)
+    own = tensor.view(world_size, -1)[rank]
 
     def torchs(tensor: Tensor) -> Tensor:
         reduce_scatter_single(part, tensor)
         return part
 
-    ways: dict[str, Callable[[Tensor], Any]] = {"ring": ring_reduce_scatter, "torch": torchs}
-    time_collective(rank_benchmark, "reduce_scatter", ways, tensor)
-    for way in ways.values():
-        tensor.fill_(rank + 1)
-        assert (way(tensor) == world_size * (world_size + 1) // 2).all(), "a fast wrong answer does not count"
+    def in_place(tensor: Tensor) -> Tensor:
+        reduce_scatter_single(own, tensor)
+        return own
+
+    time_collective(
+        rank_benchmark,
+        "reduce_scatter",
+        {"ring": ring_reduce_scatter, "torch": torchs, "torch in place": in_place},
+        tensor,
+        fill=lambda: tensor.fill_(rank + 1),
+        wrong=lambda found: found != world_size * (world_size + 1) // 2,
+    )
 
 
 @pytest.mark.benchmark(group="all_gather")
 @sizes([2**20])
 def test_all_gather(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
-    own, whole = torch.zeros(numel // world_size, device=device), torch.zeros(numel, device=device)
+    own, whole = torch.full((numel // world_size,), float(rank), device=device), torch.zeros(numel, device=device)
+    part = whole.view(world_size, -1)[rank]
+
+    def fill() -> None:
+        whole.fill_(-1)
+        part.fill_(rank)
 
     def torchs(own: Tensor) -> Tensor:
         all_gather_single(whole, own)
         return whole
 
-    ways: dict[str, Callable[[Tensor], Any]] = {"ring": ring_all_gather, "torch": torchs}
-    time_collective(rank_benchmark, "all_gather", ways, own, nbytes=whole.nbytes)
-    own.fill_(rank)
+    def in_place(_: Tensor) -> Tensor:
+        all_gather_single(whole, part)
+        return whole
+
     expected = torch.arange(world_size, device=device).repeat_interleave(len(own))
-    for way in ways.values():
-        assert (way(own).flatten() == expected).all(), "a fast wrong answer does not count"
+    time_collective(
+        rank_benchmark,
+        "all_gather",
+        {"ring": ring_all_gather, "torch": torchs, "torch in place": in_place},
+        own,
+        fill=fill,
+        wrong=lambda found: found.flatten() != expected,
+        nbytes=whole.nbytes,
+    )
 
 
 @pytest.mark.benchmark(group="broadcast")
 @sizes([2**20])
 def test_broadcast(rank_benchmark: Any, device: torch.device, rank: int, numel: int) -> None:
     tensor = torch.zeros(numel, device=device)
-    ways: dict[str, Callable[[Tensor], Any]] = {
-        "tree": tree_broadcast,
-        "star": star_broadcast,
-        "torch": lambda tensor: dist.broadcast(tensor, 0),
-    }
-    time_collective(rank_benchmark, "broadcast", ways, tensor)
-    for way in ways.values():
-        tensor.fill_(rank + 1)
-        way(tensor)
-        assert (tensor == 1).all(), "a fast wrong answer does not count"
+    time_collective(
+        rank_benchmark,
+        "broadcast",
+        {"tree": tree_broadcast, "star": star_broadcast, "torch": lambda tensor: dist.broadcast(tensor, 0)},
+        tensor,
+        fill=lambda: tensor.fill_(rank + 1),
+        wrong=lambda _: tensor != 1,
+    )
 
 
 @pytest.mark.benchmark(group="all_to_all")
 @sizes([2**20])
 def test_all_to_all(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
     given, taken = torch.full((numel,), float(rank), device=device), torch.zeros(numel, device=device)
-    ways: dict[str, Callable[[Tensor], Any]] = {"torch": lambda given: dist.all_to_all_single(taken, given)}
-    time_collective(rank_benchmark, "all_to_all", ways, given)
-    assert (taken == torch.arange(world_size, device=device).repeat_interleave(numel // world_size)).all()
+    expected = torch.arange(world_size, device=device).repeat_interleave(numel // world_size)
+    time_collective(
+        rank_benchmark,
+        "all_to_all",
+        {"torch": lambda given: dist.all_to_all_single(taken, given)},
+        given,
+        fill=lambda: taken.fill_(-1),
+        wrong=lambda _: taken != expected,
+    )
 
 
 @pytest.mark.benchmark(group="send and receive")
 @sizes(QUICK)
 def test_ping_pong(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
-    """Half of a round trip between two ranks: the first and the last."""
+    """There and back between two ranks, the first and the last: twice the bytes of the message."""
     tensor, last = torch.zeros(numel, device=device), world_size - 1
 
     def there_and_back(tensor: Tensor) -> None:
@@ -130,7 +158,15 @@ def test_ping_pong(rank_benchmark: Any, device: torch.device, rank: int, world_s
             dist.recv(tensor, 0)
             dist.send(tensor, 0)
 
-    rank_benchmark(there_and_back, tensor, nbytes=2 * tensor.nbytes, operation="send_recv")
+    rank_benchmark(
+        there_and_back,
+        tensor,
+        nbytes=2 * tensor.nbytes,
+        operation="send_recv",
+        setup=lambda: tensor.fill_(rank),
+        check=lambda _: int(tensor.count_nonzero()) if rank in (0, last) else 0,
+        iterations=iterations_for(tensor),
+    )
 
 
 @pytest.mark.benchmark(group="ring pass")
@@ -153,11 +189,24 @@ def test_ring_pass(rank_benchmark: Any, device: torch.device, rank: int, world_s
 def time_collective(
     rank_benchmark: Any,
     operation: str,
-    ways: dict[str, Callable[[Tensor], Any]],
+    ways: Mapping[str, Callable[[Tensor], Any]],
     tensor: Tensor,
+    *,
+    fill: Callable[[], object],
+    wrong: Callable[[Any], Tensor],
     nbytes: int | None = None,
 ) -> None:
-    """The first way beside the others; small tensors many times in one sample."""
+    """The first way beside the others.
+
+    Args:
+        rank_benchmark: the fixture.
+        operation: for the bus bandwidth.
+        ways: functions of ``tensor``.
+        tensor: what they are given.
+        fill: gives each sample its input.
+        wrong: says of what a way returned, after one call on such input, which elements are wrong.
+        nbytes: of the whole operation; default: of ``tensor``.
+    """
     (_, ours), *others = ways.items()
     rank_benchmark(
         ours,
@@ -165,5 +214,12 @@ def time_collective(
         nbytes=nbytes or tensor.nbytes,
         operation=operation,
         against=dict(others),
-        iterations=ITERATIONS if tensor.nbytes <= 2**16 else None,
+        setup=fill,
+        check=lambda found: int(wrong(found).count_nonzero()),
+        iterations=iterations_for(tensor),
     )
+
+
+def iterations_for(tensor: Tensor) -> int | None:
+    """Small tensors many times in one sample."""
+    return ITERATIONS if tensor.nbytes <= 2**16 else None
