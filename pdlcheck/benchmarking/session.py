@@ -57,6 +57,7 @@ def run_benchmarks(console: Console, plan: Plan) -> bool:
     Raises:
         UsageError: a suite, the device, or the file cannot be had.
         FileNotFoundError: the suites are not installed.
+        KeyboardInterrupt: somebody pressed Ctrl-C; what was measured before is printed and written.
     """
     selection = select(plan.suites, plan.ranks, full=plan.full)
     world = _world(plan)
@@ -72,8 +73,6 @@ def run_benchmarks(console: Console, plan: Plan) -> bool:
         follower, saved = Follower(progress, plan.passes), Path(temporary, "run.json")
         arguments += [f"--benchmark-storage=file://{temporary}", f"--benchmark-json={saved}"]
         code = pytest.main(arguments, plugins=[follower])
-        if code == pytest.ExitCode.INTERRUPTED:
-            raise KeyboardInterrupt
         run = json.loads(saved.read_text()) if saved.exists() and saved.stat().st_size else {}
     if run:
         run["benchmarks"] = merge_rows(run["benchmarks"])
@@ -81,6 +80,8 @@ def run_benchmarks(console: Console, plan: Plan) -> bool:
         plan.json.write_text(json.dumps(run, indent=1) + "\n")
     found = run.get("benchmarks", [])
     _show(console, plan, world, follower, found, time.perf_counter() - start)
+    if code == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
     return code == pytest.ExitCode.OK and (bool(found) or follower.is_silent)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -98,6 +100,21 @@ def test_files_of_a_project_are_measured_in_passes_with_its_own_settings(project
     assert list(rows) == ["test_sum[1ranks]", "test_sum[2ranks]", "test_called[2ranks]"]
     assert all(len(facts["pass_rounds"]) == 2 for facts in rows.values())
     assert not (project / ".coverage").exists()
+
+
+def test_ctrl_c_keeps_what_was_measured(project):
+    (project / "test_sums.py").write_text(OWN.replace("{expected}", "dist.get_world_size()"))
+    command = [sys.executable, "-m", "pdlcheck", "bench", "test_sums.py", "--passes", "1000", "--json", "a.json"]
+    with subprocess.Popen(
+        command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as run:
+        seen = [next(run.stdout) for _ in range(4)]  # two benchmarks, the test that measures nothing, and one of pass 2
+        os.killpg(run.pid, signal.SIGINT)
+        seen += run.stdout
+    assert run.returncode == 130, "".join(seen)
+    assert seen[-1] == "pdlcheck bench: interrupted\n"
+    rows = {row["name"]: row["extra_info"] for row in json.loads((project / "a.json").read_text())["benchmarks"]}
+    assert len(rows["test_sum[2ranks]"]["pass_rounds"]) >= 2 and "test_called[2ranks]" in rows
 
 
 def test_a_wrong_result_of_a_projects_own_benchmark_fails(project):
