@@ -23,6 +23,8 @@ from typing import Any
 
 from systems_table.systems import SYSTEMS, System
 
+from pdlcheck.report.measured import seconds_text
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "systems.md"
 RESULTS = ROOT / "benchmarks" / "results"
@@ -39,7 +41,7 @@ def main() -> int:
     files = sorted(path.relative_to(ROOT) for path in (ROOT / "suites").rglob("test_*.py"))
     suites = [str(file) for file in files if file.parts[1] != "meta"]
     others = sorted({test.partition("::")[0] for system in SYSTEMS for test in system.tests})
-    pytest = ["-m", "pytest", "-q", "-p", "systems_table.outcomes", "-p", "no:cacheprovider"]
+    pytest = ["-m", "pytest", "-q", "-m", "", "-p", "systems_table.outcomes", "-p", "no:cacheprovider"]
     here = _run([*pytest, "--world", options.world, *suites, *others], "here")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks)]
     launched = _run([*torchrun, *pytest, *suites], "under torchrun")
@@ -102,12 +104,16 @@ def _saved_rows() -> dict[str, str]:
     """What each benchmark compared when it was saved last, by its name."""
     runs = [json.loads(path.read_text()) for path in RESULTS.glob("*.json")]
     saved = sorted((run for run in runs if "benchmarks" in run), key=lambda run: run["datetime"])
-    return {
-        bench["name"]: bench["extra_info"]["row"]
-        for run in saved
-        for bench in run["benchmarks"]
-        if "row" in bench["extra_info"]
-    }
+    found = {}
+    for run in saved:
+        for bench in run["benchmarks"]:
+            name, facts = bench["name"], bench["extra_info"]
+            if "row" in facts:
+                found[name] = facts["row"]
+            elif "over" in facts:
+                ratios = ", ".join(f"{ratio:.2f} times {way}" for way, (ratio, *_) in facts["over"].items())
+                found[name] = f"{name.removeprefix('test_')} {seconds_text(facts['median_s'])}: {ratios}"
+    return found
 
 
 def _page(head: list[str], rows: list[list[str]]) -> str:
