@@ -202,3 +202,17 @@ def test_print_is_light_and_leaves_the_tools_out(page_of, tmp_path):
     assert not page.locator(".tools").first.is_visible() and not page.locator("#theme").is_visible()
     assert page.locator("details.failure pre").is_visible()
     assert page.pdf(path=tmp_path / "a.pdf", format="A4")[:5] == b"%PDF-"
+
+
+def test_plots_fit_on_paper(page_of):
+    page = page_of(viewport={"width": 1200, "height": 900})
+    page.emulate_media(media="print")
+    overhang = page.evaluate(
+        """() => {
+          document.body.style.width = '600px'; // as paper is narrower than the screen that plots were drawn for
+          const right = (one) => one.getBoundingClientRect().right;
+          const overhang = (plot) => right(plot) - right(plot.closest('.chart'));
+          return Math.max(...[...document.querySelectorAll('.chart svg')].map(overhang));
+        }"""
+    )
+    assert overhang < 1
