@@ -1,20 +1,22 @@
-"""Which processes have not ended."""
+"""Which processes have not ended. Where numbers are soon given again, its start tells a process from the next one."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["is_running", "state_of", "still_running"]
+__all__ = ["is_running", "start_of", "state_of", "still_running"]
 
 
 def state_of(pid: int) -> str:
     """The letter that /proc has for the state of a process; X where there is none any more."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
+    return _stat(pid)[0]
+
+
+def start_of(pid: int) -> str:
+    """When the process was started, in ticks since the system was; empty where there is none any more."""
+    return _stat(pid)[1]
 
 
 def is_running(pid: int) -> bool:
@@ -22,10 +24,31 @@ def is_running(pid: int) -> bool:
     return state_of(pid) not in "ZX"
 
 
-def still_running(pids: Iterable[int], within_s: float = 20) -> list[int]:
-    """Wait for the end of processes; return those that have not ended within a time."""
+def still_running(pids: Iterable[int] | Mapping[int, str], within_s: float = 20) -> list[int]:
+    """Wait for the end of processes; return those that have not ended within a time.
+
+    Args:
+        pids: of the processes, or when each was started, by pid: another one that has got its number since is not it.
+        within_s: how long to wait.
+    """
     until = time.monotonic() + within_s
-    running = list(pids)
-    while (running := [pid for pid in running if is_running(pid)]) and time.monotonic() < until:
+    starts = pids if isinstance(pids, Mapping) else {pid: start_of(pid) for pid in pids}
+    running = list(starts)
+    while (running := [pid for pid in running if _is_that(pid, starts[pid])]) and time.monotonic() < until:
         time.sleep(0.01)
     return running
+
+
+def _is_that(pid: int, start: str) -> bool:
+    state, since = _stat(pid)
+    return state not in "ZX" and since == start
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    try:
+        if f"\nTgid:\t{pid}\n" not in Path(f"/proc/{pid}/status").read_text():
+            return "X", ""  # the number is that of a thread
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X", ""
+    return fields[0], fields[19]

@@ -95,9 +95,8 @@ def test_tests_of_mpi4py_beside_tests_on_ranks_are_refused_with_the_three_ways_o
     assert text.count("3 passed") == 1
 
 
-@pytest.mark.parametrize(
-    "launch", [pytest.param(by_torchrun, id="torchrun"), pytest.param(by_mpiexec, id="mpiexec", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", [pytest.param(by_torchrun, id="torchrun"), pytest.param(by_mpiexec, id="mpiexec")])
 def test_a_launch_of_tests_on_ranks_is_one_session(tmp_path, launch):
     (tmp_path / "test_a.py").write_text(OURS)
     (tmp_path / "conftest.py").write_text(

@@ -164,6 +164,7 @@ def test_mpiexec(tmp_path):
     assert list(temporary.glob("pdlcheck-*")) == []
 
 
+@pytest.mark.slow
 def test_srun(tmp_path):
     with slurm_cluster(nodes=1) as variables:
         # with pmi2 there are the variables of an mpiexec too

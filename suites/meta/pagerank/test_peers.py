@@ -222,6 +222,7 @@ def test_a_solver_without_a_setting_is_taken_as_it_is(ranking):
 # ---- processes, rounds, verdicts
 
 
+@pytest.mark.slow
 def test_a_peer_that_takes_too_long_or_too_much_memory_is_ended(ranking, tmp_path):
     peer = ranking.registry.find("SciPy loop")
     slow = ranking.process.PeerProcess(peer)

@@ -21,7 +21,7 @@ from pdlcheck.worlds.processes.controller.local import LocalPlacement
 from pdlcheck.worlds.processes.rank.orphans import are_found
 
 from ..clone import ROOT
-from ..still_running import is_running, still_running
+from ..still_running import is_running, start_of, still_running
 
 pytestmark = pytest.mark.skipif(not are_found(), reason="the system does not tell of the children of a process")
 
@@ -68,7 +68,7 @@ def dies(how):
 @STARTS
 @pytest.mark.parametrize("how", ["SIGKILL", "exit"])
 def test_with_a_rank_that_dies_ends_all_that_it_has_started(world, start, how):
-    pids = world.run(start, world_size=2)
+    pids = {pid: start_of(pid) for pid in world.run(start, world_size=2)}
     assert all(map(is_running, pids))
     with pytest.raises(RankDied):
         world.run(lambda: dies(how) if dist.get_rank() == 1 else dist.barrier(), world_size=2)
@@ -77,7 +77,7 @@ def test_with_a_rank_that_dies_ends_all_that_it_has_started(world, start, how):
 
 @STARTS
 def test_with_a_world_that_is_closed_ends_all_that_its_ranks_have_started(world, start):
-    pids = world.run(start, world_size=2)
+    pids = {pid: start_of(pid) for pid in world.run(start, world_size=2)}
     world.close()
     assert still_running(pids) == []
 
@@ -106,8 +106,8 @@ def test_with_a_fork_server_that_is_killed_ends_all_that_its_ranks_have_started(
     server = forkserver.retain(STARTS)
     world = ProcessWorld(timeout_s=20)
     try:
-        pids = world.run(start, world_size=2)
-        ranks = world.pids(2)
+        pids = {pid: start_of(pid) for pid in world.run(start, world_size=2)}
+        ranks = {pid: start_of(pid) for pid in world.pids(2)}
         for pid in server.pids:
             os.kill(pid, signal.SIGKILL)
         assert still_running(ranks) == []

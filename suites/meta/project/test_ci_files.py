@@ -114,6 +114,7 @@ def distributed(project, *arguments, **variables):
     return run(["bash", str(FILES / "distributed.sh"), *arguments], project, CUDA_VISIBLE_DEVICES="", **variables)
 
 
+@pytest.mark.slow
 def test_tests_run_on_simulated_ranks_and_on_processes(project):
     code, text = distributed(project, "test")
     assert code == 0, text

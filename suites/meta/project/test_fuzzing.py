@@ -112,6 +112,7 @@ def test_a_reader_that_is_broken_is_found(how, tmp_path, monkeypatch):
         assert fuzz(tmp_path, "--only", target, "--replay", replay[1]).returncode == 0
 
 
+@pytest.mark.slow
 def test_what_has_broken_a_reader_once_does_so_no_more(tmp_path):
     done = fuzz(tmp_path, "--seconds", "0")
     assert done.returncode == 0, done.stdout + done.stderr

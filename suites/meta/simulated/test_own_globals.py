@@ -338,6 +338,7 @@ def test_an_ini_value_gives_ranks_their_own_in_fixtures_and_tests(inner):
     result.assert_outcomes(passed=8)
 
 
+@pytest.mark.slow
 def test_without_it_the_report_says_what_to_write(inner, monkeypatch):
     monkeypatch.setattr(cause, "_FOR_S", float("inf"))  # on a machine with much to do, it would name more than needed
     result = inner.runpytest_inprocess("--world", "sim,gloo", "-p", "no:cacheprovider", "-k", "test_places")
