@@ -4,8 +4,9 @@
     python ci/measurements.py --write    write the page
 
 A row has what was measured, a figure, and a command, that of the row before where there is none. In the figure,
-``{time ROW}``, ``{ratio ROW / WAY}`` and ``{fact NAME of ROW}`` stand for what the run in ``run`` says: the median, the
-ratio to a function that took turns, one of the facts. So these figures cannot differ from the run.
+``{time ROW}``, ``{ratio ROW / WAY}``, ``{fact NAME of ROW}`` and ``{busbw ROW of LIMIT}`` stand for what the run in
+``run`` says: the median, the ratio to a function that took turns, one of the facts, the bus bandwidth over a limit in
+GB/s. So these figures cannot differ from the run.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def page(text: str, tables: dict[str, list[dict[str, str]]]) -> str:
 
 def figure(row: dict[str, str]) -> str:
     """The figure, with what stands for values of a run replaced by them."""
-    return re.sub(r"\{(time|ratio|fact) ([^}]+)\}", lambda found: _value(found[1], found[2], row), row["figure"])
+    return re.sub(r"\{(time|ratio|fact|busbw) ([^}]+)\}", lambda found: _value(found[1], found[2], row), row["figure"])
 
 
 def _value(kind: str, words: str, row: dict[str, str]) -> str:
@@ -69,6 +70,9 @@ def _value(kind: str, words: str, row: dict[str, str]) -> str:
     if kind == "ratio":
         name, _, way = words.rpartition(" / ")
         return f"{_of(rows, name)['over'][way][0]:.2f}"
+    if kind == "busbw":
+        name, _, limit = words.rpartition(" of ")
+        return f"{_of(rows, name)['busbw_GBps'] / float(limit):.2f}"
     fact, _, name = words.partition(" of ")
     return f"{_of(rows, name)[fact]:.3g}"
 
