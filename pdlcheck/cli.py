@@ -16,6 +16,7 @@ from pdlcheck.exit_codes import FAILED, HELD, INTERRUPTED, USAGE
 from pdlcheck.presentation.command import add_report_command, run_report_command
 from pdlcheck.ranking.command import add_pagerank_command, run_pagerank_command
 from pdlcheck.report.files import why_not_writable
+from pdlcheck.whole_numbers import whole_number
 from pdlcheck.worlds.registry import worlds_on
 
 __all__ = ["main"]
@@ -106,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--examples",
         metavar="N",
-        type=_positive,
+        type=whole_number,
         default=20,
         help="examples tried for each property; default: %(default)s",
     )
@@ -190,12 +191,6 @@ def _worlds(text: str) -> list[str]:
         if name not in SUITED:
             raise argparse.ArgumentTypeError(f"must name some of {', '.join(SUITED)}; got {name!r}")
     return names
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {text!r}")
-    return int(text)
 
 
 def _subject(text: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlcheck.exit_codes import FAILED, HELD, INTERRUPTED, USAGE
+from pdlcheck.whole_numbers import whole_number
 from pdlcheck.worlds.choices import DEVICES, MOST_RANKS
 from pdlcheck.worlds.registry import WORLDS
 
@@ -62,7 +63,7 @@ def add_bench_command(commands: Any, formatter: type[argparse.HelpFormatter]) ->
     parser.add_argument(
         "--passes",
         metavar="N",
-        type=_passes,
+        type=whole_number,
         default=3,
         help="run everything N times, each time in new processes: intervals and pdlcheck compare need 3 or more; "
         "default: %(default)s",
@@ -97,12 +98,6 @@ def run_bench_command(parser: argparse.ArgumentParser, arguments: argparse.Names
         print("pdlcheck bench: interrupted", file=sys.stderr)
         return INTERRUPTED
     return HELD if held else FAILED
-
-
-def _passes(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {text!r}")
-    return int(text)
 
 
 def _ranks(text: str) -> list[int]:

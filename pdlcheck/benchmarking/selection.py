@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pdlcheck.benchmarking import unmarked
+from pdlcheck.installed import installed_folder
 
 __all__ = ["Selection", "UsageError", "select", "suite_names"]
 
@@ -70,7 +71,7 @@ def select(names: Sequence[str], ranks: Sequence[int], *, full: bool) -> Selecti
     own = [name for name in names if _is_a_path(name)]
     if own:
         return _of_the_user(names, own, numbers, rounds)
-    folder, known = _folder(), suite_names()
+    folder, known = installed_folder(SUITES), suite_names()
     for name in names:
         if name not in known:
             raise UsageError(
@@ -92,7 +93,7 @@ def suite_names() -> list[str]:
     Raises:
         FileNotFoundError: the suites are not installed.
     """
-    return sorted(path.stem.removeprefix("bench_") for path in _folder().glob("bench_*.py"))
+    return sorted(path.stem.removeprefix("bench_") for path in installed_folder(SUITES).glob("bench_*.py"))
 
 
 def _of_the_user(names: Sequence[str], own: Sequence[str], ranks: str, rounds: Sequence[str]) -> Selection:
@@ -111,13 +112,3 @@ def _of_the_user(names: Sequence[str], own: Sequence[str], ranks: str, rounds: S
 
 def _is_a_path(name: str) -> bool:
     return "::" in name or "/" in name or os.sep in name or name.endswith(".py")
-
-
-def _folder() -> Path:
-    found = find_spec(SUITES)
-    if found is None or not found.submodule_search_locations:
-        raise FileNotFoundError(
-            f"package {SUITES} is not here: pdlcheck was imported without being installed; "
-            "in the folder of its pyproject.toml, run: pip install -e ."
-        )
-    return Path(found.submodule_search_locations[0])

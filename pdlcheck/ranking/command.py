@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlcheck.exit_codes import FAILED, HELD, INTERRUPTED
+from pdlcheck.whole_numbers import whole_number
 
 __all__ = ["add_pagerank_command", "run_pagerank_command"]
 
@@ -41,7 +42,9 @@ def add_pagerank_command(commands: Any, formatter: type[argparse.HelpFormatter])
         formatter_class=formatter,
     )
     parser.add_argument("file", metavar="FILE", type=_file, help="where the edges are; - is standard input")
-    parser.add_argument("--top", metavar="N", type=_count, default=20, help="nodes to print; default: %(default)s")
+    parser.add_argument(
+        "--top", metavar="N", type=whole_number, default=20, help="nodes to print; default: %(default)s"
+    )
     parser.add_argument(
         "--damping", metavar="D", type=_damping, default=0.85, help="from 0 to below 1; default: %(default)s"
     )
@@ -75,7 +78,7 @@ def add_pagerank_command(commands: Any, formatter: type[argparse.HelpFormatter])
     reading.add_argument("--weights", action=either, help="whether the third column holds weights")
     reading.add_argument("--undirected", action="store_true", help="each edge goes both ways")
     reading.add_argument(
-        "--num-nodes", metavar="N", type=_count, help="rank the nodes 0 to N - 1, with or without edges"
+        "--num-nodes", metavar="N", type=whole_number, help="rank the nodes 0 to N - 1, with or without edges"
     )
 
 
@@ -158,12 +161,6 @@ def _delimiter(text: str) -> str:
     if len(DELIMITERS.get(text, text)) != 1:
         raise argparse.ArgumentTypeError(f"must be one character, or {', '.join(DELIMITERS)}; got {text!r}")
     return DELIMITERS.get(text, text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {text!r}")
-    return int(text)
 
 
 def _damping(text: str) -> float:

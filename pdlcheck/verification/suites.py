@@ -7,7 +7,6 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
+from pdlcheck.installed import installed_folder
 from pdlcheck.report.progress import display
 from pdlcheck.report.records import PropertyRecord, SuiteRun
 from pdlcheck.verification.collector import Collector
@@ -36,13 +36,7 @@ def suites_folder() -> Path:
     Raises:
         FileNotFoundError: pdlcheck is imported from a folder, but not installed.
     """
-    found = find_spec(SUITES)
-    if found is None or not found.submodule_search_locations:
-        raise FileNotFoundError(
-            f"package {SUITES} is not here: pdlcheck was imported without being installed; "
-            "in the folder of its pyproject.toml, run: pip install -e ."
-        )
-    return Path(found.submodule_search_locations[0])
+    return installed_folder(SUITES)
 
 
 def run_suites(worlds: Sequence[str], *, examples: int, subjects: Sequence[str] = ()) -> SuiteRun:

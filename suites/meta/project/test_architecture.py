@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "cores": {"control_groups"},
     "errors": set(),
     "faults": set(),
+    "installed": set(),
     "primitives": {"control_groups", "cores", "errors", "uncompiled"},
     "uncompiled": set(),
     "worlds": {"clock", "cores", "errors", "faults", "uncompiled"},
@@ -28,6 +29,7 @@ MAY_IMPORT = {
     "harness": {"bench", "errors", "faults", "report", "strategies", "worlds"},
     "strategies": {"faults", "worlds"},
     "plugin": {"errors", "worlds", "harness"},
+    "whole_numbers": set(),
 }
 
 

@@ -1,0 +1,23 @@
+"""Where the packages of suites and benchmarks are: beside this one, or in a repository that is installed editable."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = ["installed_folder"]
+
+
+def installed_folder(package: str) -> Path:
+    """Return the folder of a package, without an import of it.
+
+    Raises:
+        FileNotFoundError: pdlcheck is imported from a folder, but not installed.
+    """
+    found = find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise FileNotFoundError(
+            f"package {package} is not here: pdlcheck was imported without being installed; "
+            "in the folder of its pyproject.toml, run: pip install -e ."
+        )
+    return Path(found.submodule_search_locations[0])
