@@ -68,10 +68,10 @@ def select(names: Sequence[str], ranks: Sequence[int], *, full: bool) -> Selecti
     """
     rounds = [] if full else [f"--benchmark-min-rounds={_QUICK_ROUNDS}"]
     numbers = ",".join(map(str, ranks))
-    own = [name for name in names if _is_a_path(name)]
+    folder, known = installed_folder(SUITES), suite_names()
+    own = [name for name in names if name not in known and _is_a_path(name)]
     if own:
         return _of_the_user(names, own, numbers, rounds)
-    folder, known = installed_folder(SUITES), suite_names()
     for name in names:
         if name not in known:
             raise UsageError(
@@ -111,4 +111,4 @@ def _of_the_user(names: Sequence[str], own: Sequence[str], ranks: str, rounds: S
 
 
 def _is_a_path(name: str) -> bool:
-    return "::" in name or "/" in name or os.sep in name or name.endswith(".py")
+    return "::" in name or os.sep in name or name.endswith(".py") or Path(name).exists()

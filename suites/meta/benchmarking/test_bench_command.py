@@ -93,8 +93,9 @@ def project(tmp_path):
 
 
 def test_files_of_a_project_are_measured_in_passes_with_its_own_settings(project):
-    (project / "test_sums.py").write_text(OWN.replace("{expected}", "dist.get_world_size()"))
-    run = bench(project, "test_sums.py", "--ranks", "1,2", "--passes", "2", "--json", "a.json")
+    (project / "tests").mkdir()
+    (project / "tests" / "test_sums.py").write_text(OWN.replace("{expected}", "dist.get_world_size()"))
+    run = bench(project, "tests", "--ranks", "1,2", "--passes", "2", "--json", "a.json")
     assert run.returncode == 0, run.stdout + run.stderr
     rows = {row["name"]: row["extra_info"] for row in json.loads((project / "a.json").read_text())["benchmarks"]}
     assert list(rows) == ["test_sum[1ranks]", "test_sum[2ranks]", "test_called[2ranks]"]
