@@ -15,7 +15,7 @@ from pdlcheck.installed import installed_folder
 __all__ = ["Selection", "UsageError", "select", "suite_names"]
 
 SUITES = "pdlcheck.benchmarks"
-_QUICK_ROUNDS = 3  # at least
+_AT_LEAST = "--benchmark-min-rounds=3"  # in each pass
 _PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_XDIST_WORKER")
 _NOT_WHILE_MEASURING = {"xdist": "-n0", "pytest_cov": "--no-cov"}  # plugins that a project's own options may switch on
 _HARMLESS = (
@@ -60,18 +60,17 @@ def select(names: Sequence[str], ranks: Sequence[int], *, full: bool) -> Selecti
     Args:
         names: of suites; or all of them files, folders and ids of tests. Empty means all suites.
         ranks: numbers of ranks.
-        full: larger inputs and more rounds.
+        full: larger inputs.
 
     Raises:
         UsageError: a name is neither, or they are not all of one kind.
         FileNotFoundError: the suites are not installed.
     """
-    rounds = [] if full else [f"--benchmark-min-rounds={_QUICK_ROUNDS}"]
     numbers = ",".join(map(str, ranks))
     folder, known = installed_folder(SUITES), suite_names()
     own = [name for name in names if name not in known and _is_a_path(name)]
     if own:
-        return _of_the_user(names, own, numbers, rounds)
+        return _of_the_user(names, own, numbers)
     for name in names:
         if name not in known:
             raise UsageError(
@@ -82,7 +81,7 @@ def select(names: Sequence[str], ranks: Sequence[int], *, full: bool) -> Selecti
     arguments += ["--rootdir", str(folder.parent), "--confcutdir", str(folder), "-c", os.devnull]
     for plugin in ("no:cacheprovider", "pdlcheck.plugin", "pytest_benchmark.plugin"):
         arguments += ["-p", plugin]
-    arguments += ["--ranks", numbers, "-o", "pdlcheck_markers=gpu", *rounds]
+    arguments += ["--ranks", numbers, "-o", "pdlcheck_markers=gpu", _AT_LEAST]
     arguments += ["--full"] if full else []
     return Selection(arguments, variables={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
 
@@ -96,7 +95,7 @@ def suite_names() -> list[str]:
     return sorted(path.stem.removeprefix("bench_") for path in installed_folder(SUITES).glob("bench_*.py"))
 
 
-def _of_the_user(names: Sequence[str], own: Sequence[str], ranks: str, rounds: Sequence[str]) -> Selection:
+def _of_the_user(names: Sequence[str], own: Sequence[str], ranks: str) -> Selection:
     """With the project's own settings, conftest files and plugins."""
     for name in own:
         if not Path(name.partition("::")[0]).exists():
@@ -107,7 +106,7 @@ def _of_the_user(names: Sequence[str], own: Sequence[str], ranks: str, rounds: S
     arguments += [option for plugin, option in _NOT_WHILE_MEASURING.items() if find_spec(plugin)]
     for warning in _HARMLESS:  # where the project makes errors of warnings
         arguments += ["-W", f"ignore::{warning}"]
-    return Selection([*arguments, *rounds])
+    return Selection([*arguments, _AT_LEAST])
 
 
 def _is_a_path(name: str) -> bool:
