@@ -45,6 +45,7 @@ class Follower:
         self._seen = 0  # rows of pytest-benchmark
         self._begin = time.perf_counter()
         self.is_silent = True  # until there is something to run in this process
+        self.is_interrupted = False
         self.skipped: Counter[str] = Counter()
         self.failures: list[tuple[str, str]] = []
 
@@ -68,6 +69,9 @@ class Follower:
     def pytest_internalerror(self, excrepr: object) -> None:
         self.is_silent = False
         self.failures.append(("pytest", f"it stopped with an error of its own:\n{excrepr}"))
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self.is_interrupted = not isinstance(excinfo.value, pytest.Session.Interrupted)  # which is pytest's own
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         """Run the items as pytest does, several times; what fixtures hold ends with each pass."""

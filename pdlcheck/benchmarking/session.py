@@ -73,6 +73,8 @@ def run_benchmarks(console: Console, plan: Plan) -> bool:
         follower, saved = Follower(progress, plan.passes), Path(temporary, "run.json")
         arguments += [f"--benchmark-storage=file://{temporary}", f"--benchmark-json={saved}"]
         code = pytest.main(arguments, plugins=[follower])
+        if code == pytest.ExitCode.USAGE_ERROR:
+            raise UsageError("pytest refuses the settings of this project, and says why above")
         run = json.loads(saved.read_text()) if saved.exists() and saved.stat().st_size else {}
     if run:
         run["benchmarks"] = merge_rows(run["benchmarks"])
@@ -80,7 +82,7 @@ def run_benchmarks(console: Console, plan: Plan) -> bool:
         plan.json.write_text(json.dumps(run, indent=1) + "\n")
     found = run.get("benchmarks", [])
     _show(console, plan, world, follower, found, time.perf_counter() - start)
-    if code == pytest.ExitCode.INTERRUPTED:
+    if follower.is_interrupted:
         raise KeyboardInterrupt
     return code == pytest.ExitCode.OK and (bool(found) or follower.is_silent)
 
@@ -129,5 +131,5 @@ def _show(
         console.print(Text(text))
     console.print()
     if not rows and not follower.failures:
-        line(console, "nothing was measured: every benchmark was skipped", style=BAD)
+        line(console, "nothing was measured: every benchmark was skipped, or there is none", style=BAD)
     line(console, f"{count(len(rows), 'row')} in {seconds:.0f} s" + (f": {plan.json}" if plan.json else ""))

@@ -103,6 +103,26 @@ def test_files_of_a_project_are_measured_in_passes_with_its_own_settings(project
     assert not (project / ".coverage").exists()
 
 
+def test_a_file_that_cannot_be_imported_is_shown(project):
+    (project / "test_broken.py").write_text("import nothing_of_this_name\n")
+    run = bench(project, "test_broken.py")
+    assert run.returncode == 1 and "FAILS  test_broken.py" in run.stdout and "nothing_of_this_name" in run.stdout
+
+
+def test_settings_that_pytest_refuses_are_a_usage_error(project):
+    (project / "test_sums.py").write_text(OWN)
+    (project / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    run = bench(project, "test_sums.py")
+    assert run.returncode == 2 and "unrecognized arguments: --no-such-option" in run.stderr
+    assert run.stderr.endswith("pdlcheck bench: pytest refuses the settings of this project, and says why above\n")
+
+
+def test_a_file_without_benchmarks_is_no_success(project):
+    (project / "test_plain.py").write_text("def test_plain(): pass\n")
+    run = bench(project, "test_plain.py")
+    assert run.returncode == 1 and "nothing was measured: every benchmark was skipped, or there is none" in run.stdout
+
+
 def test_ctrl_c_keeps_what_was_measured(project):
     (project / "test_sums.py").write_text(OWN.replace("{expected}", "dist.get_world_size()"))
     command = [sys.executable, "-m", "pdlcheck", "bench", "test_sums.py", "--passes", "1000", "--json", "a.json"]
