@@ -125,9 +125,15 @@ def test_a_file_without_benchmarks_is_no_success(project):
 
 def test_ctrl_c_keeps_what_was_measured(project):
     (project / "test_sums.py").write_text(OWN.replace("{expected}", "dist.get_world_size()"))
-    command = [sys.executable, "-m", "pdlcheck", "bench", "test_sums.py", "--passes", "1000", "--json", "a.json"]
+    command = [sys.executable, "-m", "pdlcheck", "bench", "test_sums.py", "--passes", "100", "--json", "a.json"]
     with subprocess.Popen(
-        command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background has it ignored
     ) as run:
         seen = [next(run.stdout) for _ in range(4)]  # two benchmarks, the test that measures nothing, and one of pass 2
         os.killpg(run.pid, signal.SIGINT)
