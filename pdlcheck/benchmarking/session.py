@@ -57,7 +57,7 @@ def run_benchmarks(console: Console, plan: Plan) -> bool:
     Raises:
         UsageError: a suite, the device, or the file cannot be had.
         FileNotFoundError: the suites are not installed.
-        KeyboardInterrupt: somebody pressed Ctrl-C; what was measured before is printed and written.
+        KeyboardInterrupt: Ctrl-C was pressed. The rows measured so far are printed and written.
     """
     selection = select(plan.suites, plan.ranks, full=plan.full)
     world = _world(plan)

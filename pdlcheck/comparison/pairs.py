@@ -2,9 +2,9 @@
 
 A machine is shared: a minute later all of it may be slower. So the unit is a pass, not a round. A row that took turns
 with other functions of its run (those of torch) is judged by its ratio to them; a row without any, by its times over
-the shift that all rows have in common. Of few rows a shift says nothing: they may all have become slower, and are
-judged by their times. Welch's test compares the passes of both runs, and Holm's correction takes
-account of how many rows are judged.
+the shift that all rows have in common. With few rows, a slower machine looks the same as slower code that all rows
+share: each is judged by its time. Welch's test compares the passes of both runs, and Holm's correction takes account of
+how many rows are judged.
 
 Source: Welch, Biometrika 34 (1947); Holm, Scand. J. Statist. 6 (1979).
 """

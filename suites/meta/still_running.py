@@ -1,4 +1,4 @@
-"""Which processes have not ended. Where numbers are soon given again, its start tells a process from the next one."""
+"""Which processes have not ended. A pid may be reused: the start time tells two processes with one pid apart."""
 
 from __future__ import annotations
 

@@ -177,8 +177,8 @@ def test_a_round_that_was_interrupted_does_not_count():
 @pytest.mark.parametrize(
     ("nodes", "busy_s", "foreign"),
     [
-        (("a", "a"), (2.5, 2.5), 0.25),  # both ranks see the same machine, of which they use two seconds
-        (("a", "b"), (1.0, 2.0), 0.5),  # each uses one second of its own machine
+        (("a", "a"), (2.5, 2.5), 0.25),  # one machine was busy for 2.5 s, 2 s of them by its ranks
+        (("a", "b"), (1.0, 2.0), 0.5),  # two machines; each rank used 1 s of its own
         (("a", "b"), (1.0, None), None),
     ],
 )
