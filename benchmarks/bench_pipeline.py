@@ -24,6 +24,7 @@ WIDTH, SAMPLES, LAYERS = 512, 256, 8
 MICROBATCHES = [4, pytest.param(8, marks=pytest.mark.full)]
 STAGE_S = 0.02  # T of the stages that sleep
 
+
 def mlp() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(m for _ in range(LAYERS // 2) for m in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
@@ -70,7 +71,8 @@ def test_pipeline(
 
     rank_benchmark(lambda: step("ours"), against={"torch": lambda: step("torch")}, iterations=1)
     for a, b in zip(modules["ours"].parameters(), theirs.parameters(), strict=True):
-        assert a.grad is not None and b.grad is not None
+        assert a.grad is not None
+        assert b.grad is not None
         assert (a.grad - b.grad).abs().max() < 1e-4 * b.grad.abs().max(), "a fast wrong answer does not count"
 
 

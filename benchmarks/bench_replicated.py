@@ -45,9 +45,7 @@ def test_data_parallel(rank_benchmark: Any, device: torch.device, model: str, wo
         sides[name](inputs).square().mean().backward()
 
     others = {name: partial(step, name) for name in sides if name != "ours"}
-    rank_benchmark(
-        partial(step, "ours"), against=others, iterations=1, facts={"first_worker_bytes_over_others": skew}
-    )
+    rank_benchmark(partial(step, "ours"), against=others, iterations=1, facts={"first_worker_bytes_over_others": skew})
     gradients = [torch.cat([p.grad.flatten() for p in s.parameters() if p.grad is not None]) for s in sides.values()]
     for gradient in gradients[1:]:
         assert (gradient - gradients[0]).norm() <= 1e-4 * gradients[0].norm(), "a fast wrong answer does not count"

@@ -67,12 +67,8 @@ def dependency_graph(text: str) -> Graph:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--dumpavail", type=Path, help="read this file, not the output of apt-cache dumpavail"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dumpavail", type=Path, help="read this file, not the output of apt-cache dumpavail")
     parser.add_argument(
         "--out", type=Path, default=HERE.parent / "pdlcheck" / "primitives" / "pagerank" / "datasets" / DEBIAN
     )

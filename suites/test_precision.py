@@ -362,7 +362,8 @@ def test_weights_of_full_precision_are_their_own_masters(subject):
     model["frozen"].requires_grad_(False)
     masters = subject(model).parameters()
     assert [p.dtype for p in masters] == [torch.float32] * 4
-    assert masters[2] is model["wide"].weight and masters[0] is not model["low"].weight
+    assert masters[2] is model["wide"].weight
+    assert masters[0] is not model["low"].weight
 
 
 LEVELS = {"O1-float16": torch.float16, "O1-bfloat16": torch.bfloat16, "O2": torch.float16}

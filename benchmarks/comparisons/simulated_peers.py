@@ -64,9 +64,7 @@ def main() -> int:
     told = ", ".join(f"{load:.1f}" for load in loads)
     print(f"\n{options.rounds} rounds on {os.cpu_count()} cores; load before each: {told}")
     if options.json:
-        cases = [
-            {"program": program, "world_size": size, "ms": sides} for (program, size), sides in rounds.items()
-        ]
+        cases = [{"program": program, "world_size": size, "ms": sides} for (program, size), sides in rounds.items()]
         record = {"machine": this_machine(), "load_before_rounds": loads, "cases": cases}
         options.json.write_text(json.dumps(record, indent=1) + "\n")
         print(f"saved in {options.json}")

@@ -46,9 +46,7 @@ def stop(base: Base) -> Fault:
     messages = [late(base), rf"rank {base.rank}: stopped by SIGSTOP or SIGTSTP"]
     if base.rng.random() < 0.5:
         return base.make(signo="SIGSTOP", expects=tuple(messages), limit_s=LIMIT_S, within_s=LIMIT_S + 1.5)
-    return base.anywhere(
-        ["os.kill(os.getpid(), signal.SIGSTOP)"], *messages, limit_s=LIMIT_S, within_s=LIMIT_S + 1.5
-    )
+    return base.anywhere(["os.kill(os.getpid(), signal.SIGSTOP)"], *messages, limit_s=LIMIT_S, within_s=LIMIT_S + 1.5)
 
 
 def kill_server(base: Base) -> Fault:

@@ -127,7 +127,7 @@ def spoil(data):
                 os.write(int(name), data)
 '''
 
-_HEALTHY = '''
+_HEALTHY = """
 
 {strike}@pytest.mark.world_size({size})
 def {name}_{which}(rank, world_size):
@@ -135,7 +135,7 @@ def {name}_{which}(rank, world_size):
     dist.all_reduce(x)
     assert x.item() == world_size * (world_size + 1) / 2
     (MOMENTS / f"{which}-{number}-{{rank}}").touch()
-'''
+"""
 
 
 def test_file(faults: Sequence[Fault], moments: Path) -> str:

@@ -135,9 +135,7 @@ TARGETS = [
     ),
     Target(
         "checkpoint-tree",
-        st.builds(
-            _edited_tree, st.sampled_from(_FILES), st.lists(st.tuples(st.integers(0, 400), _odd), max_size=3)
-        ),
+        st.builds(_edited_tree, st.sampled_from(_FILES), st.lists(st.tuples(st.integers(0, 400), _odd), max_size=3)),
         _check,
     ),
 ]

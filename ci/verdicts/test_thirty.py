@@ -27,8 +27,6 @@ def tensor(rank):
     return torch.full((3,), float(rank))
 
 
-
-
 @pytest.fixture
 def cleaned(rank, tmp_path):
     path = tmp_path / "left"

@@ -1,7 +1,7 @@
 """Two all-gathers, and a wait for the second alone: is the first one's result there?
 
-    torchrun --nproc-per-node 2 last_of_several.py          # waits for the second: most often it is not
-    torchrun --nproc-per-node 2 last_of_several.py --all    # waits for both
+torchrun --nproc-per-node 2 last_of_several.py          # waits for the second: most often it is not
+torchrun --nproc-per-node 2 last_of_several.py --all    # waits for both
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """PowerSGD with two buckets on gloo: ranks issue their all_reduces in different orders.
 
-    torchrun --nproc-per-node 2 powersgd_order.py          # torch's hook: hangs, or ends with replicas apart
-    torchrun --nproc-per-node 2 powersgd_order.py --wait   # the same hook, waited for bucket by bucket: ends well
+torchrun --nproc-per-node 2 powersgd_order.py          # torch's hook: hangs, or ends with replicas apart
+torchrun --nproc-per-node 2 powersgd_order.py --wait   # the same hook, waited for bucket by bucket: ends well
 """
 
 from __future__ import annotations

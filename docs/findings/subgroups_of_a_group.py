@@ -1,7 +1,7 @@
 """Each half of the ranks divides itself into pairs: does a sum over the pair reach the right ranks?
 
-    torchrun --nproc-per-node 8 subgroups_of_a_group.py         # new_subgroups(group=half): it does not
-    torchrun --nproc-per-node 8 subgroups_of_a_group.py --all   # every rank makes the pairs of both halves
+torchrun --nproc-per-node 8 subgroups_of_a_group.py         # new_subgroups(group=half): it does not
+torchrun --nproc-per-node 8 subgroups_of_a_group.py --all   # every rank makes the pairs of both halves
 """
 
 from __future__ import annotations

@@ -213,4 +213,3 @@ class _Replay:
 
 def _span(act: Act, kind: str, start: float, end: float) -> Span:
     return Span(act.rank, kind, act.op, start, end, act.what, act.where, act.nbytes)
-

@@ -145,9 +145,7 @@ def named_state(caller: str, module: nn.Module) -> tuple[dict[str, Tensor], dict
     return parameters, buffers
 
 
-def _require_device(
-    caller: str, what: str, tensor: Tensor, group: dist.ProcessGroup | None, usable: list[str]
-) -> None:
+def _require_device(caller: str, what: str, tensor: Tensor, group: dist.ProcessGroup | None, usable: list[str]) -> None:
     if usable and tensor.device.type not in usable:
         raise ValueError(
             f"{caller} got {what} on device {tensor.device}, the group's backend {dist.get_backend(group)} "

@@ -320,9 +320,7 @@ def _state_to_send(module: nn.Module, src: int, who: Members) -> dict[str, Tenso
     return state
 
 
-def _fit_to_send(
-    caller: str, tensors: dict[str, Tensor], who: Members
-) -> tuple[dict[str, Tensor], ValueError | None]:
+def _fit_to_send(caller: str, tensors: dict[str, Tensor], who: Members) -> tuple[dict[str, Tensor], ValueError | None]:
     """The tensors, or zeros in place of those that cannot be sent, so that the others hear what is wrong with them.
 
     Raises:

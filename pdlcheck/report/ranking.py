@@ -82,9 +82,7 @@ class _Bar:
         share = 0.0
         if math.isfinite(bound):
             share = 1.0 if bound <= self._tol else math.log(FIRST / bound) / math.log(FIRST / self._tol)
-        self._progress.update(
-            self._task, description="solve", completed=share, total=1, detail=_bound(rounds, bound)
-        )
+        self._progress.update(self._task, description="solve", completed=share, total=1, detail=_bound(rounds, bound))
 
 
 def ranking_table(ranked: Sequence[tuple[object, float]]) -> Table:

@@ -10,7 +10,6 @@ from pdlcheck.worlds.choices import MOST_RANKS
 __all__ = ["check_faults", "check_function", "check_names", "check_world_size"]
 
 
-
 def check_function(fn: Any) -> None:
     """Raise unless ``fn`` can be called."""
     if not callable(fn):

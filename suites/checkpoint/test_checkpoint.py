@@ -137,7 +137,8 @@ def test_every_kind_of_state_comes_back_as_it_was(tmp_path):
     found = holder.state
     assert found.pop("as torch does not load them") == STATE["as torch does not load them"]
     assert repr(found) == repr({key: held for key, held in STATE.items() if key in found})
-    assert type(found[1]) is Counter and found["arrays"].dtype == np.uint32
+    assert type(found[1]) is Counter
+    assert found["arrays"].dtype == np.uint32
     assert [t.dtype for t in found["dtypes"]] == [t.dtype for t in STATE["dtypes"]]
     assert found["shapes"][2].stride() == STATE["shapes"][2].stride(), "sums go in the order of the memory"
 

@@ -126,7 +126,8 @@ def test_a_file_is_refused_with_what_is_wrong_and_the_previous_is_offered(subjec
     spoil(path)
     (text, offered), other = world.run(read, world_size=2)
     assert (text, offered) == other
-    assert offered == str(previous) and f"{previous} is intact: load that" in text
+    assert offered == str(previous)
+    assert f"{previous} is intact: load that" in text
     assert not Path("executed").exists()
 
 
@@ -156,7 +157,8 @@ def test_a_file_that_one_rank_cannot_read_is_refused_by_all(subject, world, tmp_
     assert text.endswith(f"{wrong.with_name(previous.name)} is intact: load that")
     (tmp_path / "node-2" / previous.name).unlink()
     ((rank, text),) = {*world.run(read, False, world_size=3)}
-    assert rank == 1 and text.endswith("there is no earlier one")
+    assert rank == 1
+    assert text.endswith("there is no earlier one")
 
 
 @pytest.mark.beyond_contract("error messages")
@@ -259,8 +261,10 @@ def test_what_does_not_fit_is_named_and_nothing_is_touched(subject, world, tmp_p
         held_before, stream = weights(held), torch.get_rng_state()
         with pytest.raises(ValueError, match=message) as caught:
             subject(path, **held)
-        assert weights(held) == held_before and torch.equal(stream, torch.get_rng_state())
-        assert held["sampler"].position == 0 and not held["optimizer"].state
+        assert weights(held) == held_before
+        assert torch.equal(stream, torch.get_rng_state())
+        assert held["sampler"].position == 0
+        assert not held["optimizer"].state
         return str(caught.value)
 
     path = written(tmp_path, world)
@@ -329,7 +333,9 @@ def test_a_state_that_an_object_does_not_take_is_taken_back_everywhere(world, tm
             ValueError, match=r"sampler does not take its state: ValueError: 12 samples .* \(on rank 1 of 2"
         ):
             load_checkpoint(path, **held)
-        assert weights(held) == before and not held["optimizer"].state and held["scheduler"].last_epoch == 0
+        assert weights(held) == before
+        assert not held["optimizer"].state
+        assert held["scheduler"].last_epoch == 0
 
     path = written(tmp_path, world)
     world.run(read, world_size=2)

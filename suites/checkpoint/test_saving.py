@@ -104,8 +104,10 @@ def test_a_full_disk_leaves_the_previous_and_no_temporary_file(subject, world, t
     path = written(tmp_path, world)
     before = path.read_bytes()
     (first, latest), second = world.run(write, world_size=2)
-    assert (first, latest) == second and latest == path
-    assert os.listdir(tmp_path) == [path.name] and path.read_bytes() == before
+    assert (first, latest) == second
+    assert latest == path
+    assert os.listdir(tmp_path) == [path.name]
+    assert path.read_bytes() == before
 
 
 @pytest.mark.verifies("save_checkpoint")
@@ -145,7 +147,9 @@ def test_what_a_killed_writer_left_is_removed_and_what_another_writes_is_not(sub
     with written_now.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         subject(tmp_path, 2, model=nn.Linear(1, 1))
-    assert not stale.exists() and written_now.exists() and foreign.exists()
+    assert not stale.exists()
+    assert written_now.exists()
+    assert foreign.exists()
 
 
 @pytest.mark.verifies("save_checkpoint")
@@ -239,7 +243,8 @@ def test_wrong_arguments_of_one_rank_are_told_to_all(subject, world, tmp_path, a
         return str(caught.value)
 
     first, second = world.run(save, world_size=2)
-    assert first == second and first.count("save_checkpoint") == 1
+    assert first == second
+    assert first.count("save_checkpoint") == 1
     assert not os.listdir(tmp_path)
 
 

@@ -55,7 +55,8 @@ def test_top_k_sends_the_largest_entries_of_each_parameter(subject, world, wrapp
         return applied(lambda m: (make(m), subject), grads, wrapper=wrapper, dtype=torch.float32)[0][0]
 
     for first, other in world.run(step, world_size=2):
-        assert first.tolist() == [2, -4, 0, 0] and other.tolist() == [0.25, 1]
+        assert first.tolist() == [2, -4, 0, 0]
+        assert other.tolist() == [0.25, 1]
 
 
 @pytest.mark.verifies("top_k")
@@ -73,7 +74,8 @@ def test_the_buckets_do_not_matter_to_top_k(subject, world, ratio, wrapper):
     one, two, three = world.run(train, world_size=3)[0]
     for step in range(4):
         for place in range(3):
-            assert torch.equal(one[step][place], two[step][place]) and torch.equal(two[step][place], three[step][place])
+            assert torch.equal(one[step][place], two[step][place])
+            assert torch.equal(two[step][place], three[step][place])
             if ratio == 1:
                 assert torch.equal(one[step][place], mean(grads, step, place))
 
@@ -96,7 +98,9 @@ def test_a_parameter_that_nobody_uses_keeps_its_residual(name, subject, world, w
         return seen
 
     for first, second, third in world.run(train, world_size=2):
-        assert first.any() and torch.equal(first, second) and not torch.equal(second, third)
+        assert first.any()
+        assert torch.equal(first, second)
+        assert not torch.equal(second, third)
 
 
 @pytest.mark.verifies("top_k")

@@ -198,7 +198,8 @@ def test_a_pass_that_is_used_up_leaves_one_state_on_all_ranks(
         straight, resumed = (subject(range(num_samples), other, rank, tail=tail) for _ in range(2))
         resumed.load_state_dict(states[-1])
         first, *rest = train(resumed, 3)[0]
-        assert first == [] and rest == train(straight, 3)[0][1:]
+        assert first == []
+        assert rest == train(straight, 3)[0][1:]
 
 
 @pytest.mark.if_subject_takes("tail")
@@ -272,7 +273,8 @@ def test_a_pass_that_was_used_up_is_followed_by_a_whole_one(subject):
         sampler = subject(range(5), 2, rank, shuffle=False, tail=tail)
         whole = list(sampler)
         sampler.commit(len(whole))
-        assert list(sampler) == whole and len(sampler) == len(whole)
+        assert list(sampler) == whole
+        assert len(sampler) == len(whole)
         sampler.commit(1)
         sampler.set_epoch(0)
         assert list(sampler) == whole[1:]

@@ -222,7 +222,8 @@ def test_buffers_may_be_registered_anew_in_another_order(subject, rank):
         del model.mark
         model.register_buffer("mark", mark)
     wrapped(samples(rank))
-    assert model.mark.tolist() == [0, 1] and model.other.tolist() == [7, 7]
+    assert model.mark.tolist() == [0, 1]
+    assert model.other.tolist() == [7, 7]
 
 
 @ddp

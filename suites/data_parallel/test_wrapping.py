@@ -70,8 +70,10 @@ def test_a_copy_has_the_mode_the_hooks_and_the_attributes_of_the_wrapper(subject
     wrapped.register_forward_hook(lambda module, inputs, output: module.calls.append(output))
     other = copy.deepcopy(wrapped)
     other(samples(0))
-    assert not other.training and not other.module.training
-    assert len(other.calls) == 1 and not calls
+    assert not other.training
+    assert not other.module.training
+    assert len(other.calls) == 1
+    assert not calls
 
 
 @pytest.mark.beyond_contract("hooks on parameters that go with the wrapper")
@@ -192,7 +194,9 @@ def test_groups_are_independent(subject, rank):
     squared(wrapped, rank).backward()
     everyone = [None] * 4
     dist.all_gather_object(everyone, [model[0].weight.tolist(), model[0].weight.grad.tolist()])
-    assert everyone[0] == everyone[1] and everyone[2] == everyone[3] and everyone[0] != everyone[2]
+    assert everyone[0] == everyone[1]
+    assert everyone[2] == everyone[3]
+    assert everyone[0] != everyone[2]
 
 
 @ddp

@@ -19,7 +19,8 @@ def slurm_cluster(nodes: int) -> AbstractContextManager[dict[str, str]]:
     if not _FILE.exists():
         pytest.skip("needs ci/verdicts/slurm.py: run the suites in a clone of the repository")
     spec = importlib.util.spec_from_file_location("_slurm", _FILE)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     slurm = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(slurm)
     if slurm.missing():

@@ -41,7 +41,8 @@ def test_a_dgl_graph_is_read_with_its_edge_weights(subject):
     graph = dgl.graph(([0, 0, 1], [1, 2, 0]), num_nodes=4)
     graph.edata["w"] = torch.tensor([1.0, 3.0, 1.0])
     plain, weighted = as_graph(graph), Graph.from_dgl(graph, weight="w")
-    assert plain.num_nodes == 4 and plain.weights is None
+    assert plain.num_nodes == 4
+    assert plain.weights is None
     assert weighted.weights.tolist() == [1, 3, 1]
     check_pagerank(lambda _: subject(graph), plain)
     check_pagerank(subject, weighted)

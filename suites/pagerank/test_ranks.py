@@ -420,7 +420,8 @@ def test_it_begins_nearer_to_the_ranks_than_the_teleport_vector(subject, world, 
         lambda: [gather_scores(subject(graph, replicated=True, tol=1e-6, start=v)) for v in (None, start)],
         world_size=world_size,
     )[0]
-    assert default.converged and default.iterations + 2 <= from_v.iterations
+    assert default.converged
+    assert default.iterations + 2 <= from_v.iterations
     assert np.abs(default.scores - from_v.scores).sum() < 2e-6
 
 

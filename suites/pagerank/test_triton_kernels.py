@@ -50,7 +50,8 @@ def entries_of(graph: Graph) -> list[tuple[int, int, float]]:
     going_on = np.bincount(graph.src, minlength=graph.num_nodes) if cut.shares is None else ~graph.dangling
     assert cut.out_degree[: graph.num_nodes].tolist() == going_on[cut.node.numpy()].tolist()
     filled = (cut.sources < len(cut.node)).nonzero()[:, 0]
-    assert (owner[filled] < len(cut.node)).all() and (owner[filled] >= 0).all()
+    assert (owner[filled] < len(cut.node)).all()
+    assert (owner[filled] >= 0).all()
     shares = torch.ones(len(filled)) if cut.shares is None else cut.shares[filled]
     ends = cut.node[owner[filled]], cut.node[cut.sources[filled].long()], shares
     return sorted(zip(*(part.tolist() for part in ends), strict=True))
@@ -143,7 +144,9 @@ def test_the_kernels_keep_their_bound_in_tritons_interpreter():
         text=True,
     )
     if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("the interpreter of this Triton needs numpy < 2.4: https://github.com/triton-lang/triton/issues/9171")
+        pytest.skip(
+            "the interpreter of this Triton needs numpy < 2.4: https://github.com/triton-lang/triton/issues/9171"
+        )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("held:") == len(graphs_for_the_interpreter())
 

@@ -79,7 +79,8 @@ def test_scores_are_those_of_the_dense_solution(name, method, vector):
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_in_many_blocks_and_two_precisions(weighted):
     graph = layered(3000, 2_400_000, weighted=weighted)
-    assert layout.layout_of(graph).sink_block > 1 and _upstream(graph).any()
+    assert layout.layout_of(graph).sink_block > 1
+    assert _upstream(graph).any()
     for given in vectors(graph).values():
         check_error_bound(partial(pagerank, tol=1e-11, **given), graph, tol=1e-11, reachable=True, **given)
 
@@ -91,7 +92,8 @@ def test_many_vectors_have_the_scores_of_each(num_edges):
     lands = vectors(graph)["both"]["dangling"]
     for found, one in zip(pagerank_many(graph, given, dangling=lands, tol=1e-10), given, strict=True):
         alone = pagerank(graph, personalization=one, dangling=lands, tol=1e-10)
-        assert found.converged and np.abs(found.scores - alone.scores).sum() <= 2e-10
+        assert found.converged
+        assert np.abs(found.scores - alone.scores).sum() <= 2e-10
 
 
 def test_ranks_start_anywhere():
@@ -116,7 +118,8 @@ def test_a_graph_of_dependencies_has_few_edges_left_for_the_rounds():
     graph = debian_dependencies()
     made = layout.layout_of(graph)
     assert len(made.sources) < graph.num_edges / 3
-    assert made.upstream is not None and len(made.upstream.sources) > graph.num_edges * 2 / 3
+    assert made.upstream is not None
+    assert len(made.upstream.sources) > graph.num_edges * 2 / 3
 
 
 def test_a_long_way_upstream_takes_no_rounds():

@@ -97,9 +97,7 @@ def test_a_buffer_may_be_none_until_the_first_samples(subject, world, recompute)
         return nn.Sequential(Centred(), nn.Linear(3, 3))
 
     def train():
-        pipeline = subject(
-            model(), MSE, schedule="gpipe", n_microbatches=2, split="layers", recompute=recompute
-        )
+        pipeline = subject(model(), MSE, schedule="gpipe", n_microbatches=2, split="layers", recompute=recompute)
         for seed in range(3):
             pipeline.step(*samples(8, seed=seed))
         return dict(pipeline.module.named_buffers()), [p.grad for p in pipeline.module.parameters()]
@@ -123,9 +121,7 @@ def test_those_of_the_loss_too(subject, world, schedule, recompute):
     def train():
         torch.manual_seed(0)
         loss, (rank, _) = Centring(), rank_of()
-        pipeline = subject(
-            tanh_net(), loss, schedule=schedule, n_microbatches=2, reduction="mean", recompute=recompute
-        )
+        pipeline = subject(tanh_net(), loss, schedule=schedule, n_microbatches=2, reduction="mean", recompute=recompute)
         for number, count in enumerate(counts):
             x, y = samples(count, seed=number)
             if number == 1:  # the first rank alone finds it

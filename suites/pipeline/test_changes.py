@@ -104,7 +104,8 @@ def test_a_tied_weight_that_is_replaced_is_refused_on_every_rank(subject, world,
 
     found = errors(world, program)
     assert len(set(found)) == 1
-    assert "Pipeline: parameter" in found[0] and "was replaced by another one after the pipeline was made" in found[0]
+    assert "Pipeline: parameter" in found[0]
+    assert "was replaced by another one after the pipeline was made" in found[0]
 
 
 @pytest.mark.parametrize("pipeline_of_the_change", [0, 1])

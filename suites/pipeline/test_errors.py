@@ -45,6 +45,7 @@ def test_a_pipeline_goes_on_after_a_step_that_was_refused(subject, world):
 
     assert world.run(program, world_size=2) == [True, True]
 
+
 def words_of_torch():
     """How torch begins, which release puts more before."""
     with pytest.raises(RuntimeError) as raised:
@@ -464,7 +465,11 @@ def test_a_weight_that_is_no_number_of_targets_is_refused_on_every_rank(subject,
         subject(tanh_net(), MSE, n_microbatches=2, loss_weight=lambda part: next(weights)).step(*samples(4))
 
     found = errors(world, program)
-    assert found == [
-        f"ValueError: Pipeline got the weights [3.0, {weight}] from loss_weight; "
-        "return how many targets count, a finite number that is not negative"
-    ] * 2
+    assert (
+        found
+        == [
+            f"ValueError: Pipeline got the weights [3.0, {weight}] from loss_weight; "
+            "return how many targets count, a finite number that is not negative"
+        ]
+        * 2
+    )

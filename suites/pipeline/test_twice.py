@@ -55,7 +55,8 @@ def test_buffers_are_those_of_the_passes(subject, world, make, recompute):
             model(part)
     expected = dict(model.named_buffers(remove_duplicate=False))
     first, second = world.run(train, world_size=2)
-    assert first.keys() == expected.keys() and not second
+    assert first.keys() == expected.keys()
+    assert not second
     for name, value in expected.items():
         torch.testing.assert_close(first[name], value, msg=name)
 

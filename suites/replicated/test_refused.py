@@ -133,7 +133,9 @@ def test_a_module_that_was_moved_away_is_refused(subject):
 
 def test_mappings_keep_their_kind():
     found = map_nested(lambda v, path: sum(v), [defaultdict(list, a=1), defaultdict(list, a=2)], "x")
-    assert type(found) is defaultdict and found["a"] == 3 and found["b"] == []
+    assert type(found) is defaultdict
+    assert found["a"] == 3
+    assert found["b"] == []
 
 
 def test_copies_hold_the_structure_of_a_long_list_of_modules():

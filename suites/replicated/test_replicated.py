@@ -232,7 +232,9 @@ def test_sparse_gradients(subject):
 @given(n=st.integers(0, 9) | st.integers(0, 200), workers=st.integers(1, 9))
 def test_pieces_cover_the_batch_and_differ_by_one_sample(n, workers):
     sizes = split_sizes(n, workers)
-    assert sum(sizes) == n and max(sizes) - min(sizes) <= 1 and len(sizes) == max(1, min(n, workers))
+    assert sum(sizes) == n
+    assert max(sizes) - min(sizes) <= 1
+    assert len(sizes) == max(1, min(n, workers))
 
 
 @given(n=st.integers(0, 9), workers=st.integers(1, 4), dim=st.integers(-2, 1))
@@ -241,7 +243,8 @@ def test_what_is_cut_is_put_together_again(n, workers, dim):
     calls = scatter((x, {"k": [x + 1]}), {"flag": True}, [CPU] * workers, dim=dim)
     assert all(kwargs == {"flag": True} for _, kwargs in calls)
     together = gather([args for args, _ in calls], CPU, dim=dim)
-    assert torch.equal(together[0], x) and torch.equal(together[1]["k"][0], x + 1)
+    assert torch.equal(together[0], x)
+    assert torch.equal(together[1]["k"][0], x + 1)
 
 
 @pytest.mark.if_subject_takes("workers")
@@ -264,7 +267,8 @@ def test_64_samples_on_4_workers_are_16_each_and_their_gradients_add_up(subject)
     losses = subject(model, workers=4)(x)
     losses.mean().backward()
     own = [2 * piece.square().mean() for piece in x.tensor_split(4)]
-    assert list(seen.values()) == [16] * 4 and losses.shape == (4,)
+    assert list(seen.values()) == [16] * 4
+    assert losses.shape == (4,)
     assert torch.isclose(model.weight.grad, sum(own) / 4)
     assert subject(model, workers=4)(x[:1]).shape == (1,), "the last batch of an epoch, as any other"
     assert subject(model, workers=1)(x).shape == ()
@@ -343,7 +347,8 @@ def test_what_forward_sets_stays_on_the_first_worker_only(subject):
 
     model = Remembering()
     subject(model, workers=2)(torch.arange(4.0))
-    assert model.last.tolist() == [0, 1] and model.mean.item() == 0.5
+    assert model.last.tolist() == [0, 1]
+    assert model.mean.item() == 0.5
 
 
 @pytest.mark.if_subject_takes("workers")
@@ -378,7 +383,8 @@ def test_a_parameter_that_forward_clips_in_place(subject):
 
     model = Clipping(2, 1)
     subject(model, workers=2)(torch.ones(4, 2)).sum().backward()
-    assert model.weight.abs().max() <= 0.1 and model.weight.grad.tolist() == [[4, 4]]
+    assert model.weight.abs().max() <= 0.1
+    assert model.weight.grad.tolist() == [[4, 4]]
 
 
 @pytest.mark.if_subject_takes("workers")

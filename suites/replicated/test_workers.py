@@ -111,7 +111,8 @@ def test_with_the_same_numbers_the_first_worker_draws_what_the_plain_module_draw
     plain = nn.Dropout(0.5)(torch.ones(2, 8)), torch.rand(1)
     torch.manual_seed(3)
     found = subject(nn.Dropout(0.5), workers=2, rng="same")(torch.ones(4, 8)), torch.rand(1)
-    assert torch.equal(found[0][:2], plain[0]) and torch.equal(found[1], plain[1])
+    assert torch.equal(found[0][:2], plain[0])
+    assert torch.equal(found[1], plain[1])
 
 
 @pytest.mark.if_subject_takes("rng", "workers")

@@ -47,7 +47,8 @@ class PeerProcess:
 
     def _read(self, timeout_s: float) -> bytes | None:
         """A line, empty where the process has ended; None where nothing came in time."""
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         stream = self._process.stdout
         return stream.readline() if select.select([stream], [], [], timeout_s)[0] else None
 

@@ -84,7 +84,8 @@ def _looser(setting: Setting) -> Setting:
 
 def _between(good: Setting, bad: Setting) -> Setting:
     """A setting between the two, or None where they are close enough."""
-    assert good is not None and bad is not None
+    assert good is not None
+    assert bad is not None
     if isinstance(good, int):
         return (good + int(bad)) // 2 if good - bad > 1 else None
     return math.sqrt(good * bad) if bad / good > FINE else None

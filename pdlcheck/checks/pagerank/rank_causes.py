@@ -32,9 +32,7 @@ def solution_cause(oracle: Oracle, owner: Owners, held: Sequence[Owners], found:
     return None
 
 
-def _wrong_solutions(
-    oracle: Oracle, owner: Owners, held: Sequence[Owners]
-) -> Iterator[tuple[str, Float64]]:
+def _wrong_solutions(oracle: Oracle, owner: Owners, held: Sequence[Owners]) -> Iterator[tuple[str, Float64]]:
     matrix = oracle.matrix()
     lost = oracle.out == 0
     apart = owner[:, None] != owner[None, :]

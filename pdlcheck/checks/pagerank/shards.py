@@ -126,9 +126,7 @@ class Shards:
                     f"{self.name}: rank {rank} stopped after {done} of {rounds} rounds; call it with a smaller tol"
                 )
 
-    def require(
-        self, expected: Float64, allowed: float, what: str, rank_cause: Callable[[], str | None]
-    ) -> None:
+    def require(self, expected: Float64, allowed: float, what: str, rank_cause: Callable[[], str | None]) -> None:
         """Raise, with the worst node, where the L1 distance is above ``allowed``; NaN is above everything."""
         __tracebackhide__ = True
         difference = np.abs(self.scores - expected)

@@ -287,7 +287,8 @@ def _steps_of(sort: float, make_scaler: Callable[[], Any], plan: Plan) -> list[S
         if rank not in plan.idle:
             loss = (module.weight.sum() + module.bias.sum()) * _slope(rank, number, world_size)
             scaler.scale(loss).backward()
-            assert module.weight.grad is not None and module.bias.grad is not None  # backward filled them
+            assert module.weight.grad is not None
+            assert module.bias.grad is not None
             if rank in overflowing:
                 place = _place(number, plan)
                 grad = module.bias.grad if place == WEIGHTS else module.weight.grad

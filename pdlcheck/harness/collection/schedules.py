@@ -39,7 +39,7 @@ def search_schedules(item: pytest.Item, run: Callable[[Any], BaseException | Non
     add_note(
         failure.error,
         f"schedule {number} of {of} fails first ({failure.found}, {failure.switches} switches); "
-        f"{len(failure.replay.switches)} of them are enough: {failure.replay}"
+        f"{len(failure.replay.switches)} of them are enough: {failure.replay}",
     )
     raise failure.error
 

@@ -116,4 +116,3 @@ class _RankPdb(pdb.Pdb):
 
     def do_EOF(self, arg: str) -> bool | None:
         return self.do_quit(arg)
-

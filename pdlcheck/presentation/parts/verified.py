@@ -12,9 +12,7 @@ __all__ = ["verification_section"]
 
 def verification_section(found: Verification, title: str) -> Section:
     """The suites, PageRank of the packages, LeNet on replicas."""
-    blocks: list[Block] = [
-        Words(trial_line(trial), "" if trial.works else "doubtful") for trial in found.worlds
-    ]
+    blocks: list[Block] = [Words(trial_line(trial), "" if trial.works else "doubtful") for trial in found.worlds]
     if found.suites.problem:
         blocks.append(Words(found.suites.problem, "bad"))
     blocks += [Failure(one.nodeid, one.detail, one.replay) for one in found.suites.failures]

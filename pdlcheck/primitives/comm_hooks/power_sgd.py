@@ -273,7 +273,8 @@ def _mean_of_rights(state: PowerSGDState, matrices: list[_Matrix], world_size: i
     means = torch.split(message, [right.numel() for right in own])
     for matrix, mine, flat in zip(matrices, own, means, strict=True):
         mean = flat.view(mine.shape)
-        assert matrix.left is not None and matrix.finite is not None  # the first phase has ended
+        assert matrix.left is not None
+        assert matrix.finite is not None
         finite = matrix.finite & torch.isfinite(mean).all()
         approximation = matrix.left @ torch.where(finite, mean, torch.nan).mH
         matrix.grad.copy_(approximation.view(matrix.grad.shape))

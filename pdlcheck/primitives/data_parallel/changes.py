@@ -99,9 +99,7 @@ class Wrapped:
     def others(self) -> Iterator[str]:
         """Parameters that are not those of before, in words."""
         now: dict[str, Parameter] = {n: p for n, p in self._module.named_parameters() if n not in self._ignored}
-        everywhere = {
-            n: p for n, p in self._module.named_parameters(remove_duplicate=False) if n not in self._ignored
-        }
+        everywhere = {n: p for n, p in self._module.named_parameters(remove_duplicate=False) if n not in self._ignored}
         known = {id(param): name for name, param in self.parameters.items()}
         places = {id(param): name for name, param in everywhere.items()}
         for name, param in self.parameters.items():

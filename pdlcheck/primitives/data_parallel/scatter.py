@@ -131,6 +131,7 @@ def gather(outputs: Sequence[Any], device: torch.device, *, dim: int = 0, alone:
         >>> gather([(torch.zeros(2), 1), (torch.ones(1), 1)], torch.device("cpu"))
         (tensor([0., 0., 1.]), 1)
     """
+
     def passed_on(values: list[Any], path: str) -> Any:
         value = values[0]
         if not isinstance(value, Tensor):

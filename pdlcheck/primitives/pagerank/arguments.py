@@ -74,13 +74,9 @@ def distribution(name: str, values: Any, graph: Graph) -> Float64:
     vector = graph.vector(name, values)
     bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= 0)))
     if bad.size:
-        raise ValueError(
-            f"{name} holds {vector[bad[0]]} at {bad[0]}; every value must be finite and not negative"
-        )
+        raise ValueError(f"{name} holds {vector[bad[0]]} at {bad[0]}; every value must be finite and not negative")
     if graph.num_nodes and not vector.any():
-        raise ValueError(
-            f"{name} is 0 everywhere; give at least one node a positive value, or pass None for uniform"
-        )
+        raise ValueError(f"{name} is 0 everywhere; give at least one node a positive value, or pass None for uniform")
     if vector.size:
         vector = vector / vector.max()  # first, so that no sum overflows
         vector /= float(vector.sum(dtype=np.longdouble))

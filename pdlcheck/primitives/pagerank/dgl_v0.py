@@ -10,9 +10,7 @@ import torch
 from pdlcheck.primitives.pagerank.graph import Graph
 
 _backend = os.environ.get("DGLBACKEND")
-os.environ["DGLBACKEND"] = (
-    "pytorch"  # or the import writes a config file to the user's home and prints to stderr
-)
+os.environ["DGLBACKEND"] = "pytorch"  # or the import writes a config file to the user's home and prints to stderr
 try:
     import dgl
     import dgl.function as fn
@@ -29,9 +27,7 @@ finally:
 __all__ = ["message_passing"]
 
 
-def message_passing(
-    graph: Graph, device: torch.device, dtype: torch.dtype
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def message_passing(graph: Graph, device: torch.device, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function that sends node values, times edge weights, along the edges and adds what arrives."""
     src, dst = torch.tensor(graph.src), torch.tensor(graph.dst)
     try:

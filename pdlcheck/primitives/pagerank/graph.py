@@ -179,17 +179,13 @@ class Graph:
             return np.ones(self.num_edges)
         largest = np.zeros(self.num_nodes)
         np.maximum.at(largest, self.src, self.weights)
-        return np.divide(
-            self.weights, largest[self.src], out=np.zeros(self.num_edges), where=self.weights > 0
-        )
+        return np.divide(self.weights, largest[self.src], out=np.zeros(self.num_edges), where=self.weights > 0)
 
     def relabelled(self, permutation: Sequence[int] | Ids) -> Graph:
         """The same graph in which node ``i`` is called ``permutation[i]``; names move along."""
         new = ids_of("permutation", permutation)
         if not np.array_equal(np.sort(new), np.arange(self.num_nodes)):
-            raise ValueError(
-                f"permutation must hold each id below {self.num_nodes} once, got {new.tolist()[:20]}"
-            )
+            raise ValueError(f"permutation must hold each id below {self.num_nodes} once, got {new.tolist()[:20]}")
         names = None if self.names is None else tuple(self.names[old] for old in np.argsort(new))
         return Graph(new[self.src], new[self.dst], self.num_nodes, self.weights, names)
 
@@ -311,9 +307,7 @@ def _numbers(name: str, values: Any) -> Float64:
 def _checked_weights(values: Any, num_edges: int) -> Float64:
     weights = _numbers("weights", values)
     if weights.shape != (num_edges,):
-        raise ValueError(
-            f"weights must be one number per edge, shape ({num_edges},), got shape {weights.shape}"
-        )
+        raise ValueError(f"weights must be one number per edge, shape ({num_edges},), got shape {weights.shape}")
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if bad.size:
         raise ValueError(

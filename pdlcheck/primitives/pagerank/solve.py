@@ -192,9 +192,7 @@ def _directly(graph: Graph, damping: float, teleport: Float64, landing: Float64)
 def require_tol(tol: float) -> float:
     """``tol`` as a positive float."""
     if not (isinstance(tol, int | float | np.number) and 0 < tol < math.inf):
-        raise ValueError(
-            f"tol must be a positive number, the largest L1 error wanted, got {tol!r}; 1e-8 is usual"
-        )
+        raise ValueError(f"tol must be a positive number, the largest L1 error wanted, got {tol!r}; 1e-8 is usual")
     return float(tol)
 
 

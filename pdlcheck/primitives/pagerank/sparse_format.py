@@ -32,7 +32,5 @@ def well_formed(matrix: Any) -> Any:
         found = type(matrix)((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=False)
         found.check_format(full_check=True)
     except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"the {matrix.format.upper()} matrix is malformed: {error}; write the matrix again"
-        ) from error
+        raise ValueError(f"the {matrix.format.upper()} matrix is malformed: {error}; write the matrix again") from error
     return found

@@ -230,9 +230,7 @@ def _sparse_adjacency(graph: Graph, layout: str) -> Tensor:
         return torch.sparse_csr_tensor(indptr, indices, torch.from_numpy(matrix.data), size)
 
 
-def _dense_adjacency(
-    caller: str, graph: Graph, device: torch.device, dtype: torch.dtype, matrices: int = 1
-) -> Tensor:
+def _dense_adjacency(caller: str, graph: Graph, device: torch.device, dtype: torch.dtype, matrices: int = 1) -> Tensor:
     n = graph.num_nodes
     require_memory(caller, matrices * n * n * dtype.itemsize + DENSE.nbytes(graph), device)
     dense = torch.zeros(n, n, dtype=dtype, device=device)

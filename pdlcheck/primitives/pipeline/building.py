@@ -95,9 +95,7 @@ def make_schedule(request: Request, n_ranks: int) -> Schedule:
     return chosen
 
 
-def build(
-    request: Request, n_ranks: int, place: int | None, devices: Sequence[torch.device | str | None]
-) -> Built:
+def build(request: Request, n_ranks: int, place: int | None, devices: Sequence[torch.device | str | None]) -> Built:
     """The stages of one process.
 
     Args:

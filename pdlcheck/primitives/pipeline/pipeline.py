@@ -288,7 +288,8 @@ class Pipeline:
 
     def _try(self, work: Work, alike: Header, *, raised: bool = False) -> bool:
         """Take the step without a header, as ``alike``; False, with nothing done, where a rank raises the alarm."""
-        assert self._bearer is not None and alike.n_samples is not None
+        assert self._bearer is not None
+        assert alike.n_samples is not None
         work.alarm = Alarm(self._bearer, raised)
         work.samples, work.forms = self._sizes(alike.n_samples), self._known[alike.situations]
         self._passes.run(self._turns, work, lambda: 0.0)

@@ -33,7 +33,9 @@ _RANK_0 = "pdlcheck/rank0"
 _PATIENCE_S = 300.0  # rank 0 may import much before it listens
 _REPORT_S = 15.0  # rank 0 may collect many tests before it listens
 _PLACE = "MASTER_ADDR and MASTER_PORT, or --init-method, must name rank 0's host and a port that is free there"
-_BESIDE = "rank 0 writes this file: it must run as the same user, with the same TMPDIR, or pass --init-method file:///PATH"
+_BESIDE = (
+    "rank 0 writes this file: it must run as the same user, with the same TMPDIR, or pass --init-method file:///PATH"
+)
 _CURE = "export MASTER_ADDR=... MASTER_PORT=..."
 
 

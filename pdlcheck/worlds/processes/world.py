@@ -169,9 +169,7 @@ class ProcessWorld:
     @property
     def timeline(self) -> NoReturn:
         """See :class:`pdlcheck.worlds.protocol.World`."""
-        raise Unsupported(
-            f'{self.name} has no virtual clock; use get_world("sim", topology=Topology(intra=Link(...)))'
-        )
+        raise Unsupported(f'{self.name} has no virtual clock; use get_world("sim", topology=Topology(intra=Link(...)))')
 
     def running(self) -> list[int]:
         """The world sizes of which processes run now that serve the next call, too."""

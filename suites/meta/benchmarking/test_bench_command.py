@@ -27,19 +27,23 @@ def bench(folder, *arguments, launcher=()):
 def test_a_run_in_passes_is_one_file_of_pytest_benchmark(tmp_path):
     run = bench(tmp_path, "sampler", "--passes", "2", "--json", "a.json")
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "[1/4, " in run.stdout and " s left] test_sampler[gloo-1]" in run.stdout
-    assert "test_sampler[1ranks] [torch]" in run.stdout and "3 rows in" in run.stdout
+    assert "[1/4, " in run.stdout
+    assert " s left] test_sampler[gloo-1]" in run.stdout
+    assert "test_sampler[1ranks] [torch]" in run.stdout
+    assert "3 rows in" in run.stdout
     found = json.loads((tmp_path / "a.json").read_text())
     assert [row["name"] for row in found["benchmarks"]][:2] == ["test_sampler[1ranks]", "test_sampler[1ranks] [torch]"]
     for row in found["benchmarks"]:
         assert len(row["extra_info"]["pass_rounds"]) == 2
         assert sum(row["extra_info"]["pass_rounds"]) == len(row["stats"]["data"]) == row["stats"]["rounds"]
-    assert "node" not in found["machine_info"] and found["machine_info"]["pdlcheck"]["cpu"]
+    assert "node" not in found["machine_info"]
+    assert found["machine_info"]["pdlcheck"]["cpu"]
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     theirs = subprocess.run(
         [sys.executable, "-m", "pytest_benchmark", "compare", "a.json"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert theirs.returncode == 0 and "test_sampler[1ranks]" in theirs.stdout
+    assert theirs.returncode == 0
+    assert "test_sampler[1ranks]" in theirs.stdout
 
 
 PARENTS = """
@@ -59,9 +63,11 @@ def test_under_a_launcher_each_pass_runs_on_its_processes_and_one_of_them_shows_
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
     run = bench(tmp_path, "test_parents.py", "--passes", "2", launcher=torchrun)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("test_parents[2ranks]") == 1 and run.stdout.count("1 row in ") == 1
+    assert run.stdout.count("test_parents[2ranks]") == 1
+    assert run.stdout.count("1 row in ") == 1
     parents = (tmp_path / "parents.txt").read_text().splitlines()
-    assert len(parents) == 4 and len(set(parents)) == 2  # a pass that ran on this machine alone had others
+    assert len(parents) == 4
+    assert len(set(parents)) == 2
 
 
 OWN = """
@@ -106,21 +112,25 @@ def test_files_of_a_project_are_measured_in_passes_with_its_own_settings(project
 def test_a_file_that_cannot_be_imported_is_shown(project):
     (project / "test_broken.py").write_text("import nothing_of_this_name\n")
     run = bench(project, "test_broken.py")
-    assert run.returncode == 1 and "FAILS  test_broken.py" in run.stdout and "nothing_of_this_name" in run.stdout
+    assert run.returncode == 1
+    assert "FAILS  test_broken.py" in run.stdout
+    assert "nothing_of_this_name" in run.stdout
 
 
 def test_settings_that_pytest_refuses_are_a_usage_error(project):
     (project / "test_sums.py").write_text(OWN)
     (project / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
     run = bench(project, "test_sums.py")
-    assert run.returncode == 2 and "unrecognized arguments: --no-such-option" in run.stderr
+    assert run.returncode == 2
+    assert "unrecognized arguments: --no-such-option" in run.stderr
     assert run.stderr.endswith("pdlcheck bench: pytest refuses the settings of this project, and says why above\n")
 
 
 def test_a_file_without_benchmarks_is_no_success(project):
     (project / "test_plain.py").write_text("def test_plain(): pass\n")
     run = bench(project, "test_plain.py")
-    assert run.returncode == 1 and "nothing was measured: every benchmark was skipped, or there is none" in run.stdout
+    assert run.returncode == 1
+    assert "nothing was measured: every benchmark was skipped, or there is none" in run.stdout
 
 
 def test_ctrl_c_keeps_what_was_measured(project):
@@ -141,7 +151,8 @@ def test_ctrl_c_keeps_what_was_measured(project):
     assert run.returncode == 130, "".join(seen)
     assert seen[-1] == "pdlcheck bench: interrupted\n"
     rows = {row["name"]: row["extra_info"] for row in json.loads((project / "a.json").read_text())["benchmarks"]}
-    assert len(rows["test_sum[2ranks]"]["pass_rounds"]) >= 2 and "test_called[2ranks]" in rows
+    assert len(rows["test_sum[2ranks]"]["pass_rounds"]) >= 2
+    assert "test_called[2ranks]" in rows
 
 
 def test_a_wrong_result_of_a_projects_own_benchmark_fails(project):
@@ -186,7 +197,8 @@ def test_what_cannot_be_carried_out_is_refused(capsys, arguments, words):
 def test_wrong_arguments_name_their_value(capsys, arguments, words):
     with pytest.raises(SystemExit) as end:
         main(["bench", *arguments])
-    assert end.value.code == 2 and words in capsys.readouterr().err
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -200,5 +212,7 @@ def test_a_benchmark_that_fails_is_shown_and_the_others_are_kept(tmp_path, monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run = bench(tmp_path, "sampler", "--passes", "1")
     assert run.returncode == 1
-    assert "FAILS  benchmarks/bench_sampler.py::test_sampler[gloo-1]" in run.stdout and "no sampler" in run.stdout
-    assert "test_shard_digest[1ranks]" in run.stdout and "1 row in" in run.stdout
+    assert "FAILS  benchmarks/bench_sampler.py::test_sampler[gloo-1]" in run.stdout
+    assert "no sampler" in run.stdout
+    assert "test_shard_digest[1ranks]" in run.stdout
+    assert "1 row in" in run.stdout

@@ -29,9 +29,12 @@ def sync_rows(never, part, wrong=1.0):
 
 def test_an_epoch_that_synchronises_every_k_steps():
     (right,) = experiments(sync_rows(0.1, 0.3))
-    assert right.held and right.error < 1e-9 and "T0 = 100 ms, Ts = 300 ms" in right.sentence
+    assert right.held
+    assert right.error < 1e-9
+    assert "T0 = 100 ms, Ts = 300 ms" in right.sentence
     (wrong,) = experiments(sync_rows(0.1, 0.3, wrong=2.0))  # never to synchronise costs twice as much
-    assert not wrong.held and wrong.error > 0.1
+    assert not wrong.held
+    assert wrong.error > 0.1
 
 
 def bubble_rows(overhead, excess=0.0):
@@ -42,7 +45,8 @@ def bubble_rows(overhead, excess=0.0):
 
 def test_the_bubble_of_a_pipeline():
     (right,) = experiments(bubble_rows(0.002))
-    assert right.held and "The bubble is 20% of it" in right.sentence
+    assert right.held
+    assert "The bubble is 20% of it" in right.sentence
     (wrong,) = experiments(bubble_rows(0.002, excess=0.05))  # a pair of passes that nothing explains
     assert not wrong.held
 
@@ -60,7 +64,8 @@ def test_whether_more_ranks_pay():
     pays, does_not = (found_of(rows(sync_s)) for sync_s in (0.02, 0.15))
     assert "predicted to be faster" in pays["does it pay to use 2 ranks"].sentence
     assert "predicted to be slower" in does_not["does it pay to use 2 ranks"].sentence
-    assert pays["does it pay to use 2 ranks"].held and does_not["does it pay to use 2 ranks"].held
+    assert pays["does it pay to use 2 ranks"].held
+    assert does_not["does it pay to use 2 ranks"].held
     assert "2 x 2 takes 5.0 times as long" in pays["processes x threads, as much work"].sentence
     assert "1.67 x as fast, efficiency 83%" in pays["strong scaling of a training step"].sentence
 
@@ -68,7 +73,8 @@ def test_whether_more_ranks_pay():
 def test_the_held_out_number_of_ranks_is_predicted():
     rows = [row(f"test_strong_scaling[{ranks}ranks]", amdahl_s(1.0, ranks, 0.1)) for ranks in (1, 2, 4, 8)]
     found = found_of(rows)["strong scaling of a training step"]
-    assert found.error == pytest.approx(0, abs=1e-9) and "measured 213 ms" in found.sentence
+    assert found.error == pytest.approx(0, abs=1e-9)
+    assert "measured 213 ms" in found.sentence
 
 
 def test_the_link_of_a_collective_and_its_share_of_a_socket():
@@ -76,7 +82,8 @@ def test_the_link_of_a_collective_and_its_share_of_a_socket():
     rows.append(row("test_socket[2ranks]", 0.01, nbytes=2**24, algbw_GBps=2.0))
     (found,) = experiments(rows)
     assert "measured: alpha = 1 ms, beta = 1 GB/s, 50% of a plain socket" in found.sentence
-    assert found.error == pytest.approx(0) and set(found.plot.lines) == {"model", "a plain socket"}
+    assert found.error == pytest.approx(0)
+    assert set(found.plot.lines) == {"model", "a plain socket"}
 
 
 def test_many_ranks_are_predicted_by_the_virtual_clock():
@@ -88,7 +95,8 @@ def test_many_ranks_are_predicted_by_the_virtual_clock():
     for ranks in (2, 64, 1024):
         ring_s = 2 * (ranks - 1) * (1e-4 + 1_024_000 / ranks / 1e9)
         assert predicted[ranks] == pytest.approx(100 * 1.1 / (1.1 + 2 * ring_s), rel=1e-4)
-    assert "Prediction, not measured" in found.sentence and f"1024 ranks {predicted[1024]:.0f}%" in found.sentence
+    assert "Prediction, not measured" in found.sentence
+    assert f"1024 ranks {predicted[1024]:.0f}%" in found.sentence
 
 
 def test_the_memory_of_the_first_worker():
@@ -115,7 +123,8 @@ def test_the_loop_over_tensors_costs_a_message_each(flat, advice):
     name = "test_gradient_sync[2ranks-20tensors]"
     rows = [row(name, flat), row(f"{name} [none]", 0.1), row(f"{name} [loop]", 0.3), row(f"{name} [message]", 0.01)]
     (found,) = experiments(rows)
-    assert found.error == pytest.approx(0) and advice in found.sentence
+    assert found.error == pytest.approx(0)
+    assert advice in found.sentence
 
 
 def test_rows_that_are_missing_make_no_experiment():
@@ -140,7 +149,8 @@ def test_intervals_hold_the_ratio_and_narrow_with_rounds():
     wide, narrow = (
         unpaired_ratio(2 * draw.lognormal(sigma=0.2, size=n), draw.lognormal(sigma=0.2, size=n)) for n in (10, 1000)
     )
-    assert wide.low < 2 < wide.high and narrow.low < 2 < narrow.high
+    assert wide.low < 2 < wide.high
+    assert narrow.low < 2 < narrow.high
     assert narrow.high - narrow.low < (wide.high - wide.low) / 3
     drift = np.linspace(1, 3, 50)  # the machine gets slower: turns hide it
     assert paired_ratio(2 * drift, drift) == (2, 2, 2)
@@ -161,10 +171,12 @@ def test_passes_are_merged_and_the_ratio_is_taken_round_by_round():
         return [made("a", [2.0, 4.0, 6.0], over={"b": [0, 0, 0]}), made("a [b]", [1.0, 2.0, 3.0], way="b")]
 
     ours, _ = merge_rows([*one_pass(1.0), *one_pass(3.0), *one_pass(5.0)])
-    assert ours["extra_info"]["pass_rounds"] == [3, 3, 3] and len(ours["stats"]["data"]) == 9
+    assert ours["extra_info"]["pass_rounds"] == [3, 3, 3]
+    assert len(ours["stats"]["data"]) == 9
     assert pass_values(ours["stats"]["data"], [3, 3, 3]) == [4.0, 12.0, 20.0]
     assert ours["extra_info"]["over"]["b"] == pytest.approx([2, 2, 2])
-    assert ours["extra_info"]["median_s"] == 10.0 and ours["stats"]["median"] == 10.0
+    assert ours["extra_info"]["median_s"] == 10.0
+    assert ours["stats"]["median"] == 10.0
 
 
 def test_a_round_that_was_interrupted_does_not_count():

@@ -53,14 +53,19 @@ def test_steps(rank_benchmark, rank):
     assert list(found) == ["test_steps[2ranks]", "test_steps[2ranks] [twice]"]  # without the world: rows pair up
     ours, other = found.values()
     facts = ours["extra_info"]
-    assert ours["stats"]["min"] >= 0.02 and other["stats"]["min"] >= 0.04 and ours["group"] == "mine"
+    assert ours["stats"]["min"] >= 0.02
+    assert other["stats"]["min"] >= 0.04
+    assert ours["group"] == "mine"
     assert 0.01 <= facts["fastest_rank_s"] < 0.02  # rank 0
     ratio, low, high = facts["over"]["twice"]
-    assert low <= ratio <= high and 0.4 < ratio < 0.6
+    assert low <= ratio <= high
+    assert 0.4 < ratio < 0.6
     assert facts["busbw_GBps"] == facts["algbw_GBps"] == pytest.approx(2e-3 / facts["median_s"])
     assert (facts["world"], facts["world_size"], facts["device"], facts["N"]) == ("gloo", 2, "cpu", 7)
-    assert facts["host_peak_bytes"] > 1 << 20 and other["extra_info"]["way"] == "twice"
-    assert machine["pdlcheck"]["usable_cores"] >= 1 and "torch" in machine["pdlcheck"]["packages"]
+    assert facts["host_peak_bytes"] > 1 << 20
+    assert other["extra_info"]["way"] == "twice"
+    assert machine["pdlcheck"]["usable_cores"] >= 1
+    assert "torch" in machine["pdlcheck"]["packages"]
     result.stdout.fnmatch_lines(["rank benchmarks: *", "*test_steps[[]2ranks[]] *"])
 
 
@@ -83,7 +88,8 @@ def test_uneven(rank_benchmark, rank):
     assert least == most
 """
     )
-    assert result.ret == 0 and found["test_uneven[3ranks]"]["stats"]["rounds"] >= 5
+    assert result.ret == 0
+    assert found["test_uneven[3ranks]"]["stats"]["rounds"] >= 5
 
 
 def test_a_fast_wrong_result_fails(rows):
@@ -108,7 +114,8 @@ def test_wrong_in_the_controller(world, rank_benchmark): assert rank_benchmark(o
     )
     result.assert_outcomes(passed=1, failed=3)
     result.stdout.fnmatch_lines(["*rank_benchmark: forgets returned 1 wrong elements; its times do not count*"])
-    assert list(found) == ["test_right[2ranks]"] and found["test_right[2ranks]"]["extra_info"]["wrong"] == 0
+    assert list(found) == ["test_right[2ranks]"]
+    assert found["test_right[2ranks]"]["extra_info"]["wrong"] == 0
 
 
 @pytest.mark.slow
@@ -141,7 +148,8 @@ def test_called(world, rank_benchmark):
 """
     )
     assert result.ret == 0
-    assert list(found) == ["test_called[2ranks]"] and found["test_called[2ranks]"]["extra_info"]["world_size"] == 2
+    assert list(found) == ["test_called[2ranks]"]
+    assert found["test_called[2ranks]"]["extra_info"]["world_size"] == 2
 
 
 @pytest.mark.parametrize("how", [["--benchmark-disable"], ["sim"]], ids=["disabled", "sim"])
@@ -178,7 +186,8 @@ def test_sorted(rank_benchmark):
     assert rank_benchmark(values.sort, setup=setup, check=lambda _: int(values != [1, 2, 3])) is None
 """
     )
-    assert result.ret == 0 and found["test_sorted[1ranks]"]["stats"]["max"] < 0.01
+    assert result.ret == 0
+    assert found["test_sorted[1ranks]"]["stats"]["max"] < 0.01
     assert found["test_sorted[1ranks]"]["stats"]["iterations"] == 1
 
 

@@ -35,4 +35,5 @@ def test_the_bus_bandwidth_is_that_of_the_wire(tmp_path, ranks):
 
 def test_wrong_numbers_of_ranks_are_refused():
     done = subprocess.run([sys.executable, str(TWO_HOSTS), "1", "-m", "pytest"], capture_output=True, text=True)
-    assert done.returncode == 2 and "needs 2 ranks or more and a module, got 1" in done.stderr
+    assert done.returncode == 2
+    assert "needs 2 ranks or more and a module, got 1" in done.stderr

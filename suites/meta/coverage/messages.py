@@ -96,9 +96,7 @@ FEATURES = [
     Feature(
         "messages of 7 dtypes",
         messages.ring_of_every_dtype,
-        lambda: [
-            [(str(dtype), torch.tensor([left, 1]).to(dtype).tolist()) for dtype in RING_DTYPES] for left in LEFT
-        ],
+        lambda: [[(str(dtype), torch.tensor([left, 1]).to(dtype).tolist()) for dtype in RING_DTYPES] for left in LEFT],
     ),
     Feature("message of a row", message_of_a_row, message_of_a_row_alone),
     Feature("empty message", messages.empty_message, lambda: _on(rank_1=(0, []))),

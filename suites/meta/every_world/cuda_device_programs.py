@@ -36,8 +36,12 @@ def streams_and_events():
     done.synchronize()
     with torch.cuda.stream(None), side:
         assert torch.cuda.current_stream() == side
-    assert torch.cuda.current_stream() == torch.cuda.default_stream() and done.query() and side.query()
-    assert isinstance(side, torch.cuda.Stream) and isinstance(done, torch.cuda.Event) and side.device == on(rank)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert done.query()
+    assert side.query()
+    assert isinstance(side, torch.cuda.Stream)
+    assert isinstance(done, torch.cuda.Event)
+    assert side.device == on(rank)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     torch.ones(100, 100) @ torch.ones(100, 100)
@@ -52,7 +56,8 @@ def streams_and_events():
         assert torch.cuda.current_device() == 1 - rank
     assert not torch.cuda.is_current_stream_capturing()
     torch.accelerator.set_stream(torch.cuda.default_stream())
-    assert torch.Stream(device="cuda").device == on(rank) and isinstance(torch.Event("cuda"), torch.Event)
+    assert torch.Stream(device="cuda").device == on(rank)
+    assert isinstance(torch.Event("cuda"), torch.Event)
 
 
 def memory_statistics():
@@ -68,7 +73,8 @@ def memory_statistics():
     torch.accelerator.reset_peak_memory_stats()
     torch.accelerator.reset_accumulated_memory_stats()
     assert torch.accelerator.memory_stats()["allocated_bytes.all.peak"] == 0
-    assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0 and torch.cuda.memory_summary()
+    assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0
+    assert torch.cuda.memory_summary()
     free, total = torch.cuda.mem_get_info()
     assert 0 < free < total == torch.cuda.get_device_properties(0).total_memory
 
@@ -79,10 +85,12 @@ def random_streams():
     drawn = torch.rand(4, device="cuda")
     dist.barrier()
     torch.cuda.set_rng_state(state)
-    assert torch.equal(torch.rand(4, device="cuda"), drawn) and torch.cuda.initial_seed() == 7
+    assert torch.equal(torch.rand(4, device="cuda"), drawn)
+    assert torch.cuda.initial_seed() == 7
     torch.cuda.set_rng_state_all(torch.cuda.get_rng_state_all())
     torch.cuda.manual_seed(8)
-    assert not torch.equal(torch.rand(4, device="cuda"), drawn) and torch.initial_seed() == 8
+    assert not torch.equal(torch.rand(4, device="cuda"), drawn)
+    assert torch.initial_seed() == 8
     torch.cuda.seed()
     torch.cuda.seed_all()
     assert torch.cuda.initial_seed() != 8
@@ -93,25 +101,31 @@ def random_streams():
 
 def the_accelerator():
     rank = dist.get_rank()
-    assert torch.accelerator.is_available() and torch.accelerator.device_count() == 2
+    assert torch.accelerator.is_available()
+    assert torch.accelerator.device_count() == 2
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
     torch.accelerator.set_device_index(rank)
     assert torch.accelerator.current_device_index() == rank == torch.cuda.current_device()
     with torch.accelerator.device_index(1 - rank):
         assert torch.zeros(1, device="cuda").device == on(1 - rank)
     torch.accelerator.set_device_idx(rank)
-    assert torch.accelerator.current_device_idx() == rank and torch.accelerator.get_memory_info()[0] > 0
+    assert torch.accelerator.current_device_idx() == rank
+    assert torch.accelerator.get_memory_info()[0] > 0
     torch.accelerator.synchronize()
     assert torch.accelerator.current_stream() == torch.cuda.current_stream()
 
 
 def questions():
-    assert torch.cuda.is_available() and torch.cuda.device_count() == dist.get_world_size()
-    assert torch.cuda.is_bf16_supported() and "CPU" in torch.cuda.get_device_name(0)
+    assert torch.cuda.is_available()
+    assert torch.cuda.device_count() == dist.get_world_size()
+    assert torch.cuda.is_bf16_supported()
+    assert "CPU" in torch.cuda.get_device_name(0)
     properties = torch.cuda.get_device_properties(0)
     assert torch.cuda.get_device_capability() == (properties.major, properties.minor) < (1, 0)
-    assert torch.cuda.get_arch_list() == [] and not torch.cuda.is_tf32_supported()
-    assert torch.cuda.can_device_access_peer(0, 1) and torch.cuda.nccl.version() == (0, 0, 0)
+    assert torch.cuda.get_arch_list() == []
+    assert not torch.cuda.is_tf32_supported()
+    assert torch.cuda.can_device_access_peer(0, 1)
+    assert torch.cuda.nccl.version() == (0, 0, 0)
     torch.cuda.init()
     torch.cuda.set_sync_debug_mode("warn")
     torch.cuda.ipc_collect()

@@ -34,7 +34,8 @@ def ddp_with_device_ids():
     out = model(torch.full((4, 2), rank + 1.0, device=rank))
     out.mean().backward()
     optimizer.step()
-    assert out.is_cuda and model.module.weight.grad.tolist() == [[1.5, 1.5]]
+    assert out.is_cuda
+    assert model.module.weight.grad.tolist() == [[1.5, 1.5]]
     gathered = [torch.empty(1, 2, device="cuda") for _ in range(2)]
     dist.all_gather(gathered, model.module.weight.detach())
     assert torch.equal(*gathered)
@@ -62,7 +63,8 @@ def fsdp_with_its_scaler():
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-    assert scaler.is_enabled() and scaler.get_scale() == 8.0
+    assert scaler.is_enabled()
+    assert scaler.get_scale() == 8.0
 
 
 def fsdp2_on_a_mesh_of_cuda():
@@ -85,7 +87,8 @@ def tensor_parallel_on_a_mesh_of_cuda():
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     mesh = init_device_mesh("cuda", (1, 2), mesh_dim_names=("data", "heads"))["heads"]  # a slice of another mesh
-    assert mesh.device_type == "cuda" and torch.ones(1, device=mesh.device_type).is_cuda
+    assert mesh.device_type == "cuda"
+    assert torch.ones(1, device=mesh.device_type).is_cuda
     assert init_device_mesh("cpu", (2,)).device_type == "cpu"
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).cuda()
     model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -95,7 +98,9 @@ def tensor_parallel_on_a_mesh_of_cuda():
     plain = [head.full_tensor() for head in heads]
     whole = nn.functional.scaled_dot_product_attention(*plain, is_causal=True)
     torch.testing.assert_close(attended.full_tensor(), whole)
-    assert attended.shape == whole.shape and attended.placements == (Shard(1),) and attended.to_local().is_cuda
+    assert attended.shape == whole.shape
+    assert attended.placements == (Shard(1),)
+    assert attended.to_local().is_cuda
 
 
 def groups_of_nccl():
@@ -104,7 +109,8 @@ def groups_of_nccl():
     pair = dist.new_group([0, 1], backend="nccl")
     x = torch.ones(2, device=on(rank))
     dist.all_reduce(x, group=pair)
-    assert x.tolist() == [2.0, 2.0] and dist.is_nccl_available()
+    assert x.tolist() == [2.0, 2.0]
+    assert dist.is_nccl_available()
     dist.destroy_process_group()
     dist.init_process_group("nccl")
     dist.all_reduce(x)

@@ -62,7 +62,10 @@ def device_arguments():
         torch.as_tensor([1.0], device="cuda"),
         nn.Linear(2, 2, device="cuda").weight,
     ):
-        assert made.is_cuda and not made.is_cpu and made.device == on(rank) and made.get_device() == rank
+        assert made.is_cuda
+        assert not made.is_cpu
+        assert made.device == on(rank)
+        assert made.get_device() == rank
 
 
 def tensors_that_are_moved():
@@ -73,12 +76,17 @@ def tensors_that_are_moved():
         assert moved.device == on(0)
     assert host.to(rank).device == on(rank)
     there = host.cuda(rank, non_blocking=True)
-    assert there.to(rank) is there and there.cuda(rank) is there and there.to(torch.float32) is there
-    assert there.to(host).device.type == "cpu" and host.to(there).device == on(rank)
+    assert there.to(rank) is there
+    assert there.cuda(rank) is there
+    assert there.to(torch.float32) is there
+    assert there.to(host).device.type == "cpu"
+    assert host.to(there).device == on(rank)
     assert (there + 1).device == (there @ there).device == there[0].device == there.view(2, 1).device == on(rank)
     assert [host.device.type, there.cpu().device.type, there.to("cpu").device.type] == ["cpu"] * 3
-    assert there.double().type() == "torch.cuda.DoubleTensor" and host.type() == "torch.FloatTensor"
-    assert torch.stack([there, there]).is_cuda and all(part.is_cuda for part in there.split(1))
+    assert there.double().type() == "torch.cuda.DoubleTensor"
+    assert host.type() == "torch.FloatTensor"
+    assert torch.stack([there, there]).is_cuda
+    assert all(part.is_cuda for part in there.split(1))
 
 
 def a_copy_on_the_host_is_a_copy():
@@ -92,7 +100,8 @@ def a_copy_on_the_host_is_a_copy():
     assert not host.any()
     aliases = torch.as_tensor(host, device="cpu")
     aliases += 1
-    assert host.all() and torch.as_tensor(there, device="cuda") is there
+    assert host.all()
+    assert torch.as_tensor(there, device="cuda") is there
 
 
 def the_gradients_are_where_the_parameters_are():
@@ -113,7 +122,9 @@ def the_gradients_are_where_the_parameters_are():
     weight = nn.Parameter(torch.ones(3, device=rank))
     weight.register_hook(lambda grad: grad + torch.zeros(3, device="cuda"))
     Scale.apply(weight).sum().backward()
-    assert weight.grad.device == on(rank) and weight.grad.tolist() == [1.0] * 3 and seen[0].is_cuda
+    assert weight.grad.device == on(rank)
+    assert weight.grad.tolist() == [1.0] * 3
+    assert seen[0].is_cuda
     (grad,) = torch.autograd.grad(Scale.apply(weight).sum(), [weight])
     assert grad.is_cuda
     optimizer = torch.optim.AdamW([weight], fused=True)
@@ -126,7 +137,8 @@ def a_module_that_is_moved():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     weight = model[0].weight
     for moved in (model.to(rank), model.cuda(rank), model.to(f"cuda:{rank}"), model.to(device=on(rank))):
-        assert moved is model and model[0].weight is weight
+        assert moved is model
+        assert model[0].weight is weight
         assert {value.device for value in model.state_dict().values()} == {on(rank)}
     assert model.cpu()[0].weight.device.type == "cpu"
     with torch.device("meta"):
@@ -162,7 +174,9 @@ def results_that_stay_on_the_device():
 def the_default_device():
     torch.set_default_device("cuda")
     try:
-        assert torch.zeros(2).is_cuda and nn.Linear(2, 2).weight.is_cuda and torch.get_default_device() == on(0)
+        assert torch.zeros(2).is_cuda
+        assert nn.Linear(2, 2).weight.is_cuda
+        assert torch.get_default_device() == on(0)
         assert not torch.zeros(2, device="cpu").is_cuda
     finally:
         torch.set_default_device(None)
@@ -214,8 +228,11 @@ def batches_in_pinned_memory():
     assert [batch.device for batch in moved] == [on(dist.get_rank())] * 2
     host = torch.ones(2)
     pinned = host.pin_memory()
-    assert pinned.is_pinned() and not host.is_pinned() and pinned.pin_memory() is pinned
-    assert torch.empty(2, pin_memory=True).is_pinned() and not pinned.cuda().is_pinned()
+    assert pinned.is_pinned()
+    assert not host.is_pinned()
+    assert pinned.pin_memory() is pinned
+    assert torch.empty(2, pin_memory=True).is_pinned()
+    assert not pinned.cuda().is_pinned()
 
 
 def autocast():
@@ -228,9 +245,12 @@ def autocast():
     ):
         with block:
             dist.barrier()
-            assert model(x).dtype == dtype and torch.is_autocast_enabled("cuda") and torch.is_autocast_enabled()
+            assert model(x).dtype == dtype
+            assert torch.is_autocast_enabled("cuda")
+            assert torch.is_autocast_enabled()
             assert torch.get_autocast_dtype("cuda") == dtype
-    assert model(x).dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
+    assert model(x).dtype == torch.float32
+    assert not torch.is_autocast_enabled("cuda")
     with torch.autocast("cuda", enabled=False):
         assert model(x).dtype == torch.float32
     torch.set_autocast_dtype("cuda", torch.bfloat16)
@@ -277,7 +297,9 @@ def checkpointed_activations():
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = checkpoint(layer, x, use_reentrant=reentrant)
         loss.backward()
-        assert torch.equal(*seen) and model.weight.grad.is_cuda and x.grad.is_cuda
+        assert torch.equal(*seen)
+        assert model.weight.grad.is_cuda
+        assert x.grad.is_cuda
 
 
 def scaled_gradients():
@@ -297,7 +319,9 @@ def scaled_gradients():
         assert model.weight.grad.tolist() == [[0.25, 0.25]]
         scaler.step(optimizer)
         scaler.update()
-        assert scaler.is_enabled() and scaler.get_scale() == 2.0**16 and model.weight.tolist() != before
+        assert scaler.is_enabled()
+        assert scaler.get_scale() == 2.0**16
+        assert model.weight.tolist() != before
 
 
 def a_thread_of_a_rank():
@@ -314,7 +338,8 @@ def names_that_were_imported():
     from torch.cuda import current_device, is_available, set_device
 
     set_device(1)
-    assert is_available() and current_device() == torch.cuda.current_device() == 1
+    assert is_available()
+    assert current_device() == torch.cuda.current_device() == 1
 
 
 def an_index_that_no_device_has():
@@ -339,7 +364,8 @@ def a_compiled_function():
         return x * 2
 
     x = double(torch.ones(2, device="cuda"))
-    assert x.is_cuda and x.tolist() == [2.0, 2.0]
+    assert x.is_cuda
+    assert x.tolist() == [2.0, 2.0]
 
 
 def flags_of_libraries():

@@ -257,7 +257,7 @@ PROJECTS = {
     "the shape of accelerate's suite": Project(
         {
             "test_a.py": "import os, subprocess, sys, unittest\n"
-            "SCRIPT = 'import os, sys; sys.exit(int(os.environ[\"RANK\"]) >= int(os.environ[\"WORLD_SIZE\"]))'\n"
+            'SCRIPT = \'import os, sys; sys.exit(int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]))\'\n'
             "class MultiDeviceTester(unittest.TestCase):\n"
             "    def test_launch(self):\n"
             "        for rank in (0, 1):\n"

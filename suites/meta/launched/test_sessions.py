@@ -119,7 +119,8 @@ def test_parameters_that_ranks_have_in_orders_of_their_own_are_told(launched):
     codes, texts = launched(drawn_by_modules.IN_ORDERS_OF_THEIR_OWN, more=seeds)
     assert codes == [1, 1], texts
     for well in ("test_names", "test_list"):
-        assert f"PASSED test_inner.py::{well}" in texts[0] and f"FAILED test_inner.py::{well}" not in texts[0]
+        assert f"PASSED test_inner.py::{well}" in texts[0]
+        assert f"FAILED test_inner.py::{well}" not in texts[0]
     assert "config is Config(name='" in texts[0]
     assert "parametrize over a list or sorted(...), not over a set, or set PYTHONHASHSEED" in texts[0]
     assert "AssertionError" not in texts[0], "no body runs with other parameters on each rank"

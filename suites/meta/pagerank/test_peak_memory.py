@@ -72,6 +72,8 @@ OTHER_WAYS = {
     "pagerank(graph, max_iter=2, kernel='csr')": memory.SORTED,
 }
 SHAPES = {"nodes": (1_000_000, 50_000, 0), "edges": (10_000, 1_000_000, 0), "weights": (10_000, 1_000_000, 1)}
+
+
 @pytest.mark.parametrize("call", OTHER_WAYS)
 def test_other_ways_to_rank_take_no_more_than_was_said_and_not_much_less(call):
     if "v0" in call:

@@ -44,7 +44,6 @@ def messages_of_objects():
     return None
 
 
-
 def objects_in_a_group():
     group = dist.new_group([1, 3])
     if dist.get_rank() not in (1, 3):

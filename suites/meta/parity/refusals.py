@@ -16,7 +16,6 @@ def _refused(call):
     return "accepted"
 
 
-
 def complex_numbers_that_are_not_added():
     told = []
     for op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):
@@ -184,7 +183,6 @@ def what_is_no_tensor():
     return _refused(lambda: dist.all_reduce([1.0])), _refused(lambda: dist.broadcast("x", 0))
 
 
-
 def empty_batch():
     return _refused(lambda: dist.batch_isend_irecv([])), _refused(lambda: dist.batch_isend_irecv([1]))
 
@@ -206,7 +204,6 @@ def rank_that_is_not_in_the_group():
     if dist.get_rank() > 1:
         return None
     return _refused(lambda: dist.get_group_rank(group, 3)), _refused(lambda: dist.get_global_rank(group, 2))
-
 
 
 def mesh_larger_than_the_world():

@@ -163,7 +163,6 @@ def ddp_with_the_fp16_hook():
     return _train_ddp(hook=default_hooks.fp16_compress_hook)
 
 
-
 def zero():
     model = _model()
     ddp = DistributedDataParallel(model)

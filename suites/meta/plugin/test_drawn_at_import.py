@@ -129,9 +129,7 @@ def test_simulated_ranks_have_what_the_replay_has(run, pytester, monkeypatch):
     written = pytester.path / "written"
     monkeypatch.setenv("WRITTEN", str(written))
     for options in ((), ("--pdl-seed=0",), ("--pdl-seed=1",)):
-        run(WRITES, *options, *SHOWN, "-k", "test_it", world="sim").assert_outcomes(
-            passed=1, deselected=2, warnings=1
-        )
+        run(WRITES, *options, *SHOWN, "-k", "test_it", world="sim").assert_outcomes(passed=1, deselected=2, warnings=1)
     one, two, other = written.read_text().splitlines()
     assert one == two != other
 
@@ -218,7 +216,8 @@ def test_parameters_in_the_order_of_a_set_are_told_on_processes(run, options):
     result = run(drawn_by_modules.IN_ORDERS_OF_THEIR_OWN, "-rA", *options)
     text = result.stdout.str()
     for well in ("test_names", "test_list"):
-        assert f"PASSED test_inner.py::{well}" in text and f"FAILED test_inner.py::{well}" not in text
+        assert f"PASSED test_inner.py::{well}" in text
+        assert f"FAILED test_inner.py::{well}" not in text
     assert "config is Config(name='" in text
     assert "parametrize over a list or sorted(...), not over a set, or set PYTHONHASHSEED" in text
     assert "AssertionError" not in text, "no body runs with other parameters on each rank"

@@ -184,7 +184,8 @@ def test_streams(i, rank):
         result = pytester.runpytest_inprocess("--world", "gloo", "--randomly-seed=3", "-rP")
         result.assert_outcomes(passed=6)
         lines.append([line for line in result.outlines if line.startswith("drawn")])
-    assert lines[0] == lines[1] and len(set(lines[0])) == 6
+    assert lines[0] == lines[1]
+    assert len(set(lines[0])) == 6
     order = [line.split()[-1] for line in lines[0][::2]]
     assert order != sorted(order)
 
@@ -238,5 +239,6 @@ def test_none(benchmark): pass
         (3, {"rank": rank}) for rank in range(2)
     ]
     alone = found[f"test_alone[{world}-2] [rank 1]"]
-    assert alone["group"] == "mine" and alone["stats"]["min"] > 0.001
+    assert alone["group"] == "mine"
+    assert alone["stats"]["min"] > 0.001
     result.stdout.fnmatch_lines([f"test_steps*{world}-2* *rank [01]*"])

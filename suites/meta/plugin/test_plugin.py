@@ -148,7 +148,8 @@ def test_function(world):
     result.stdout.fnmatch_lines([">*raise Mute", "E*Mute*exception str() failed*"])
     text = result.stdout.str()
     assert text.count("<exception str() failed>") >= 3
-    assert "no words" not in text.replace('KeyError("no words")', "") and "RankDied" not in text
+    assert "no words" not in text.replace('KeyError("no words")', "")
+    assert "RankDied" not in text
 
 
 def test_the_ways_to_end_a_program_are_failures_at_their_line(run):
@@ -174,8 +175,10 @@ def test_expected(rank):
     )
     result.assert_outcomes(failed=2, xfailed=1)
     text = result.stdout.str()
-    assert ">       sys.exit(3)" in text and ">       raise GeneratorExit" in text
-    assert len(result.outlines) < 60 and "_hookexec" not in text
+    assert ">       sys.exit(3)" in text
+    assert ">       raise GeneratorExit" in text
+    assert len(result.outlines) < 60
+    assert "_hookexec" not in text
 
 
 def test_every_rank_has_its_own_function_scoped_fixtures(run):
@@ -402,9 +405,7 @@ def test_what_cannot_be_meant_is_refused_with_the_cure(pytester, options, source
 
 def test_a_gpu_test_is_skipped_with_a_reason_and_selected_by_its_marker(pytester):
     pytester.makepyfile(HEAD + "@pytest.mark.gpu\ndef test_g(): torch.ones(1, device='cuda')\n\ndef test_c(): pass\n")
-    result = pytester.runpytest_inprocess(
-        *("-m", "gpu", "-rs", "-p", "no:cacheprovider", "-o", "pdlcheck_markers=gpu")
-    )
+    result = pytester.runpytest_inprocess(*("-m", "gpu", "-rs", "-p", "no:cacheprovider", "-o", "pdlcheck_markers=gpu"))
     assert result.parseoutcomes().get("deselected") == 1
     import torch
 

@@ -107,7 +107,9 @@ class TestProperties:
 
 @WORLDS
 def test_a_function_scoped_fixture_of_the_users_is_refused_by_name_unless_it_is_wanted(run, world):
-    source = PROPERTY + """
+    source = (
+        PROPERTY
+        + """
 from hypothesis import HealthCheck
 
 @pytest.mark.world_size(2, 3)
@@ -116,6 +118,7 @@ from hypothesis import HealthCheck
 def test_folder(rank, tmp_path, n):
     assert tmp_path.exists()
 """
+    )
     result = run(source % "", world=world)
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*FailedHealthCheck: *uses a function-scoped fixture 'tmp_path'*"])
@@ -282,7 +285,9 @@ def test_the_default_deadline_of_hypothesis_does_not_count_on_ranks(run, world):
     run(SLOW, world=world, new_process=True).assert_outcomes(passed=4)
 
 
-OWN_DEADLINES = SLOW.partition("class TestMethods")[0] + """
+OWN_DEADLINES = (
+    SLOW.partition("class TestMethods")[0]
+    + """
 settings.register_profile("mine", deadline=100, max_examples=2, database=None)
 
 @pytest.mark.world_size(2)
@@ -306,6 +311,7 @@ def test_profile(world, n):
 def test_without_ranks(n):
     slow(n)
 """
+)
 
 
 @pytest.mark.slow

@@ -223,4 +223,5 @@ def test_on_simulated_ranks_logs_are_those_of_pytests_own_handlers(pytester, mon
     monkeypatch.setattr(pdlcheck.harness.running.simulated, "attach_quickly", lambda config: None)
     assert quick == reports()
     logs = "".join(text for *_, sections in quick for name, text in sections if name == "Captured log call")
-    assert "error of 0" in logs and "error of 1" in logs
+    assert "error of 0" in logs
+    assert "error of 1" in logs

@@ -77,7 +77,7 @@ def test_next(): pass
     result = run(source, *given, conftest=options)
     result.assert_outcomes(passed=2, warnings=1)
     result.stdout.fnmatch_lines(["*PytestConfigWarning: --made is None in rank processes, as its value <function*"])
-    run(source.replace("assert option(\"--made\")", "#"), conftest=options).stdout.no_fnmatch_line("*ConfigWarning*")
+    run(source.replace('assert option("--made")', "#"), conftest=options).stdout.no_fnmatch_line("*ConfigWarning*")
 
 
 def test_options_about_conftest_files_hold_in_ranks(pytester):

@@ -25,7 +25,9 @@ def first_of(rank, world_size):
         return 1
     return [dist.recv(torch.zeros(1)) for _ in range(world_size - 1)][0]
 """
-RACE = HEAD + """
+RACE = (
+    HEAD
+    + """
 @pytest.mark.schedules(50)
 @pytest.mark.world_size(4)
 def test_race(rank, world_size, tmp_path):
@@ -33,6 +35,7 @@ def test_race(rank, world_size, tmp_path):
     (tmp_path / "used").touch()
     assert first_of(rank, world_size) == 1, "another rank came first"
 """
+)
 
 
 @pytest.fixture
@@ -91,7 +94,9 @@ def test_all_schedules_of_a_small_test(run):
 
 
 def test_a_test_with_the_fixture_world_runs_under_each_schedule(run, pytester):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
 def program():
     return first_of(dist.get_rank(), dist.get_world_size())
 
@@ -99,6 +104,7 @@ def program():
 def test_race(world):
     assert world.run(program, world_size=3)[0] == 1
 """
+    )
     found = run(source)
     found.assert_outcomes(failed=1)
     found.stdout.fnmatch_lines(["*schedule * of 50 fails first*"])
@@ -123,7 +129,9 @@ def write_and_read(folder, late):
     if not (folder / "new" / "saved").exists():
         raise FileNotFoundError("read before it was written")
 """
-IN_TMP_PATH = WRITES + """
+IN_TMP_PATH = (
+    WRITES
+    + """
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "kept").write_text("from before the first schedule")
@@ -133,8 +141,11 @@ def folder(tmp_path):
 def test_it(world, folder):
     world.run(write_and_read, folder, LATE, world_size=2)
 """
+)
 IN_SHARED_TMP_PATH_OF_THE_CALLER = IN_TMP_PATH.replace("tmp_path", "shared_tmp_path")
-IN_SHARED_TMP_PATH = WRITES + """
+IN_SHARED_TMP_PATH = (
+    WRITES
+    + """
 @pytest.mark.schedules(20)
 @pytest.mark.world_size(2)
 def test_it(rank, shared_tmp_path):
@@ -144,6 +155,7 @@ def test_it(rank, shared_tmp_path):
     dist.barrier()
     write_and_read(shared_tmp_path, LATE)
 """
+)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +175,7 @@ def test_a_schedule_finds_no_file_that_another_has_written(run, pytester, source
         assert failure_lines(again) == failure_lines(found) != []
 
 
-@pytest.mark.parametrize(
-    ("marker", "argument"), [("@pytest.mark.schedules(50)", ""), ("", ", schedule=schedules()")]
-)
+@pytest.mark.parametrize(("marker", "argument"), [("@pytest.mark.schedules(50)", ""), ("", ", schedule=schedules()")])
 def test_a_property_shrinks_its_schedule_with_its_inputs(run, marker, argument):
     result = run(
         HEAD

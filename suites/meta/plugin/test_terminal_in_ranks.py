@@ -48,12 +48,15 @@ def pytest_collection_modifyitems(config, items): config.writer.line(f"{len(item
 
 
 def test_what_a_file_prints_when_it_cannot_be_imported_is_shown(run):
-    result = run("""
+    result = run(
+        """
 if "RANK" in os.environ:
     print("printed by a rank")
     os.write(1, b"and by descriptor")
     raise ValueError("not here")
-""" + ONE)
+"""
+        + ONE
+    )
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*ValueError: not here*"])
 

@@ -95,7 +95,8 @@ def test_a_press_on_a_title_sorts_and_a_second_one_turns_the_order(page_of):
         title.click()
         assert page.locator(f"{table} th[aria-sort]").get_attribute("aria-sort") == state
         values = [float(cell.get_attribute("data-value")) for cell in page.locator(f"{table} td:nth-child(2)").all()]
-        assert values == sorted(values, reverse=turned) and len(values) == len(before)
+        assert values == sorted(values, reverse=turned)
+        assert len(values) == len(before)
     title = page.locator(f"{table} thead button", has_text="busbw")
     title.click()
     assert column(page, table, 6)[-1] == "" and column(page, table, 6)[0] != "", "rows without a value come last"
@@ -135,7 +136,8 @@ def test_a_pointer_on_a_point_reads_its_values(page_of):
     chart.locator("g.mark-symbol.role-mark path").nth(2).hover(force=True)
     tip = page.locator("#vg-tooltip-element")
     tip.wait_for(state="visible")
-    assert "measured" in tip.inner_text() and "milliseconds of an epoch" in tip.inner_text()
+    assert "measured" in tip.inner_text()
+    assert "milliseconds of an epoch" in tip.inner_text()
     assert "95 % from" in tip.inner_text()
 
 
@@ -184,7 +186,8 @@ def test_a_screen_reader_finds_names(page_of):
         assert one.locator("xpath=ancestor-or-self::*[@aria-label]").count()
     assert "the bubble is 20% of it" in page.locator(".drawing svg[role=img]").first.get_attribute("aria-label")
     levels = [int(one.evaluate("(e) => e.tagName[1]")) for one in page.locator("h1, h2, h3").all()]
-    assert levels[0] == 1 and levels.count(1) == 1
+    assert levels[0] == 1
+    assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
 
 
@@ -192,14 +195,16 @@ def test_failures_are_open_and_their_text_runs_nothing(page_of):
     page = page_of()
     failure = page.locator("details.failure")
     assert failure.get_attribute("open") is not None
-    assert FAILURE in failure.inner_text() and "Run it again: pytest -k x" in failure.inner_text()
+    assert FAILURE in failure.inner_text()
+    assert "Run it again: pytest -k x" in failure.inner_text()
 
 
 def test_print_is_light_and_leaves_the_tools_out(page_of, tmp_path):
     page = page_of(color_scheme="dark")
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert not page.locator(".tools").first.is_visible() and not page.locator("#theme").is_visible()
+    assert not page.locator(".tools").first.is_visible()
+    assert not page.locator("#theme").is_visible()
     assert page.locator("details.failure pre").is_visible()
     assert page.pdf(path=tmp_path / "a.pdf", format="A4")[:5] == b"%PDF-"
 

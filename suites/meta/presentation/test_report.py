@@ -20,7 +20,8 @@ def report(folder, *files, output):
 
 def test_markdown_has_a_sentence_for_each_experiment(tmp_path):
     text = report(tmp_path, write_run(tmp_path / "a.json"), output=tmp_path / "a.md")
-    assert "# pdlcheck: EPYC" in text and "2 of 2 models hold" in text
+    assert "# pdlcheck: EPYC" in text
+    assert "2 of 2 models hold" in text
     assert "### gradients synchronised every k-th step, flat, 2 ranks (the model holds)" in text
     assert "T0 = 100 ms, Ts = 300 ms" in text
     assert "Prediction, not measured" in text
@@ -40,16 +41,19 @@ def test_a_later_run_is_compared_with_the_first(tmp_path):
     before, after = write_run(tmp_path / "a.json"), write_run(tmp_path / "b.json", slower=1.5, machine="Xeon")
     text = report(tmp_path, before, after, output=tmp_path / "a.md")
     assert "# pdlcheck: EPYC beside Xeon" in text
-    assert "**slower in b than in a: 2 rows" in text and "## b beside a" in text
+    assert "**slower in b than in a: 2 rows" in text
+    assert "## b beside a" in text
     text = report(tmp_path, before, before, output=tmp_path / "a.md")
-    assert "no row of" in text and "**slower" not in text
+    assert "no row of" in text
+    assert "**slower" not in text
 
 
 def test_runs_without_a_common_row_are_not_said_to_be_equal(tmp_path):
     other = {"name": "test_own", "fullname": "own.py::test_own", "stats": {"data": [0.1, 0.3, 0.2], "median": 0.2}}
     (tmp_path / "b.json").write_text(json.dumps({"benchmarks": [other]}))
     text = report(tmp_path, write_run(tmp_path / "a.json"), tmp_path / "b.json", output=tmp_path / "a.md")
-    assert "have no row in common: nothing is compared**" in text and "no row of" not in text
+    assert "have no row in common: nothing is compared**" in text
+    assert "no row of" not in text
     assert "| test_own | 200 ms |" in text, "a row that pytest-benchmark measured has its median"
 
 
@@ -65,11 +69,14 @@ def test_a_test_of_somebody_else_may_have_a_name_of_ours(tmp_path):
 def test_failures_of_a_verification_are_shown_in_full(tmp_path):
     text = report(tmp_path, write_verification(tmp_path / "v.json", held=False), output=tmp_path / "a.md")
     assert "**verified: 3 properties, 1 failing: NOT all held.**" in text
-    assert FAILURE in text and "Run it again: `pytest -k x`" in text
+    assert FAILURE in text
+    assert "Run it again: `pytest -k x`" in text
     assert "| ring_all_reduce | sim | 1 | 20 | FAILS | 1.5 |" in text
-    assert "mpi: left out: mpi4py is missing; pip install mpi4py" in text and "1 skipped: needs a GPU" in text
+    assert "mpi: left out: mpi4py is missing; pip install mpi4py" in text
+    assert "1 skipped: needs a GPU" in text
     text = report(tmp_path, write_verification(tmp_path / "v.json"), output=tmp_path / "a.md")
-    assert "verified: 3 properties, none failing, all held." in text and "FAILS" not in text
+    assert "verified: 3 properties, none failing, all held." in text
+    assert "FAILS" not in text
 
 
 def test_the_terminal_shows_the_same(tmp_path, capsys):
@@ -77,15 +84,20 @@ def test_the_terminal_shows_the_same(tmp_path, capsys):
     assert main(["report", *map(str, files), "--output", "-"]) == 0
     text = capsys.readouterr().out
     assert "gradients synchronised every k-th step, flat, 2 ranks: the model does not hold" in text
-    assert "FAILS  test_comm.py::test_sum[sim]" in text and FAILURE in text and "replay  pytest -k x" in text
-    assert "test_all_reduce[2ranks-4B]" in text and "EPYC" in text
+    assert "FAILS  test_comm.py::test_sum[sim]" in text
+    assert FAILURE in text
+    assert "replay  pytest -k x" in text
+    assert "test_all_reduce[2ranks-4B]" in text
+    assert "EPYC" in text
 
 
 def test_what_is_verified_is_written_and_read_alike(tmp_path):
     path = write_verification(tmp_path / "v.json", held=False)
     found = read_verification(json.loads(path.read_text()))
-    assert found.suites.failures[0].detail == FAILURE and found.packages.agreements[0].difference == 1e-12
-    assert found.replicas.runs[0].replicas == 2 and not found.held
+    assert found.suites.failures[0].detail == FAILURE
+    assert found.packages.agreements[0].difference == 1e-12
+    assert found.replicas.runs[0].replicas == 2
+    assert not found.held
 
 
 @pytest.mark.parametrize(

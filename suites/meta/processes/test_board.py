@@ -77,7 +77,8 @@ def test_an_operation_whose_word_another_one_of_the_call_has_taken_may_have_gone
 
 
 def test_a_log_is_read_in_pieces_and_refuses_what_does_not_fit(board):
-    assert board.log(1, "one") is not None and board.log(1, "two") is not None
+    assert board.log(1, "one") is not None
+    assert board.log(1, "two") is not None
     assert board.take(1, 0) == ["one", "two"]
     assert board.log(1, "three") is not None
     assert board.log(1, "x" * 2**20) is None

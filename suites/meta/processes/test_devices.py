@@ -175,7 +175,9 @@ def test_a_cuda_tensor_of_a_call_is_moved_to_the_device_of_the_rank(monkeypatch)
     model = torch.nn.Linear(2, 1)
     data = pickle.dumps(("call", [model, torch.ones(2)]))
     words, (found, ones) = own_device.loads_on_own_device(data)
-    assert words == "call" and torch.equal(found.weight, model.weight) and ones.tolist() == [1.0, 1.0]
+    assert words == "call"
+    assert torch.equal(found.weight, model.weight)
+    assert ones.tolist() == [1.0, 1.0]
 
 
 def test_ranks_whose_device_is_lost_are_replaced():
@@ -218,7 +220,8 @@ def test_a_step_of_ddp_as_it_is_taken_on_gpus(world, world_size, wrapper):
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_steps_of_ddp_as_they_are_taken_on_gpus(world, world_size, wrapper, options):
     for away, alike in world.run(ddp_steps, wrapper, "cpu", options, world_size=world_size):
-        assert away < 1e-12 and alike
+        assert away < 1e-12
+        assert alike
 
 
 def test_steps_that_are_not_synchronised_are_seen(world):
@@ -233,5 +236,6 @@ def test_steps_that_are_not_synchronised_are_seen(world):
             return self.module(*inputs)
 
     for away, alike in world.run(ddp_steps, Alone, "cpu", {}, world_size=2):
-        assert away > 0.01 and not alike
+        assert away > 0.01
+        assert not alike
     assert world.run(ddp_step, Alone, "cpu", world_size=2) == [([[2.0] * 3], False), ([[4.0] * 3], False)]

@@ -65,7 +65,8 @@ def test_nccl_takes_a_step_of_ddp(nccl, wrapper):
 @OPTIONS
 def test_steps_of_ddp_on_nccl_are_those_of_the_plain_model(nccl, wrapper, options):
     ((away, alike),) = nccl.run(ddp_steps, wrapper, "cuda", options, world_size=1)
-    assert away < 1e-12 and alike
+    assert away < 1e-12
+    assert alike
 
 
 def test_ranks_of_nccl_are_kept_join_anew_or_are_fresh(nccl):
@@ -153,7 +154,8 @@ def test_ddp_on_shared_devices(shared, world_size, wrapper):
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_steps_of_ddp_on_shared_devices_are_those_of_the_plain_model(shared, world_size, wrapper, options):
     for away, alike in shared.run(ddp_steps, wrapper, "cuda", options, world_size=world_size):
-        assert away < 1e-12 and alike
+        assert away < 1e-12
+        assert alike
 
 
 def hooked_steps(hook: str, steps: int = 5) -> list[tuple[float, float]]:
@@ -191,7 +193,8 @@ def test_tensors_of_a_call_come_to_the_device_of_the_rank(shared):
     x = torch.ones(1, 2, device="cuda")
     expected = model(x).item()
     for rank, (devices, value) in enumerate(shared.run(held, model, x, world_size=2)):
-        assert devices == [f"cuda:{rank % torch.cuda.device_count()}"] * 3 and value == expected
+        assert devices == [f"cuda:{rank % torch.cuda.device_count()}"] * 3
+        assert value == expected
 
 
 def test_broadcast_and_all_gather_of_cuda_tensors(shared):

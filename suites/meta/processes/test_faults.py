@@ -494,7 +494,10 @@ def test_a_fork_server_is_gone_once_a_rank_says_so_though_its_socket_is_open_yet
     with ours, theirs:
         forker = forkserver.Forker(ours, pid=1)
         child = forkserver.Child(reading, forker, pid=1)
-        assert not child.ended(0) and not forker.hung_up
+        assert not child.ended(0)
+        assert not forker.hung_up
         os.close(writing)
-        assert child.ended(0) and child.went_with and forker.hung_up
+        assert child.ended(0)
+        assert child.went_with
+        assert forker.hung_up
     os.close(reading)

@@ -43,7 +43,9 @@ def in_an_order_of_its_own():
 
 def test_ranks_beside_one_another_hash_strings_in_other_ways(gloo):
     one, two, three, four = gloo.run(hashes, world_size=4)
-    assert one[0] != two[0] and three[0] != four[0] and two[0] != three[0]
+    assert one[0] != two[0]
+    assert three[0] != four[0]
+    assert two[0] != three[0]
     assert {variable for _, variable in (one, two, three, four)} == {None}, "what a rank starts has a seed of its own"
 
 
@@ -101,5 +103,6 @@ def test_seeds_are_given_to_two_processes_here_and_to_one_in_a_launch(monkeypatc
     assert hash_seeds(0, None) == ["1", "2"]
     assert hash_seeds(0, 7) == ["8"]
     numbers = {hash_seed(seed, rank) for seed in range(5) for rank in range(100)}
-    assert len(numbers) == 500 and "0" not in numbers
+    assert len(numbers) == 500
+    assert "0" not in numbers
     assert all(0 < int(hash_seed(seed, 1)) < 2**32 for seed in (2**31, 2**32, 2**40))

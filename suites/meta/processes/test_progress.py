@@ -430,9 +430,11 @@ withdraws = pytest.mark.parametrize("withdraws", [fails, is_told_of_a_failure], 
 def test_an_operation_does_not_go_when_the_other_rank_withdraws_at_that_moment(withdraws):
     board = Seen(POSTED, ABSENT)
     announcer, calls = announced(board)
-    assert calls == [] and board.said[:2] == [POSTED, GOES]
+    assert calls == []
+    assert board.said[:2] == [POSTED, GOES]
     withdraws(announcer)
-    assert board.said[-1] == ABSENT and not announcer.is_torn
+    assert board.said[-1] == ABSENT
+    assert not announcer.is_torn
 
 
 def test_an_operation_of_which_the_other_rank_is_no_longer_seen_is_asked_for():
@@ -457,6 +459,8 @@ def test_a_rank_that_withdraws_when_the_other_one_goes_does_not_serve_another_ca
     board = Seen(ABSENT, ABSENT, GOES)
     announcer, calls = announced(board)
     withdraws(announcer)
-    assert calls == [] and board.said == [POSTED, ABSENT] and announcer.is_torn
+    assert calls == []
+    assert board.said == [POSTED, ABSENT]
+    assert announcer.is_torn
     announcer.begin(2)
     assert not announcer.is_torn

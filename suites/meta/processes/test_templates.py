@@ -73,7 +73,9 @@ def are_templates(pids):
 
 
 def test_fresh_ranks_share_a_template_and_no_state(run, told):
-    source = TELL + """
+    source = (
+        TELL
+        + """
 RANK, PORT, LOCAL, SIZE = (os.environ.get(n) for n in ("RANK", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE"))
 seen = []
 
@@ -101,6 +103,7 @@ def test_one(number, rank, once, monkeypatch):
     monkeypatch.setenv("PYTEST_CURRENT_TEST", f"::{number}[")
     tell(rank, torch.rand(()).item())
 """
+    )
     conftest = "def pytest_sessionstart():\n    with open('started', 'a') as file:\n        file.write('x')\n"
     run(source, *FRESH, conftest=conftest).assert_outcomes(passed=3)
     tests = told()
@@ -108,7 +111,8 @@ def test_one(number, rank, once, monkeypatch):
     assert len(set(pids)) == 6
     assert len({tuple(parents(test)) for test in tests.values()}) == 1
     first, second = parents(tests["0"])
-    assert first != second and are_templates([first, second])
+    assert first != second
+    assert are_templates([first, second])
     assert still_running([int(pid) for pid in (*pids, first, second)]) == []
     assert tests["0"][0][2] == tests["1"][0][2] != tests["0"][1][2], "the same random stream for each test of a rank"
     assert Path("started").read_text() == "xxx", "the controller and each template"
@@ -192,7 +196,9 @@ def test_a_file_that_cannot_be_collected_in_ranks_is_told_as_ever(run):
 def test_another_file_has_templates_of_its_own(run, told, pytester):
     source = TELL + "@W\ndef test_{0}(rank):\n    tell(rank)\n"
     first = source.format("first")
-    second = source.format("second") + """
+    second = (
+        source.format("second")
+        + """
 @W
 def test_third(rank):
     for line in open(os.environ["TOLD"]):
@@ -201,6 +207,7 @@ def test_third(rank):
                 os.kill(int(line.split()[3]), 0)
     tell(rank)
 """
+    )
     pytester.makepyfile(test_another="import os, pytest\nW = pytest.mark.world_size(2)\n" + first)
     run(second, *FRESH).assert_outcomes(passed=3)
     tests = told()
@@ -335,7 +342,10 @@ def test_a_template_that_is_lost_is_replaced(templates_of, signo):
 
 
 def test_a_template_that_is_killed_in_a_test_fails_only_this(run, told):
-    source = "import time\n" + TELL + """
+    source = (
+        "import time\n"
+        + TELL
+        + """
 @W
 def test_before(rank):
     tell(rank)
@@ -352,6 +362,7 @@ def test_after(rank):
     dist.barrier()
     tell(rank)
 """
+    )
     result = run(source, *FRESH)
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*rank 1 *"])

@@ -95,7 +95,9 @@ def test_the_json_file_of_a_verification_makes_a_report(rejected):
     folder, _ = rejected
     assert main(["report", str(folder / "found.json"), "--output", str(folder / "found.md")]) == 0
     text = (folder / "found.md").read_text()
-    assert "failing: NOT all held" in text and "wrong: rank 1 holds" in text and "Run it again: `python " in text
+    assert "failing: NOT all held" in text
+    assert "wrong: rank 1 holds" in text
+    assert "Run it again: `python " in text
 
 
 def test_every_primitive_shows_its_progress_on_a_line_of_its_own(rejected):
@@ -172,9 +174,12 @@ def test_doctor_prints_json_and_fails_where_something_required_is_missing(folder
     code = "import hiding, sys; from pdlcheck.cli import main; sys.exit(main(['doctor', '--json']))"
     found = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
     parts = {part["name"]: part for part in json.loads(found.stdout)["parts"]}
-    assert parts["world sim"]["required"] and not parts["world sim"]["missing"]
-    assert parts["dgl"]["missing"] and not parts["dgl"]["required"]
-    assert parts["pytest-benchmark"]["missing"] and parts["pytest-benchmark"]["cure"] == "pip install pytest-benchmark"
+    assert parts["world sim"]["required"]
+    assert not parts["world sim"]["missing"]
+    assert parts["dgl"]["missing"]
+    assert not parts["dgl"]["required"]
+    assert parts["pytest-benchmark"]["missing"]
+    assert parts["pytest-benchmark"]["cure"] == "pip install pytest-benchmark"
     assert found.returncode == 1, found.stderr
     assert "trying the world gloo" in found.stderr  # it takes seconds
 

@@ -76,9 +76,12 @@ def test_the_function_and_the_fit_are_drawn(tmp_path):
             at = round((across - left) / (right - left) * (len(x) - 1))
             yield abs((up - low) / (high - low) * (target.max() - target.min()) + target.min() - target[at]).item()
 
-    assert len(function) > 100 and max(beside(function)) < 0.05
+    assert len(function) > 100
+    assert max(beside(function)) < 0.05
     fit = lines["the network"]
-    assert len(fit) > 20 and fit[0][0] == left and fit[-1][0] == right
+    assert len(fit) > 20
+    assert fit[0][0] == left
+    assert fit[-1][0] == right
     away = list(beside(fit))
     assert sum(away) / len(away) < 0.7  # of a function that goes from -4 to 4
     assert max(away) > 0.01, "the function is drawn twice"

@@ -150,9 +150,12 @@ def test_convnet_on_two_nodes_goes_on_exactly_where_one_node_stopped(tmp_path):
     stopped = torchrun(tmp_path, 2, *command, "--checkpoints", "stopped", "--stop", 20)
     resumed = two_nodes(tmp_path, *command, "--checkpoints", "stopped")
     assert table(straight) == [digests_of_loaders(0), digests_of_loaders(1)]
-    assert table(stopped)[0] == table(straight)[0] and table(stopped)[1] != table(straight)[1]
+    assert table(stopped)[0] == table(straight)[0]
+    assert table(stopped)[1] != table(straight)[1]
     assert table(resumed) == [digests_of_loaders(1, after=5)]
-    assert "epoch 0" not in resumed and "epoch 1, step 9: loss" in resumed and "epoch 1, step 10" not in resumed
+    assert "epoch 0" not in resumed
+    assert "epoch 1, step 9: loss" in resumed
+    assert "epoch 1, step 10" not in resumed
     assert set(re.findall(r"scale (\d+)", straight)) == {"65536"}
     accuracy, weights = re.search(r"([\d.]+)% read right, weights (\w+)", straight).groups()
     assert float(accuracy) > 88

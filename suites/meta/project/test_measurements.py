@@ -42,7 +42,8 @@ def test_figures_come_from_the_run(measurements):
     row["figure"] = "{time test_sum[2ranks]}, {ratio test_sum[2ranks] / torch}, {fact edges of test_sum[2ranks]}"
     text = measurements.page("Before\n<!-- here -->\nold\n<!-- end of here -->\nafter\n", {"here": [row]})
     assert "| a sum | 12.3 ms, 1.25, 1.23e+04 | `pdlcheck bench` |\n<!-- end of here -->\nafter\n" in text
-    assert "old" not in text and text.startswith("Before\n<!-- here -->\n| what |")
+    assert "old" not in text
+    assert text.startswith("Before\n<!-- here -->\n| what |")
 
 
 def test_a_row_that_the_run_lacks_is_named(measurements):

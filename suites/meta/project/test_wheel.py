@@ -23,9 +23,11 @@ def test_packaged_suites_end_green_and_skips_say_why(tmp_path):
     assert re.search(r"4 passed, 2 skipped, \d+ deselected", run.stdout), run.stdout
     assert "the digits come with scikit-learn: pip install pdlcheck[data]" in run.stdout
     (suites,) = tmp_path.glob("venv/lib/*/site-packages/pdlcheck/suites")
-    assert (suites / "conftest.py").exists() and not (suites / "meta").exists()  # meta tests this project itself
+    assert (suites / "conftest.py").exists()
+    assert not (suites / "meta").exists()
     benchmarks = suites.parent / "benchmarks"
-    assert (benchmarks / "bench_comm.py").exists() and not (benchmarks / "comparisons").exists()
+    assert (benchmarks / "bench_comm.py").exists()
+    assert not (benchmarks / "comparisons").exists()
     bench = [suites.parents[4] / "bin" / "python", "-m", "pdlcheck", "bench", "sampler", "--passes", "1"]
     run = subprocess.run(bench, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert run.returncode == 0 and "test_sampler[1ranks]" in run.stdout, run.stdout + run.stderr

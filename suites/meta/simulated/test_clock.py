@@ -68,9 +68,11 @@ def test_a_ring_made_of_messages_takes_as_long_as_the_collective(n):
         (lambda: ring_all_reduce(torch.ones(n * 16)), lambda: dist.all_reduce(torch.ones(n * 16))),
         (
             lambda: ring_reduce_scatter(torch.ones(n * 16)),
-            lambda: dist.reduce_scatter_single(torch.ones(16), torch.ones(n * 16))
-            if hasattr(dist, "reduce_scatter_single")
-            else dist.reduce_scatter_tensor(torch.ones(16), torch.ones(n * 16)),
+            lambda: (
+                dist.reduce_scatter_single(torch.ones(16), torch.ones(n * 16))
+                if hasattr(dist, "reduce_scatter_single")
+                else dist.reduce_scatter_tensor(torch.ones(16), torch.ones(n * 16))
+            ),
         ),
         (
             lambda: ring_all_gather(torch.ones(16)),

@@ -115,4 +115,6 @@ def test_ranks_of_a_world_without_it_do_not_have_it():
 
 def test_results_are_tensors_of_the_cpu():
     (made, _) = get_world("sim", cuda_as_cpu=True).run(lambda: torch.ones(2, device="cuda"), world_size=2)
-    assert made.device.type == "cpu" and not made.is_cuda and (made + 1).tolist() == [2.0, 2.0]
+    assert made.device.type == "cpu"
+    assert not made.is_cuda
+    assert (made + 1).tolist() == [2.0, 2.0]

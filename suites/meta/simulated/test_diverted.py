@@ -79,7 +79,8 @@ def test_blocks_that_end_in_another_order_leave_filters_and_streams_as_they_were
 
     assert sim.run(cross, world_size=2) == ["of 0\n", "of 1\n"]
     assert (warnings.filters, warnings.showwarning, sys.stdout) == (filters, shown, out)
-    assert warnings.filters is filters and filters == before
+    assert warnings.filters is filters
+    assert filters == before
 
 
 def only_rank_0_prints():

@@ -302,7 +302,7 @@ def test_what_the_network_does_to_tensors_no_mode_of_a_rank_sees(send):
             dist.all_reduce(y, async_op=True).wait()
             ours = list(seen.names)
             y + 1
-        return ours, seen.names[len(ours):], y.tolist()
+        return ours, seen.names[len(ours) :], y.tolist()
 
     assert run(program, semantics=Semantics(send=send)) == [([], ["aten.add.Tensor"], [2.0, 2.0])] * 2
 

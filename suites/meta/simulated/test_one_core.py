@@ -158,6 +158,7 @@ def test_the_normal_number_that_numpy_keeps_is_kept_for_another_bit_generator(ke
 
 def test_where_numpy_keeps_it_is_found_or_not_used():
     place = normals.place_of_kept_normal(np.random.mtrand._rand)
-    assert place is not None and place + 16 <= np.random.RandomState.__basicsize__
+    assert place is not None
+    assert place + 16 <= np.random.RandomState.__basicsize__
     assert normals.place_of_kept_normal(np.random.default_rng()) is None
     assert normals.place_of_kept_normal(None) is None

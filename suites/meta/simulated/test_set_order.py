@@ -175,7 +175,7 @@ def a_name_of_the_users():
 
 def computed():
     model = Model()
-    for name in (model.names and ["first", "second"]):
+    for name in model.names and ["first", "second"]:
         reduce(name)
 
 

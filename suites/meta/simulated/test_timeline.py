@@ -86,7 +86,10 @@ def test_a_chrome_trace_holds_every_span_and_message(timeline, tmp_path):
     ] == [(span.rank, span.kind, span.op, span.start_s * scale, span.what) for span in timeline.spans]
     for event, span in zip(by_phase["X"], timeline.spans, strict=True):
         assert event["args"] == {
-            "what": span.what, "at": span.where, "nbytes": span.nbytes, "never ends": span.never_ends
+            "what": span.what,
+            "at": span.where,
+            "nbytes": span.nbytes,
+            "never ends": span.never_ends,
         }
         if not span.never_ends:
             assert event["dur"] == pytest.approx((span.end_s - span.start_s) * scale)
@@ -113,9 +116,7 @@ def test_the_two_ends_of_a_flow_lie_on_the_send_and_on_its_receive(timeline, tmp
     ends = {event["id"]: event for event in events if event["ph"] == "f"}
     assert starts.keys() == ends.keys()
     assert len(starts) == len(timeline.messages)
-    boxes = {
-        (event["pid"], event["tid"], event["name"], event["ts"]) for event in events if event["ph"] == "X"
-    }
+    boxes = {(event["pid"], event["tid"], event["name"], event["ts"]) for event in events if event["ph"] == "X"}
     for number, message in enumerate(timeline.messages):
         start, end = starts[number], ends[number]
         assert (start["pid"], end["pid"], end["bp"]) == (message.src, message.dst, "e")

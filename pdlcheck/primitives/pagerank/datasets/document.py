@@ -33,9 +33,7 @@ def document_graph(num_nodes: int = 10_000, *, mean_degree: float = 10.0, seed: 
     if num_nodes < 2:
         raise ValueError(f"num_nodes must be 2 or more to have a ring, got {num_nodes}")
     if not 0 <= mean_degree <= num_nodes - 1:
-        raise ValueError(
-            f"mean_degree must be in [0, {num_nodes - 1}] for {num_nodes} nodes, got {mean_degree}"
-        )
+        raise ValueError(f"mean_degree must be in [0, {num_nodes - 1}] for {num_nodes} nodes, got {mean_degree}")
     random = nx.fast_gnp_random_graph(num_nodes, mean_degree / (num_nodes - 1), seed=seed, directed=True)
     random.add_edges_from((i, (i + 1) % num_nodes) for i in range(num_nodes))
     edges = np.fromiter((node for edge in random.edges for node in edge), np.int64).reshape(-1, 2)

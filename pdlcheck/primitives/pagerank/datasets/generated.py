@@ -11,9 +11,7 @@ __all__ = ["rmat", "uniform"]
 CHUNK = 1 << 16  # edges drawn at a time, so that they stay in the cache; another value is another graph
 
 
-def uniform(
-    num_nodes: int = 1 << 20, num_edges: int = 16_000_000, *, dangling: float = 0.1, seed: int = 0
-) -> Graph:
+def uniform(num_nodes: int = 1 << 20, num_edges: int = 16_000_000, *, dangling: float = 0.1, seed: int = 0) -> Graph:
     """Each edge goes from a node that is not dangling to any node, both drawn evenly and apart from the other edges.
 
     There are few self-loops and repeated edges, and the edges lie in no order.

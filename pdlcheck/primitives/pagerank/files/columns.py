@@ -17,7 +17,6 @@ Progress = Callable[[int, int | None], None]
 """Called with the bytes read so far and those of the whole file, ``None`` for a pipe."""
 
 
-
 @dataclass(frozen=True, eq=False)
 class Columns:
     """Edges as a file has them: ids of int32, or int64 where one does not fit, and float64 weights or ``None``.

@@ -212,9 +212,7 @@ def _is_header(fields: Sequence[str], below: Sequence[str] | None, choice: Choic
     return all(INTEGER.fullmatch(field) for field in below[:2]) or any(NUMBER.fullmatch(field) for field in below[2:])
 
 
-def _with_columns(
-    source: Source, layout: TextLayout, rows: list[list[str]], choice: Choice, number: int
-) -> TextLayout:
+def _with_columns(source: Source, layout: TextLayout, rows: list[list[str]], choice: Choice, number: int) -> TextLayout:
     """``layout`` with the columns of ``choice``, or else those that names, heading and values speak for."""
     where = f"{source.name}:{number}"
     if layout.header is not None and len(layout.header) != layout.width:

@@ -41,9 +41,7 @@ def agree_on_numbers(damping: Any, tol: Any, max_iter: Any, who: Members) -> tup
 
     def facts() -> dict[str, object]:
         if not (isinstance(tol, int | float | np.number) and 0 < tol < math.inf):
-            raise ValueError(
-                f"tol must be a positive number, the largest L1 error wanted, got {tol!r}; 1e-8 is usual"
-            )
+            raise ValueError(f"tol must be a positive number, the largest L1 error wanted, got {tol!r}; 1e-8 is usual")
         rounds = math.inf if max_iter is None else require_iterations("max_iter", max_iter)
         return {"damping": require_damping(damping), "tol": float(tol), "max_iter": rounds}
 

@@ -43,9 +43,7 @@ class Halo:
         """
         if len(self.sent) == 1:
             return None
-        work: dist.Work = dist.all_to_all_single(
-            room, leaving, self.taken, self.sent, group=self.group, async_op=True
-        )
+        work: dist.Work = dist.all_to_all_single(room, leaving, self.taken, self.sent, group=self.group, async_op=True)
         return work
 
 

@@ -15,9 +15,7 @@ from pdlcheck.primitives.arguments import Members, wire_device
 __all__ = ["send_to"]
 
 
-def send_to(
-    owner: NDArray[np.int16], columns: Sequence[NDArray[Any]], who: Members
-) -> list[tuple[NDArray[Any], ...]]:
+def send_to(owner: NDArray[np.int16], columns: Sequence[NDArray[Any]], who: Members) -> list[tuple[NDArray[Any], ...]]:
     """Send row i of a table to the place ``owner[i]``. An all_to_all of counts and one of each column.
 
     Args:

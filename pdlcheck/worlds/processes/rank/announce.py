@@ -297,12 +297,14 @@ class Announcer:
             self._ask(work, waits=False)
 
     def _states(self, work: AnnouncedWork) -> list[int]:
-        assert work.meeting is not None and self._board is not None
+        assert work.meeting is not None
+        assert self._board is not None
         return self._board.states(work.meeting.others, work.meeting.digest)
 
     def _others_ask(self, work: AnnouncedWork) -> bool:
         """Also those whose operation is another one."""
-        assert work.meeting is not None and self._board is not None
+        assert work.meeting is not None
+        assert self._board is not None
         return ASKS in self._board.states(work.meeting.others, work.meeting.place)
 
     def _ask(self, work: AnnouncedWork, waits: bool) -> None:

@@ -130,9 +130,7 @@ def take_place(start: Start) -> None:
     os.environ.update(start.variables)
     take_rank(start.rank, start.world_size)
     torch.set_num_threads(start.threads)
-    own = take_device(
-        start.device, start.backend, int(os.environ["LOCAL_RANK"]), cuda_as_cpu=start.cuda_as_cpu
-    )
+    own = take_device(start.device, start.backend, int(os.environ["LOCAL_RANK"]), cuda_as_cpu=start.cuda_as_cpu)
     leave_absent_devices_alone()
     if start.cuda_as_cpu:
         run_cuda_on_cpu(int(os.environ.get("LOCAL_WORLD_SIZE", start.world_size)), own, start.backend)

@@ -220,4 +220,3 @@ def _tensors(value: Any) -> Sequence[Tensor]:
     if isinstance(value, list | tuple):
         return [item for item in value if isinstance(item, Tensor)]
     return ()
-

@@ -95,17 +95,26 @@ class Suffering:
         met = [f for f in self.faults if not isinstance(f, Absent) and (f.rank, f.operation) == (rank, number)]
         for fault in met:
             if isinstance(fault, Kill):
-                self._take(fault, RankDied(
-                    f"rank {rank} was killed by a fault when it was about to post {signature}",
-                    rank=rank, exitcode=-9, stderr="",
-                ))
+                self._take(
+                    fault,
+                    RankDied(
+                        f"rank {rank} was killed by a fault when it was about to post {signature}",
+                        rank=rank,
+                        exitcode=-9,
+                        stderr="",
+                    ),
+                )
                 _lose(posted, lambda other: other.rank != rank and _needs(other, rank), lambda _: closed_by(rank))
                 raise RankGone
             if isinstance(fault, Stall):
-                self._take(fault, RankStalled(
-                    f"rank {rank} was stalled by a fault when it was about to post {signature}, and never went on",
-                    rank=rank, operation=str(signature),
-                ))
+                self._take(
+                    fault,
+                    RankStalled(
+                        f"rank {rank} was stalled by a fault when it was about to post {signature}, and never went on",
+                        rank=rank,
+                        operation=str(signature),
+                    ),
+                )
                 self._stalled.add(rank)
         return [fault for fault in met if isinstance(fault, Corrupt)]
 

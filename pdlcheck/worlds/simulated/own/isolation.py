@@ -231,7 +231,8 @@ class RankState:
 
     def give_to_controller(self) -> None:
         """In the controller, after a run: what this rank has changed for its thread is everybody's from here on."""
-        assert self._given is not None and self._base is not None
+        assert self._given is not None
+        assert self._base is not None
         _change(self._changed)
         self._changed = {}
         put_patches(self._patches)

@@ -277,14 +277,10 @@ def own_leaves(contents: Contents) -> Contents:
         return copies[id(value)]
 
     def items(value: Any) -> Any:  # of a container; those of a dict are pairs
-        return tuple(
-            (one[0], copied(one[1])) if type(one) is tuple and len(one) == 2 else copied(one) for one in value
-        )
+        return tuple((one[0], copied(one[1])) if type(one) is tuple and len(one) == 2 else copied(one) for one in value)
 
     with _disable_current_modes():
-        return [
-            {name: items(value) if name == "" else copied(value) for name, value in of.items()} for of in contents
-        ]
+        return [{name: items(value) if name == "" else copied(value) for name, value in of.items()} for of in contents]
 
 
 def identical(one: Any, other: Any) -> bool:
@@ -309,7 +305,7 @@ def copy_leaf(value: Any) -> Any:
         vars(again).update(vars(value))
         return again
     if _is(value, itertools.count):
-        return itertools.count(*ast.literal_eval(f"[{repr(value)[len('count('):-1]}]"))
+        return itertools.count(*ast.literal_eval(f"[{repr(value)[len('count(') : -1]}]"))
     if _is(value, torch.Generator):
         return value.clone_state()
     if type(value) in (random.Random, np.random.Generator, np.random.RandomState):

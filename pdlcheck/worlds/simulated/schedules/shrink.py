@@ -9,9 +9,7 @@ __all__ = ["shrink"]
 Switches = Mapping[int, int]
 
 
-def shrink(
-    switches: Switches, fails: Callable[[Switches], Switches | None], *, attempts: int = 300
-) -> dict[int, int]:
+def shrink(switches: Switches, fails: Callable[[Switches], Switches | None], *, attempts: int = 300) -> dict[int, int]:
     """Leave switches out, in blocks and then one by one, as long as the run still fails.
 
     The result is 1-minimal if the attempts suffice: without any single one of its switches the run no longer fails so.

@@ -187,7 +187,8 @@ def test_check_comm_hook_accepts_error_feedback(world):
 def test_check_comm_hook_rejects(hook, message, world):
     with pytest.raises(AssertionError, match=message) as caught:
         check_comm_hook(lambda module: (None, hook), world, relative=EXACT, steps=4)
-    assert str(caught.value).startswith(f"{hook.__name__}: ") and "world_size=3 steps=4" in str(caught.value)
+    assert str(caught.value).startswith(f"{hook.__name__}: ")
+    assert "world_size=3 steps=4" in str(caught.value)
 
 
 @pytest.mark.parametrize(

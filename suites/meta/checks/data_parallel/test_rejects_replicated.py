@@ -150,7 +150,8 @@ def test_check_replicated_module_accepts():
 def test_check_replicated_module_rejects(broken, message):
     with pytest.raises(AssertionError, match=message) as caught:
         check_replicated_module(broken, net, batch, workers=[3], sizes=[6, 5, 4])
-    assert f"{broken.__name__}: " in str(caught.value) and "workers=3 samples=" in str(caught.value)
+    assert f"{broken.__name__}: " in str(caught.value)
+    assert "workers=3 samples=" in str(caught.value)
 
 
 class Branch(nn.Module):

@@ -14,9 +14,6 @@ def edges(src, dst, num_nodes, weights=None):
     return Edges(*ids, num_nodes, None if weights is None else np.array(weights, float))
 
 
-
-
-
 def twin(
     graph,
     *,

@@ -67,9 +67,6 @@ def test_check_pagerank_judges_large_graphs_by_one_more_round():
         check_pagerank(lambda _: scores, graph, tol=1e-3)
 
 
-
-
-
 @pytest.mark.parametrize(
     ("used", "message"),
     [
@@ -91,9 +88,6 @@ def test_check_pagerank_rejects_a_vector_that_is_ignored(used, message):
         check_pagerank(partial(networkx, **used), DANGLING, **right)
 
 
-
-
-
 @given(case=graph_and_relabelling())
 def test_check_pagerank_relabelling_accepts_the_twin(case):
     check_pagerank_relabelling(twin, *case, tol=1e-12)
@@ -106,9 +100,7 @@ def test_check_pagerank_relabelling_rejects_scores_that_depend_on_the_id():
 
     relabelled = edges(3 - PLAIN.src, 3 - PLAIN.dst, 4)
     check_pagerank_relabelling(twin, PLAIN, relabelled, [3, 2, 1, 0])
-    with pytest.raises(
-        AssertionError, match=r"first_node_wins: node 0 holds .* the same node under its new id is"
-    ):
+    with pytest.raises(AssertionError, match=r"first_node_wins: node 0 holds .* the same node under its new id is"):
         check_pagerank_relabelling(first_node_wins, PLAIN, relabelled, [3, 2, 1, 0])
     with pytest.raises(ValueError, match="its edges are others"):
         check_pagerank_relabelling(twin, PLAIN, relabelled, [0, 1, 2, 3])
@@ -145,9 +137,7 @@ def test_check_error_bound_rejects_a_step_sold_as_a_bound():
     check_error_bound(partial(bounded, rounds=150, claim=banach), LOOPS)
     check_error_bound(partial(bounded, rounds=9, claim=banach, converged=False), LOOPS)
     path = CORNERS["path of 50 nodes"]
-    with pytest.raises(
-        AssertionError, match=r"error_bound is .*, the true L1 error is .*\n(.*\n)*.*bound is a step"
-    ):
+    with pytest.raises(AssertionError, match=r"error_bound is .*, the true L1 error is .*\n(.*\n)*.*bound is a step"):
         check_error_bound(partial(bounded, rounds=20, claim=lambda step: step), path, tol=1)
 
 
@@ -184,9 +174,7 @@ def test_check_transition_matrix_accepts_the_twin(graph):
 def test_check_transition_matrix_rejects_columns_that_do_not_sum_to_1():
     with pytest.raises(AssertionError, match=r"column 0 sums to 0.666666666667, expected 1"):
         check_transition_matrix(partial(matrix, counted="once"), REPEATED)
-    with pytest.raises(
-        AssertionError, match=r"column 0 sums to 0.5, expected 1\n  out-edges +0 -> 0, 0 -> 1"
-    ):
+    with pytest.raises(AssertionError, match=r"column 0 sums to 0.5, expected 1\n  out-edges +0 -> 0, 0 -> 1"):
         check_transition_matrix(partial(matrix, loops=False), LOOPS)
     with pytest.raises(AssertionError, match="the rows sum to 1: transposed"):
         check_transition_matrix(partial(matrix, transposed=True), PLAIN)

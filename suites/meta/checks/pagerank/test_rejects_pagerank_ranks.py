@@ -19,9 +19,7 @@ from pdlcheck.worlds import get_world
 
 D = 0.85
 PARTS = scattered(edges([0, 0, 1, 2, 3, 3, 5, 5, 5], [1, 3, 2, 0, 0, 2, 1, 1, 3], 6), [0, 0, 1, 1, 2, 2, 0, 1, 2], 3)
-WEIGHTED = scattered(
-    edges([0, 0, 1, 2, 3, 3], [1, 3, 2, 0, 0, 2], 6, [1, 3, 1, 1, 0, 2]), [0, 0, 1, 1, 2, 2], 3
-)
+WEIGHTED = scattered(edges([0, 0, 1, 2, 3, 3], [1, 3, 2, 0, 0, 2], 6, [1, 3, 1, 1, 0, 2]), [0, 0, 1, 1, 2, 2], 3)
 
 
 def exchanged(values, needed, *, size, wait=True):

@@ -215,4 +215,5 @@ def test_check_local_sgd_takes_the_step_of_the_first_round(world):
 def test_check_local_sgd_names_the_steps_after_which_models_are_averaged(world, broken, rule, cause):
     with pytest.raises(AssertionError) as caught:
         check_local_sgd(broken, world, **{"sync_every": 2, **rule})
-    assert str(caught.value).startswith(f"{broken.__name__}: after step ") and cause in str(caught.value)
+    assert str(caught.value).startswith(f"{broken.__name__}: after step ")
+    assert cause in str(caught.value)
