@@ -18,6 +18,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+pytest.importorskip("xxhash", reason="a checkpoint needs xxhash: pip install 'pdlcheck[checkpoint]'")
+
 from pdlcheck.primitives import latest_checkpoint, load_checkpoint, save_checkpoint
 
 LAYERS, WIDTH = 8, 1024  # 33 MB, and as much of momentum

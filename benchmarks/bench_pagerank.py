@@ -13,11 +13,14 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-import networkx as nx
 import numpy as np
 import pytest
-import scipy.sparse as sp
 import torch
+
+pytest.importorskip("numba", reason="PageRank needs numba: pip install 'pdlcheck[pagerank]'")
+
+import networkx as nx
+import scipy.sparse as sp
 
 from pdlcheck.primitives.pagerank import (
     Graph,
@@ -78,7 +81,7 @@ def test_version(
     rank_benchmark: Any, device: torch.device, full: bool, mean_degree: int, version: str, dtype: torch.dtype
 ) -> None:
     if version == "v0" and find_spec("dgl") is None:
-        pytest.skip("v0 needs DGL, which is missing: pip install pdlcheck[dgl]")
+        pytest.skip("v0 needs DGL, which is missing: pip install 'pdlcheck[dgl]'")
     if not full and device.type == "cpu" and version in SLOW_ON_CPU:
         pytest.skip("takes minutes on a CPU; --full runs it")
     graph = random_graph(mean_degree)

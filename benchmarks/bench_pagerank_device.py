@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("numba", reason="PageRank needs numba: pip install 'pdlcheck[pagerank]'")
+
 from pdlcheck.primitives.pagerank import Graph, document_graph, pagerank, pagerank_v2, pagerank_v3, rmat, uniform
 from pdlcheck.primitives.pagerank.device.solver import CHECK_EVERY, DeviceRounds, sweep_of
 from pdlcheck.primitives.pagerank.device.sweep import Problem

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 examples/local_sgd.py --sync-every 10 --plot fit.svg
 
 Samples are dealt out unevenly, so ranks have different numbers of steps; leaving the ``with`` block, those that are
-done meet the others until all are. Without matplotlib (pip install pdlcheck[report]) the plot is text.
+done meet the others until all are. Without matplotlib (pip install 'pdlcheck[report]') the plot is text.
 """
 
 from __future__ import annotations

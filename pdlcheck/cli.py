@@ -13,6 +13,7 @@ from pdlcheck import __version__
 from pdlcheck.benchmarking.command import add_bench_command, run_bench_command
 from pdlcheck.comparison.command import add_compare_command, run_compare_command
 from pdlcheck.exit_codes import FAILED, HELD, INTERRUPTED, USAGE
+from pdlcheck.extras import MissingExtra
 from pdlcheck.presentation.command import add_report_command, run_report_command
 from pdlcheck.ranking.command import add_pagerank_command, run_pagerank_command
 from pdlcheck.report.files import why_not_writable
@@ -78,7 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "pagerank": run_pagerank_command,
         "doctor": _doctor,
     }
-    return commands[arguments.command](parser, arguments)
+    try:
+        return commands[arguments.command](parser, arguments)
+    except MissingExtra as error:
+        parser.exit(USAGE, f"pdlcheck {arguments.command}: {error}\n")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -22,8 +22,16 @@ from pdlcheck.worlds.mpi.job import find_mpiexec, why_not
 
 __all__ = ["examine"]
 
-REQUIRED = ("numpy", "scipy", "networkx", "numba", "pytest", "hypothesis", "pytest-benchmark")
-OPTIONAL = {"dgl": "dgl", "scikit-learn": "data", "pyarrow": "parquet", "altair": "report"}  # and their extras
+REQUIRED = ("numpy", "pytest", "hypothesis", "cloudpickle", "rich")
+OPTIONAL = {  # and their extras
+    "numba": "pagerank",
+    "xxhash": "checkpoint",
+    "pytest-benchmark": "bench",
+    "dgl": "dgl",
+    "scikit-learn": "data",
+    "pyarrow": "parquet",
+    "altair": "report",
+}
 NEEDED = {"dgl": ", on Python 3.11"}  # beside the command
 REQUIRED_WORLDS = ("gloo", "sim")
 PACKAGES = {"scikit-learn": "sklearn", "pytest-benchmark": "pytest_benchmark"}  # where the names differ

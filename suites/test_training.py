@@ -268,7 +268,7 @@ def test_replicas_learn_the_function(subject, world, train):
 
 @pytest.mark.verifies("LeNet")
 def test_replicas_of_lenet_read_the_digits_by_local_sgd(subject, world):
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install pdlcheck[data]")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'pdlcheck[data]'")
     from pdlcheck.primitives.digits import digits
 
     train_data, (images, labels) = digits(), digits(train=False)
@@ -291,7 +291,7 @@ def test_replicas_of_lenet_read_the_digits_by_local_sgd(subject, world):
 
 @pytest.mark.verifies("LeNet")
 def test_lenet_on_1_2_and_4_replicas_reads_the_digits_and_ends_with_the_same_weights(subject, world):
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install pdlcheck[data]")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'pdlcheck[data]'")
     from pdlcheck.primitives.digits import digits
 
     train_data = digits(dtype=torch.float64)

@@ -124,7 +124,7 @@ def measured(
 ) -> Row:
     row = Row(name, device, str(dtype).removeprefix("torch."))
     if name.startswith("v0") and find_spec("dgl") is None:
-        row.why = "needs DGL, which is missing: pip install pdlcheck[dgl]"
+        row.why = "needs DGL, which is missing: pip install 'pdlcheck[dgl]'"
         return row
     cubic = "N^3" in name
     if cubic and (expected := folding_s(graph.num_nodes, device, dtype)) > limit:

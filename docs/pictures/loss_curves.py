@@ -1,6 +1,6 @@
 """The runs that loss_curves.svg shows, on real processes, and their table beside that of D. Gannon (2020).
 
-Usage: python docs/pictures/loss_curves.py [--world gloo] [--epochs 40]; needs pip install pdlcheck[report]
+Usage: python docs/pictures/loss_curves.py [--world gloo] [--epochs 40]; needs pip install 'pdlcheck[report]'
 
 The function network learns sqrt(x) sin(3.14 x / 5) with 1, 2 and 4 replicas that take synchronous steps, then with 4
 that meet at every k-th step only: by their gradients, as the document has it, or by their models, which is local SGD.

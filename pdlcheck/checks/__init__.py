@@ -1,6 +1,6 @@
-"""What correct means: every check takes the thing to be checked and raises AssertionError where it is wrong.
+"""The checks: functions that take the user's code and raise ``AssertionError`` where a property fails.
 
-A check needs no test framework, and builds what it compares with itself.
+A check needs no test framework. It computes the reference itself.
 """
 
 from pdlcheck.checks.checkpoint.resume import check_resume

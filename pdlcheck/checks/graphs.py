@@ -1,6 +1,6 @@
-"""Small directed graphs for property tests of PageRank: the shapes on which implementations differ.
+"""Small directed graphs for property tests of PageRank, with the shapes on which implementations differ.
 
-The strategies draw plain :class:`Edges`; ``build`` turns them into the graph type under test.
+The strategies draw plain :class:`Edges`. The argument ``build`` converts them to the graph type under test.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ __all__ = ["CORNERS", "Edges", "graph_and_relabelling", "graphs", "scattered", "
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """Edge ``e`` goes from ``src[e]`` to ``dst[e]`` and weighs ``weights[e]``; None: each weighs 1."""
+    """A directed multigraph: edge ``e`` goes from ``src[e]`` to ``dst[e]`` with weight ``weights[e]``.
+
+    If ``weights`` is None, every edge has weight 1.
+    """
 
     src: NDArray[np.int64]
     dst: NDArray[np.int64]
@@ -31,7 +34,7 @@ class Edges:
 
 
 def edges(src: Any, dst: Any, num_nodes: int, weights: Any = None) -> Edges:
-    """:class:`Edges` of lists."""
+    """Build :class:`Edges` from lists."""
     ids = np.array(src, np.int64), np.array(dst, np.int64)
     return Edges(*ids, num_nodes, None if weights is None else np.array(weights, np.float64))
 
@@ -66,12 +69,12 @@ def graphs(
     max_edges: int = 16,
     weighted: bool | None = None,
 ) -> Any:
-    """A directed multigraph with up to ``max_nodes`` nodes, called as ``build(src, dst, num_nodes,
-    weights)``.
+    """Draw a directed multigraph with at most ``max_nodes`` nodes and ``max_edges`` edges.
 
-    Self-loops, repeated edges, dangling and isolated nodes, several parts and the empty graph all occur.
-    Weights are multiples of 1/4 from 0 to 4; ``weighted=False`` draws none, ``True`` always, ``None``
-    either. Shrinks towards few nodes, few edges, no weights.
+    The result is ``build(src, dst, num_nodes, weights)``. Self-loops, repeated edges, dangling and isolated nodes,
+    several components and the empty graph all occur. Weights are multiples of 1/4 from 0 to 4. ``weighted=False`` draws
+    no weights, ``True`` always draws them, and ``None`` draws either. Examples shrink towards few nodes, few edges and
+    no weights.
 
     Example::
 
@@ -92,7 +95,7 @@ def graphs(
 
 @st.composite
 def graph_and_relabelling(draw: st.DrawFn, build: Callable[..., Any] = Edges) -> tuple[Any, Any, list[int]]:
-    """A graph, the same graph with its nodes renamed and its edges shuffled, and the new id of each node."""
+    """Draw a graph, the same graph with renamed nodes and shuffled edges, and the new id of each node."""
     graph = draw(graphs(build))
     permutation = draw(st.permutations(range(graph.num_nodes)))
     order = np.array(draw(st.permutations(range(len(graph.src)))), np.int64)
@@ -111,10 +114,11 @@ def scattered_graphs(
     max_edges: int = 16,
     weighted: bool | None = None,
 ) -> list[Any]:
-    """One graph of :func:`graphs` whose edges are held by ranks: a graph for each, all with the same ``num_nodes``.
+    """Draw one graph of :func:`graphs` and distribute its edges over ranks.
 
-    Ranks without edges, ranks that hold edges between nodes of others, and more ranks than nodes all occur. Shrinks
-    towards one rank, then towards rank 0 holding every edge.
+    The result has one graph for each rank, all with the same ``num_nodes``. Ranks without edges, ranks that hold edges
+    between nodes of other ranks, and more ranks than nodes all occur. Examples shrink towards one rank, then towards
+    rank 0 holding every edge.
     """
     world_size = draw(world_sizes)
     whole = draw(graphs(max_nodes=max_nodes, max_edges=max_edges, weighted=weighted))
@@ -124,7 +128,7 @@ def scattered_graphs(
 
 
 def scattered(graph: Edges, holder: Any, world_size: int, build: Callable[..., Any] = Edges) -> list[Any]:
-    """``graph`` as one graph for each rank: edge ``e`` is held by rank ``holder[e]``.
+    """Split ``graph`` into one graph for each rank: rank ``holder[e]`` holds edge ``e``.
 
     Example:
         >>> scattered(edges([0, 1], [1, 0], 2), [1, 0], 2)

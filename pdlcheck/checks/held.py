@@ -1,4 +1,4 @@
-"""Calls the checked function on every rank of a world and compares what each of them holds afterwards."""
+"""Calls of a subject on every rank of a world, and the comparison of the results of all ranks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from pdlcheck.checks.message import case, differs, failure, first_index, likely_
 
 __all__ = ["Calls", "Causes", "bits", "group_of", "listed", "possible_order"]
 
-KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters  # older releases sort a group's ranks
+# Older releases of torch always sort the ranks of a group.
+KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
 
 Causes = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a rank holds after the call: the tensor that it gave, and what it got back."""
+    """The argument of one rank after the call, and the value that the call returned."""
 
     given: Tensor
     got: Any
@@ -35,11 +36,11 @@ class Calls:
     """One call of ``subject`` on every rank.
 
     Args:
-        subject: the function to be checked.
-        inputs: the tensor of each rank; each is given with its strides.
+        subject: the function under test.
+        inputs: one tensor for each rank; the rank's argument keeps its strides.
         world: where the ranks run.
-        ranks: global ranks of a group, in its order; ``None`` is the default group.
-        uneven: the shapes of inputs may differ.
+        ranks: the global ranks of a group, in the order of the group; ``None`` is the default group.
+        uneven: whether the shapes of the inputs may differ.
     """
 
     subject: Callable[..., Any]
@@ -67,7 +68,7 @@ class Calls:
 
     @property
     def facts(self) -> str:
-        """The case, for the last line of a message."""
+        """Return the case, for the last line of a message."""
         first = self.inputs[0]
         strides = None if all(one.is_contiguous() for one in self.inputs) else [one.stride() for one in self.inputs]
         group = None if self.ranks is None else list(self.ranks)
@@ -76,7 +77,14 @@ class Calls:
         return case(self.world, len(self.inputs), **shape, dtype=first.dtype, strides=strides, group=group)
 
     def overwritten(self, **keywords: Any) -> list[Tensor]:
-        """The argument of every rank after the call; a tensor that is returned must hold the same."""
+        """Return the argument of every rank after the call.
+
+        Args:
+            **keywords: passed on to the subject.
+
+        Raises:
+            AssertionError: the subject returned a tensor that differs from its argument.
+        """
         __tracebackhide__ = True
         everyone = self._run(keywords)
         for rank, held in enumerate(everyone):
@@ -89,12 +97,26 @@ class Calls:
         return [held.given for held in everyone]
 
     def returned(self, **keywords: Any) -> list[Tensor]:
-        """The tensor that every rank got back; its argument must be as it was."""
+        """Return the tensor that every rank got back.
+
+        Args:
+            **keywords: passed on to the subject.
+
+        Raises:
+            AssertionError: the subject changed its argument, or returned no tensor.
+        """
         __tracebackhide__ = True
         return [self._tensor(rank, got) for rank, got in enumerate(self._got(keywords))]
 
     def gathered(self, **keywords: Any) -> list[Tensor | list[Tensor]]:
-        """The tensor, or the list of tensors, that every rank got back; its argument must be as it was."""
+        """Return the tensor, or the list of tensors, that every rank got back.
+
+        Args:
+            **keywords: passed on to the subject.
+
+        Raises:
+            AssertionError: the subject changed its argument, or returned something else.
+        """
         __tracebackhide__ = True
         return [
             list(got) if _is_list_of_tensors(got) else self._tensor(rank, got)
@@ -137,12 +159,21 @@ class Calls:
         of: str = "",
         forms: Sequence[tuple[str, torch.Size]] = (),
     ) -> None:
-        """``found`` on ``rank`` must be ``expected``, element by element; ``what`` says what that is.
+        """Check that ``found`` on ``rank`` equals ``expected``, element by element.
 
         Args:
-            rounding: how far it may be off.
-            of: which of several tensors it is, as in "of rank 1's tensor".
-            forms: what explains a wrong shape, and that shape.
+            rank: the rank that holds ``found``.
+            found: the tensor under test.
+            expected: the right tensor.
+            what: a phrase that names ``expected`` in the message.
+            causes: returns the candidates for the likely cause.
+            contributions: the tensor of each rank, to be listed in the message.
+            rounding: the error that each element may have; None compares exactly.
+            of: which of several tensors ``found`` is, such as "of rank 1's tensor".
+            forms: pairs of a likely cause and the wrong shape that it explains.
+
+        Raises:
+            AssertionError: names the rank, the index, the two values and the likely cause.
         """
         __tracebackhide__ = True
         who = f"{name_of(self.subject)}: rank {rank}"
@@ -170,7 +201,7 @@ class Calls:
         if self.ranks is None:
             seen = self.world.run(_call, self.subject, self.inputs, None, keywords, world_size=len(self.inputs))
             return list(seen)
-        # one rank more than needed, so that the group is not the whole world
+        # The world has one rank more than the group needs, so that the group is not the whole world.
         everyone = self.world.run(
             _call, self.subject, self.inputs, self.ranks, keywords, world_size=max(self.ranks) + 2
         )
@@ -186,12 +217,12 @@ def _is_list_of_tensors(got: Any) -> bool:
 
 
 def listed(values: Sequence[Tensor], at: tuple[int, ...]) -> str:
-    """What every rank gave at one place: ``rank 0: 1, rank 1: 2``."""
+    """Return the value of every rank at one index, as text: ``rank 0: 1, rank 1: 2``."""
     return ", ".join(f"rank {rank}: {show(value[at])}" for rank, value in enumerate(values))
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The same memory as integers, so that NaN equals itself and 0.0 differs from -0.0."""
+    """Return the same memory as integers, so that NaN equals itself and 0.0 differs from -0.0."""
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
@@ -199,7 +230,13 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def group_of(ranks: Sequence[int] | None) -> dist.ProcessGroup | None:
-    """A group of these global ranks, in this order; ``None`` stays None. To be called on every rank."""
+    """Return a group of these global ranks, in this order. Every rank must call this function.
+
+    ``None`` stays ``None``.
+
+    Raises:
+        ValueError: this release of torch cannot keep the order.
+    """
     if ranks is None:
         return None
     if list(ranks) != possible_order(ranks):
@@ -212,7 +249,7 @@ def group_of(ranks: Sequence[int] | None) -> dist.ProcessGroup | None:
 
 
 def possible_order(ranks: Sequence[int]) -> list[int]:
-    """These ranks as a group of this torch can have them."""
+    """Return these ranks in an order that this release of torch supports for a group."""
     return list(ranks) if KEEPS_ORDER else sorted(ranks)
 
 

@@ -1,4 +1,4 @@
-"""How a failed check speaks: who, what was found, what should be there, and the case."""
+"""The messages of failed checks: the rank, the value found, the value expected, and the case."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def failure(headline: str, /, **details: object) -> AssertionError:
-    """An error with one aligned line for each detail; a detail that is None is left out.
+    """Return an ``AssertionError`` with one aligned line for each detail. A detail that is None is left out.
 
     Example:
         >>> print(failure("sum: rank 0 holds 1", likely_cause="never reduced", case="world=sim"))
@@ -45,9 +45,11 @@ def failure(headline: str, /, **details: object) -> AssertionError:
 
 
 def takes_world(check: Callable[P, T]) -> Callable[P, T]:
-    """Has a check say what its argument ``world`` must be: the name of a world is what people try first.
+    """Decorate a check so that it validates its arguments.
 
-    And that the first one, what is checked, is a function: what it makes is what people try. ``make`` says so itself.
+    ``world`` must be a world; many callers first pass its name. The first argument must be a function; many callers
+    pass its result instead. An argument named ``make`` is not validated here, because
+    :func:`pdlcheck.checks.state.made_by` validates it.
     """
     signature = inspect.signature(check)
     first = next(iter(signature.parameters))
@@ -57,7 +59,7 @@ def takes_world(check: Callable[P, T]) -> Callable[P, T]:
         __tracebackhide__ = True
         try:
             given = signature.bind_partial(*args, **kwargs).arguments
-        except TypeError:  # the call itself is wrong, and Python says how
+        except TypeError:  # wrong arguments: the call below raises Python's own error
             given = {}
         subject = given.get(first, checked)
         if first != "make" and (not callable(subject) or isinstance(subject, nn.Module)):
@@ -76,13 +78,13 @@ def takes_world(check: Callable[P, T]) -> Callable[P, T]:
 
 
 def case(world: Any, world_size: int, **more: object) -> str:
-    """What to draw again to see the same: ``world=sim world_size=3 shape=(3,) dtype=torch.float32``."""
+    """Return the facts that reproduce a case: ``world=sim world_size=3 shape=(3,) dtype=torch.float32``."""
     facts = {"world": world.name, "world_size": world_size, **more}
     return " ".join(f"{name}={value}" for name, value in facts.items() if value is not None)
 
 
 def best_fit(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
-    """The multiple of the right gradients that comes nearest, and the cosine between the two."""
+    """Return the multiple of the right gradients that is nearest to ``found``, and the cosine between the two."""
     values, goals = (torch.cat([one.flatten() for one in tensors]) for tensors in (found, expected))
     values, goals = (torch.view_as_real(each).flatten() if each.is_complex() else each for each in (values, goals))
     square = float(goals.dot(goals))
@@ -94,11 +96,11 @@ def best_fit(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
 
 
 def wrong_on_ranks(wrong: Sequence[Sequence[str]], totals: Sequence[int]) -> str:
-    """Which of each rank's tensors are wrong, ranks that have the same ones together.
+    """Return a text that lists the wrong tensors of each rank. Ranks with the same wrong tensors are grouped.
 
     Args:
-        wrong: their names, for each rank.
-        totals: how many each rank has.
+        wrong: the names of the wrong tensors, for each rank.
+        totals: the number of tensors of each rank.
 
     Example:
         >>> wrong_on_ranks([["weight", "bias"], ["weight", "bias"]], [2, 2])
@@ -118,17 +120,22 @@ def wrong_on_ranks(wrong: Sequence[Sequence[str]], totals: Sequence[int]) -> str
 
 
 def name_of(subject: object) -> str:
-    """The name that a person knows the checked function by."""
+    """Return the name of the checked function, as the user wrote it."""
     while isinstance(subject, functools.partial):
         subject = subject.func
     return getattr(subject, "__name__", type(subject).__name__)
 
 
 def made_by_start(made: Any, *names: str, by: str = "start") -> Any:
-    """What the function ``start`` of a check, or another one, returned, if that is one thing for each of ``names``.
+    """Return ``made``, the result of a check's function ``start``, if it has one item for each of ``names``.
+
+    Args:
+        made: the returned value.
+        *names: the items that it must have, in order.
+        by: the name of the function, for the message.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: ``made`` has another type or another number of items.
     """
     if not isinstance(made, tuple | list):
         found = "None" if made is None else f"a {type(made).__name__}"
@@ -142,13 +149,16 @@ def made_by_start(made: Any, *names: str, by: str = "start") -> Any:
 
 
 def require_list(value: object, words: str) -> None:
-    """TypeError with these words where a list of tensors should be, and one tensor is, which is a sequence too."""
+    """Raise ``TypeError`` with the message ``words`` if ``value`` is one tensor in place of a list of tensors.
+
+    A tensor is a sequence too, so the mistake would otherwise pass unnoticed.
+    """
     if isinstance(value, Tensor):
         raise TypeError(words)
 
 
 def show(value: object) -> str:
-    """A number without the noise of its type: 1 for 1.0, as many digits as its dtype tells apart."""
+    """Return a number as text: 1 for 1.0, and no more digits than its dtype can distinguish."""
     digits = 17
     if isinstance(value, Tensor):
         digits = {torch.float32: 9, torch.float16: 5, torch.bfloat16: 4}.get(value.dtype, 17)
@@ -159,25 +169,25 @@ def show(value: object) -> str:
 
 
 def differs(found: Tensor, expected: Tensor) -> Tensor:
-    """Where two tensors of one shape differ; NaN equals itself."""
+    """Return a mask of the elements in which two tensors of one shape differ. NaN equals itself."""
     return (found != expected) & ~(found.isnan() & expected.isnan())
 
 
 def first_index(wrong: Tensor) -> tuple[int, ...]:
-    """The place of the first True; ``()`` in a tensor without dimensions."""
+    """Return the index of the first True; ``()`` for a tensor without dimensions."""
     return tuple(int(i) for i in wrong.nonzero()[0])
 
 
 def likely_cause(
     found: Tensor, wrong: Tensor, causes: Iterable[tuple[str, Tensor]], slack: Tensor | None = None
 ) -> str | None:
-    """The first cause that explains every wrong element.
+    """Return the text of the first candidate that explains every wrong element.
 
     Args:
-        found: what a rank holds.
-        wrong: where that is not what is expected.
-        causes: a text, and the tensor that the rank would hold if the text were true.
-        slack: how far each element may be off that; None where nothing rounds.
+        found: the tensor that a rank holds.
+        wrong: the mask of the elements of ``found`` that are not as expected.
+        causes: candidates; each has a text, and the tensor that the rank would hold if the text were true.
+        slack: the allowed distance of each element from the candidate; None where no rounding occurs.
     """
     wide = torch.complex128 if found.is_complex() else torch.float64
     for text, candidate in causes:

@@ -1,4 +1,4 @@
-"""What a replica consists of, by name, and how two replicas are compared bit for bit."""
+"""The named state of a replica, and the comparison of two replicas bit for bit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WRAPPERS = re.compile(r"\b(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped
 
 
 def state_of(module: nn.Module, *, buffers: bool = True, gradients: bool = False) -> State:
-    """Copies of what ``module`` holds, named ``parameter 'a'``, ``gradient of 'a'`` and ``buffer 'b'``."""
+    """Return copies of the tensors of ``module``, named ``parameter 'a'``, ``gradient of 'a'`` and ``buffer 'b'``."""
     found: State = {}
     for name, parameter in module.named_parameters():
         name = plain_name(name)
@@ -49,13 +49,15 @@ def state_of(module: nn.Module, *, buffers: bool = True, gradients: bool = False
 
 
 def plain_name(name: str) -> str:
-    """Without the names of the modules that torch puts around others in their place, to compile or recompute them."""
+    """Remove the names of wrapper modules, which torch inserts to compile, recompute or shard a module."""
     return _WRAPPERS.sub("", name)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A dense copy on the CPU. Of a DTensor all its shards, for which every rank of its mesh must call this; a
-    replicated one gives the copy of this rank.
+    """Return a dense copy on the CPU.
+
+    The copy of a DTensor has all its shards, so every rank of its mesh must call this function. For a replicated
+    DTensor, the result is this rank's copy.
     """
     gather: Any = getattr(tensor, "full_tensor", None)
     held: Tensor = tensor if gather is None else gather()
@@ -64,27 +66,27 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where inputs of ``module`` are to be: the device of its parameters, or buffers; the CPU where it has none."""
+    """Return the device for inputs of ``module``: that of its parameters or buffers, or the CPU if it has none."""
     held = next((tensor for tensors in (module.parameters(), module.buffers()) for tensor in tensors), None)
     return torch.device("cpu") if held is None else held.device
 
 
 def digest(state: Mapping[str, Tensor | None]) -> dict[str, str]:
-    """A digest of every tensor: equal only if dtype, shape and every bit are."""
+    """Return a digest of every tensor. Digests are equal only if the dtype, the shape and every bit are equal."""
     return {name: _digest(tensor) for name, tensor in state.items()}
 
 
 def differing(everyone: list[dict[str, str]]) -> list[str]:
-    """Names whose digests are not the same on every rank, or that some rank does not have."""
+    """Return the names whose digests differ between ranks, or which are absent on some rank."""
     names = dict.fromkeys(name for one in everyone for name in one)
     return [name for name in names if len({one.get(name) for one in everyone}) > 1]
 
 
 def scramble(module: nn.Module, *, whole: int = 1) -> None:
-    """Draw every parameter and buffer anew, so that no two ranks hold the same. Integers are multiples of
-    ``whole``.
+    """Fill every parameter and buffer with new random values, so that no two ranks hold the same.
 
-    A model that was just made hides faults: its buffers start alike on every rank.
+    Integers become multiples of ``whole``. A newly made model would hide faults, because its buffers have the same
+    values on every rank.
     """
     with torch.no_grad():
         for tensor in [*module.parameters(), *module.buffers()]:
@@ -97,10 +99,10 @@ def scramble(module: nn.Module, *, whole: int = 1) -> None:
 
 
 def made_by(make: Callable[[], nn.Module]) -> nn.Module:
-    """What ``make`` returns.
+    """Return the result of ``make()``.
 
     Raises:
-        TypeError: it is the model itself, which is a function of inputs.
+        TypeError: ``make`` is the model itself. A model is callable too, so calling it would not report the mistake.
     """
     if isinstance(make, nn.Module):
         name = type(make).__name__
@@ -109,7 +111,10 @@ def made_by(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def made_wide(make: Callable[[], nn.Module]) -> nn.Module:
-    """What ``make`` returns where no process group is, widened; an error for want of one says what is expected."""
+    """Return the result of ``make()`` in float64 and complex128. No process group exists during the call.
+
+    If ``make`` fails because it needs a process group, a note on the error explains what ``make`` must return.
+    """
     try:
         return _widened(made_by(make))
     except (RuntimeError, ValueError) as error:
@@ -122,7 +127,7 @@ def made_wide(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def tied_names(module: nn.Module) -> list[list[str]]:
-    """Groups of names that are one tensor, such as tied weights."""
+    """Return groups of names that share one tensor, such as tied weights."""
     groups: dict[int, list[str]] = {}
     everything = [
         *module.named_parameters(remove_duplicate=False),
@@ -134,6 +139,18 @@ def tied_names(module: nn.Module) -> list[list[str]]:
 
 
 def require_bits(who: str, name: str, pair: tuple[Tensor | None, Tensor | None], what: str, **details: object) -> None:
+    """Check that two tensors are equal bit for bit, or that both are None.
+
+    Args:
+        who: the beginning of the message, such as the function and the rank.
+        name: the name of the tensor.
+        pair: the tensor found, and the tensor expected.
+        what: a phrase that introduces the expected value in the message.
+        **details: further lines of the message.
+
+    Raises:
+        AssertionError: one of the two is None, or the shape, the dtype or an element differs.
+    """
     __tracebackhide__ = True
     found, expected = pair
     if found is None or expected is None:
@@ -156,7 +173,7 @@ def require_bits(who: str, name: str, pair: tuple[Tensor | None, Tensor | None],
 
 
 def _widened(module: nn.Module) -> nn.Module:
-    """``module`` itself, its numbers in float64 and complex128."""
+    """Convert the tensors of ``module`` to float64 and complex128, in place, and return ``module``."""
     module.double()
     for tensor in [*module.parameters(), *module.buffers()]:
         if tensor.is_complex():

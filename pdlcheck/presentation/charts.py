@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pdlcheck.bench.experiments import Plot
+from pdlcheck.extras import extra
 
-__all__ = ["MissingLibrary", "script", "specification"]
+__all__ = ["script", "specification"]
 
 _COLOURS = ["#4c8bc9", "#e8871e", "#4f9d52", "#b565c2", "#d1595f", "#8c7a5b", "#3aa7a3", "#999999"]
 _CATEGORY_PX = 18  # for each series of a category
@@ -39,24 +40,15 @@ _CONFIG = {  # the text has the colour of the page around it, in light and dark
 }
 
 
-class MissingLibrary(Exception):
-    """What draws the plots is not installed; the message says how to get it."""
-
-
 def script() -> str:
     """Return Vega, Vega-Lite and their embedding as one script, which defines ``vegaEmbed``.
 
     Raises:
-        MissingLibrary: altair or vl-convert-python is missing.
+        MissingExtra: altair or vl-convert-python is missing.
     """
-    try:
+    with extra("report", "a report as a page"):
         import vl_convert
         from altair import VEGALITE_VERSION
-    except ImportError as error:
-        raise MissingLibrary(
-            f"the page needs {error.name}, which is missing: pip install 'pdlcheck[report]'; "
-            "--output report.md needs nothing"
-        ) from None
     version = ".".join(VEGALITE_VERSION.split(".")[:2])
     return vl_convert.javascript_bundle(vl_version=version)  # type: ignore[call-arg]  # its stub asks for a snippet
 

@@ -62,7 +62,6 @@ def run_report_command(parser: argparse.ArgumentParser, arguments: argparse.Name
 
     from pdlcheck.comparison.runs import UnreadableRun
     from pdlcheck.presentation.build import build
-    from pdlcheck.presentation.charts import MissingLibrary
     from pdlcheck.presentation.html import as_html
     from pdlcheck.presentation.text import as_markdown, print_document
     from pdlcheck.report.files import why_not_writable
@@ -81,7 +80,7 @@ def run_report_command(parser: argparse.ArgumentParser, arguments: argparse.Name
         else:
             output.write_text(forms[output.suffix](document), encoding="utf-8")
             print(output)
-    except (UnreadableRun, MissingLibrary) as error:
+    except UnreadableRun as error:
         return _refuse(str(error))
     return HELD
 

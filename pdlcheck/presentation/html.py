@@ -8,7 +8,8 @@ from typing import Any
 from xml.sax.saxutils import quoteattr
 
 from pdlcheck import __version__
-from pdlcheck.presentation.charts import MissingLibrary, script, specification
+from pdlcheck.extras import extra
+from pdlcheck.presentation.charts import script, specification
 from pdlcheck.presentation.document import Chart, Document, Finding, Picture
 from pdlcheck.presentation.text import plot_table
 
@@ -21,13 +22,11 @@ def as_html(document: Document) -> str:
     """Return the page.
 
     Raises:
-        MissingLibrary: altair, vl-convert-python or jinja2 is missing.
+        MissingExtra: altair, vl-convert-python or jinja2 is missing.
     """
     vega = script()
-    try:
+    with extra("report", "a report as a page"):
         from jinja2 import Environment
-    except ImportError:
-        raise MissingLibrary("the page needs jinja2, which is missing: pip install 'pdlcheck[report]'") from None
     page = files("pdlcheck.presentation") / "page"
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((page / "page.html.jinja").read_text())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-try:
+from pdlcheck.extras import extra
+
+with extra("data", "pdlcheck.primitives.digits"):
     from sklearn.datasets import load_digits
-except ImportError as error:
-    raise ImportError("the digits come with scikit-learn; pip install 'pdlcheck[data]'") from error
 
 __all__ = ["digits"]
 

@@ -6,16 +6,13 @@ from typing import IO
 
 import numpy as np
 
+from pdlcheck.extras import extra
 from pdlcheck.primitives.pagerank import Graph, PageRankResult
 from pdlcheck.ranking.output import node_array
 
-try:
+with extra("parquet", "writing .parquet"):
     import pyarrow as pa
     import pyarrow.parquet as pq
-except ImportError as error:
-    raise ImportError(
-        f"writing .parquet needs pyarrow ({error}); install it with: pip install pdlcheck[parquet]"
-    ) from error
 
 __all__ = ["write_parquet"]
 

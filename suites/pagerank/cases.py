@@ -12,7 +12,7 @@ from pdlcheck.primitives.pagerank import pagerank_v0, pagerank_v1, pagerank_v2, 
 DAMPING = st.sampled_from([0.85, 0.0, 0.3, 0.95])
 VERSIONS = {"pagerank_v1": pagerank_v1, "pagerank_v2": pagerank_v2, "pagerank_v3": pagerank_v3}
 NEEDS_DGL = pytest.mark.skipif(
-    find_spec("dgl") is None, reason="pagerank_v0 needs DGL, which is missing: pip install pdlcheck[dgl]"
+    find_spec("dgl") is None, reason="pagerank_v0 needs DGL, which is missing: pip install 'pdlcheck[dgl]'"
 )
 
 

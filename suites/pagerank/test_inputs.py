@@ -24,7 +24,7 @@ from pdlcheck.primitives.pagerank.files.columns import wide_enough
 
 NEEDS_PYARROW = pytest.mark.skipif(
     find_spec("pyarrow") is None,
-    reason="reading .parquet needs pyarrow, which is missing: pip install pdlcheck[parquet]",
+    reason="reading .parquet needs pyarrow, which is missing: pip install 'pdlcheck[parquet]'",
 )
 sevenths = st.integers(0, 10**6).map(lambda k: k / 7e3)  # takes all 17 digits
 weights_of_files = sevenths | st.floats(0, 1e308).map(abs)  # no -0.0

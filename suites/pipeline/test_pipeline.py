@@ -109,7 +109,7 @@ def test_receives_may_be_posted_before_the_pass_where_directions_are_apart(subje
 
 
 def test_they_are_on_mpi_too():
-    backend = pytest.importorskip("pdlcheck.worlds.mpi.backend", reason="needs MPI: pip install pdlcheck[mpi]")
+    backend = pytest.importorskip("pdlcheck.worlds.mpi.backend", reason="needs MPI: pip install 'pdlcheck[mpi]'")
     assert backend.BACKEND in BOTH_WAYS
 
 

@@ -1,1 +1,1 @@
-"""Training that is resumed; checkpoints that are damaged."""
+"""Checks of resumed training and of damaged checkpoints."""

@@ -1,4 +1,4 @@
-"""What was lost where training that is resumed goes on otherwise than without a stop: found by putting it back."""
+"""The cause of a resumed training that diverges: the lost state, found by restoring candidates."""
 
 from __future__ import annotations
 
@@ -38,7 +38,18 @@ _ONE_MORE_PASS = (
 def find_cause(
     start: Start, plan: Plan, world: Any, pair: tuple[list[Trace], list[Trace]], trouble: tuple[int, int, str]
 ) -> tuple[str, str | None]:
-    """What was lost, and how that shows."""
+    """Return the state that was lost, and the differences that show it.
+
+    Args:
+        start: makes the model and the functions of the training.
+        plan: the steps, the file and the seed.
+        world: where the ranks run.
+        pair: the traces of the resumed run and of the run without a stop, one for each rank.
+        trouble: the number of steps after loading, the rank and the tensor of the first difference.
+
+    Returns:
+        The cause as a sentence, and the differences in words; None if there are none to show.
+    """
     resumed, straight = pair
     if trouble[0] == 0:
         return _cause_in_weights(start, plan, world, pair, trouble), None
@@ -56,7 +67,7 @@ def find_cause(
         return first_apart(world.run(resumed_run, start, plan, left, names, world_size=len(straight)), straight) is None
 
     begun = [PASS] if resumed[0].loaders else []
-    held = [part for part in suspects if not part.startswith(NUMBERS)]  # a run that goes on may count for itself
+    held = [part for part in suspects if not part.startswith(NUMBERS)]  # a resumed run may keep its own counts
     tries = [suspects, begun, held, *([[*suspects, *begun], [*held, *begun]] if begun else []), [*suspects, STEPS]]
     tries = [names for number, names in enumerate(tries) if names and names not in tries[:number]]
     suspects = next((names for names in tries if heals(names)), [])
@@ -68,7 +79,8 @@ def find_cause(
         fewer = [other for other in suspects if other != suspect]
         if fewer and heals(fewer):
             suspects = fewer
-    ran = STEPS in suspects  # which changes whatever load does not restore: all that differs may be lost, but for logs
+    # These steps change every part that load does not restore, so each part that differs may be lost, except logs.
+    ran = STEPS in suspects
     others = {part for part in evidence if ran and part not in OF_NO_FUNCTION and not part.startswith(IN_CONTAINERS)}
     lost = [part for part, text in evidence.items() if text and (part in suspects or part in others)]
     shown = [text for part in lost if (text := evidence[part]) and part not in OF_NO_FUNCTION]
@@ -78,7 +90,7 @@ def find_cause(
 
 
 def _not_seen(resumed: Sequence[Trace]) -> list[str]:
-    """What may have been lost, too: its state could not be asked for."""
+    """Return a text for each part whose state could not be read; such a part may be lost too."""
     told = {name: text for trace in reversed(resumed) for name, text in trace.unread.items()}
     return [f"{name} could not be looked at, its state_dict() raises {text}" for name, text in told.items()]
 
@@ -116,6 +128,6 @@ def _cause_in_weights(
 
 
 def _only_buffers_differ(resumed: Sequence[Trace], straight: Sequence[Trace]) -> bool:
-    """Whether ranks have loaded every parameter."""
+    """Return whether only buffers differ after loading, on every rank."""
     pairs = ([digest(mine.states[0]), digest(wanted.states[0])] for mine, wanted in zip(resumed, straight, strict=True))
     return all(name.startswith("buffer") for pair in pairs for name in differing(pair))

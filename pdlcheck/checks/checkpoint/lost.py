@@ -1,4 +1,4 @@
-"""What a training needs to go on, besides its weights: found in what its functions hold, and put back by experiment."""
+"""The state besides the weights that a resumed training needs: how to find, copy, restore and compare it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ __all__ = [
     "states_of",
 ]
 
-_SUMS = 1e-5  # a float32 sum is off by less; an average that has forgotten its past, by far more
-# What torch's schedulers count in order to warn: no learning rate depends on it, and one made anew with last_epoch= has
-# other numbers.
+_SUMS = 1e-5  # relative; a float32 sum is off by less, and an average without its history by far more
+# Torch's schedulers use these attributes only for warnings. No learning rate depends on them, and a scheduler that is
+# recreated with last_epoch= has other values.
 _COUNTS_OF_SCHEDULERS = ("_step_count", "_get_lr_called_within_step", "_is_initial", "verbose")
 _CONTAINERS = (dict, list, collections.deque)
-_SMALL, _TIMES = 2**20, 4  # bytes, and times the model: a tensor with more of both is data
+_SMALL, _TIMES = 2**20, 4  # bytes, and multiples of the model's size; a tensor above both limits is data
 STREAMS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "the random numbers of torch": (torch.get_rng_state, torch.set_rng_state),
     "the random numbers of Python": (random.getstate, random.setstate),
@@ -50,21 +50,30 @@ STREAMS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
 
 
 class Gradients:
-    """Those of ``model``, which a step finds where they accumulate over steps, as something with a state."""
+    """The gradients of ``model``, as an object with a state.
+
+    A step starts from these gradients if it accumulates gradients over steps.
+    """
 
     def __init__(self, model: nn.Module) -> None:
+        """Read and write the gradients of ``model``."""
         self._model = model
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return the gradients that are not None, by parameter name."""
         return {name: p.grad for name, p in self._model.named_parameters() if p.grad is not None}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Replace every gradient; a parameter that is missing in ``state`` gets None."""
         for name, parameter in self._model.named_parameters():
             parameter.grad = state.get(name)
 
 
 class Entries(dict[Any, Any]):
-    """What a plain dict, list or deque of tensors and numbers holds: by key, or by place where keys are objects."""
+    """The contents of a plain dict, list or deque of tensors and numbers.
+
+    The keys are those of the dict. An entry has its position as key in a list, and where the dict's key is an object.
+    """
 
 
 def seed_streams(seed: int) -> None:
@@ -75,12 +84,17 @@ def seed_streams(seed: int) -> None:
 
 
 def parts_of(model: nn.Module, functions: tuple[Callable[..., object], ...]) -> dict[str, Any]:
-    """The objects with a state that ``functions`` reach, by the names that the functions have for them.
+    """Return the objects with a state that ``functions`` reach, by the names that the functions use for them.
 
-    Plain dicts and lists of tensors, and tensors, are among them; as a step may replace one, ask again before each use.
-    What shares parameters with ``model``, and holds nothing else, is the model. No part is a number, a tensor of one
-    number, such as a loss, one far larger than the model, such as data, or a generator from which a loader draws but a
-    seed whenever a pass begins: a run that goes on begins one more.
+    Tensors, and plain dicts, lists and deques, count as such objects. A step may replace one of them, so call this
+    function again before each use.
+
+    A module that shares parameters with ``model``, and has no other tensors, counts as the model and is left out. Also
+    left out are:
+
+    - numbers, and tensors of one element, such as a loss;
+    - tensors far larger than the model, such as data;
+    - generators from which a loader draws only a seed when a pass begins, because a resumed run begins one pass more.
     """
     tensors = [*model.parameters(), *model.buffers()]
     own, places = {id(tensor) for tensor in tensors}, {_place(tensor) for tensor in tensors}
@@ -108,14 +122,18 @@ def parts_of(model: nn.Module, functions: tuple[Callable[..., object], ...]) -> 
 
 
 def loaders_that_draw(functions: tuple[Callable[..., object], ...]) -> list[DataLoader[Any]]:
-    """Those that ``functions`` reach, and that draw a seed from the random numbers of torch whenever a pass begins."""
+    """Return the reached loaders that draw a seed from the random numbers of torch when a pass begins."""
     found = {id(one.held): one.held for one in reached(functions) if isinstance(one.held, DataLoader)}
     return [loader for loader in found.values() if loader.generator is None]
 
 
 @contextmanager
 def first_pass_draws_elsewhere(loaders: Sequence[DataLoader[Any]]) -> Iterator[Callable[[], None]]:
-    """Has them draw from generators of their own, until what is returned is called."""
+    """Make ``loaders`` draw from generators of their own.
+
+    Yields:
+        A function that makes them draw from the random numbers of torch again. The end of the block calls it too.
+    """
 
     def as_before() -> None:
         for loader in loaders:
@@ -130,12 +148,18 @@ def first_pass_draws_elsewhere(loaders: Sequence[DataLoader[Any]]) -> Iterator[C
 
 
 def numbers_of(functions: tuple[Callable[..., object], ...]) -> dict[str, Any]:
-    """See :func:`pdlcheck.checks.checkpoint.lost_numbers.numbers_reached`; by name."""
+    """Return the numbers that ``functions`` reach, by name.
+
+    See :func:`pdlcheck.checks.checkpoint.lost_numbers.numbers_reached`.
+    """
     return _named_apart(list(numbers_reached(functions)))
 
 
 def _named_apart(found: Sequence[Reached]) -> dict[str, Any]:
-    """By name; those of one name by their long names, and those that have one in common by number, too."""
+    """Return the objects by name.
+
+    Objects that share a name get their long names. Objects that share a long name get a number as well.
+    """
     short = collections.Counter(one.name for one in found)
     named: dict[str, Any] = {}
     for one in found:
@@ -149,10 +173,14 @@ def _named_apart(found: Sequence[Reached]) -> dict[str, Any]:
 
 
 def states_of(parts: dict[str, Any], *, buffers: bool = True, unread: dict[str, str] | None = None) -> dict[str, Any]:
-    """Copies of the states of the streams and the parts; what has none, or cannot be copied, is left out.
+    """Return copies of the states of the random streams and of ``parts``.
 
-    ``buffers``: False leaves out those of modules, such as an average of weights that averages statistics, too.
-    ``unread``: takes what raises where it is asked, by name, and what it raises.
+    A part that has no state, or whose state cannot be pickled, is left out.
+
+    Args:
+        parts: the objects with a state, by name.
+        buffers: False leaves out the buffers of modules, such as the averaged statistics in an average of weights.
+        unread: receives the error of each part whose state cannot be read, by name.
     """
     states: dict[str, Any] = {name: copy.deepcopy(get()) for name, (get, _) in STREAMS.items()}
     for name, held in parts.items():
@@ -163,7 +191,7 @@ def states_of(parts: dict[str, Any], *, buffers: bool = True, unread: dict[str, 
                 unread[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             continue
         try:
-            state = pickle.loads(pickle.dumps(own))  # it travels to the controller
+            state = pickle.loads(pickle.dumps(own))  # the controller receives it pickled
         except Exception:
             continue
         if state is not None:
@@ -172,10 +200,18 @@ def states_of(parts: dict[str, Any], *, buffers: bool = True, unread: dict[str, 
 
 
 def is_no_state(resumed: tuple[Any, Any], straight: tuple[Any, Any]) -> bool:
-    """Whether a plain dict, list or tensor is a constant or a log, by what two runs have after the stop and in the end.
+    """Return whether a plain dict, list or tensor is a constant or a log, which a resumed training does not need.
 
-    Steps leave a constant as it is. A log grows by steps, or entries that were written stay, or the newest is that of
-    a resumed run too, or it is a sum since a run began.
+    Steps leave a constant as it is. A container or tensor is a log in each of these cases:
+
+    - steps make it grow;
+    - steps do not change the entries that were written before;
+    - its newest entry equals that of the resumed run;
+    - it is a sum since the run began.
+
+    Args:
+        resumed: the object after the stop and at the end, in the resumed run.
+        straight: the same in the run without a stop.
     """
     (_, found), (before, after) = resumed, straight
     if not isinstance(after, Tensor | Entries):
@@ -200,7 +236,7 @@ def _is_log(found: Any, before: Any, after: Tensor | Entries) -> bool:
 
 
 def _is_sum(resumed: tuple[Any, Any], straight: tuple[Any, Any]) -> bool:
-    """Whether the resumed run has begun at 0 and added what the straight one has."""
+    """Return whether the resumed run began at 0 and added the same amount as the run without a stop."""
     everything = [*resumed, *straight]
     if all(isinstance(one, Entries) and one.keys() == resumed[0].keys() for one in everything):
         return all(_is_sum(*((pair[0][key], pair[1][key]) for pair in (resumed, straight))) for key in resumed[0])
@@ -213,7 +249,7 @@ def _is_sum(resumed: tuple[Any, Any], straight: tuple[Any, Any]) -> bool:
 
 
 def put_back(parts: dict[str, Any], states: dict[str, Any], names: list[str]) -> None:
-    """Give the named parts and streams these states."""
+    """Set the named parts and random streams to these states; skip a name that is unknown."""
     for name in names:
         if name not in states or name not in {*STREAMS, *parts}:
             continue
@@ -230,7 +266,7 @@ def put_back(parts: dict[str, Any], states: dict[str, Any], names: list[str]) ->
 
 
 def first_difference(found: Any, expected: Any, where: str = "") -> str | None:
-    """The first place where two states differ, in words; None where they are the same bit for bit."""
+    """Return the first place where two states differ, in words; None if they are equal bit for bit."""
     if isinstance(found, Tensor) != isinstance(expected, Tensor) or (found is None and isinstance(expected, Entries)):
         return f"{where} {'should not be there' if isinstance(found, Tensor) else 'is missing'}"
     if isinstance(found, Tensor) and isinstance(expected, Tensor):
@@ -261,7 +297,10 @@ def first_difference(found: Any, expected: Any, where: str = "") -> str | None:
 
 
 def _own(tensor: Any) -> Any:
-    """Dense, and of a DTensor the shard of this rank, as states are compared where no process group is."""
+    """Return a tensor in dense form; for a DTensor, the shard of this rank.
+
+    The controller compares states without a process group, so it cannot gather shards.
+    """
     if not isinstance(tensor, Tensor):
         return tensor
     held: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -269,7 +308,10 @@ def _own(tensor: Any) -> Any:
 
 
 def _place(tensor: Tensor) -> int:
-    """Where its memory is; equal for what shares memory from its first element on."""
+    """Return the address of the tensor's memory.
+
+    Two tensors that share memory from their first element on have the same address.
+    """
     held = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return (held.data_ptr() if held.layout == torch.strided else 0) or id(tensor)
 
@@ -279,7 +321,7 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 def _entries(held: Any) -> Entries | None:
-    """What a plain dict, list or deque holds, if that is tensors, and numbers perhaps."""
+    """Return the contents of a plain dict, list or deque of tensors, possibly with numbers; None for another object."""
     if has_state(held) or not isinstance(held, _CONTAINERS):
         return None
     pairs = list(held.items() if isinstance(held, dict) else enumerate(held))
@@ -322,24 +364,26 @@ def _without_buffers(module: nn.Module) -> dict[str, Any]:
 
 
 def _without_counts(state: Any) -> Any:
-    """Of a scheduler, and of those that it holds."""
+    """Remove the counters from the state of a scheduler, and from the states of schedulers inside it."""
     if isinstance(state, dict):
         return {key: _without_counts(value) for key, value in state.items() if key not in _COUNTS_OF_SCHEDULERS}
     return [_without_counts(one) for one in state] if type(state) is list else state
 
 
 def _is_of_the_model(module: nn.Module, own: set[int]) -> bool:
-    """Whether it shares parameters with the model, and has nothing beside, as an average that holds both models has.
+    """Return whether ``module`` shares parameters with the model and has no other tensors.
+
+    An object that holds both the model and an average of it has other tensors.
 
     Args:
-        module: what may be of the model.
-        own: the model's parameters and buffers.
+        module: the candidate.
+        own: the ids of the model's parameters and buffers.
     """
     shares = any(id(parameter) in own for parameter in module.parameters())
     return shares and all(id(tensor) in own for tensor in [*module.parameters(), *module.buffers()])
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
-    """Whether the order of the samples comes from the loader's generator."""
+    """Return whether the order of the samples comes from the loader's generator."""
     samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     return any(getattr(sampler, "generator", None) is loader.generator for sampler in samplers)

@@ -1,4 +1,4 @@
-"""The numbers that a program holds itself: of its objects, functions and containers, and those that it draws."""
+"""The numbers that a program keeps: in objects, functions and containers, and in its own random streams."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pdlcheck.checks.checkpoint.reach import Reached, is_of_the_program, reached
 
 __all__ = ["IN_CONTAINERS", "NUMBERS", "numbers_reached"]
 
-NUMBERS = "the numbers "  # so begin the names
+NUMBERS = "the numbers "  # the prefix of their names
 IN_CONTAINERS = f"{NUMBERS}in "
 _KINDS = (bool, int, float, str)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
-_MOST = 4096  # entries of a container that counts; one with more is data
+_MOST = 4096  # entries; a larger container is data
 
 State = dict[Any, bool | int | float | str]
 
 
 class OfObject:
-    """The numbers and texts among the attributes of an object of the program, such as a trainer's epoch.
+    """The numbers and strings among the attributes of an object of the program, such as a trainer's epoch.
 
-    Those that its class has, with which it begins, count as its own.
+    Class attributes count too, because they are the initial values. Base classes from other modules do not count.
     """
 
     def __init__(self, holder: object) -> None:
@@ -44,7 +44,10 @@ class OfObject:
 
 
 class OfFunction:
-    """Those that a function shares with the one around it, such as a step that is counted by ``nonlocal``."""
+    """The numbers and strings that a function shares with its enclosing function.
+
+    An example is a step counter that the function declares as ``nonlocal``.
+    """
 
     def __init__(self, function: Any, known: set[int]) -> None:
         pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
@@ -60,7 +63,10 @@ class OfFunction:
 
 
 class OfContainer:
-    """A list, deque or dict of nothing else, such as the last losses; an empty one may be to hold them."""
+    """A list, deque or dict that holds only numbers and strings, such as the last losses.
+
+    An empty one counts too, because it may be made to hold them.
+    """
 
     def __init__(self, held: Any) -> None:
         self._held = held
@@ -77,7 +83,7 @@ class OfContainer:
 
 
 class OfGenerator:
-    """A random stream of the program's own, of Python or NumPy."""
+    """A random stream of the program's own, from Python's ``random`` or from NumPy."""
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator
@@ -100,9 +106,10 @@ class OfGenerator:
 
 
 def numbers_reached(functions: tuple[Callable[..., object], ...]) -> Iterator[Reached]:
-    """Those that ``functions`` reach, or of objects whose methods they are; by the names of classes and functions.
+    """Yield the numbers that ``functions`` reach, named after classes and functions.
 
-    A run that goes on may count its own steps: they tell why it goes elsewhere, and are no state by themselves.
+    The attributes of an object count too if one of ``functions`` is its method. A resumed run may count its own steps.
+    These numbers therefore only explain why a run diverges, and are no state by themselves.
     """
     bound = [getattr(function, "__self__", None) for function in functions if inspect.ismethod(function)]
     everything = reached(functions)
@@ -136,5 +143,5 @@ def _is_of_numbers(held: Any) -> bool:
 def _contents(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # a name that is not bound yet
+    except ValueError:  # the name is not bound yet
         return None

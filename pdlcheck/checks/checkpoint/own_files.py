@@ -1,4 +1,4 @@
-"""Whether two ranks write one file, found by giving each rank a folder of its own."""
+"""The check that no two ranks write one file: each rank saves into a folder of its own."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ __all__ = ["require_own_files"]
 def require_own_files(
     who: str, save_under: Callable[[Path], object], world: Any, folder: Path, *, world_size: int, case: str
 ) -> None:
-    """No name may be written by two ranks: a rank that reads meanwhile, or a kill, meets half of the file.
+    """Check that no two ranks write a file of the same name.
 
-    Ranks may rename the same content to one name, each from a name of its own.
+    Otherwise a rank that reads at the same time, or a kill, may find half of the file. Ranks may rename equal files to
+    one name, if each rank writes under a temporary name of its own.
 
     Args:
-        who: whose files they are, in the message.
+        who: the subject, for the message.
         save_under: called on every rank with a path that no other rank has; may communicate.
         world: where the ranks run.
-        folder: an empty one.
+        folder: an empty folder.
         world_size: number of ranks.
-        case: in the message.
+        case: the case, for the message.
 
     Raises:
-        AssertionError: names the file and the ranks. Files that stay empty, such as locks, do not count; neither does
-            anything where the ranks need one folder, and do not come to an end with one each.
+        AssertionError: two ranks write one file. The message names the file and the ranks. Files that stay empty, such
+            as locks, do not count. Nothing is raised if the ranks need a common folder and fail with separate ones.
     """
     __tracebackhide__ = True
     folders = [folder / f"rank-{rank}" for rank in range(world_size)]
@@ -45,7 +46,7 @@ def require_own_files(
         own.mkdir(parents=True)
     try:
         renamed: list[dict[str, str]] = world.run(_save, save_under, folders, world_size=world_size)
-    except Exception:  # such as a rank that lists what the others have written
+    except Exception:  # for example, a rank lists the files of the others
         return
     writers: dict[str, list[int]] = {}
     for rank, own in enumerate(folders):
@@ -81,10 +82,10 @@ def require_own_files(
 
 
 class Renames:
-    """Records what is renamed in this process, while any of its ranks asks for that.
+    """A record of the files that this process renames while at least one of its ranks asks for it.
 
-    The functions are exchanged wherever a module has them, as it may have imported them by name. An audit hook would
-    see more, but cannot be removed, and slows down all that comes after it.
+    The class replaces ``os.rename`` and ``os.replace`` in every module, because a module may have imported them by
+    name. An audit hook would see more renames. But it cannot be removed, and it slows down the rest of the process.
     """
 
     def __init__(self) -> None:
@@ -124,7 +125,7 @@ _RENAMES = Renames()
 
 
 def _save(save_under: Callable[[Path], object], folders: list[Path]) -> dict[str, str]:
-    """What this rank renamed into its folder: the new names, and those before."""
+    """Save on this rank, and return the files that it renamed into its folder: new name to old name."""
     own = os.path.abspath(folders[dist.get_rank()])
     with _RENAMES as renamed:
         save_under(folders[dist.get_rank()])
@@ -133,7 +134,7 @@ def _save(save_under: Callable[[Path], object], folders: list[Path]) -> dict[str
 
 
 def _name_before(name: str, renamed: dict[str, str]) -> str | None:
-    """What a file was called while it was written; None where it was written under its own name."""
+    """Return the name under which a file was written; None if it was written under its final name."""
     for path in (Path(name), *Path(name).parents):
         if str(path) in renamed:
             return str(renamed[str(path)] / Path(name).relative_to(path))
@@ -141,11 +142,14 @@ def _name_before(name: str, renamed: dict[str, str]) -> str | None:
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Byte for byte, or in what torch loads from them: the name of a file is part of what torch.save writes."""
+    """Return whether two files are equal byte for byte, or ``torch.load`` returns equal tensors from them.
+
+    The bytes may differ for equal tensors, because ``torch.save`` writes the file's name into the file.
+    """
     if one.read_bytes() == other.read_bytes():
         return True
     try:
         found, expected = (torch.load(path, weights_only=True, map_location="cpu") for path in (one, other))
-    except Exception:  # not a file of torch, or not of tensors alone
+    except Exception:  # not a file of torch.save, or one with other objects than tensors
         return False
     return first_difference(found, expected) is None

@@ -1,4 +1,4 @@
-"""What functions of a program hold, and what that holds in turn: closures, globals, bound objects, containers."""
+"""The objects that a program's functions reach, directly and in turn: closures, globals, bound objects, containers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import torch
 
 __all__ = ["Reached", "has_state", "is_of_the_program", "reached"]
 
-DEPTH = 8  # helpers, objects and containers on the way to a thing
-MOST = 20_000  # things looked at
-WIDTH = 256  # entries of a container that are opened, such as callbacks; a data set has more
+DEPTH = 8  # helpers, objects and containers on the path to an object
+MOST = 20_000  # objects to examine
+WIDTH = 256  # entries of a container to examine; enough for a list of callbacks, and a data set has more
 
-_HOLDERS = ("types", "argparse")  # of the standard library, these have classes of objects that hold a program's things
+_HOLDERS = ("types", "argparse")  # standard modules with classes that hold a program's own objects
 
 
 @dataclass(frozen=True)
 class Reached:
-    """A thing, by the name that its holder has for it, and by one that says the holder too."""
+    """An object, with the name that its holder uses for it, and a longer name that includes the holder."""
 
     name: str
     long_name: str
@@ -34,14 +34,19 @@ class Reached:
 
 
 def reached(functions: tuple[Callable[..., object], ...]) -> list[Reached]:
-    """All that ``functions`` reach, each thing once for each holder, the nearest first.
+    """Return all objects that ``functions`` reach, the nearest first; an object appears once for each holder.
 
-    Opened are functions and methods of the program, whatever decorates them, dicts, lists, tuples and deques, and
-    objects of the program that have no state by themselves, with the globals that their methods name; of libraries only
-    what a function holds itself, and of torch, numpy and the standard library nothing.
+    The search opens these objects:
+
+    - functions and methods of the program, through their decorators;
+    - dicts, lists, tuples and deques;
+    - objects of the program that have no state of their own, and the globals that their methods name.
+
+    Among the objects of libraries it opens only those that a function holds itself. It opens no objects of torch,
+    numpy and the standard library.
     """
     found: list[Reached] = []
-    opened: dict[int, Any] = {}  # kept alive, so that no other thing has its id
+    opened: dict[int, Any] = {}  # keeps the objects alive, so that no other object gets the same id
     ahead = collections.deque([(one, 1) for function in functions for one in _held_by(function)])
     while ahead and len(found) < MOST:
         one, depth = ahead.popleft()
@@ -53,6 +58,7 @@ def reached(functions: tuple[Callable[..., object], ...]) -> list[Reached]:
 
 
 def has_state(held: object) -> bool:
+    """Return whether an object has a state that can be read and restored."""
     if inspect.isclass(held) or inspect.ismodule(held):
         return False
     return isinstance(held, torch.Generator) or all(
@@ -61,7 +67,7 @@ def has_state(held: object) -> bool:
 
 
 def is_of_the_program(held: Any) -> bool:
-    """Whether it is an object that holds others, such as a trainer, and has no state by itself."""
+    """Return whether an object of the program holds others, such as a trainer does, and has no state of its own."""
     if inspect.isclass(held) or inspect.ismodule(held) or inspect.isroutine(held) or not hasattr(held, "__dict__"):
         return False
     module = type(held).__module__
@@ -85,7 +91,10 @@ def _inside(one: Reached, *, nearest: bool) -> Iterator[Reached]:
 
 
 def _held_by(function: Any) -> Iterator[Reached]:
-    """What a function has names for: its arguments if it is a partial, attributes if it is a method, free names."""
+    """Yield the objects that a function has names for.
+
+    These are the arguments of a partial, the attributes of the object of a method, the free variables and the globals.
+    """
     while isinstance(function, functools.partial):
         yield from (Reached(name, name, value) for name, value in function.keywords.items())
         yield from (Reached(f"argument {i}", f"argument {i}", value) for i, value in enumerate(function.args))
@@ -104,7 +113,7 @@ def _held_by(function: Any) -> Iterator[Reached]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
             yield Reached(name, name, cell.cell_contents)
-        except ValueError:  # a name that is not bound yet
+        except ValueError:  # the name is not bound yet
             continue
     for name in _globals_in(function.__code__):
         if name in function.__globals__:
@@ -112,7 +121,7 @@ def _held_by(function: Any) -> Iterator[Reached]:
 
 
 def _methods_of(held: object) -> Iterator[Reached]:
-    """As functions, which have names for globals of the program."""
+    """Yield the methods of an object as functions, because they name globals of the program."""
     for kind in type(held).__mro__:
         for name, value in list(vars(kind).items()):
             function = getattr(value, "__func__", value)
@@ -122,7 +131,7 @@ def _methods_of(held: object) -> Iterator[Reached]:
 
 @functools.lru_cache(maxsize=4096)
 def _globals_in(code: types.CodeType) -> dict[str, None]:
-    """The globals that a function names, in its inner functions too."""
+    """Return the globals that a function and its inner functions name."""
     names = dict.fromkeys(
         one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     )
@@ -138,7 +147,7 @@ def _is_of_the_interpreter(module: str) -> bool:
 
 
 def _is_of_a_library(module: str | None) -> bool:
-    """Whether a module was installed, or is this package but for its suites."""
+    """Return whether a module was installed, or belongs to Python or to this package outside of its suites."""
     if not module:
         return False
     root = module.partition(".")[0]

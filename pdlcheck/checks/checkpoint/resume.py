@@ -1,4 +1,4 @@
-"""Training that is resumed goes on as if it had not stopped."""
+"""The check that a resumed training continues as if it had not stopped."""
 
 from __future__ import annotations
 
@@ -40,36 +40,42 @@ def check_resume(
     buffers: bool = True,
     seed: int = 0,
 ) -> None:
-    """Training for some steps, saving, loading in a new state of the program and training on must give, after each
-    step and on each rank, bit for bit the weights and buffers of training that never stopped, and in the end the state
-    of each thing that the functions hold.
+    """Check that a resumed training continues bit for bit like a training without a stop.
 
-    The resumed ranks start under other random numbers, so that what is not restored shows. Saving must not change the
-    training that goes on after it either.
+    The training takes some steps, saves, loads into a new state of the program, and takes further steps. After each
+    step and on each rank, weights and buffers must equal those of a training without a stop. At the end, the state of
+    each object that the functions hold must be equal too.
+
+    The resumed ranks start with other random numbers, so that a random state that is not restored shows. Saving must
+    not change the training that continues after it. No two ranks may write one file; the check finds such files where
+    each rank can save into a folder of its own. Ranks may rename equal files to one name.
+
+    On a difference, the check restores state from the training without a stop, by experiment. Candidates are each
+    object with a state that the functions reach (optimizer, scheduler, sampler, ...), the numbers of your objects,
+    functions and containers, each random stream, and the gradients. The functions may reach them through helpers,
+    containers or objects of yours. The likely cause names the candidates that make the training continue exactly.
+
+    A tensor, or a plain dict, list or deque of tensors, is a state too, if the steps after saving change it. It is a
+    log, and may differ, if its keys differ from those without a stop. This exception does not hold if its keys never
+    change without a stop.
 
     Args:
-        start: called on every rank; returns the model, ``step(i)``, which takes training step i (0, 1, ...) on this
-            rank with everything that belongs to it, ``save(path)`` and ``load(path)``, which write and read everything
-            under a path, a folder that ``save`` may make.
+        start: called on every rank; returns the model, ``step(i)``, ``save(path)`` and ``load(path)``. ``step(i)``
+            takes training step i (0, 1, ...) on this rank with everything that belongs to it. ``save`` and ``load``
+            write and read everything under a path, which ``save`` may make a folder.
         world: where the ranks run; they must see one file system.
         world_size: number of ranks.
-        saved_after: steps before saving; 2 or more, as momentum shows only then.
-        steps: in all; several after ``saved_after``, as an epoch may end or a learning rate change there.
-        buffers: compare buffers too; False where each rank keeps statistics of its own data by intention.
-        seed: rank r of the straight run draws from ``seed + r``.
+        saved_after: steps before saving; use 2 or more, because momentum shows only then.
+        steps: steps in all; use several after ``saved_after``, because an epoch may end or the learning rate may change
+            there.
+        buffers: whether to compare buffers too; False if each rank keeps statistics of its own data on purpose.
+        seed: rank r of the training without a stop draws from ``seed + r``.
 
     Raises:
-        AssertionError: names the first step, rank, tensor and index that differ, and what was lost: each thing with a
-            state that the functions reach (optimizer, scheduler, sampler, ...), by helpers, containers or objects of
-            yours, the numbers of such an object, as its epoch, of functions and in containers, each random stream and
-            the gradients are put back from the straight run by experiment, and the likely cause is what makes the
-            training go on exactly. Where the weights do, but not such a state, such as that of an average of weights,
-            names that. A tensor, or a plain dict, list or deque of tensors, is one too, if the steps after saving
-            change it; with other entries than without a stop it is a log, unless it had the same ones all the time
-            without.
-            Or: two ranks write one file, which shows where each can save into a folder of its own. They may rename the
-            same content to one name.
-        Inconclusive: the straight run is not deterministic, or no parameter changes after saving.
+        AssertionError: the resumed training differs, saving changes the training, or two ranks write one file. The
+            message names the first step, rank, tensor and index that differ, and the state that was lost. If the
+            weights are equal but another state is not, such as an average of weights, it names that state.
+        Inconclusive: the training without a stop is not deterministic, or no parameter changes after saving.
 
     Example:
         >>> import torch
@@ -147,9 +153,11 @@ def _require_same_parts(
     with_left: Callable[[], tuple[list[Trace], list[Trace]]],
     facts: str,
 ) -> None:
-    """The states of what the functions hold, but for those that differ without a stop too.
+    """Check that the objects of the functions end in equal states.
 
-    ``with_left``: gives the first two with what was left in them, where that counts.
+    A part that differs between two runs without a stop does not count. ``with_left`` returns the resumed and the
+    straight traces with their states after loading or saving. It runs the training again, so it is called only if a
+    part differs.
     """
     __tracebackhide__ = True
     differ: list[dict[str, str]] = []
@@ -176,7 +184,7 @@ def _require_same_parts(
 
 
 def _whose(part: str, found: Trace, straight: Sequence[Trace], rank: int) -> int | None:
-    """The other rank whose state was loaded on ``rank``, if it is not what ``rank`` held too."""
+    """Return the other rank whose state was loaded on ``rank``; None if ``rank`` held it too, or no rank did."""
     loaded = found.left.get(part)
     if not first_difference(loaded, straight[rank].left.get(part)):
         return None

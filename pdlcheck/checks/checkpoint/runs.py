@@ -1,4 +1,4 @@
-"""The trainings that ``check_resume`` compares: without a stop, saved, and resumed."""
+"""The training runs that ``check_resume`` compares: without a stop, with a save, and resumed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ OF_NO_FUNCTION = {*STREAMS, _GRADIENTS}
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps before saving, steps in all, where the file is, whether buffers are compared, and the seed."""
+    """The plan of a run: steps before saving, steps in all, the file, whether buffers are compared, and the seed."""
 
     saved_after: int
     steps: int
@@ -62,11 +62,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a rank held after saving or loading and after each further step.
+    """The states of one rank after saving or loading, and after each further step.
 
-    All else that has a state is in ``left`` after saving or loading, of a run that does not look the random numbers
-    alone, and in ``end`` after the last step. ``loaders``: how many draw seeds from the random numbers of torch.
-    ``unread``: what raises where its state is asked for, and what.
+    ``left``: the states of all other parts after saving or loading. A run that does not look records only the random
+    numbers. ``end``: the states of all other parts after the last step. ``loaders``: the number of loaders that draw
+    seeds from the random numbers of torch. ``unread``: the parts whose state cannot be read, with the error.
     """
 
     states: list[State]
@@ -77,10 +77,10 @@ class Trace:
 
 
 def straight_run(start: Start, plan: Plan, saves: bool, looks: bool = False) -> Trace:
-    """On this rank: the training without a stop; with ``saves``, saved on its way.
+    """Train on this rank without a stop; with ``saves``, save on the way.
 
-    ``looks``: ask for the states of all that has one where it would be saved. Whoever is asked may do more than answer,
-    as a loader that begins a pass to have a state: what is compared are runs that do not look.
+    ``looks``: record the states of all parts at the point of saving. Reading a state may have side effects: a loader
+    may begin a pass in order to have a state. The check therefore compares runs that do not look.
     """
     seed_streams(plan.seed + dist.get_rank())
     model, step, save, load = made_by_start(start(), *_MADE)
@@ -94,7 +94,7 @@ def straight_run(start: Start, plan: Plan, saves: bool, looks: bool = False) -> 
 
 
 def run_to_save(start: Start, plan: Plan, folder: Path) -> None:
-    """On this rank: the steps before saving, then saving into ``folder``."""
+    """Take the steps before saving on this rank, then save into ``folder``."""
     seed_streams(plan.seed + dist.get_rank())
     _, step, save, _ = made_by_start(start(), *_MADE)
     for i in range(plan.saved_after):
@@ -105,12 +105,13 @@ def run_to_save(start: Start, plan: Plan, folder: Path) -> None:
 def resumed_run(
     start: Start, plan: Plan, straight: list[dict[str, Any]] | None, names: list[str], looks: bool = False
 ) -> Trace:
-    """On this rank: the training resumed from the plan's file.
+    """Resume the training on this rank from the plan's file.
 
     Args:
-        start, plan: the training.
-        straight: for each rank, what the training without a stop left after saving; None to put nothing back.
-        names: which of it to put back.
+        start: makes the model and the functions of the training.
+        plan: the steps, the file and the seed.
+        straight: for each rank, the states after saving in the training without a stop; None to restore nothing.
+        names: the names of the states to restore.
         looks: as in :func:`straight_run`, after loading.
     """
     seed_streams(plan.seed + 7919 + dist.get_rank())
@@ -133,7 +134,7 @@ def resumed_run(
 def with_what_was_left(
     start: Start, plan: Plan, world: Any, resumed: Sequence[Trace], straight: Sequence[Trace]
 ) -> tuple[list[Trace], list[Trace]]:
-    """These runs with what is left in runs like them that look."""
+    """Return both sets of traces, completed with the ``left`` states of equal runs that look."""
     size = len(straight)
     looked = (
         world.run(resumed_run, start, plan, None, [], True, world_size=size),
@@ -147,13 +148,13 @@ def with_what_was_left(
 
 
 def fresh_start(start: Start, plan: Plan) -> State:
-    """The model of this rank as ``start`` makes it where a training is resumed."""
+    """Return the state of this rank's model as ``start`` makes it for a resumed training."""
     seed_streams(plan.seed + 7919 + dist.get_rank())
     return state_of(start()[0])
 
 
 def _look(model: nn.Module, *functions: Callable[..., object]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The states of all that has one, and what raises where it is asked."""
+    """Return the states of all parts, and the errors of those whose state cannot be read."""
     unread: dict[str, str] = {}
     return states_of(_parts(model, *functions), unread=unread), unread
 
@@ -174,7 +175,7 @@ def _go_on(
 
 
 def first_apart(found: Sequence[Trace], expected: Sequence[Trace]) -> tuple[int, int, str] | None:
-    """The first step after saving, rank and tensor that differ."""
+    """Return the first step after saving, the rank and the tensor that differ; None if all are equal."""
     for taken in range(len(expected[0].states)):
         for rank, (mine, wanted) in enumerate(zip(found, expected, strict=True)):
             names = differing([digest(mine.states[taken]), digest(wanted.states[taken])])

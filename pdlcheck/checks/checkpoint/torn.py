@@ -1,4 +1,4 @@
-"""A damaged checkpoint is refused on every rank, and nothing of it is loaded."""
+"""The check that every rank refuses a damaged checkpoint and loads nothing from it."""
 
 from __future__ import annotations
 
@@ -32,22 +32,26 @@ def check_torn_files(
     count: int = 20,
     seed: int = 0,
 ) -> list[str]:
-    """A checkpoint that was cut, or of which one bit is another one, must be refused on every rank, and what was to be
-    overwritten must be as before.
+    """Check that every rank refuses a damaged checkpoint and keeps its state.
+
+    A damaged checkpoint is a copy of which one file is cut, or has one bit flipped. ``load`` must raise on every rank,
+    and the state that it would overwrite must stay as it was.
 
     Args:
-        start, world, world_size: as in :func:`check_resume`; ``load`` must raise.
+        start: as in :func:`check_resume`; its ``load`` must raise for a damaged checkpoint.
+        world: as in :func:`check_resume`.
+        world_size: number of ranks.
         saved_after: steps before saving.
-        count: number of damages: a file is cut at a drawn byte, or a drawn bit of it flips.
-        seed: the damages follow from it.
+        count: number of damages; each cuts a file at a drawn byte, or flips a drawn bit of it.
+        seed: determines the damages.
 
     Returns:
-        For each damage what it was, and what ``load`` raised on rank 0.
+        A text for each damage: the damage, and the error that ``load`` raised on rank 0.
 
     Raises:
-        AssertionError: names the file and the damage that was not noticed, the rank that loaded it or that was left
-            waiting, or the tensor that was overwritten although the file was refused.
-        Inconclusive: the file is refused undamaged too, or nothing was written.
+        AssertionError: a rank loaded a damaged checkpoint, or waited for others without end, or refused it but
+            overwrote a tensor. The message names the damage and its file, and the rank or the tensor.
+        Inconclusive: a rank refuses the intact checkpoint too, or ``save`` wrote nothing.
     """
     __tracebackhide__ = True
     who = name_of(start)
@@ -84,7 +88,7 @@ def check_torn_files(
 
 @dataclass(frozen=True)
 class Attempt:
-    """What loading raised, and what it changed."""
+    """The error that loading raised, and the names of the states that it changed."""
 
     error: str | None
     changed: list[str]
@@ -117,7 +121,10 @@ def _try(start: Start, file: str, seed: int) -> Attempt:
 
 
 def _refusals() -> tuple[type[BaseException], ...]:
-    """Exceptions, and what torch.distributed.checkpoint raises, which is none."""
+    """Return the exception types that count as a refusal.
+
+    ``CheckpointException`` of torch.distributed.checkpoint is not an ``Exception``.
+    """
     checkpoint = sys.modules.get("torch.distributed.checkpoint.api")
     return (Exception,) if checkpoint is None else (Exception, checkpoint.CheckpointException)
 
@@ -128,7 +135,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _damage(file: Path, draw: random.Random) -> str:
-    """Cut ``file`` or flip a bit, often near one of its ends; in words."""
+    """Cut ``file`` or flip one of its bits, often near one of its ends, and return a description."""
     content = bytearray(file.read_bytes())
     edge = min(len(content), 256)
     place = draw.choice([draw.randrange(edge), len(content) - 1 - draw.randrange(edge), draw.randrange(len(content))])

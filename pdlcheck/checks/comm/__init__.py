@@ -1,1 +1,1 @@
-"""Collectives of one's own."""
+"""Checks of collectives that users write."""

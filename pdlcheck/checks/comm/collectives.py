@@ -1,8 +1,10 @@
-"""What collectives must leave on every rank: exactly where nothing rounds, as inputs are integers stored as floats.
+"""The checks of collectives: each compares the result on every rank with the exact result.
 
-Every check takes the function, one input for each rank and a world. With ``ranks`` it runs in a group of
-these global ranks, in this order, in a world with one rank more: the function is then called with
-``group=``. Without, it is called on the default group. "Rank" in a message is the place in the group.
+Inputs are usually integers stored as floats, so nothing rounds and the comparison is exact.
+
+Every check takes the function, one input for each rank, and a world. With ``ranks``, the function runs in a group of
+these global ranks, in this order, and is called with ``group=``. The world then has at least one rank more than the
+group. Without ``ranks``, the function is called on the default group. "Rank" in a message is the rank in the group.
 """
 
 from __future__ import annotations
@@ -40,26 +42,26 @@ def check_all_reduce(
     ranks: Sequence[int] | None = None,
     in_place: bool = True,
 ) -> None:
-    """Every rank must hold the sum over all ranks, or what another reduce-op makes of their tensors.
+    """Check that every rank holds the sum over all ranks, or the result of another reduce-op.
 
-    A sum of floats that depends on the order of adding may be off by ``world_size * eps * sum(|x|)``, a mean or a
-    product of floats by as many ``eps * mean(|x|)``, or ``|product|``, the bound for ``world_size`` terms in any order;
-    all else is exact.
+    A sum of floats that depends on the order of adding may be off by ``world_size * eps * sum(|x|)``. A mean of floats
+    may be off by ``world_size * eps * mean(|x|)``, and a product by ``world_size * eps * |product|``. These are the
+    bounds for ``world_size`` terms in any order. All other results must be exact.
 
     Args:
         all_reduce: called as ``all_reduce(tensor)``, or ``all_reduce(tensor, group=group)``, on every rank.
-        inputs: the tensor of each rank. Small integers show the most: their sum is exact in any order. No product of
-            some of them may be too large or too small for their dtype. A view such as ``x[:, :2]`` is given as it is,
-            with its strides: it shows what works on contiguous tensors only.
+        inputs: the tensor of each rank. Small integers find the most faults, because their sum is exact in any order.
+            No product of some of the inputs may overflow or underflow their dtype. A view such as ``x[:, :2]`` keeps
+            its strides: use one to find code that only works on contiguous tensors.
         world: where the ranks run.
-        op: SUM, AVG, MAX, MIN or PRODUCT: what ``all_reduce`` computes, which it is not told: bind it, as in
-            ``functools.partial(dist.all_reduce, op=op)``.
-        ranks: see the top of this module.
-        in_place: True where the result replaces the argument; False where it is returned and the argument stays.
+        op: SUM, AVG, MAX, MIN or PRODUCT: the operation that ``all_reduce`` computes. The check does not pass it on;
+            bind it, as in ``functools.partial(dist.all_reduce, op=op)``.
+        ranks: global ranks of a group; see the top of this module.
+        in_place: True if the result replaces the argument; False if it is returned and the argument stays unchanged.
 
     Raises:
-        AssertionError: a rank holds something else; names rank, index, contributions and the likely cause.
-        ValueError: ``op`` is another one, or is not for these inputs: AVG of integers, MAX of complex numbers or NaN.
+        AssertionError: a rank holds a wrong result. The message names rank, index, contributions and the likely cause.
+        ValueError: ``op`` is another one, or does not fit the inputs: AVG of integers, MAX of complex numbers or NaN.
 
     Example:
         >>> from pdlcheck.worlds import get_world
@@ -74,7 +76,7 @@ def check_all_reduce(
 
         def causes(rank: int = rank, found: Tensor = found) -> Iterator[tuple[str, Tensor]]:
             both = [short_rings(reduction, inputs, rank, found), _causes_of_a_wrong_result(reduction, inputs, rank)]
-            for some in both if reduction.scale else both[::-1]:  # a maximum says less of who is in it
+            for some in both if reduction.scale else both[::-1]:  # a maximum shows less about which ranks contributed
                 yield from some
 
         calls.require(rank, found, expected, what, causes, contributions=inputs, rounding=rounding)
@@ -89,16 +91,21 @@ def check_all_reduce_agrees(
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ranks: Sequence[int] | None = None,
 ) -> None:
-    """Of any floats, every rank must hold the same sum in the last bit, and that sum must be right; or the same mean.
+    """Check that every rank holds the same sum or mean of floats, equal in the last bit, and that it is right.
 
-    Replicas that add up in different orders drift apart. The sum may differ from the exact one by
-    ``world_size * eps * sum(|x|)``, the bound for ``world_size`` terms added in any order.
+    Replicas whose ranks add in different orders drift apart. The result may differ from the exact one by the bounds of
+    :func:`check_all_reduce`: ``world_size * eps * sum(|x|)`` for a sum.
 
     Args:
-        all_reduce, inputs, world, op, ranks: as in :func:`check_all_reduce`; the result replaces the argument.
+        all_reduce: called as ``all_reduce(tensor)``, or with ``group=group``; the result replaces the argument.
+        inputs: the tensor of each rank: any floats.
+        world: where the ranks run.
+        op: SUM or AVG, as in :func:`check_all_reduce`.
+        ranks: global ranks of a group, as in :func:`check_all_reduce`.
 
     Raises:
-        ValueError: ``op`` is neither SUM nor AVG, or the inputs are no floats.
+        AssertionError: a result is off by more than rounding, or two ranks hold different bits.
+        ValueError: ``op`` is neither SUM nor AVG, or the inputs are not floats.
     """
     __tracebackhide__ = True
     calls = Calls(all_reduce, inputs, world, ranks)
@@ -141,11 +148,14 @@ def check_reduce_scatter(
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ranks: Sequence[int] | None = None,
 ) -> None:
-    """Rank r must get part r of ``sum.tensor_split(world_size)``, and its argument must stay as it was.
+    """Check that rank r gets part r of ``sum.tensor_split(world_size)``, and that its argument stays unchanged.
 
     Args:
-        reduce_scatter: called as ``reduce_scatter(tensor)``, returns this rank's part.
-        inputs, world, op, ranks: as in :func:`check_all_reduce`; inputs have a dimension to split.
+        reduce_scatter: called as ``reduce_scatter(tensor)``; returns this rank's part.
+        inputs: the tensor of each rank, as in :func:`check_all_reduce`; it has a dimension to split.
+        world: where the ranks run.
+        op: the operation that ``reduce_scatter`` computes, as in :func:`check_all_reduce`.
+        ranks: global ranks of a group, as in :func:`check_all_reduce`.
     """
     __tracebackhide__ = True
     calls = Calls(reduce_scatter, inputs, world, ranks)
@@ -174,13 +184,15 @@ def check_all_gather(
     dim: int | None = None,
     ranks: Sequence[int] | None = None,
 ) -> None:
-    """Every rank must get all inputs in rank order: stacked along a new first dimension, as a list, or concatenated.
+    """Check that every rank gets all inputs in rank order: stacked along a new dimension, as a list, or concatenated.
 
     Args:
-        all_gather: called as ``all_gather(tensor)``, returns what it gathered.
-        inputs, world, ranks: as in :func:`check_all_reduce`, but shapes may differ between ranks where a list is
-            returned; :func:`pdlcheck.checks.strategies.uneven_rank_tensors` draws them.
-        dim: the dimension along which one tensor holds all inputs, whose sizes may differ there; ``None`` is a new one.
+        all_gather: called as ``all_gather(tensor)``; returns the gathered inputs.
+        inputs: the tensor of each rank, as in :func:`check_all_reduce`. Shapes may differ between ranks if a list is
+            returned; :func:`pdlcheck.checks.strategies.uneven_rank_tensors` draws such inputs.
+        world: where the ranks run.
+        dim: the dimension along which one tensor holds all inputs; their sizes may differ in it. ``None`` is a new one.
+        ranks: global ranks of a group, as in :func:`check_all_reduce`.
     """
     __tracebackhide__ = True
     calls = Calls(all_gather, inputs, world, ranks, uneven=True)
@@ -202,12 +214,14 @@ def check_broadcast(
     src: int = 0,
     ranks: Sequence[int] | None = None,
 ) -> None:
-    """Every rank must hold the input of ``src``.
+    """Check that every rank holds the input of ``src``.
 
     Args:
         broadcast: called as ``broadcast(tensor, src=global_rank)``; overwrites its argument.
-        src: the place in ``inputs`` of the rank that sends; with ``ranks`` its global rank is ``ranks[src]``.
-        inputs, world, ranks: as in :func:`check_all_reduce`.
+        inputs: the tensor of each rank, as in :func:`check_all_reduce`.
+        world: where the ranks run.
+        src: the position in ``inputs`` of the sending rank; with ``ranks``, its global rank is ``ranks[src]``.
+        ranks: global ranks of a group, as in :func:`check_all_reduce`.
     """
     __tracebackhide__ = True
     calls = Calls(broadcast, inputs, world, ranks)
@@ -233,13 +247,16 @@ def check_ring_pass(
     *,
     ranks: Sequence[int] | None = None,
 ) -> None:
-    """Rank 0's input goes 0 -> 1 -> 2 -> ... -> 0 and every rank adds 1 to it.
+    """Check that rank 0's input travels 0 -> 1 -> 2 -> ... -> 0, and that every rank adds 1 to it.
 
-    Rank r must hold it plus ``r + 1``; rank 0 must hold what came home, it plus ``world_size``.
+    Rank r must hold this input plus ``r + 1``. Rank 0 must hold the tensor that returned to it: its input plus
+    ``world_size``.
 
     Args:
         ring_pass: called as ``ring_pass(tensor)``; overwrites its argument.
-        inputs, world, ranks: as in :func:`check_all_reduce`.
+        inputs: the tensor of each rank, as in :func:`check_all_reduce`.
+        world: where the ranks run.
+        ranks: global ranks of a group, as in :func:`check_all_reduce`.
     """
     __tracebackhide__ = True
     calls = Calls(ring_pass, inputs, world, ranks)
@@ -258,7 +275,7 @@ def check_ring_pass(
 def _causes_of_a_wrong_result(
     reduction: Reduction, inputs: Sequence[Tensor], rank: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """What goes wrong in reductions over ranks, and what ``rank`` would hold then; the likelier first."""
+    """Yield the usual faults of reductions, each with the tensor that ``rank`` would hold; the likelier ones first."""
     world_size, noun = len(inputs), reduction.noun
     yield "it is this rank's own input: it was never reduced", inputs[rank]
     yield from _wrong_factors(reduction, inputs, rank)
@@ -280,7 +297,7 @@ def _causes_of_a_wrong_result(
 
 
 def _wrong_factors(reduction: Reduction, inputs: Sequence[Tensor], rank: int) -> Iterator[tuple[str, Tensor]]:
-    """Of sums and means."""
+    """Yield the faults of sums and means that scale the result by a wrong factor."""
     world_size, own, total = len(inputs), inputs[rank], SUM.of(inputs)
     if reduction.name == "SUM":
         yield "it is the sum divided by world_size: a mean", total / world_size

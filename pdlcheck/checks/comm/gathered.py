@@ -1,4 +1,4 @@
-"""What an all-gather must give every rank: all inputs in rank order, in one of three forms."""
+"""The result of an all-gather on every rank: all inputs in rank order, in one of three forms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PADDED = "it is as long as the longest: padding was not cut off"
 
 
 def require_stacked(calls: Calls, rank: int, found: Tensor) -> None:
-    """One tensor, whose first dimension is the rank."""
+    """Check one tensor that holds the inputs stacked, with the rank as its first dimension."""
     __tracebackhide__ = True
     inputs = calls.inputs
     if _differ_in_shape(inputs):
@@ -38,7 +38,7 @@ def require_stacked(calls: Calls, rank: int, found: Tensor) -> None:
 
 
 def require_list(calls: Calls, rank: int, found: Sequence[Tensor]) -> None:
-    """One tensor for each rank."""
+    """Check a list with one tensor for each rank."""
     __tracebackhide__ = True
     inputs = calls.inputs
     if not _differ_in_shape([*inputs, *found]):
@@ -64,7 +64,7 @@ def require_list(calls: Calls, rank: int, found: Sequence[Tensor]) -> None:
 
 
 def require_concatenated(calls: Calls, rank: int, found: Tensor, dim: int) -> None:
-    """One tensor, in which the inputs follow one another along ``dim``."""
+    """Check one tensor that holds the inputs one after the other along ``dim``."""
     __tracebackhide__ = True
     inputs = calls.inputs
     try:
@@ -88,7 +88,7 @@ def require_concatenated(calls: Calls, rank: int, found: Tensor, dim: int) -> No
 
 
 def _joined(inputs: Sequence[Tensor]) -> Iterator[tuple[int, torch.Size]]:
-    """Shapes of all of them one after the other, by the dimension."""
+    """Yield each dimension with the shape of the inputs concatenated along it."""
     for dim in range(inputs[0].dim()):
         yield dim, torch.cat(list(inputs), dim).shape
 
@@ -98,5 +98,5 @@ def _differ_in_shape(tensors: Sequence[Tensor]) -> bool:
 
 
 def _padded_shape(inputs: Sequence[Tensor]) -> torch.Size:
-    """The smallest into which all fit."""
+    """Return the smallest shape that all inputs fit into."""
     return torch.Size([max(sizes) for sizes in zip(*(one.shape for one in inputs), strict=False)])

@@ -1,4 +1,4 @@
-"""What a reduce-op makes of one tensor from each rank, and how far rounding may take a rank from it."""
+"""The reduce-ops: their result on one tensor of each rank, and the rounding error that a rank may have."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["SUM", "Reduction", "Rounding", "reduction_of", "reductions_for"]
 
 @dataclass(frozen=True)
 class Rounding:
-    """A value in the widest dtype of its kind, and how far a rank's may be off.
+    """An exact value in the widest dtype of its kind, and the largest error of a rank's value.
 
     Args:
         exact: the value.
-        slack: so much.
-        formula: of that.
+        slack: the largest error of each element.
+        formula: the formula of the largest error, for messages.
     """
 
     exact: Tensor
@@ -29,7 +29,10 @@ class Rounding:
     formula: str
 
     def excludes(self, found: Tensor) -> Tensor:
-        """Where ``found`` is off by more. What is too large for its dtype may be infinite or its largest number."""
+        """Return where ``found`` is off by more than the largest error.
+
+        A value that is too large for its dtype may be infinite, or the largest number of the dtype.
+        """
         limit = torch.finfo(found.dtype).max
         here, there = (torch.view_as_real(_wide(x)) if x.is_complex() else _wide(x) for x in (found, self.exact))
         slack = self.slack.unsqueeze(-1) if found.is_complex() else self.slack
@@ -37,7 +40,7 @@ class Rounding:
         return off.any(-1) if found.is_complex() else off
 
     def told(self, at: tuple[int, ...]) -> str:
-        """How far it may be off in one place, in words."""
+        """Return the largest error of one element, in words."""
         return f"{show(self.slack[at])} = {self.formula}"
 
 
@@ -46,11 +49,11 @@ class Reduction:
     """One reduce-op.
 
     Args:
-        op: torch's.
-        noun: what it makes of tensors.
+        op: torch's reduce-op.
+        noun: the name of its result, for messages.
         of_stack: reduces the first dimension.
-        kinds: what it takes, of "integer", "floating" and "complex".
-        scale: what ``world_size * eps`` is multiplied with for the largest error, in words; empty if nothing rounds.
+        kinds: the dtypes that it takes, of "integer", "floating" and "complex".
+        scale: the factor of ``world_size * eps`` in the largest error, in words; empty if nothing rounds.
     """
 
     op: dist.ReduceOp.RedOpType
@@ -61,20 +64,20 @@ class Reduction:
 
     @property
     def name(self) -> str:
-        """Torch's name of it: ``SUM``."""
+        """Return torch's name of the reduce-op, such as ``SUM``."""
         return str(self.op.name)
 
     def of(self, inputs: Sequence[Tensor], world_size: int | None = None) -> Tensor:
-        """The value for some inputs, in their dtype.
+        """Return the result for some inputs, in their dtype.
 
         Args:
-            inputs: some or all ranks' tensors.
-            world_size: what a mean is divided by, if not by their number.
+            inputs: the tensors of some or all ranks.
+            world_size: the divisor of a mean; by default the number of inputs.
         """
         return self._of_wide(inputs, world_size).to(inputs[0].dtype)
 
     def rounding(self, inputs: Sequence[Tensor]) -> Rounding | None:
-        """How far a rank may be off; None where nothing rounds: not among integers, nor in a maximum."""
+        """Return the largest error of a rank's result; None if nothing rounds, as for integers or in a maximum."""
         dtype = inputs[0].dtype
         if not self.scale or _kind(dtype) == "integer":
             return None
@@ -83,7 +86,7 @@ class Reduction:
         return Rounding(self._of_wide(inputs, None), slack, f"world_size * eps * {self.scale}")
 
     def allowed(self, inputs: Sequence[Tensor]) -> Rounding | None:
-        """As :meth:`rounding`; None also for a sum that is the same in any order, as of small integers."""
+        """Return :meth:`rounding`; but None for a sum that is the same in any order, such as one of small integers."""
         return None if self is SUM and _add_up_exactly(inputs) else self.rounding(inputs)
 
     def _of_wide(self, inputs: Sequence[Tensor], world_size: int | None) -> Tensor:
@@ -109,10 +112,10 @@ _ALL = (
 
 
 def reduction_of(check: str, op: object, inputs: Sequence[Tensor]) -> Reduction:
-    """The reduction that a check is told by ``op``.
+    """Return the reduction for the argument ``op`` of a check.
 
     Raises:
-        ValueError: it is none that the check knows, or none for these inputs, as torch's own backends have it.
+        ValueError: the check does not support ``op``, or torch's own backends do not support it for these inputs.
     """
     dtype = inputs[0].dtype
     found = [one for one in _ALL if op == one.op]
@@ -130,14 +133,15 @@ def reduction_of(check: str, op: object, inputs: Sequence[Tensor]) -> Reduction:
 
 
 def reductions_for(dtype: torch.dtype) -> list[Reduction]:
-    """Those that torch has for a dtype."""
+    """Return the reductions that torch supports for a dtype."""
     return [one for one in _ALL if _kind(dtype) in one.kinds]
 
 
 def _add_up_exactly(inputs: Sequence[Tensor]) -> bool:
-    """Whether no order of adding rounds: the lowest bit of all terms and their whole sum fit in one number.
+    """Return whether no order of adding rounds.
 
-    True too where inf or NaN are among them, whose sums are what they are.
+    That is so if the lowest bit of all terms and the sum of their magnitudes fit into one number of the dtype. The
+    result is also True if an input holds inf or NaN.
     """
     if _kind(inputs[0].dtype) == "integer":
         return True

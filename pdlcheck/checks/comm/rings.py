@@ -1,4 +1,4 @@
-"""What an all-reduce around a ring leaves behind that is one step short."""
+"""The results of a ring all-reduce that stops one step early."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ __all__ = ["short_rings"]
 def short_rings(
     reduction: Reduction, inputs: Sequence[Tensor], rank: int, found: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """Texts that explain all that ``rank`` holds, and that: of rings of both ways, which begin with any part.
+    """Yield a text and ``found`` for each ring that is one step short and explains all of ``found`` on ``rank``.
 
-    Not of rings with empty parts, which tell too little.
+    The rings of both directions are tried, with any first part. Rings with empty parts are left out, because they
+    explain too many results.
     """
     count, whole = len(inputs), len(inputs) - 1
     flat = [x.reshape(-1) for x in inputs]
@@ -36,7 +37,7 @@ def short_rings(
             own = held[way * rank % count]
             for first in range(count):
                 for parts in splits:
-                    # of part number p the terms of these ranks are in the result
+                    # ranks[p]: the ranks whose terms are in part p of the result
                     ranks = {(way * place + first) % count: sorted(own[place]) for place in range(count)}
                     terms = [[parts[way * r % count][p] for r in ranks[p]] for p in range(count)]
                     if torch.equal(torch.cat([reduction.of(some, count) for some in terms]), found.reshape(-1)):
@@ -44,7 +45,7 @@ def short_rings(
 
 
 def _held(count: int, n_reduce: int, n_gather: int) -> list[list[set[int]]]:
-    """Of which ranks the terms are in each part, on each rank, after so many steps to the right."""
+    """Return which ranks have contributed to each part, on each rank, after the given steps to the right."""
     held = [[{rank} for _ in range(count)] for rank in range(count)]
     for step in range(n_reduce):
         sent = [held[rank][(rank - step) % count] for rank in range(count)]

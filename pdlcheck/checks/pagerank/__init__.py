@@ -1,1 +1,1 @@
-"""PageRank."""
+"""Checks of PageRank."""

@@ -1,7 +1,6 @@
-"""What PageRank must be, computed densely from the edges; and what typical mistakes make of it.
+"""The PageRank oracle: a dense solution computed from the edges, and the scores that typical mistakes lead to.
 
-Nothing here is shared with an implementation: the oracle takes ``src``, ``dst``, ``num_nodes`` and
-``weights``.
+The oracle shares no code with an implementation. It needs only ``src``, ``dst``, ``num_nodes`` and ``weights``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MAX_DENSE_NODES = 3000  # 72 MB, about a second
 
 @dataclass(frozen=True, eq=False)
 class Oracle:
-    """The equation ``x = (1 - d) v + d (P x + (1_D x) w)`` of one graph, damping and pair of vectors."""
+    """The equation ``x = (1 - d) v + d (P x + (1_D x) w)`` for one graph, damping and pair of vectors."""
 
     src: NDArray[np.int64]
     dst: NDArray[np.int64]
@@ -34,7 +33,18 @@ class Oracle:
 
     @classmethod
     def of(cls, graph: Any, damping: float, personalization: Any = None, dangling: Any = None) -> Oracle:
-        """For any ``graph`` with ``src``, ``dst``, ``num_nodes`` and ``weights`` (None: all 1)."""
+        """Build the oracle for any ``graph`` with ``src``, ``dst``, ``num_nodes`` and ``weights`` (None: all 1).
+
+        Args:
+            graph: a graph of any type with these four attributes.
+            damping: the d of the equation, in [0, 1).
+            personalization: the teleport vector v, one number for each node; None is the uniform vector.
+            dangling: the vector w that receives the rank of dangling nodes; None is v.
+
+        Raises:
+            TypeError: ``graph`` has no such attributes.
+            ValueError: ``damping`` or a vector is not valid.
+        """
         if isinstance(damping, bool) or not isinstance(damping, int | float | np.number) or not 0 <= damping < 1:
             raise ValueError(f"damping must be a number in [0, 1), got {damping!r}; pass that of the function")
         if not all(hasattr(graph, name) for name in ("src", "dst", "num_nodes", "weights")):
@@ -53,49 +63,55 @@ class Oracle:
 
     @cached_property
     def scaled(self) -> Float64:
-        """The weights, each over the largest of its source: no sum overflows, and no score is another."""
+        """Return each weight divided by the largest weight of its source.
+
+        Sums of scaled weights cannot overflow, and the scores are the same.
+        """
         largest = np.zeros(self.num_nodes)
         np.maximum.at(largest, self.src, self.weights)
         return np.asarray(self.weights / np.where(largest > 0, largest, 1)[self.src], np.float64)
 
     @property
     def out(self) -> Float64:
-        """Out-weight per node, of the scaled weights."""
+        """Return the out-weight of each node, the sum of its scaled weights."""
         return np.asarray(np.bincount(self.src, self.scaled, self.num_nodes), np.float64)
 
     def step(self, scores: Float64) -> Float64:
-        """One serial round from ``scores``."""
+        """Return the scores after one serial round from ``scores``."""
         out = self.out
         shares = np.divide(scores, out, out=np.zeros(self.num_nodes), where=out > 0)
-        # of no edges numpy makes integers
+        # Without edges, numpy's bincount returns integers.
         arrived = np.bincount(self.dst, self.scaled * shares[self.src], self.num_nodes).astype(np.float64)
         arrived += scores[out == 0].sum() * self.landing
         return np.asarray((1 - self.damping) * self.teleport + self.damping * arrived, np.float64)
 
     def matrix(self) -> Float64:
-        """P, dense: column i is how node i shares out its rank, 0 where it is dangling."""
+        """Return the matrix P.
+
+        Column i holds the share of its rank that node i sends to each node; it is 0 if i is dangling.
+        """
         dense = np.zeros((self.num_nodes, self.num_nodes))
         np.add.at(dense, (self.dst, self.src), self.scaled)
         out = dense.sum(axis=0)
         return np.asarray(np.divide(dense, out, out=np.zeros_like(dense), where=out > 0), np.float64)
 
     def solve(self) -> Float64:
-        """The scores, by a dense linear solve."""
+        """Return the scores, computed by a dense linear solve."""
         return _solve(self, self.matrix())
 
     def rounding(self, scores: Float64, dtype: np.dtype[Any]) -> float:
-        """What rounding in ``dtype`` can cost in L1.
+        """Return the largest L1 error that rounding in ``dtype`` can cause.
 
-        A round rounds each term less than 32 times, a row's sum once per entry, and the sum over dangling
-        nodes once per node; the errors of all rounds add up to 1/(1 - d) times those of one. Below float64
-        the sum over dangling nodes must be made in blocks of 128 or wider, as numpy, torch and GPUs do: one
-        running float32 sum of 100 000 scores is off by 1e-3.
+        In one round, each term is rounded less than 32 times, the sum of a row once per entry, and the sum over
+        dangling nodes once per node. The errors of all rounds add up to 1/(1 - d) times the errors of one. Below
+        float64, an implementation must sum over dangling nodes in blocks of 128 or wider, as numpy, torch and GPUs do.
+        One running float32 sum of 100 000 scores is off by 1e-3.
         """
         if self.num_nodes == 0:
             return 0.0
         eps = float(np.finfo(dtype).eps)
         scores = np.abs(np.nan_to_num(scores, posinf=0, neginf=0))
-        scores = scores / max(1.0, float(scores.sum()))  # scores that blew up are not excused by it
+        scores = scores / max(1.0, float(scores.sum()))  # diverged scores must not enlarge their own tolerance
         lost = self.out == 0
         degrees = np.bincount(self.dst, minlength=self.num_nodes) + np.bincount(self.src, minlength=self.num_nodes)
         chain = int(lost.sum()) if eps < 1e-15 else min(int(lost.sum()), 128)
@@ -108,7 +124,11 @@ def _on_host(values: Any, dtype: Any) -> NDArray[Any]:
 
 
 def _distribution(name: str, values: Any, num_nodes: int) -> Float64:
-    """``values`` scaled to sum 1."""
+    """Return ``values`` as float64, scaled to sum 1.
+
+    Raises:
+        ValueError: ``values`` is not one finite, non-negative number for each node, or is 0 everywhere.
+    """
     try:
         vector = _on_host(values, np.float64)
     except (TypeError, ValueError) as error:
@@ -120,12 +140,12 @@ def _distribution(name: str, values: Any, num_nodes: int) -> Float64:
         raise ValueError(f"{name} holds {vector[bad[0]]} at {bad[0]}; every value must be finite and not negative")
     if num_nodes and not vector.any():
         raise ValueError(f"{name} is 0 everywhere; give at least one node a positive value, or pass None")
-    scaled = vector / vector.max(initial=0) if num_nodes else vector  # no sum overflows
+    scaled = vector / vector.max(initial=0) if num_nodes else vector  # so that the sum cannot overflow
     return np.asarray(scaled / (scaled.sum() or 1.0), np.float64)
 
 
 def _solve(oracle: Oracle, matrix: Float64, dangling: NDArray[np.bool_] | None = None) -> Float64:
-    """The scores for another matrix, and perhaps other nodes whose rank lands as that of dangling ones."""
+    """Return the scores for another matrix, and optionally for another set of dangling nodes."""
     system = -oracle.damping * matrix
     system[:, oracle.out == 0 if dangling is None else dangling] -= oracle.damping * oracle.landing[:, None]
     system[np.diag_indices(oracle.num_nodes)] += 1
@@ -133,7 +153,7 @@ def _solve(oracle: Oracle, matrix: Float64, dangling: NDArray[np.bool_] | None =
 
 
 def likely_cause(oracle: Oracle, found: Float64, expected: Float64, tol: float) -> str | None:
-    """The mistake whose scores ``found`` are, if they are those of a known one; ``None`` otherwise."""
+    """Return the known mistake that leads to the scores ``found``, or ``None``."""
     if not np.isfinite(found).all():
         return "not finite: a division by an out-weight of 0, or contributions not divided by the out-weight"
     total, n = float(found.sum()), oracle.num_nodes
@@ -183,7 +203,7 @@ def _early_cause(oracle: Oracle, same: Callable[[Float64], bool]) -> str | None:
 
 
 def _damping_cause(oracle: Oracle, found: Float64, close: float) -> str | None:
-    """The d for which ``found - v`` is ``d (P found + m w - v)``, if there is one."""
+    """Return a cause if ``found - v = d (P found + m w - v)`` holds for another damping d."""
     moved, left = replace(oracle, damping=1.0).step(found) - oracle.teleport, found - oracle.teleport
     used = float(moved @ left) / (float(moved @ moved) or 1.0)
     if not 0 <= used < 1 or abs(used - oracle.damping) < 1e-6 or np.abs(left - used * moved).sum() > close:
@@ -200,10 +220,10 @@ def _mass_cause(total: float, close: float) -> str | None:
 
 
 def _mistakes(oracle: Oracle) -> Iterator[tuple[str, Float64]]:
-    """Mistakes by name, each with the scores that it leads to."""
+    """Yield the name of each known mistake and the scores that it leads to."""
     for cause, make in _known_mistakes(oracle):
         try:
-            with np.errstate(all="ignore"):  # raw weights can overflow where scaled ones do not
+            with np.errstate(all="ignore"):  # raw weights can overflow, scaled ones cannot
                 scores = make()
             yield cause, scores
         except np.linalg.LinAlgError:
@@ -213,7 +233,7 @@ def _mistakes(oracle: Oracle) -> Iterator[tuple[str, Float64]]:
 def _known_mistakes(oracle: Oracle) -> Iterator[tuple[str, Callable[[], Float64]]]:
     src, dst, weights, n = oracle.src, oracle.dst, oracle.weights, oracle.num_nodes
     right, nobody = oracle.matrix(), np.zeros(n, np.bool_)
-    adjacency, counts = np.zeros((n, n)), np.zeros((n, n))  # [j, i]: weight of the edges i -> j, and how many
+    adjacency, counts = np.zeros((n, n)), np.zeros((n, n))  # [j, i]: weight and number of the edges i -> j
     np.add.at(adjacency, (dst, src), weights)
     np.add.at(counts, (dst, src), 1.0)
     out = adjacency.sum(axis=0)
@@ -223,7 +243,7 @@ def _known_mistakes(oracle: Oracle) -> Iterator[tuple[str, Callable[[], Float64]
     def solve(
         sums: Float64, degree: Float64 | None = None, dangling: NDArray[np.bool_] | None = None
     ) -> Callable[[], Float64]:
-        """Scores for the entries ``sums`` over ``degree`` of the sending node (None: not divided)."""
+        """Return a function that solves for the entries ``sums`` over ``degree`` of the sender (None: undivided)."""
         if degree is not None:
             sums = np.divide(sums, degree, out=np.zeros_like(sums), where=np.broadcast_to(degree > 0, (n, n)))
         return partial(_solve, oracle, sums, dangling)

@@ -1,10 +1,12 @@
-"""Checks of PageRank over ranks: any function that ranks a graph whose edges the ranks hold together.
+"""Checks of PageRank over ranks: any function that ranks a graph whose edges are distributed over the ranks.
 
-The function is called on every rank with that rank's part of the graph, which has ``src``, ``dst``, ``num_nodes`` (of
-the whole graph) and ``weights``; the graph is all parts together, and what "right" is says
-:mod:`pdlcheck.checks.pagerank.scores`. It returns an object with ``nodes``, the ids that this rank has in the end, and
-``scores``, one for each of them; or, without ``nodes``, all scores on every rank. Where it has ``iterations``,
-``error_bound`` or ``converged`` too, they are compared.
+A check calls the function on every rank with that rank's part of the graph. A part has ``src``, ``dst``, ``num_nodes``
+(of the whole graph) and ``weights``. The graph is the union of all parts, and :mod:`pdlcheck.checks.pagerank.scores`
+defines its right scores.
+
+The function returns an object with ``nodes``, the ids that this rank has in the end, and ``scores``, one for each of
+them. Without ``nodes``, every rank must return all scores. If the object also has ``iterations``, ``error_bound`` or
+``converged``, the checks compare them between ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_halo_bytes", "check_pagerank_over_ranks", "check_pagerank_rounds"]
 
-NUMBERS = 8  # that a rank may tell all others in a round: the step, the dangling mass and the like
+NUMBERS = 8  # values that a rank may send to all others in a round: the step, the dangling mass and the like
 
 
 @takes_world
@@ -38,19 +40,22 @@ def check_pagerank_over_ranks(
     personalization: Any = None,
     dangling: Any = None,
 ) -> None:
-    """The shards of all ranks are the PageRank of the whole graph, and the ranks agree on when they stopped.
+    """Check that the shards of all ranks are the PageRank of the whole graph, and that all ranks stopped together.
 
     Args:
         function: called as ``function(parts[rank])`` on every rank.
         parts: for each rank the edges that it holds at first; ``len(parts)`` is the world size.
         world: where the ranks run.
-        damping, personalization, dangling: what ``function`` uses.
-        tol: L1 error that it may leave; rounding is allowed on top. ``None`` is the ``error_bound`` that it returns.
+        damping: the d that ``function`` uses.
+        personalization: the teleport vector that ``function`` uses.
+        dangling: the vector that receives the rank of dangling nodes in ``function``.
+        tol: the L1 error that ``function`` may leave; rounding is allowed on top. ``None`` is the ``error_bound`` that
+            the function returns.
 
     Raises:
-        AssertionError: a node in no shard or in two; ranks that stopped apart; a wrong score, with the rank that has
-            it, the in-edges with the ranks of their sources, and the likely cause; an ``error_bound`` that the true
-            error is above.
+        AssertionError: a node is in no shard or in two; ranks stopped at different times; a score is wrong; or the true
+            error exceeds ``error_bound``. For a wrong score, the message names the rank that has it, the in-edges with
+            the ranks of their sources, and the likely cause.
         Inconclusive: the graph is too large for the dense solution.
     """
     __tracebackhide__ = True
@@ -91,14 +96,21 @@ def check_pagerank_rounds(
     rounds: int = 3,
     damping: float = 0.85,
 ) -> None:
-    """After ``rounds`` rounds from the uniform vector, the scores are those of as many serial rounds, to rounding.
+    """Check that ``rounds`` rounds from the uniform vector give the scores of as many serial rounds, up to rounding.
 
-    For power iterations, in which a round reads the scores of the round before and no others. An exchange that is one
-    round late converges to the same scores, but more slowly than its error bound says; here it shows.
+    This check is for power iterations, in which a round reads only the scores of the round before. An exchange that is
+    one round late converges to the same scores, but more slowly than its error bound claims. This check detects it.
 
     Args:
         function: called as ``function(parts[rank], max_iter=rounds)``; must not stop earlier.
-        parts, world, damping: as in :func:`check_pagerank_over_ranks`.
+        parts: as in :func:`check_pagerank_over_ranks`.
+        world: where the ranks run.
+        damping: the d that ``function`` uses.
+        rounds: the number of rounds to compare.
+
+    Raises:
+        AssertionError: a score is wrong; names the rank, the node and the likely cause.
+        Inconclusive: a rank stopped before ``rounds`` rounds.
     """
     __tracebackhide__ = True
     oracle = Oracle.of(whole(parts), damping)
@@ -113,22 +125,27 @@ def check_pagerank_rounds(
 def check_halo_bytes(
     function: Callable[..., Any], parts: Sequence[Any], world: Any, *, itemsize: int = 8, numbers: int = NUMBERS
 ) -> dict[tuple[int, int], int]:
-    """A round moves one value for each distinct source that another rank's nodes have on this rank, and no more.
+    """Check that one round sends each score that another rank needs exactly once.
 
-    A round is what the second one adds to the traffic of the first. Messages and all_to_alls must carry exactly the
-    cut of the partition, ``itemsize`` bytes a value; other operations at most ``numbers`` float64 of each rank.
+    A rank needs the score of every distinct source of its nodes' in-edges. The traffic of a round is the difference
+    between a run of two rounds and a run of one. Messages and all_to_alls must carry exactly the cut of the partition,
+    ``itemsize`` bytes a value. All other operations of a rank may carry at most ``2 * (world_size - 1) * numbers``
+    float64 values.
 
     Args:
-        function: called as ``function(parts[rank], max_iter=1)``, then with 2; must not stop earlier. Its results have
-            ``nodes``.
+        function: called as ``function(parts[rank], max_iter=1)``, then with 2; must not stop earlier. Its results must
+            have ``nodes``.
         parts: as in :func:`check_pagerank_over_ranks`.
-        world: one that counts ``traffic``: ``sim``.
+        world: a world that counts ``traffic``: ``sim``.
+        itemsize: the bytes of one score.
+        numbers: how many values a rank may send to all others in a round in other operations.
 
     Returns:
-        ``{(src, dst): bytes}`` of a round, where there are any.
+        ``{(src, dst): bytes}`` of one round, without pairs that exchange nothing.
 
     Raises:
-        AssertionError: naming the two ranks, the bytes found and the nodes that need them.
+        AssertionError: names the two ranks, the bytes found and the nodes whose scores are needed.
+        Inconclusive: a rank stopped too early.
         Unsupported: ``world`` counts no traffic.
     """
     __tracebackhide__ = True
@@ -174,7 +191,7 @@ def check_halo_bytes(
 
 
 def _moved(flows: list[dict[tuple[int, int, str], tuple[int, int]]], one: int, other: int) -> tuple[int, int]:
-    """Bytes that the second run sent more than the first: by messages and all_to_alls, and by other operations."""
+    """Return the additional bytes of the second run: in messages and all_to_alls, and in other operations."""
     moved = {"halo": 0, "rest": 0}
     for sign, flow in zip((-1, 1), flows, strict=True):
         for (src, dst, op), (_, nbytes) in flow.items():

@@ -1,4 +1,4 @@
-"""What typical mistakes of PageRank over ranks lead to: scores that a wrong one is compared with."""
+"""The scores that typical mistakes of PageRank over ranks lead to, for the likely cause of wrong scores."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from pdlcheck.checks.pagerank.oracle import Float64, Oracle
 
 __all__ = ["Rounds", "solution_cause"]
 
-MAX_TRIED = 200  # a dense solution each
-CLOSE = 1e-7  # scores are told apart that differ by more
+MAX_TRIED = 200  # each costs a dense solution
+CLOSE = 1e-7  # scores with a larger L1 distance are different
 
 Owners = NDArray[np.int64]
 
 
 def solution_cause(oracle: Oracle, owner: Owners, held: Sequence[Owners], found: Float64) -> str | None:
-    """The mistake whose scores ``found`` are; ``None`` where it is none of the known ones.
+    """Return the known mistake that leads to the scores ``found``, or ``None``.
 
     Args:
+        oracle: the right equation.
         owner: the rank that has each node in the end.
         held: for each rank the numbers of the edges that it held at first.
+        found: the scores of all ranks.
     """
     right = oracle.solve()
     for cause, scores in _wrong_solutions(oracle, owner, held):
@@ -69,11 +71,13 @@ def _wrong_solutions(oracle: Oracle, owner: Owners, held: Sequence[Owners]) -> I
 
 @dataclass(frozen=True)
 class Rounds:
-    """Serial rounds from the uniform vector.
+    """The scores of serial rounds from the uniform vector.
 
     Args:
+        oracle: the right equation.
+        owner: the rank that has each node.
         right: the scores after 0, 1, ... rounds.
-        late: the scores after the last, by what was one round late.
+        late: the scores after the last round if one exchange is a round late, by the text of that mistake.
     """
 
     oracle: Oracle
@@ -83,6 +87,7 @@ class Rounds:
 
     @classmethod
     def of(cls, oracle: Oracle, owner: Owners, rounds: int) -> Rounds:
+        """Compute ``rounds`` serial rounds, and the same number with each late exchange."""
         matrix, lost = oracle.matrix(), oracle.out == 0
         apart = owner[:, None] != owner[None, :]
         far, near = np.where(apart, matrix, 0.0), np.where(apart, 0.0, matrix)
@@ -104,7 +109,7 @@ class Rounds:
         return cls(oracle, owner, after(False, False), late)
 
     def cause(self, found: Float64, allowed: float) -> str | None:
-        """The mistake that ``found`` shows, after the last round."""
+        """Return the mistake that explains the scores ``found`` after the last round, or ``None``."""
         right = self.right[-1]
         close = max(allowed, 1e-12)
         for cause, scores in self.late.items():

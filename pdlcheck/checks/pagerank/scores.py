@@ -1,13 +1,12 @@
-"""Checks of PageRank: any function from a graph to scores, whoever wrote it.
+"""Checks of PageRank, for any function from a graph to scores.
 
-The function is called as ``function(graph)``; bind its other arguments first, for instance with
-``functools.partial``. It may return an array, a tensor, a dict as networkx does, or an object with
-``scores``. The graph is whatever the function takes, as long as it has ``src``, ``dst``, ``num_nodes`` and
-``weights``.
+A check calls ``function(graph)``; bind other arguments first, for instance with ``functools.partial``. The function may
+return an array, a tensor, a dict as networkx does, or an object with ``scores``. The graph may have any type that the
+function takes, as long as it has ``src``, ``dst``, ``num_nodes`` and ``weights``.
 
-"Right" is one vector: ``x = (1 - d) v + d (P x + m w)`` where ``P[j, i]`` is the share of i's out-weight
-that goes to j, v the teleport vector, and m, the mass of x on nodes without out-weight, goes to w. Repeated
-edges add, a self-loop is an edge. Without edges x = v; without nodes x is empty.
+The right scores are one vector: ``x = (1 - d) v + d (P x + m w)``. ``P[j, i]`` is the share of i's out-weight that goes
+to j, and v is the teleport vector. m is the mass of x on nodes without out-weight, and w receives it. The weights of
+repeated edges add up, and a self-loop is an edge. Without edges x = v; without nodes x is empty.
 """
 
 from __future__ import annotations
@@ -40,25 +39,25 @@ def check_pagerank(
     personalization: Any = None,
     dangling: Any = None,
 ) -> None:
-    """``function(graph)`` is the PageRank of ``graph``: a distribution, a fixed point, and the dense
-    solution.
+    """Check that ``function(graph)`` is the PageRank of ``graph``.
+
+    The scores must be a distribution, a fixed point, and the dense solution. With more than 3000 nodes the check builds
+    no dense matrix. One serial round must then move the scores by at most ``1 + d`` times the allowance, which bounds
+    the error by ``(1 + d)/(1 - d)`` times the allowance.
 
     Args:
         function: graph -> scores, one per node.
         graph: has ``src``, ``dst``, ``num_nodes``, ``weights``.
         damping: the d that ``function`` uses.
-        tol: L1 error that ``function`` may leave by stopping early: its own tolerance, or ``2 d**k`` after
-            k rounds. What rounding can cost in the dtype of the scores is allowed on top, for any order of
+        tol: L1 error that ``function`` may leave by stopping early: its own tolerance, or ``2 d**k`` after k rounds. On
+            top, the check allows the error that rounding in the dtype of the scores can cause, for any order of
             additions.
-        personalization, dangling: the vectors v and w that ``function`` uses, one number per node; ``None``
-            as usual.
+        personalization: the vector v that ``function`` uses, one number per node; ``None`` is the uniform vector.
+        dangling: the vector w that ``function`` uses, one number per node; ``None`` is v.
 
     Raises:
-        AssertionError: naming the worst node, its in-edges, and the likely cause where the numbers tell it.
+        AssertionError: names the worst node, its in-edges, and the likely cause if the numbers determine one.
         TypeError, ValueError: an argument of this check is wrong; ``function`` was not judged.
-
-    With more than 3000 nodes no dense matrix is built: one serial round must then move the scores by at most
-    ``1 + d`` times the allowance, which bounds the error by ``(1 + d)/(1 - d)`` times the allowance.
     """
     __tracebackhide__ = True
     tol, oracle = require_tol(tol), Oracle.of(graph, damping, personalization, dangling)
@@ -66,7 +65,7 @@ def check_pagerank(
     found, dtype = _scores(name, function(graph), graph)
     if oracle.num_nodes > MAX_DENSE_NODES:
         allowed = tol + oracle.rounding(found, dtype)
-        # scores within the allowance move by at most 1 + d times as much, so this never rejects right ones
+        # Scores within the allowance move by at most 1 + d times as much, so this limit never rejects right scores.
         what, expected, limit = "one serial round further", oracle.step(found), (1 + damping) * allowed
     else:
         what, expected = "the dense solution", oracle.solve()
@@ -90,11 +89,14 @@ def check_pagerank_agreement(
     damping: float = 0.85,
     tol: float = 1e-8,
 ) -> float:
-    """All ``functions`` give the same scores, pairwise within ``2 tol`` and rounding; returns the largest
-    L1 distance.
+    """Check that all ``functions`` give the same scores, and return the largest L1 distance of a pair.
 
-    Works on graphs of any size: nothing dense is built. Raises AssertionError naming the two that differ
-    most and the node, and ValueError for fewer than two functions.
+    Each pair may differ by ``2 tol`` and rounding. The check works on graphs of any size, because it builds no dense
+    matrix.
+
+    Raises:
+        AssertionError: names two functions that disagree, and the node at which they differ most.
+        ValueError: there are fewer than two functions.
     """
     __tracebackhide__ = True
     named = dict(functions) if isinstance(functions, Mapping) else {_name(f): f for f in functions}
@@ -121,10 +123,10 @@ def check_pagerank_relabelling(
     damping: float = 0.85,
     tol: float = 1e-8,
 ) -> None:
-    """Renaming the nodes permutes the scores: node ``i`` of ``graph`` is ``permutation[i]`` in
-    ``relabelled``.
+    """Check that renaming the nodes permutes the scores.
 
-    Needs no oracle, so it holds for any function that ranks nodes by their edges alone.
+    Node ``i`` of ``graph`` must be ``permutation[i]`` in ``relabelled``. The check needs no oracle, so it holds for any
+    function that ranks nodes by their edges alone.
     """
     __tracebackhide__ = True
     tol, oracle = require_tol(tol), Oracle.of(graph, damping)
@@ -148,16 +150,16 @@ def check_error_bound(
     dangling: Any = None,
     reachable: bool = False,
 ) -> None:
-    """The result's ``error_bound`` holds for the true L1 error, and ``converged`` means that it is at most
-    ``tol``.
+    """Check that ``error_bound`` bounds the true L1 error, and that ``converged`` means a bound of at most ``tol``.
 
-    ``function(graph)`` returns an object with ``scores``, ``error_bound`` and ``converged``. The true error
-    is the distance to the dense solution, known to about ``n * 2e-16 / (1 - d)``; a bound below that cannot
-    be judged. With ``reachable`` it must converge: a solver that never says so never claims too much.
+    ``function(graph)`` returns an object with ``scores``, ``error_bound`` and ``converged``. The true error is the
+    distance to the dense solution, which is known to about ``n * 2e-16 / (1 - d)``. The check cannot judge a bound
+    below that. With ``reachable``, the result must have converged. Without it, a solver that never reports convergence
+    passes.
 
     Raises:
-        AssertionError: the bound does not hold, ``converged`` contradicts it, or is False though ``tol`` is
-            ``reachable``.
+        AssertionError: the bound does not hold, ``converged`` contradicts it, or ``converged`` is False though ``tol``
+            is ``reachable``.
         Inconclusive: the graph is too large for the dense solution.
     """
     __tracebackhide__ = True
@@ -187,10 +189,12 @@ def check_error_bound(
 
 
 def check_transition_matrix(function: Callable[[Any], Any], graph: Any) -> None:
-    """``function(graph)`` is the N x N matrix whose column i is how node i shares out its rank.
+    """Check that ``function(graph)`` is the N x N matrix whose column i holds the shares that node i sends.
 
-    Columns sum to 1, or to 0 for a node without out-weight; row = destination. Raises AssertionError naming
-    the first wrong column or entry.
+    Rows are destinations. A column sums to 1, or to 0 for a node without out-weight.
+
+    Raises:
+        AssertionError: names the first wrong column or entry.
     """
     __tracebackhide__ = True
     oracle, name = Oracle.of(graph, 0.0), _name(function)
@@ -222,7 +226,11 @@ def check_transition_matrix(function: Callable[[Any], Any], graph: Any) -> None:
 
 
 def require_tol(tol: Any) -> float:
-    """``tol`` as a number of 0 or more."""
+    """Return ``tol`` as a float.
+
+    Raises:
+        ValueError: ``tol`` is not a finite number of 0 or more.
+    """
     if isinstance(tol, bool) or not isinstance(tol, int | float | np.floating | np.integer) or not 0 <= tol < np.inf:
         raise ValueError(f"tol must be a number of 0 or more, the L1 error that is allowed, got {tol!r}; 1e-8 is usual")
     return float(tol)
@@ -237,7 +245,7 @@ def _require_equal(
     what: str,
     dtype: np.dtype[Any],
 ) -> None:
-    """Raise, with the worst node, where the L1 distance is above ``allowed``; NaN is above everything."""
+    """Raise, with the worst node, if the L1 distance is above ``allowed``. NaN is above every allowance."""
     __tracebackhide__ = True
     difference = np.abs(found - expected)
     distance = float(difference.sum())
@@ -278,7 +286,7 @@ def _array(values: Any) -> Any:
 
 
 def _scores(name: str, result: Any, graph: Any) -> tuple[Float64, np.dtype[Any]]:
-    """The scores in ``result`` as float64, and the dtype they came in."""
+    """Return the scores in ``result`` as float64, and their original dtype."""
     __tracebackhide__ = True
     result = getattr(result, "scores", result)
     if isinstance(result, Mapping):
@@ -307,7 +315,7 @@ def _scores(name: str, result: Any, graph: Any) -> tuple[Float64, np.dtype[Any]]
 
 
 def _edges_of(oracle: Oracle, node: int, *, out: bool) -> str:
-    """The edges that enter (or leave) ``node``, as text: ``0 -> 3 (x2), 1 -> 3``."""
+    """Return the edges that enter (or leave) ``node``, as text: ``0 -> 3 (x2), 1 -> 3``."""
     here = np.flatnonzero((oracle.src if out else oracle.dst) == node)
     pairs: dict[tuple[int, int], int] = {}
     for e in here:

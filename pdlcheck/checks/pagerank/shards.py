@@ -1,4 +1,4 @@
-"""What the ranks hold after one call of a PageRank over ranks, put together."""
+"""The results of all ranks after one call of a PageRank over ranks, combined into one vector of scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ __all__ = ["Shards", "whole"]
 
 @dataclass(frozen=True)
 class Result:
-    """What a rank gave, in a form that travels."""
+    """The result of one rank, in a form that can be sent to the controller.
+
+    ``said`` holds those of ``iterations``, ``error_bound`` and ``converged`` that the result has.
+    """
 
     nodes: NDArray[np.int64] | None
     scores: Float64
@@ -34,7 +37,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Shards:
-    """One call of the function on every rank; ``owner`` of a node is the rank whose shard has it."""
+    """One call of the function on every rank. ``owner`` gives, for each node, the rank whose shard has it."""
 
     name: str
     results: list[Result]
@@ -54,7 +57,19 @@ class Shards:
         damping: float | None = None,
         **keywords: Any,
     ) -> Shards:
-        """Call ``function(part, **keywords)``; every node must be in one shard, or every rank hold all scores."""
+        """Call ``function(part, **keywords)`` on every rank and combine the shards.
+
+        Args:
+            function: the function under test.
+            parts: the edges of each rank.
+            world: where the ranks run.
+            oracle: the right equation of the whole graph.
+            damping: for the case in messages.
+            **keywords: passed on to ``function``.
+
+        Raises:
+            AssertionError: a node is in no shard, or in two; or, without ``nodes``, the ranks hold different scores.
+        """
         __tracebackhide__ = True
         name, n = name_of(function), oracle.num_nodes
         results = list(world.run(_call, function, list(parts), keywords, world_size=len(parts)))
@@ -105,7 +120,7 @@ class Shards:
         return cls(name, results, oracle, scores, owner, facts)
 
     def require_agreement(self) -> None:
-        """All ranks say the same of when they stopped."""
+        """Check that ``iterations``, ``error_bound`` and ``converged`` are the same on all ranks."""
         __tracebackhide__ = True
         for what in ("iterations", "error_bound", "converged"):
             said = [result.said.get(what) for result in self.results]
@@ -118,7 +133,7 @@ class Shards:
                 )
 
     def require_iterations(self, rounds: int) -> None:
-        """No rank stopped earlier, or nothing can be said."""
+        """Raise ``Inconclusive`` if a rank stopped before ``rounds`` rounds."""
         for rank, result in enumerate(self.results):
             done = result.said.get("iterations", rounds)
             if done < rounds and self.oracle.num_nodes:
@@ -127,7 +142,7 @@ class Shards:
                 )
 
     def require(self, expected: Float64, allowed: float, what: str, rank_cause: Callable[[], str | None]) -> None:
-        """Raise, with the worst node, where the L1 distance is above ``allowed``; NaN is above everything."""
+        """Raise, with the worst node, if the L1 distance is above ``allowed``. NaN is above every allowance."""
         __tracebackhide__ = True
         difference = np.abs(self.scores - expected)
         distance = float(difference.sum())
@@ -167,7 +182,12 @@ def _call(function: Callable[..., Any], parts: list[Any], keywords: dict[str, An
 
 
 def whole(parts: Sequence[Any]) -> Edges:
-    """All edges that the ranks hold."""
+    """Return one graph with the edges of all ranks.
+
+    Raises:
+        TypeError: a part is not a graph.
+        ValueError: ``parts`` is empty, or the parts have different ``num_nodes``.
+    """
     if not parts or isinstance(parts, str):
         raise ValueError(f"parts must be one graph for each rank, got {parts!r}; its length is the world size")
     for rank, part in enumerate(parts):

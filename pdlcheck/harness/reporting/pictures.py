@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
-from xxhash import xxh32_hexdigest
 
 from pdlcheck.harness.collection.cases import world_of
 from pdlcheck.harness.reporting.warned import record_warning
@@ -44,7 +44,7 @@ def _name(nodeid: str) -> str:
     short = name.encode()[:_LONGEST].decode(errors="ignore")
     if short == name and not re.search(r"[^\w.-]", nodeid.partition("[")[2].rstrip("]")):
         return name
-    return f"{short}-{xxh32_hexdigest(nodeid.encode())}"
+    return f"{short}-{blake2b(nodeid.encode(), digest_size=4).hexdigest()}"
 
 
 def _warn(item: pytest.Item, words: str) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from xxhash import xxh3_128
+
+from pdlcheck.primitives.checkpoint.digest import Digest, new_digest
 
 __all__ = ["FOREIGN", "FORMAT", "Refused", "framed", "pack", "read", "verify", "whole", "write"]
 
@@ -58,7 +59,7 @@ def framed(blocks: Sequence[Block]) -> list[Block]:
 
 def write(descriptor: int, body: Sequence[Block]) -> None:
     """Write the body and then, before it, the lines: what is digested is what is written, whoever changes a tensor."""
-    chunk, digest = memoryview(bytearray(_CHUNK)), xxh3_128()
+    chunk, digest = memoryview(bytearray(_CHUNK)), new_digest()
     os.lseek(descriptor, _HEADER_NBYTES, os.SEEK_SET)
     for block in body:
         view = memoryview(block)
@@ -157,7 +158,7 @@ def _first_lines(file: io.FileIO) -> tuple[int, str]:
 
 def _blocks(file: io.FileIO, nbytes: int, digest: str) -> list[Tensor]:
     """The body's blocks as bytes, each in memory of its own, once their digest is the one that was written."""
-    actual = xxh3_128()
+    actual = new_digest()
     (count,) = _lengths(file, 1, actual) if nbytes >= _LENGTH.itemsize else [0]
     room = nbytes // _LENGTH.itemsize - 1
     lengths = _lengths(file, count, actual) if count <= room else []
@@ -175,13 +176,13 @@ def _blocks(file: io.FileIO, nbytes: int, digest: str) -> list[Tensor]:
 
 
 def _require_digest(file: io.FileIO, nbytes: int, digest: str) -> None:
-    chunk, actual = memoryview(bytearray(min(_CHUNK, nbytes))), xxh3_128()
+    chunk, actual = memoryview(bytearray(min(_CHUNK, nbytes))), new_digest()
     for start in range(0, nbytes, _CHUNK):
         _fill(file, chunk[: nbytes - start], actual)
     _require_same(actual, digest)
 
 
-def _require_same(actual: xxh3_128, digest: str) -> None:
+def _require_same(actual: Digest, digest: str) -> None:
     found = actual.hexdigest()
     if found != digest:
         raise Refused(f"was changed after it was written: its XXH3-128 is {found[:12]}..., not {digest[:12]}...")
@@ -193,13 +194,13 @@ def _put(descriptor: int, content: Block) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _lengths(file: io.FileIO, count: int, digest: xxh3_128) -> list[int]:
+def _lengths(file: io.FileIO, count: int, digest: Digest) -> list[int]:
     found = np.empty(count, dtype=_LENGTH)
     _fill(file, found.view(np.uint8).data, digest)
     return [int(length) for length in found]
 
 
-def _fill(file: io.FileIO, view: memoryview, digest: xxh3_128) -> None:
+def _fill(file: io.FileIO, view: memoryview, digest: Digest) -> None:
     """The next bytes of the file, into ``view`` and ``digest``."""
     rest = view
     while rest:

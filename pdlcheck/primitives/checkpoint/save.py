@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from xxhash import xxh3_128_hexdigest
 
 from pdlcheck.errors import CheckpointError
 from pdlcheck.primitives.arguments import require_at_least
 from pdlcheck.primitives.checkpoint.container import pack
+from pdlcheck.primitives.checkpoint.digest import new_digest
 from pdlcheck.primitives.checkpoint.fitting import describe, require_stateful, state_of
 from pdlcheck.primitives.checkpoint.folder import MAX_STEP, add, intact, path_of, remove_stale, tidy
 from pdlcheck.primitives.checkpoint.ranks import Ranks, ranks_of
@@ -87,7 +87,7 @@ def save_checkpoint(
         nodes.update({name: encode(state_of(held), tensors, name) for name, held in objects.items()})
         nodes["rng"] = encode(streams, tensors, "rng")
         about.update(describe(objects))
-        return step, sorted(objects), list(tensors), xxh3_128_hexdigest(repr(about).encode())
+        return step, sorted(objects), list(tensors), new_digest(repr(about).encode()).hexdigest()
 
     told = who.together(collect)
     _require_agreement(who, told)

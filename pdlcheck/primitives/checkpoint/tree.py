@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from xxhash import xxh3_128
+
+from pdlcheck.primitives.checkpoint.digest import new_digest
 
 __all__ = ["Node", "Tensors", "decode", "difference", "encode", "is_tree"]
 
@@ -147,7 +148,7 @@ def _store(tensor: Tensor, tensors: Tensors, where: str, like: Node) -> str:
         held = held.clone()  # it is a view, and would be saved with all that it is a view of
     if like[0] in ("tensor", "ndarray") and _are_equal(held, tensors[like[1]]):
         return str(like[1])
-    digest = xxh3_128(f"{held.dtype} {tuple(held.shape)} ".encode())  # strides may differ where bits do not
+    digest = new_digest(f"{held.dtype} {tuple(held.shape)} ".encode())  # strides may differ where bits do not
     digest.update(_bytes_of(held).data)
     name = digest.hexdigest()
     tensors[name] = held

@@ -1,5 +1,12 @@
 """PageRank: a graph, four published versions, a solver that bounds its error, also over ranks; a dense reference."""
 
+from pdlcheck.extras import extra
+
+with extra("pagerank", "PageRank"):
+    import networkx  # noqa: F401
+    import numba  # noqa: F401
+    import scipy  # noqa: F401
+
 from pdlcheck.primitives.pagerank.datasets import (
     debian_dependencies,
     document_graph,

@@ -7,17 +7,15 @@ from collections.abc import Callable
 
 import torch
 
+from pdlcheck.extras import extra
 from pdlcheck.primitives.pagerank.graph import Graph
 
 _backend = os.environ.get("DGLBACKEND")
 os.environ["DGLBACKEND"] = "pytorch"  # or the import writes a config file to the user's home and prints to stderr
 try:
-    import dgl
-    import dgl.function as fn
-except ImportError as error:
-    raise ImportError(
-        f"pagerank_v0 needs DGL ({error}); install it with: pip install pdlcheck[dgl], on Python 3.11"
-    ) from error
+    with extra("dgl", "pagerank_v0, which runs on Python 3.11,"):
+        import dgl
+        import dgl.function as fn
 finally:
     if _backend is None:
         del os.environ["DGLBACKEND"]

@@ -10,7 +10,7 @@ Importing this module registers it; MPI itself starts with the first process gro
 
 Rank and world size are those of the launcher (torchrun's variables where they are set, else MPI's own). All
 collectives, messages, sub-groups, object collectives and asynchronous forms run on tensors of the CPU. It needs mpi4py
-and an MPI: ``pip install pdlcheck[mpi]`` brings both.
+and an MPI: ``pip install 'pdlcheck[mpi]'`` brings both.
 """
 
 from pdlcheck.worlds.mpi.backend import BACKEND, register

@@ -20,7 +20,7 @@ from pdlcheck.errors import WorldUnavailable
 
 __all__ = ["CURE", "Job", "find_mpiexec", "home", "why_not"]
 
-CURE = "pip install pdlcheck[mpi]"
+CURE = "pip install 'pdlcheck[mpi]'"
 
 _HERE = Path(__file__).parent
 _START_S = 30.0

@@ -322,4 +322,4 @@ def test_without_mpi4py_the_backend_names_the_command_that_brings_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "WorldUnavailable: the backend pdlcheck_mpi needs mpi4py and an MPI library" in done.stderr
-    assert "pip install pdlcheck[mpi]" in done.stderr
+    assert "pip install 'pdlcheck[mpi]'" in done.stderr

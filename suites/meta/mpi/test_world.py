@@ -297,8 +297,8 @@ def test_an_mpi_that_does_not_start_is_told_with_how_it_ended_and_the_cure(monke
 @pytest.mark.parametrize(
     ("says", "told"),
     [
-        ("mpiexec (Open MPI) 5.0.0", "mpiexec ended; pip install pdlcheck[mpi]\nmy leg is broken"),
-        ("HYDRA build details:", "is not Open MPI's: it says 'HYDRA build details:'; pip install pdlcheck[mpi]"),
+        ("mpiexec (Open MPI) 5.0.0", "mpiexec ended; pip install 'pdlcheck[mpi]'\nmy leg is broken"),
+        ("HYDRA build details:", "is not Open MPI's: it says 'HYDRA build details:'; pip install 'pdlcheck[mpi]'"),
     ],
     ids=["broken", "of-another-mpi"],
 )

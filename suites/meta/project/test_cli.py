@@ -193,6 +193,6 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it_and_is_no_fail
         [sys.executable, "-c", f"import hiding; {code}"], cwd=folder, capture_output=True, text=True, timeout=120
     )
     assert found.returncode == 0, found.stderr
-    assert "pip install pdlcheck[dgl]" in found.stdout
+    assert "pip install 'pdlcheck[dgl]'" in found.stdout
     assert "pip install 'pdlcheck[data]'" in found.stdout
-    assert found.stdout.splitlines()[-1].startswith("True None the digits come with scikit-learn")
+    assert found.stdout.splitlines()[-1].startswith("True None pdlcheck.primitives.digits needs an extra")

@@ -61,7 +61,7 @@ def drawn_lines(svg):
 
 @pytest.mark.slow
 def test_the_function_and_the_fit_are_drawn(tmp_path):
-    pytest.importorskip("matplotlib", reason="the plot needs matplotlib: pip install pdlcheck[report]")
+    pytest.importorskip("matplotlib", reason="the plot needs matplotlib: pip install 'pdlcheck[report]'")
     text = torchrun(tmp_path, "--epochs", "12", "--plot", "fit.svg")
     assert text.endswith("fit.svg\n")
     lines = drawn_lines((tmp_path / "fit.svg").read_text())

@@ -100,7 +100,7 @@ def test_pagerank_over_ranks(tmp_path):
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install pdlcheck[data]")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'pdlcheck[data]'")
     return alone(tmp_path_factory.mktemp("alone"), "synchronous_sgd.py", "--epochs", 2)
 
 
@@ -144,7 +144,7 @@ def table(text):
 @pytest.mark.slow
 def test_convnet_on_two_nodes_goes_on_exactly_where_one_node_stopped(tmp_path):
     """In the middle of an epoch; the weights at the end are those of an undisturbed run, bit for bit."""
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install pdlcheck[data]")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'pdlcheck[data]'")
     command = ["convnet_ddp.py", "--epochs", 2, "--half", "float16"]  # which has a scaler on a CPU, too
     straight = torchrun(tmp_path, 2, *command, "--checkpoints", "straight")
     stopped = torchrun(tmp_path, 2, *command, "--checkpoints", "stopped", "--stop", 20)

@@ -21,7 +21,7 @@ def test_packaged_suites_end_green_and_skips_say_why(tmp_path):
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stdout + run.stderr
     assert re.search(r"4 passed, 2 skipped, \d+ deselected", run.stdout), run.stdout
-    assert "the digits come with scikit-learn: pip install pdlcheck[data]" in run.stdout
+    assert "the digits come with scikit-learn: pip install 'pdlcheck[data]'" in run.stdout
     (suites,) = tmp_path.glob("venv/lib/*/site-packages/pdlcheck/suites")
     assert (suites / "conftest.py").exists()
     assert not (suites / "meta").exists()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pdlcheck.extras import extra
 from pdlcheck.primitives.pagerank.files.column_names import (
     IS_DESTINATION,
     IS_SOURCE,
@@ -19,13 +20,9 @@ from pdlcheck.primitives.pagerank.files.column_names import (
 from pdlcheck.primitives.pagerank.files.columns import Columns, GrowingColumns, Progress
 from pdlcheck.primitives.pagerank.files.source import Source
 
-try:
+with extra("parquet", "reading .parquet"):
     import pyarrow as pa
     import pyarrow.parquet as pq
-except ImportError as error:
-    raise ImportError(
-        f"reading .parquet needs pyarrow ({error}); install it with: pip install pdlcheck[parquet]"
-    ) from error
 
 __all__ = ["read_parquet"]
 

@@ -87,10 +87,10 @@ def read_edges(
     ``metis``           line i lists the neighbours of node i, from 1
     ``npz``             arrays ``src``, ``dst``, perhaps ``weights`` and ``num_nodes``; or what
                         ``scipy.sparse.save_npz`` wrote, where entry (i, j) is the edge i -> j
-    ``parquet``         two columns of ids and perhaps one of weights; needs ``pip install pdlcheck[parquet]``
+    ``parquet``         two columns of ids and perhaps one of weights; needs ``pip install 'pdlcheck[parquet]'``
     ==================  ===============================================================================================
 
-    Each may be packed by gzip, bzip2, xz or zstd (``pip install pdlcheck[zstd]`` before Python 3.14).
+    Each may be packed by gzip, bzip2, xz or zstd (``pip install 'pdlcheck[zstd]'`` before Python 3.14).
 
     Where both ids of the first edge are whole numbers, all must be. Nodes are those that have an edge, in order of id;
     where they are not just the numbers from 0, ``graph.names`` holds their ids. Otherwise ids are strings, nodes are in

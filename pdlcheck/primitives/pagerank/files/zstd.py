@@ -5,16 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
+from pdlcheck.extras import extra
+
 if sys.version_info >= (3, 14):
     from compression.zstd import ZstdDecompressor as new_decompressor
     from compression.zstd import ZstdError
 else:
-    try:
+    with extra("zstd", "reading a file packed by zstd"):
         from zstandard import ZstdDecompressor, ZstdError
-    except ImportError as error:
-        raise ImportError(
-            f"reading a file packed by zstd needs zstandard ({error}); install it with: pip install pdlcheck[zstd]"
-        ) from error
 
     def new_decompressor() -> Any:
         """Return what unpacks one frame."""
