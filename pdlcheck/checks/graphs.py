@@ -29,6 +29,7 @@ class Edges:
     weights: NDArray[np.float64] | None = None
 
     def __repr__(self) -> str:
+        """Return the call that makes these edges, without weights if there are none."""
         weights = "" if self.weights is None else f", weights={self.weights.tolist()}"
         return f"Edges({self.src.tolist()}, {self.dst.tolist()}, {self.num_nodes}{weights})"
 

@@ -50,6 +50,7 @@ class Calls:
     uneven: bool = False
 
     def __post_init__(self) -> None:
+        """Validate the inputs."""
         who = f"the check of {name_of(self.subject)}"
         if not len(self.inputs):
             raise ValueError(f"{who} needs an input for each rank, got none")

@@ -175,7 +175,7 @@ def _named_apart(found: Sequence[Reached]) -> dict[str, Any]:
 def states_of(parts: dict[str, Any], *, buffers: bool = True, unread: dict[str, str] | None = None) -> dict[str, Any]:
     """Return copies of the states of the random streams and of ``parts``.
 
-    A part that has no state, or whose state cannot be pickled, is left out.
+    A part that has no state, or whose state cannot be read or pickled, is left out.
 
     Args:
         parts: the objects with a state, by name.

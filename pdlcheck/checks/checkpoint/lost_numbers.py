@@ -15,7 +15,7 @@ from pdlcheck.checks.checkpoint.reach import Reached, is_of_the_program, reached
 
 __all__ = ["IN_CONTAINERS", "NUMBERS", "numbers_reached"]
 
-NUMBERS = "the numbers "  # the prefix of their names
+NUMBERS = "the numbers "  # the prefix of the names of such parts
 IN_CONTAINERS = f"{NUMBERS}in "
 _KINDS = (bool, int, float, str)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)

@@ -191,7 +191,8 @@ def check_all_gather(
         inputs: the tensor of each rank, as in :func:`check_all_reduce`. Shapes may differ between ranks if a list is
             returned; :func:`pdlcheck.checks.strategies.uneven_rank_tensors` draws such inputs.
         world: where the ranks run.
-        dim: the dimension along which one tensor holds all inputs; their sizes may differ in it. ``None`` is a new one.
+        dim: the dimension along which one tensor holds all inputs; their sizes may differ in it. ``None`` stands for a
+            new first dimension.
         ranks: global ranks of a group, as in :func:`check_all_reduce`.
     """
     __tracebackhide__ = True

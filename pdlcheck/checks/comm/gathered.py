@@ -16,7 +16,7 @@ _PADDED = "it is as long as the longest: padding was not cut off"
 
 
 def require_stacked(calls: Calls, rank: int, found: Tensor) -> None:
-    """Check one tensor that holds the inputs stacked, with the rank as its first dimension."""
+    """Check that a tensor holds the inputs of all ranks, stacked in rank order along its first dimension."""
     __tracebackhide__ = True
     inputs = calls.inputs
     if _differ_in_shape(inputs):
@@ -38,7 +38,7 @@ def require_stacked(calls: Calls, rank: int, found: Tensor) -> None:
 
 
 def require_list(calls: Calls, rank: int, found: Sequence[Tensor]) -> None:
-    """Check a list with one tensor for each rank."""
+    """Check that a list holds the inputs of all ranks, in rank order."""
     __tracebackhide__ = True
     inputs = calls.inputs
     if not _differ_in_shape([*inputs, *found]):
@@ -64,7 +64,7 @@ def require_list(calls: Calls, rank: int, found: Sequence[Tensor]) -> None:
 
 
 def require_concatenated(calls: Calls, rank: int, found: Tensor, dim: int) -> None:
-    """Check one tensor that holds the inputs one after the other along ``dim``."""
+    """Check that a tensor holds the inputs of all ranks, concatenated in rank order along ``dim``."""
     __tracebackhide__ = True
     inputs = calls.inputs
     try:

@@ -86,7 +86,7 @@ class Reduction:
         return Rounding(self._of_wide(inputs, None), slack, f"world_size * eps * {self.scale}")
 
     def allowed(self, inputs: Sequence[Tensor]) -> Rounding | None:
-        """Return :meth:`rounding`; but None for a sum that is the same in any order, such as one of small integers."""
+        """Return :meth:`rounding`, or None if the inputs have the same sum in any order, as small integers do."""
         return None if self is SUM and _add_up_exactly(inputs) else self.rounding(inputs)
 
     def _of_wide(self, inputs: Sequence[Tensor], world_size: int | None) -> Tensor:

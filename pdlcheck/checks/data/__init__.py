@@ -1,1 +1,1 @@
-"""Who gets which samples."""
+"""Checks of the distribution of samples over ranks."""

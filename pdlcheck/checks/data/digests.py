@@ -1,4 +1,4 @@
-"""Digests tell shards apart, and are the same on every rank."""
+"""The checks of digests: they distinguish shards, and are the same on every rank."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["check_digest", "check_gathered_digests"]
 
 @takes_world
 def check_digest(digest: Callable[[Tensor], str], data: Tensor, world: Any, *, world_size: int = 2) -> None:
-    """A digest must be the same for the same data on every rank, and another one after any change.
+    """Check that equal data has the same digest on every rank, and that any change gives another digest.
 
     Args:
         digest: called with a tensor on every rank.
-        data: a tensor with at least one element; its changes are one element, its dtype, its shape.
-        world: where the ranks run; each process of a process world salts Python's ``hash`` in its own way.
+        data: a tensor with at least one element. The check changes one element, its dtype, its shape and its length.
+        world: where the ranks run; each process of a process world salts Python's ``hash`` differently.
         world_size: number of ranks.
     """
     __tracebackhide__ = True
     changed = data.clone(memory_format=torch.contiguous_format).view(-1)
-    bits(changed).view(-1)[-1:].bitwise_xor_(1)  # adding 1 leaves a large number as it is
+    bits(changed).view(-1)[-1:].bitwise_xor_(1)  # adding 1 would not change a large float
     variants = {
         "the data": data,
         "the data with another last element": changed.view(data.shape),
@@ -51,11 +51,11 @@ def check_digest(digest: Callable[[Tensor], str], data: Tensor, world: Any, *, w
 
 @takes_world
 def check_gathered_digests(gather: Callable[[Tensor], Sequence[str]], shards: Sequence[Tensor], world: Any) -> None:
-    """Every rank must get the digest of every rank, in rank order; two are equal only if the shards are.
+    """Check that every rank gets the digest of each rank, in rank order, and that only equal shards have equal digests.
 
     Args:
         gather: called with this rank's shard on every rank; returns one digest for each rank.
-        shards: what each rank loaded.
+        shards: the data that each rank loaded.
         world: where the ranks run.
     """
     __tracebackhide__ = True

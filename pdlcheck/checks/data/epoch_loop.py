@@ -1,4 +1,4 @@
-"""A program's own loop over epochs shares the data out among ranks, in another order each time."""
+"""The check of a program's own loop over epochs: it distributes the data over ranks, each time in another order."""
 
 from __future__ import annotations
 
@@ -31,30 +31,31 @@ def check_epoch_loop(
     dealt_in: int = 1,
     same_samples: Sequence[Sequence[int]] = (),
 ) -> None:
-    """In each epoch of a program's loop ranks must share the data out, and in another order than in any before.
+    """Check that a program's loop distributes the data over ranks, in each epoch in an order of its own.
 
-    The loop is the program's own, with its sampler and loader: a ``set_epoch`` that it forgets, calls on another
-    sampler, too late, or with numbers that come again, shows here.
+    The loop is the program's own, with its sampler and loader. The check finds a ``set_epoch`` that the loop forgets,
+    calls on another sampler, calls too late, or calls with numbers that repeat.
 
     Args:
         visit: called as ``visit(dataset, epochs)`` on every rank, under different random numbers; ``dataset[i]`` is
-            ``i``. Runs the loop, and returns what each epoch's batches held: for each epoch a tensor, or batches, which
-            may be arrays, lists or dicts too; of a dict all entries hold the same samples.
+            ``i``. It runs the loop and returns the content of the batches: for each epoch a tensor, or batches. Batches
+            may also be arrays, lists or dicts; all entries of a dict hold the same samples.
         world: where the ranks run.
-        num_samples: 12 or more for each rank, so that no order comes twice by chance.
-        world_size, epochs: the case; 2 epochs or more.
+        num_samples: 12 or more for each rank, so that no order repeats by chance.
+        world_size: number of ranks.
+        epochs: number of epochs, 2 or more.
         tail: as in :func:`check_shards`.
-        shuffle: False for a loop that keeps one order by intention.
-        drop_last: the samples in a batch of each rank, where the loader has ``drop_last=True``: it must leave out what
-            does not fill the last batch, and no more.
-        dealt_in: the samples in a batch, where whole batches are dealt to the ranks in turn, as accelerate's loaders
-            do: up to ``world_size * dealt_in - 1`` samples are then repeated, or dropped.
-        same_samples: sets of ranks that visit the same samples in one order, as in tensor parallelism those do that
-            hold one replica of the model; each set counts as one of those that share the data out.
+        shuffle: False for a loop that keeps one order on purpose.
+        drop_last: the samples in a batch of each rank, if the loader has ``drop_last=True``. The loop must leave out
+            the samples that do not fill the last batch, and no others.
+        dealt_in: the samples in a batch, if whole batches are dealt to the ranks in turn, as accelerate's loaders do.
+            Up to ``world_size * dealt_in - 1`` samples may then be repeated or dropped.
+        same_samples: sets of ranks that visit the same samples in the same order. In tensor parallelism, these are the
+            ranks that hold one replica of the model. Each set counts as one rank in the distribution of the data.
 
     Raises:
-        AssertionError: names the samples, the ranks and the epoch.
-        TypeError: a batch is something else; says what, and what to return.
+        AssertionError: the samples or their order are wrong. The message names the samples, the ranks and the epoch.
+        TypeError: a batch is of another type. The message names the type and what to return.
 
     Example:
         >>> from torch.utils.data import DataLoader, DistributedSampler
@@ -118,11 +119,11 @@ def check_epoch_loop(
 def _require_whole_batches(
     subject: str, ranks: dict[int, list[int]], num_samples: int, tail: str, batch: int, facts: str
 ) -> None:
-    """Each rank has all the batches that its share fills."""
+    """Check that each rank has all the batches that its share fills."""
     __tracebackhide__ = True
     whole, more = divmod(num_samples, len(ranks))
     for rank, indices in ranks.items():
-        # with a tail that is uneven, either: a sampler may give the longer shares to any ranks
+        # With an uneven tail both lengths are right, because a sampler may give the longer shares to any ranks.
         shares = {"pad": {whole + (more > 0)}, "drop": {whole}}.get(tail, {whole, whole + (more > 0)})
         if len(indices) not in {share // batch * batch for share in shares}:
             raise failure(
@@ -134,7 +135,7 @@ def _require_whole_batches(
 
 
 def _one_of_each(same_samples: Sequence[Sequence[int]], world_size: int) -> list[int]:
-    """The first rank of each set, and those that are in none."""
+    """Return the first rank of each set, and the ranks that are in no set."""
     listed = [rank for ranks in same_samples for rank in ranks]
     if len(set(listed)) < len(listed) or not set(listed) <= set(range(world_size)):
         raise ValueError(
@@ -157,7 +158,7 @@ def _require_the_same(subject: str, one: tuple[int, list[int]], other: tuple[int
 
 
 def _visited(visit: Callable[[range, int], Any], num_samples: int, epochs: int) -> list[list[int]]:
-    """On every rank, under other random numbers: the samples of each epoch."""
+    """Run the loop under this rank's own random numbers, and return the samples of each epoch."""
     seed_streams(dist.get_rank())
     visited = visit(range(num_samples), epochs)
     if not isinstance(visited, Iterable):
@@ -169,7 +170,7 @@ def _visited(visit: Callable[[range, int], Any], num_samples: int, epochs: int) 
 
 
 def _numbers(held: Any) -> list[int]:
-    """Of tensors, arrays, sequences and dicts, at any depth."""
+    """Return the numbers in tensors, arrays, sequences and dicts, nested to any depth."""
     if hasattr(held, "tolist"):
         held = held.tolist()
     if isinstance(held, list | tuple):

@@ -1,6 +1,6 @@
-"""A sampler for a DataLoader shares the data out, says how long it is, and goes on where training stopped.
+"""The checks of samplers for a DataLoader: their samples, their length, and how they continue after a stop.
 
-What was used is counted here, sample by sample; ranks draw from other random numbers.
+The checks count the used samples one by one. Ranks draw from different random numbers.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ __all__ = ["check_sampler", "check_sampler_resumes"]
 MakeSampler = Callable[..., Any]
 Tail = Literal["uneven", "pad", "drop"]
 
-# A sample that is left out by chance in less than half of the epochs is left out in all of them once in a million.
+# A right sampler drops a given sample in less than half of the epochs. By chance it drops the sample in 20 of 20 epochs
+# less than once in a million times.
 ENOUGH_EPOCHS = 20
 
-FETCHED_AHEAD = 3  # samples that a loader takes before training asks for them
+FETCHED_AHEAD = 3  # samples that a loader takes before training uses them
 
 
 @takes_world
@@ -46,30 +47,32 @@ def check_sampler(
     endless: bool = False,
     dealt_in: int = 1,
 ) -> None:
-    """In every epoch the ranks' samples must be disjoint, cover the data, and be as many as ``len`` says.
+    """Check that in every epoch the ranks' samples are disjoint, cover the data, and are as many as ``len`` returns.
 
-    Where samples come again by intention, ranks must have each ``repeats`` times together; an epoch may then end before
-    all have come, if others come in other epochs.
+    If samples repeat on purpose, the ranks together must have each sample ``repeats`` times. An epoch may then end
+    before all samples have come, if the missing ones come in other epochs.
 
     Args:
         make_sampler: called as ``make_sampler(dataset, num_replicas=world_size, rank=rank)`` on every rank, as
             ``torch.utils.data.DistributedSampler`` is.
         world: where the ranks run.
-        num_samples, world_size: the case.
-        tail: what becomes of samples that do not divide evenly, as in :func:`check_shards`.
-        shuffle: whether the order must be another one in every epoch, drawn from seed and epoch alone; seen with 12
-            samples a rank or more. What ``tail="drop"`` leaves out must then be others in time.
-        epochs: how many are looked at.
-        repeats: how often the ranks together have each sample, as with repeated augmentation; None where they draw with
-            replacement, as by weights: then only, no rank may draw what another does, or did in an epoch before.
-        endless: whether the stream never ends. Its first samples, as many as an epoch has, are looked at as an epoch,
-            and those that follow must have another order; ``len`` and ``set_epoch`` do not count.
-        dealt_in: the samples in a batch, where each rank has whole batches, filled up or dropped, as in
+        num_samples: number of samples in the data set.
+        world_size: number of ranks.
+        tail: the treatment of samples that do not divide evenly, as in :func:`check_shards`.
+        shuffle: whether each epoch must have another order, drawn from seed and epoch alone. This is checked with 12
+            samples or more for each rank. With ``tail="drop"``, the epochs must not always drop the same samples.
+        epochs: number of epochs to check.
+        repeats: how often the ranks together have each sample, as with repeated augmentation. None if they draw with
+            replacement, for example by weights. The only rule is then that no rank draws the order of another rank in
+            the same or an earlier epoch.
+        endless: whether the stream never ends. The check takes as many samples as an epoch has and treats them as an
+            epoch. The samples that follow must have another order. ``len`` and ``set_epoch`` are not used.
+        dealt_in: the samples in a batch, if each rank has whole batches, filled up or dropped, as in
             :func:`check_shards`.
 
     Raises:
-        AssertionError: names samples, ranks and the epoch.
-        Inconclusive: ranks draw fewer than 12 samples with replacement, the same ones perhaps by chance.
+        AssertionError: the samples, their order or ``len`` are wrong. The message names samples, ranks and the epoch.
+        Inconclusive: ranks draw fewer than 12 samples with replacement, so they may draw the same ones by chance.
 
     Example:
         >>> from torch.utils.data import DistributedSampler
@@ -142,27 +145,29 @@ def check_sampler_resumes(
     epoch: int = 1,
     commit: Callable[[Any, int], object] = lambda sampler, num_samples: sampler.commit(num_samples),
 ) -> None:
-    """A fresh sampler that loads the state must give what training had not used: nothing twice, nothing left out.
+    """Check that a fresh sampler that loads the state gives the samples that training had not used, each of them once.
 
-    In each leg of the way ranks take samples, more than training uses, as a loader fetches ahead; training commits
-    what it used; the state of rank 0 is loaded by fresh samplers on the next number of ranks. The last leg uses all.
-    After it has loaded the state, a sampler is told the epoch that training stopped in by ``set_epoch(epoch)``, as a
-    loop over epochs does: it must keep its position. With the number of ranks unchanged, every rank must give the very
-    samples that the undisturbed run gives next. Each leg begins under other random numbers, as a program that starts
-    again does.
+    The run has one leg for each entry of ``world_sizes``. In each leg, ranks take more samples than training uses,
+    because a loader fetches ahead. Training commits the samples that it used. Fresh samplers on the next number of
+    ranks then load the state of rank 0. The last leg uses all samples.
+
+    After it has loaded the state, a sampler gets ``set_epoch(epoch)`` with the epoch in which training stopped, as a
+    loop over epochs does. It must keep its position. If the number of ranks does not change, every rank must give
+    exactly the samples that the undisturbed run gives next. Each leg starts with other random numbers, as a restarted
+    program does.
 
     Args:
         make_sampler: as in :func:`check_sampler`; its samplers have ``state_dict`` and ``load_state_dict``.
         world: where the ranks run.
-        num_samples: in the data set.
+        num_samples: number of samples in the data set.
         world_sizes: numbers of ranks, one for each leg.
-        used: samples that each rank uses in each leg but the last; all that it has, if it has fewer.
-        tail: as in :func:`check_shards`, of what is left in the last leg.
-        epoch: in which training stops.
-        commit: how a sampler is told that training used samples.
+        used: number of samples that each rank uses in each leg except the last. A rank with fewer samples uses all.
+        tail: as in :func:`check_shards`, for the samples that are left after a stop.
+        epoch: the epoch in which training stops.
+        commit: informs a sampler that training used samples.
 
     Raises:
-        AssertionError: names samples, ranks, and what was lost or came again.
+        AssertionError: samples are lost or come again, or come in another order. The message names samples and ranks.
         Inconclusive: nothing was used before a stop, or nothing is left after it.
 
     Example:
@@ -194,7 +199,10 @@ def check_sampler_resumes(
 
 
 def _set_epoch(sampler: Any, epoch: int, *, shuffle: bool) -> None:
-    """As a loop over epochs does; a sampler that keeps one order, or draws with replacement, may have none to call."""
+    """Set the epoch of a sampler, as a loop over epochs does.
+
+    A sampler that keeps one order, or that draws with replacement, may have no ``set_epoch``.
+    """
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)
     elif shuffle:
@@ -205,7 +213,7 @@ def _set_epoch(sampler: Any, epoch: int, *, shuffle: bool) -> None:
 
 
 def _passes(make_sampler: MakeSampler, promise: Repeats, epochs: int) -> list[tuple[int, list[int]]]:
-    """What ``len`` says and what is given, twice for each epoch, by one sampler."""
+    """Return ``len`` and the samples of one sampler on this rank, twice for each epoch."""
     seed_streams(dist.get_rank())
     sampler = make_sampler(range(promise.num_samples), num_replicas=dist.get_world_size(), rank=dist.get_rank())
     found = []
@@ -223,7 +231,7 @@ def _require_all_in_time(
     ranks: Sequence[list[tuple[int, list[int]]]],
     facts: str,
 ) -> None:
-    """Of a shuffled order, what is dropped in one epoch comes in another."""
+    """Check that the samples that one epoch of a shuffled order drops come in another epoch."""
     __tracebackhide__ = True
     epochs = ENOUGH_EPOCHS * (promise.times or 1)
 
@@ -250,7 +258,7 @@ def _leg(
     stream: int,
     set_epoch: bool = True,
 ) -> tuple[list[int], Any]:
-    """What this rank is given until the end of the epoch, and the state after ``want`` of it were used."""
+    """Return this rank's samples until the end of the epoch, and the state after ``want`` of them were used."""
     seed_streams(100 + 1000 * stream + dist.get_rank())
     sampler = make_sampler(range(num_samples), num_replicas=dist.get_world_size(), rank=dist.get_rank())
     if state is not None:
@@ -269,11 +277,13 @@ def _leg(
 
 @dataclass(frozen=True)
 class Resumed:
-    """What ranks give after a stop.
+    """The samples that ranks give after a stop.
 
     Args:
-        world, world_size, leg: where the ranks ran, how many, and the arguments of :func:`_leg`.
-        num_samples: in the data set.
+        world: where the ranks ran.
+        world_size: number of ranks.
+        leg: the arguments of :func:`_leg`.
+        num_samples: number of samples in the data set.
         gone: the samples that were used before.
         given: the samples of each rank.
     """
@@ -286,10 +296,12 @@ class Resumed:
     given: list[list[int]]
 
     def why_anew(self, right: list[list[int]] | set[int]) -> str | None:
-        """Why the epoch begins anew, found by loading the state without a call of set_epoch().
+        """Return why the epoch starts again; None if it does not, or if the reason is unknown.
+
+        The reason is found by loading the state without a call of set_epoch().
 
         Args:
-            right: what ranks must give, or what they must give together.
+            right: the samples that each rank must give, or those that the ranks must give together.
         """
         if not self._begins_anew(self.given):
             return None
@@ -304,13 +316,13 @@ class Resumed:
         return None
 
     def needs_the_same_numbers(self, right: list[list[int]]) -> bool:
-        """Whether ranks give what they must if they begin under the random numbers of the leg before."""
+        """Return whether ranks give the right samples if they start with the random numbers of the previous leg."""
         *leg, stream = self.leg
         ranks = self.world.run(_leg, *leg, stream - 1, world_size=self.world_size)
         return [samples for samples, _ in ranks] == right
 
     def how_far_off(self, right: list[list[int]]) -> str | None:
-        """By how many samples each rank goes on too late or too early; None where that is not what is wrong."""
+        """Return by how many samples each rank continues too late or too early; None if this is not the fault."""
         off = {len(must) - len(own) for own, must in zip(self.given, right, strict=True)}
         by = off.pop()
         if off or not by or not all(self.given) or not all(right) or self._begins_anew(self.given):
@@ -322,20 +334,20 @@ class Resumed:
         return f"each rank goes on {whose} too {'late: never used' if by > 0 else 'early: used once more'}"
 
     def _begins_anew(self, given: list[list[int]]) -> bool:
-        """Whether ranks give the whole epoch, but for the tail."""
+        """Return whether ranks give the whole epoch, except the tail."""
         together = set(itertools.chain(*given))
         return self.gone <= together and len(together) > self.num_samples - self.world_size
 
     def _without_set_epoch(self) -> list[list[int]]:
-        """What the ranks give if the state is loaded and no more; empty where that fails."""
+        """Return the samples of each rank after it loads the state without set_epoch(); empty if that fails."""
         try:
             return [samples for samples, _ in self.world.run(_leg, *self.leg, False, world_size=self.world_size)]
-        except Exception:  # the user's sampler may need set_epoch(); the finding stands without it
+        except Exception:  # the user's sampler may need set_epoch(); the failure is clear without this detail
             return []
 
 
 def _require_same(subject: str, resumed: Resumed, undisturbed: list[list[int]], facts: str) -> None:
-    """The same ranks go on with the very samples that they would have had."""
+    """Check that the same ranks continue with exactly the samples of the undisturbed run."""
     __tracebackhide__ = True
     given = resumed.given
     for rank, (found, expected) in enumerate(zip(given, undisturbed, strict=True)):
@@ -357,7 +369,7 @@ def _require_same(subject: str, resumed: Resumed, undisturbed: list[list[int]], 
 
 
 def _require_rest(subject: str, resumed: Resumed, tail: Tail, facts: str) -> None:
-    """What was not used comes once; what ``tail`` repeats or drops is fewer samples than there are ranks."""
+    """Check that each unused sample comes once; ``tail`` may repeat or drop fewer samples than there are ranks."""
     __tracebackhide__ = True
     given, gone = resumed.given, resumed.gone
     counts = collections.Counter(sample for one in given for sample in one)

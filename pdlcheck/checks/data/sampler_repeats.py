@@ -1,4 +1,4 @@
-"""Samplers that draw samples more than once by intention: repeated augmentation, weights, streams without an end."""
+"""The rules for samplers that repeat samples on purpose: repeated augmentation, weights, endless streams."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _ONE_SEED = "each pass over the data begins from one seed again: draw all passes
 
 @dataclass(frozen=True)
 class Repeats:
-    """What a sampler of ``num_samples`` promises.
+    """The properties that a sampler promises.
 
     Args:
-        num_samples: in the data set.
-        times: how often the ranks together have each sample; None where they draw with replacement.
-        endless: whether its stream never ends, so that an epoch's worth of it is looked at.
-        uneven: whether one rank may have a sample more than another.
+        num_samples: number of samples in the data set.
+        times: how often the ranks together have each sample; None if they draw with replacement.
+        endless: whether the stream never ends, so that the check takes as many samples as an epoch has.
+        uneven: whether one rank may have one sample more than another.
         shuffle: whether each epoch has another order.
     """
 
@@ -41,15 +41,16 @@ class Repeats:
     shuffle: bool
 
     def worth(self, world_size: int) -> int:
-        """Samples of a rank in an epoch."""
+        """Return the number of samples that one rank has in an epoch."""
         return -(-self.num_samples * (self.times or 1) // world_size)
 
 
 def drawn(sampler: Any, promise: Repeats) -> list[int]:
-    """All that a sampler gives.
+    """Return all samples that a sampler gives.
 
     Raises:
-        AssertionError: it gives four times what all ranks should have, and more than ``len`` says, and goes on.
+        AssertionError: the sampler continues after four times the samples of all ranks, and after ``len`` samples.
+        TypeError: the sampler gives batches.
     """
     told = len(sampler) if hasattr(sampler, "__len__") else 0
     most = max(told, 4 * promise.num_samples * (promise.times or 1))
@@ -71,7 +72,10 @@ def drawn(sampler: Any, promise: Repeats) -> list[int]:
 def require_repeats(
     make_sampler: Callable[..., Any], world: Any, promise: Repeats, *, world_size: int, epochs: int
 ) -> None:
-    """Ranks have each sample so often together; those who draw with replacement never have one order twice."""
+    """Check that the ranks together have each sample ``promise.times`` times.
+
+    Ranks that draw with replacement must never have the same order twice.
+    """
     __tracebackhide__ = True
     subject = name_of(make_sampler)
     ranks: list[list[list[int]]] = world.run(_orders, make_sampler, promise, epochs, world_size=world_size)
@@ -99,11 +103,11 @@ def require_repeats(
 
 
 def what_to_pass(make_sampler: Callable[..., Any], world: Any, promise: Repeats, *, world_size: int) -> str | None:
-    """By which ``repeats`` a sampler is right whose samples come again."""
+    """Return a hint with the ``repeats`` that fits a sampler whose samples repeat; None if there is no such value."""
     ranks = [passes[0] for passes in world.run(_orders, make_sampler, promise, 1, world_size=world_size)]
     counts = Counter(itertools.chain(*ranks))
     times = max(counts.values(), key=list(counts.values()).count, default=1)
-    one_share = all(sorted(indices) == sorted(ranks[0]) for indices in ranks)  # the rank is not used, most likely
+    one_share = all(sorted(indices) == sorted(ranks[0]) for indices in ranks)  # most likely the rank is not used
     if times > 1 and not one_share and _come_so_often(counts, times, world_size) and len(counts) > 4 * world_size:
         return f"if ranks are to have each sample {times} times together (repeated augmentation), pass repeats={times}"
     if len(counts) < promise.num_samples and all(len(set(indices)) < len(indices) for indices in ranks):
@@ -112,7 +116,10 @@ def what_to_pass(make_sampler: Callable[..., Any], world: Any, promise: Repeats,
 
 
 def _orders(make_sampler: Callable[..., Any], promise: Repeats, epochs: int) -> list[list[int]]:
-    """What this rank has in each epoch; of a stream without an end, so many samples one after the other."""
+    """Return this rank's samples in each epoch.
+
+    For an endless stream, return consecutive parts with as many samples as an epoch has.
+    """
     seed_streams(dist.get_rank())
     sampler = make_sampler(range(promise.num_samples), num_replicas=dist.get_world_size(), rank=dist.get_rank())
     if promise.endless:
@@ -127,9 +134,10 @@ def _orders(make_sampler: Callable[..., Any], promise: Repeats, epochs: int) -> 
 
 
 def _require_no_period(subject: str, orders: Sequence[dict[int, list[int]]], promise: Repeats, facts: str) -> None:
-    """A stream that is dealt to the ranks in turn does not begin anew after all its samples.
+    """Check that a stream that is dealt to the ranks in turn does not repeat after all its samples.
 
-    Where their number does not divide by that of the ranks, each rank has other samples then.
+    The check joins the samples of all ranks, because a repeated stream may give each rank other samples. That is so if
+    the number of samples is not a multiple of the number of ranks.
     """
     __tracebackhide__ = True
     streams = [itertools.chain(*(order[rank] for order in orders)) for rank in orders[0]]
@@ -168,7 +176,10 @@ def _require_known(subject: str, ranks: dict[int, list[int]], promise: Repeats, 
 
 
 def _require_times(subject: str, ranks: dict[int, list[int]], promise: Repeats, times: int, facts: str) -> None:
-    """Each sample that comes at all comes so often, but for what pads shares, or is at the ends of them."""
+    """Check that each sample that comes at all comes ``times`` times.
+
+    Samples that pad the shares, or that stand at their ends, may come more or less often.
+    """
     __tracebackhide__ = True
     counts = Counter(itertools.chain(*ranks.values()))
     more, fewer = _more_and_fewer(counts, times)
@@ -210,7 +221,7 @@ def _why(ranks: Sequence[list[int]], counts: Counter[int], times: int) -> str:
 
 
 def _require_others(subject: str, orders: Sequence[dict[int, list[int]]], facts: str) -> None:
-    """No rank of the last of these epochs draws what another does, or did in an epoch before."""
+    """Check that no rank draws, in the last of these epochs, the order of another rank in any of them."""
     __tracebackhide__ = True
     now = len(orders) - 1
     for rank, indices in orders[now].items():

@@ -1,4 +1,4 @@
-"""What must be true of the samples that ranks have, and the usual reasons why it is not."""
+"""The rules for the samples of ranks, and the usual causes of a broken rule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ENOUGH_SAMPLES", "require_other_orders", "require_shards", "some"]
 
 _IN_ORDER = "samples come in the order of the data set: nothing is shuffled, which shuffle=False accepts"
 
-# 12! orders: that two epochs draw the same one by chance happens once in 5e8 times.
+# There are 12! orders, so two epochs draw the same one by chance once in 5e8 times.
 ENOUGH_SAMPLES = 12
 
 
@@ -26,17 +26,18 @@ def require_shards(
     dealt_in: int = 1,
     sets: str = "",
 ) -> None:
-    """The shards are disjoint and cover the data.
+    """Check that the shards are disjoint and cover the data.
 
     Args:
-        subject: whose they are, in the message.
-        ranks: the samples of each.
-        num_samples, tail: as in ``check_shards``.
+        subject: the owner of the shards, for the message.
+        ranks: the samples of each rank.
+        num_samples: as in ``check_shards``.
+        tail: as in ``check_shards``.
         facts: the case.
-        order_of_one: draws what a rank has that is alone.
-        batch: of so many samples the last one is left out where it is not full.
-        dealt_in: samples that go to a rank together, so that a round of all ranks has ``world_size`` times as many.
-        sets: what to say where sets of ranks have the same samples each; ``{}`` in it stands for the sets.
+        order_of_one: returns the samples that a single rank draws.
+        batch: the samples in a batch; the last batch is left out if it is not full.
+        dealt_in: samples that go to a rank together; one round of all ranks has ``world_size * dealt_in`` samples.
+        sets: text to add if the ranks in each of several sets have the same samples; ``{}`` stands for the sets.
     """
     __tracebackhide__ = True
     world_size = len(ranks)
@@ -89,7 +90,10 @@ def require_shards(
 def require_other_orders(
     subject: str, orders: Sequence[dict[int, list[int]]], facts: str, why: str | None = None
 ) -> None:
-    """Of each rank, in each epoch after the first, than in any before; ``why`` not, where no epoch reaches it."""
+    """Check that each rank has, in each epoch after the first, an order that it did not have before.
+
+    ``why`` is the likely cause of a subject that does not receive the epoch; None selects one of the usual causes.
+    """
     __tracebackhide__ = True
     for epoch, now in enumerate(orders):
         for earlier in reversed(range(epoch)):
@@ -112,9 +116,10 @@ def _why_again(period: int) -> str:
 
 
 def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, told: str, *, dealt: bool) -> str:
-    """Whether ranks share samples, or draw their own again, or pad their shards to one length.
+    """Return the likely cause of repeated samples: shared by ranks, drawn again by one rank, or padding.
 
-    ``dealt``: how many go to a rank together has been said.
+    ``told`` is the text for sets of ranks with the same samples. ``dealt`` is True if the user has passed how many
+    samples go to a rank together.
     """
     ranks = list(by_rank.values())
     sets = [set(indices) for indices in ranks]
@@ -150,23 +155,23 @@ def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, t
 
 
 def _times_each(ranks: Sequence[list[int]]) -> int:
-    """How often each rank has each sample that it has; 0 where not all come as often."""
+    """Return how often each rank has each of its samples; 0 if the counts differ."""
     often = {count for indices in ranks for count in collections.Counter(indices).values()}
     return often.pop() if len(often) == 1 else 0
 
 
 def _whole_batches(ranks: Sequence[list[int]], num_samples: int) -> int | None:
-    """The fewest samples in a batch that explain how many each rank has; None where they have not as many."""
+    """Return the smallest batch size that explains the number of samples on each rank; None if there is none."""
     lengths = {len(indices) for indices in ranks}
     size = lengths.pop()
     if lengths:
         return None
-    a_round = (batch * len(ranks) for batch in range(2, size) if not size % batch)  # two or more for a rank
+    a_round = (batch * len(ranks) for batch in range(2, size) if not size % batch)  # two batches or more for a rank
     return next((one // len(ranks) for one in a_round if num_samples + -num_samples % one == size * len(ranks)), None)
 
 
 def _why_missing(missing: list[int], num_samples: int, order: list[int], lengths: list[int]) -> str | None:
-    """Where the samples in no shard are in the order that one rank draws."""
+    """Return the likely cause of missing samples, from their positions in the order that a single rank draws."""
     if order and set(missing) <= set(range(num_samples)) - set(order):
         return "they are not in the order that is cut: one rank alone leaves them out too"
     places = [place for place, sample in enumerate(order) if sample in missing]
@@ -180,6 +185,6 @@ def _why_missing(missing: list[int], num_samples: int, order: list[int], lengths
 
 
 def some(indices: Sequence[int]) -> str:
-    """A few of many samples: ``samples 3, 5, 6, ... (17 in all)``."""
+    """Return a text with the first few samples: ``samples 3, 5, 6, ... (17 in all)``."""
     shown = ", ".join(map(str, indices[:6]))
     return f"samples {shown}" if len(indices) <= 6 else f"samples {shown}, ... ({len(indices)} in all)"

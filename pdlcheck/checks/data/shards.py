@@ -1,4 +1,4 @@
-"""Shards are disjoint and cover the data, and each epoch has an order of its own."""
+"""The checks that shards are disjoint and cover the data, and that each epoch has its own order."""
 
 from __future__ import annotations
 
@@ -29,22 +29,24 @@ def check_shards(
     tail: Literal["uneven", "pad", "drop"] = "uneven",
     dealt_in: int = 1,
 ) -> None:
-    """The ranks' shards must be disjoint, cover all samples, and differ in length as ``tail`` allows.
+    """Check that the ranks' shards are disjoint, cover all samples, and differ in length as ``tail`` allows.
 
     Args:
         shards: called as ``shards(num_samples, rank=rank, world_size=world_size, epoch=epoch)`` on every
             rank, under different random numbers; returns this rank's indices, a tensor or any sequence of
             ints.
         world: where the ranks run.
-        num_samples, world_size, epoch: the case.
+        num_samples: number of samples in the data set.
+        world_size: number of ranks.
+        epoch: the epoch to draw.
         tail: ``"uneven"``: each sample once, lengths differ by at most 1; ``"pad"``: equal lengths, fewer
             than ``world_size`` repeats; ``"drop"``: equal lengths, fewer than ``world_size`` samples left
             out.
-        dealt_in: the samples in a batch, where ranks have whole batches: ``world_size * dealt_in`` takes the place of
-            ``world_size`` in these numbers.
+        dealt_in: the samples in a batch, if ranks have whole batches. ``world_size * dealt_in`` then replaces
+            ``world_size`` in these numbers, and lengths may differ by ``dealt_in``.
 
     Raises:
-        AssertionError: names the samples and the ranks.
+        AssertionError: a shard is wrong. The message names the samples and the ranks.
 
     Example:
         >>> from pdlcheck.primitives import shard_indices
@@ -62,16 +64,18 @@ def check_shards(
 
 @takes_world
 def check_epochs_differ(shards: Shards, world: Any, *, num_samples: int, world_size: int, epochs: int = 3) -> None:
-    """A shuffled order must be another one in every epoch, and the same one when an epoch is drawn again.
+    """Check that a shuffled order differs in every epoch, and that an epoch that is drawn again has the same order.
 
     Args:
         shards: as in :func:`check_shards`.
         world: where the ranks run.
-        num_samples: 12 or more for each rank, so that no order comes twice by chance.
-        world_size, epochs: the case.
+        num_samples: 12 or more for each rank, so that no order repeats by chance.
+        world_size: number of ranks.
+        epochs: number of epochs.
 
     Raises:
-        AssertionError: an epoch has the order of one before, or cannot be repeated.
+        AssertionError: an epoch has the order of an earlier one, or cannot be repeated.
+        Inconclusive: there are fewer than 12 samples for each rank.
     """
     __tracebackhide__ = True
     if num_samples < ENOUGH_SAMPLES * world_size:
@@ -103,7 +107,10 @@ def _draw(shards: Shards, world: Any, num_samples: int, world_size: int, epoch: 
 
 
 def _indices(shards: Shards, num_samples: int, epoch: int, stream: int, kept: str | None = None) -> list[int]:
-    """On every rank, under other random numbers for every rank and every ``stream``; those ``kept`` are the epoch's."""
+    """Return this rank's indices, drawn under random numbers that depend on the rank and on ``stream``.
+
+    ``kept`` names a random stream that starts from ``epoch`` instead of ``stream``.
+    """
     seed_streams(1000 * epoch + dist.get_rank())
     states = {name: get() for name, (get, _) in STREAMS.items()}
     seed_streams(1000 * stream + dist.get_rank())
@@ -114,14 +121,14 @@ def _indices(shards: Shards, num_samples: int, epoch: int, stream: int, kept: st
 
 
 def _on_what(redraw: Callable[..., list[list[int]]], again: list[list[int]]) -> str:
-    """The random numbers that make it another order; nothing where no two draws are alike, as with the time."""
+    """Return which random streams change the order, in words; empty if no two draws are equal, as with a clock."""
     names = [name for name in STREAMS if redraw(name) != again] if redraw() == again else []
     return f": on {' and '.join(names)}" if names else ""
 
 
 def _order_of_one_rank(shards: Shards, world: Any, num_samples: int, epoch: int) -> list[int]:
-    """What a rank draws that is alone; empty where that fails."""
+    """Return the samples that a single rank draws; empty if that fails."""
     try:
         return _draw(shards, world, num_samples, 1, epoch)[0]
-    except Exception:  # the user's function may know one number of ranks only; the finding stands without it
+    except Exception:  # the user's function may support one number of ranks only; the failure is clear without this
         return []

@@ -1,1 +1,1 @@
-"""Wrappers for data parallel training, and their communication hooks."""
+"""Checks of wrappers for data parallel training, and of their communication hooks."""

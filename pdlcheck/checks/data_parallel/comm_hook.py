@@ -1,6 +1,6 @@
-"""A communication hook of DDP leaves equal replicas, and gradients that are the mean, at once or in the long run.
+"""The check of a communication hook of DDP: replicas stay equal, gradients are the mean, at once or in the long run.
 
-The gradients are given, number by number: the model's loss is ``sum(parameter * gradient)``.
+The check chooses every gradient element, because the model's loss is ``sum(parameter * gradient)``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["check_comm_hook"]
 MakeHook = Callable[[nn.Module], tuple[Any, Callable[..., Any]]]
 
 SHAPES = ((8, 12), (5,), (6, 9), (2, 3, 8), ())
-SMALL = 2**-10  # not 0, which nobody can divide by
+SMALL = 2**-10  # not 0, because a hook may divide by the gradient
 LONG = 512
 
 
@@ -45,39 +45,41 @@ def check_comm_hook(
     wrap: Callable[[nn.Module, int, bool], Any] | None = None,
     seed: int = 0,
 ) -> None:
-    """Under the hook all replicas must get the same gradients, bit for bit, and these must be the mean over ranks.
+    """Check that under the hook all replicas get equal gradients, bit for bit, and that they are the mean over ranks.
 
-    "Are the mean" is what the hook promises, one or more of three: at each step up to an error that is ``relative``
-    to the gradients; or in the long run, because what is left out is sent later (``error_feedback``); or to the last
-    digit together with what the hook says that it holds back (``residual``). In every case nobody may hang: run it on
-    ``sim`` under several schedules and semantics.
+    The hook promises at least one of three things. With ``relative``, the error of each step is small relative to the
+    gradients. With ``error_feedback``, the mean is right in the long run, because the hook sends later what it left
+    out. With ``residual``, the applied gradients and the hook's own residuals add up to the mean, to the last digit.
+    In every case no rank may hang: run the check on ``sim`` under several schedules and semantics.
 
     Args:
         make_hook: called on every rank as ``make_hook(module)``; returns state and hook for ``register_comm_hook``.
         world: where the ranks run.
         world_size: number of replicas, 2 or more.
-        relative: largest error of an element of the mean, of the largest gradient element of any rank and this
-            parameter. The last steps are held to it: a hook may begin otherwise. No two steps in a row have the same
-            gradients; with ``error_feedback`` they differ in their sign.
+        relative: largest error of an element, relative to the largest gradient element of this parameter on any rank.
+            Only the last quarter of the steps must meet it, because a hook may start differently. No two steps in a row
+            have the same gradients; with ``error_feedback`` they differ in their sign.
         error_feedback: the error of the sum over steps stays bounded. Gradients stay the same for ``steps`` steps, and
-            are a thousandth of that for as many more, in which what was left out can be sent. If more than an eighth of
-            the largest error is left then, 512 steps with the same gradients, or 4 times ``steps`` if that is more,
-            tell whether it grows: in each of the last two quarters it is a fifth larger than in the one before, and in
-            the second half it is 2.4 times as large as in the first. Where every step loses the same, that is 2.6; once
-            nothing more is lost, 1.
-        residual: of a rank's state, what the hook holds back, by name of the parameter and in its shape; then the sum
-            of what was applied plus the mean of the residuals is the sum of the means.
+            are a thousandth of that for as many more, so that the hook can send the rest. If more than an eighth of
+            the largest error then remains, the check runs again with equal gradients. It takes 512 steps, or
+            ``4 * steps`` if that is more, and fails if the error grows. An error that grows meets two conditions. In
+            each of the last two quarters it is a fifth larger than in the quarter before. In the second half it is
+            2.4 times as large as in the first; this factor is 2.6 if every step loses the same, and 1 if no step
+            loses more.
+        residual: called with a rank's state; returns what the hook holds back, by parameter name and in the parameter's
+            shape. The sum of the applied gradients plus the mean of the residuals must be the sum of the means.
         steps: steps to take, 8 or more with ``error_feedback``.
-        shapes: of the parameters, three or more; by default also a vector, a scalar and three dimensions.
-        dtypes: of the parameters; each shape comes in each.
-        bucket_bytes: small, so that there are several buckets.
-        unused: leave parameters out, some on one rank, some on all, in every other step.
+        shapes: shapes of the parameters, three or more; the default includes a vector, a scalar and a 3-D tensor.
+        dtypes: dtypes of the parameters; each shape comes in each dtype.
+        bucket_bytes: a small size, so that there are several buckets.
+        unused: leave parameters out in every other step: one on all ranks except rank 0, and one on all ranks.
         wrap: called as ``wrap(module, bucket_bytes, find_unused)``; default is torch's ``DistributedDataParallel``.
-        seed: of the gradients.
+        seed: seed of the gradients.
 
     Raises:
-        AssertionError: names step, parameter, rank, index, both values and the likely cause.
-        Inconclusive: nothing is promised, so that anything would pass; or there was but one bucket.
+        AssertionError: a gradient is wrong. The message names step, parameter, rank, index, both values and the likely
+            cause.
+        Inconclusive: no promise is given, so that every hook would pass; or there was only one bucket.
 
     Example:
         >>> from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -136,7 +138,7 @@ def check_comm_hook(
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank holds after each step, and what its hook holds back after the step that is looked at."""
+    """The gradients of one rank after each step, and the residual of its hook after one chosen step."""
 
     hook: str
     buckets: int
@@ -145,7 +147,7 @@ class Seen:
 
 
 class _Model(nn.Module):
-    """The gradient of every parameter is what forward is given; a parameter that gets None is not used."""
+    """A model whose gradients are the arguments of forward; a parameter whose argument is None is not used."""
 
     def __init__(self, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> None:
         super().__init__()
@@ -167,10 +169,11 @@ def _given(
     seed: int,
     unused: int,
 ) -> Given:
-    """Sixteenths, so that sums are exact: other ones on every rank, in each step times one of ``factors``.
+    """Return the gradients of every rank, step and parameter.
 
-    Every parameter has entries of several magnitudes, and a mean that is not zero. Some are left out in every other one
-    of the first ``unused`` steps.
+    They are multiples of 1/16, so that sums are exact. Each rank has other values; each step multiplies them by one of
+    ``factors``. Every parameter has elements of several magnitudes, and a mean that is not zero. Some parameters have
+    no gradient in every other one of the first ``unused`` steps.
     """
     draws = torch.Generator().manual_seed(seed)
     given: Given = []
@@ -198,7 +201,7 @@ def _train(
     residual: Callable[[Any], Mapping[str, Tensor]] | None,
     looks_at: int,
 ) -> Seen:
-    """``looks_at`` is the number of steps after which the residual is looked at."""
+    """Train under the hook on this rank; read the residual after ``looks_at`` steps."""
     model = _Model(shapes)
     ddp = wrap(model, bucket_bytes, unused)
     state, hook = _made(make_hook, model)
@@ -221,7 +224,10 @@ def _train(
 
 
 def _made(make_hook: MakeHook, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    """The state and the hook; a hook itself in the place of what makes it is told."""
+    """Return the state and the hook.
+
+    A TypeError gets a note about ``make_hook``, because users may pass the hook itself.
+    """
     try:
         made = make_hook(model)
     except TypeError as error:
@@ -234,6 +240,7 @@ def _made(make_hook: MakeHook, model: nn.Module) -> tuple[Any, Callable[..., Any
 
 
 def _same_everywhere(who: str, everyone: list[list[State]], given: Given, facts: str) -> None:
+    """Check that all ranks hold the same gradients, bit for bit, after every step."""
     __tracebackhide__ = True
     for step, states in enumerate(zip(*everyone, strict=True)):
         for name in differing([digest(state) for state in states]):

@@ -1,4 +1,4 @@
-"""What ranks hold under a communication hook, beside what they gave."""
+"""The gradients that ranks hold under a communication hook, compared with the gradients that they gave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Given = list[list[list[Tensor | None]]]  # by rank, step, parameter
 
 @dataclass(frozen=True)
 class Results:
-    """The gradients that all ranks hold after each step, beside those that each rank gave."""
+    """The gradients that all ranks hold after each step, and the gradients that each rank gave."""
 
     who: str
     given: Given
@@ -28,21 +28,28 @@ class Results:
 
     @property
     def names(self) -> list[str]:
+        """Return the names of the gradients."""
         return list(self.found[0])
 
     def mean(self, step: int, place: int) -> Tensor | None:
-        """Of the ranks' gradients, in float64; None where no rank has one."""
+        """Return the mean of the ranks' gradients in float64; None if no rank has one.
+
+        A rank without a gradient counts as zero.
+        """
         own = [rank[step][place] for rank in self.given]
         there = [grad.double() for grad in own if grad is not None]
         return torch.stack(there).sum(0) / len(own) if there else None
 
     def scale(self, step: int, place: int) -> float:
-        """The largest element that any rank gave."""
+        """Return the magnitude of the largest element that any rank gave."""
         own = [rank[step][place] for rank in self.given]
         return max((float(grad.abs().max()) for grad in own if grad is not None), default=0.0)
 
     def applied(self, step: int, place: int) -> Tensor:
-        """What the ranks hold in float64; None and what nobody gave count as zero."""
+        """Return the gradient that the ranks hold, in float64.
+
+        None counts as zero, and so does a gradient that no rank gave.
+        """
         held = self.found[step][self.names[place]]
         if held is None or self.mean(step, place) is None:
             like = next(g for rank in self.given for s in rank if (g := s[place]) is not None)
@@ -53,6 +60,7 @@ class Results:
         return torch.finfo(next(h.dtype for state in self.found if (h := state[name]) is not None)).eps
 
     def finite(self) -> None:
+        """Check that every gradient is finite."""
         __tracebackhide__ = True
         for step, state in enumerate(self.found):
             for name, held in state.items():
@@ -66,7 +74,7 @@ class Results:
                     )
 
     def near(self, relative: float) -> None:
-        """The last quarter of the steps."""
+        """Check that the gradients of the last quarter of the steps are the mean, up to ``relative``."""
         __tracebackhide__ = True
         steps = range(len(self.found) - max(1, len(self.found) // 4), len(self.found))
         for step in steps:
@@ -95,7 +103,10 @@ class Results:
         off = float((held - mean).norm())
 
         def near(candidate: Tensor) -> bool:
-            """And nearer than the mean by far: with a large tolerance, much is near."""
+            """Return whether a candidate explains the result far better than the mean does.
+
+            The tolerance alone is not enough: if it is large, many candidates are within it.
+            """
             apart = held - candidate
             return bool((apart.abs() <= allowed * len(self.given)).all()) and 4 * float(apart.norm()) <= off
 
@@ -115,10 +126,11 @@ class Results:
         return None
 
     def first(self, steps: int) -> Results:
+        """Return the results of the first ``steps`` steps."""
         return replace(self, given=[rank[:steps] for rank in self.given], found=self.found[:steps])
 
     def _errors(self, place: int) -> list[Tensor]:
-        """After each step, by how much the sum of what was applied is off the sum of the means."""
+        """Return the sum of the applied gradients minus the sum of the means, after each step."""
         total, errors = 0.0 * self.applied(0, place), []
         for step in range(len(self.found)):
             mean = self.mean(step, place)
@@ -127,19 +139,22 @@ class Results:
         return errors
 
     def _rounding(self, place: int) -> float:
-        """Of the sum of what was applied, if every step rounds the same way."""
+        """Return the rounding error of the sum of the applied gradients, if every step rounds in the same direction."""
         scale = max(self.scale(step, place) for step in range(len(self.found)))
         numel = self.applied(0, place).numel()
         return self._eps(self.names[place]) * scale * float(numel**0.5) * len(self.found)
 
     def stays(self) -> Iterator[bool]:
-        """Of each parameter, whether an error is left in the end that is not small beside the largest on the way."""
+        """Yield, for each parameter, whether a large error remains after the last step.
+
+        An error is large if it is more than an eighth of the largest one on the way, and more than the rounding.
+        """
         for place in range(len(self.names)):
             off = [float(error.norm()) for error in self._errors(place)]
             yield not off[-1] <= max(max(off) / 8, self._rounding(place))
 
     def bounded(self) -> None:
-        """Where every step has the same gradients."""
+        """Check that the error does not grow over steps that all have the same gradients."""
         __tracebackhide__ = True
         half = len(self.found) // 2
         for place, name in enumerate(self.names):
@@ -155,7 +170,10 @@ class Results:
                 )
 
     def _lost_by(self, place: int, growth: Tensor) -> str:
-        """Why each step adds ``growth`` to the error. It is one rank's fault where its gradients alone explain that."""
+        """Return why each step adds ``growth`` to the error.
+
+        One rank is at fault if its gradients alone explain the growth.
+        """
         own = [rank[0][place] for rank in self.given]
         mean = self.mean(0, place)
         if mean is not None and float((growth * mean).sum()) > 0:
@@ -173,6 +191,7 @@ class Results:
         )
 
     def telescoping(self, residuals: list[dict[str, Tensor]]) -> None:
+        """Check that the sum of the applied gradients plus the mean of the residuals is the sum of the means."""
         __tracebackhide__ = True
         for place, name in enumerate(self.names):
             bare = name.removeprefix("gradient of ").strip("'")
@@ -182,7 +201,7 @@ class Results:
             sums = [self.applied(step, place) for step in range(len(self.found))]
             means = [m for step in range(len(self.found)) if (m := self.mean(step, place)) is not None]
             found, expected = torch.stack(sums).sum(0) + kept, torch.stack(means).sum(0)
-            # each step rounds what is applied, and what is kept, once for each rank
+            # Each step rounds the applied gradient and the residual, once for each rank.
             scale = max(self.scale(step, place) for step in range(len(self.found)))
             allowed = len(sums) * len(residuals) * len(sums) * self._eps(name) * scale
             wrong = ~((found - expected).abs() <= allowed)
@@ -199,7 +218,10 @@ class Results:
 
 
 def _grows(off: Sequence[float]) -> bool:
-    """Whether these root mean squares grow about as much in each quarter; random errors that stay bounded do not."""
+    """Return whether the root mean square of these errors grows about as much in each quarter.
+
+    Random errors that stay bounded do not grow in this way.
+    """
     length = len(off) // 4
     rms = [math.hypot(*off[start : start + length]) for start in range(0, 4 * length, length)]
     if not all(map(math.isfinite, rms)):

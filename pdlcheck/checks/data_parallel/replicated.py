@@ -1,4 +1,4 @@
-"""A module on several workers of one process computes, learns and ends as the plain module does."""
+"""The check of a module that runs on several workers of one process: it computes and learns like the plain module."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Wrap = Callable[[nn.Module, int], Callable[..., Any]]
 Loss = Callable[[Any], Tensor]
 Gradients = dict[str, Tensor | None]
 
-# float64 sums of a few hundred terms in another order agree to about 1e-14 of the largest; a lost sample, or a
-# gradient that counts twice, is off by 1e-3 and more.
+# float64 sums of a few hundred terms in another order agree to about 1e-14 of the largest term. A lost sample, or a
+# gradient that counts twice, moves a sum by 1e-3 or more.
 RELATIVE = 1e-9
 ABSOLUTE = 1e-12
-ROUNDINGS = 64  # of what is not in float64, such as complex64
+ROUNDINGS = 64  # the allowed multiple of eps for a dtype other than float64, such as complex64
 
 
 def check_replicated_module(
@@ -37,31 +37,32 @@ def check_replicated_module(
     loss: Loss | None = None,
     seed: int = 0,
 ) -> None:
-    """``wrap(module, n)`` must give the outputs, gradients and training steps of ``module``, for any batch.
+    """Check that ``wrap(module, n)`` gives the outputs, gradients and training steps of ``module``, for any batch.
 
-    For each number of workers a module and its wrapped twin take one step of SGD with momentum on a batch of each
-    size, in float64, and are compared before and after it: outputs with their order and structure, gradients of the
-    inputs, gradients of the parameters with None where it belongs, the weights. An element may be off by 1e-9 of the
-    largest of its tensor, and by what a few operations round where it is not in float64. What is infinite or no number
-    must be so in both.
+    For each number of workers, a module and its wrapped twin take one step of SGD with momentum on a batch of each
+    size, in float64. The check compares the outputs with their order and structure, the gradients of the inputs, and
+    the gradients of the parameters, where None must match None. After the step it compares the weights. An element may
+    be off by 1e-9 of the largest of its tensor, or by the rounding of a few operations if it is not in float64. An
+    element that is infinite or NaN must be so in both.
 
-    Only for a module in which samples do not see each other, and that draws no random numbers: not for BatchNorm in
-    training, whose statistics are those of a worker's piece by definition.
+    The module must draw no random numbers, and its samples must not affect each other. This excludes BatchNorm in
+    training, whose statistics are those of one worker's samples by definition.
 
     Args:
-        wrap: called as ``wrap(module, n)``; returns what is called instead of ``module``. The optimizer updates
+        wrap: called as ``wrap(module, n)``; returns the callable that replaces ``module``. The optimizer updates
             ``module``.
         make: makes the module.
         batch: ``batch(num_samples)`` returns the arguments of one call, drawn under a seed; floating tensors are cast
             to float64.
         workers: numbers of workers.
-        sizes: samples of the batches, in the order of the steps; 0 compares the outputs only.
-        loss: of the output, a scalar; default is the mean of the squares of each tensor of the output, added up.
-        seed: of weights and batches.
+        sizes: numbers of samples in the batches, in the order of the steps; for 0, only the outputs are compared.
+        loss: returns a scalar for an output. The default adds up the mean square of each tensor of the output.
+        seed: seed of weights and batches.
 
     Raises:
-        AssertionError: names what differs, the number of workers and samples, index, both values and the likely cause:
-            samples dropped or out of order, gradients lost in the copies, summed or averaged once too often.
+        AssertionError: a result differs. The message names it, the number of workers and samples, the index, both
+            values and the likely cause: samples dropped or out of order, gradients lost in the copies, summed or
+            averaged once too often.
         Inconclusive: the plain module draws random numbers, or its gradient is zero.
 
     Example:
@@ -92,7 +93,7 @@ def check_replicated_module(
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """The plain module and the one that was wrapped, before one step on one batch."""
+    """The plain module and the wrapped module, before one step on one batch."""
 
     who: str
     plain: nn.Module
@@ -107,7 +108,7 @@ class Pair:
         return f"workers={self.workers} samples={self.samples} step={self.step} seed={self.seed}"
 
     def forward(self, wrapped: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
-        """Outputs without gradients, on inputs that must stay as they are."""
+        """Compare the outputs without gradients, on copies of the inputs."""
         __tracebackhide__ = True
         with torch.no_grad():
             expected, again = self.plain(*_copied(inputs)), self.plain(*_copied(inputs))
@@ -123,6 +124,7 @@ class Pair:
             )
 
     def same_output(self, found: Any, expected: Any) -> None:
+        """Compare two outputs: structure, shapes, dtypes and values."""
         __tracebackhide__ = True
         forms = [_form(found), _form(expected)]
         if forms[0] != forms[1]:
@@ -151,7 +153,7 @@ class Pair:
                 )
 
     def backward(self, wrapped: Callable[..., Any], inputs: tuple[Any, ...], loss: Loss) -> bool:
-        """Gradients of parameters and inputs; True if the plain module's are not all zero."""
+        """Compare the gradients of parameters and inputs; return whether a gradient of the plain module is not zero."""
         __tracebackhide__ = True
         self.plain.zero_grad()
         self.module.zero_grad()
@@ -232,7 +234,7 @@ class Pair:
         return None
 
     def _parts(self, name: str, inputs: tuple[Any, ...], loss: Loss) -> Iterator[Tensor]:
-        """The part of the plain module's gradient that comes from each worker's samples."""
+        """Yield the part of the plain module's gradient that comes from each worker's samples."""
         lengths = [len(piece) for piece in torch.arange(self.samples).tensor_split(self.workers)]
         for worker, length in enumerate(lengths):
             start = sum(lengths[:worker])
@@ -249,6 +251,7 @@ class Pair:
             yield torch.zeros(()) if grad is None else grad
 
     def same_weights(self) -> None:
+        """Compare the weights after a step."""
         __tracebackhide__ = True
         for (name, one), (_, other) in zip(self.module.named_parameters(), self.plain.named_parameters(), strict=True):
             if _wrong(one.detach(), other.detach()).any():
@@ -313,7 +316,7 @@ def _wrong(found: Tensor, expected: Tensor) -> Tensor:
 
 
 def _unequal(found: Tensor, expected: Tensor) -> Tensor:
-    """Element by element; what is no number is like itself."""
+    """Return where two tensors differ, element by element; NaN equals NaN."""
     return (found != expected) & ~(found.isnan() & expected.isnan())
 
 
@@ -335,7 +338,7 @@ def _order_cause(found: Tensor, expected: Tensor) -> str | None:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a nested structure with their places."""
+    """Yield the tensors of a nested structure with their paths."""
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, Mapping):
@@ -350,7 +353,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _form(value: Any) -> str:
-    """The structure in words, so that two can be compared: ``tuple of (tensor, dict of {'a': tensor})``."""
+    """Return the structure in words, so that two can be compared: ``tuple of (tensor, dict of {'a': tensor})``."""
     if isinstance(value, Tensor):
         return "tensor"
     if isinstance(value, Mapping):
@@ -364,13 +367,13 @@ def _form(value: Any) -> str:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure of changed tensors; a mapping becomes a dict."""
+    """Return the same structure, with the same types of containers and with changed tensors."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
         new = {key: _mapped(value[key], change) for key in value}
         if not isinstance(value, MutableMapping):
-            return type(value)(new)  # type: ignore[call-arg]  # a mapping of its own kind
+            return type(value)(new)  # type: ignore[call-arg]  # an immutable mapping of some type
         result = copy.copy(value)  # keeps the default of a defaultdict
         result.update(new)
         return result

@@ -1,6 +1,6 @@
-"""A wrapper for data parallel training keeps its promise: the gradient of one process, on replicas that stay alike.
+"""The check of a wrapper for data parallel training: it gives the gradient of one process and keeps replicas equal.
 
-The wrapper is what is checked, ours, torch's or the user's own: any function from a module to a module.
+The wrapper may be ours, torch's or the user's own: any function from a module to a module.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Wrap = Callable[[nn.Module], nn.Module]
 Finish = Callable[[nn.Module], object]
 Shard = tuple[Tensor, Tensor]
 
-_NOT_PROMISED = {  # what to pass for a wrapper that dies of it, by intention
+_NOT_PROMISED = {  # hints for a wrapper that raises in this case by design
     "parameters unused on other ranks each": "; pass unused=False for a wrapper that does not take such, as torch's "
     "DistributedDataParallel without find_unused_parameters=True",
     "accumulation without sync": "; pass no_sync=False for a wrapper that has no such context",
 }
-PASSES = 3  # wrappers that learn the order of gradients in the first pass do something else in the second
+PASSES = 3  # wrappers that learn the order of gradients in the first pass work differently in the second
 
 
 @takes_world
@@ -47,33 +47,33 @@ def check_data_parallel(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> None:
-    """``wrap`` must make the replicas start alike, give each the gradient of one process, and keep them alike.
+    """Check that replicas under ``wrap`` start equal, get the gradient of one process, and stay equal.
 
-    On models with several layers, tied and frozen parameters, one without dimensions (if ``wrap`` does not raise
-    ValueError for it, as ``fully_shard`` does), outputs in nested containers, two forward passes before one
-    backward pass, parameters that become ready in another order on each rank; in three passes, as wrappers may learn
-    from the first.
+    The check uses models with several layers, tied and frozen parameters, a parameter without dimensions, and outputs
+    in nested containers. The parameter without dimensions is left out if ``wrap`` raises ValueError for it, as
+    ``fully_shard`` does. The check also takes two forward passes before one backward pass, and lets parameters become
+    ready in another order on each rank. It takes three passes, because wrappers may learn from the first.
 
     Args:
-        wrap: called as ``wrap(module)`` on every rank; may move the module, and returns one that is called as the
-            wrapped one, with data on the device that ``module`` is on then, and whose backward pass leaves the mean
-            over ranks in the gradients of ``module``. To compare, ``module`` itself is looked at. The modules hold some
-            hundred bytes: with buckets of the usual size there is only one, so check with buckets of a few bytes too.
+        wrap: called as ``wrap(module)`` on every rank; may move ``module`` to a device. Returns a module that is called
+            in its place, with data on the device of ``module``. Its backward pass leaves the mean over ranks in the
+            gradients of ``module``, which the check compares. The modules hold a few hundred bytes: with buckets of the
+            usual size there is only one bucket, so check with buckets of a few bytes too.
         world: where the ranks run.
         world_size: number of replicas, 2 or more.
-        finish: what the training calls on the wrapper after the backward pass, before the optimizer's step, as
-            Megatron's wrapper wants it: ``lambda wrapped: wrapped.finish_grad_sync()``. A wrapper that keeps gradients
-            elsewhere puts them into those of ``module`` here, and drops them in its ``zero_grad()``.
-        unused: parameters may have no gradient, others on each rank.
-        no_sync: the wrapper has a context ``no_sync()`` in which gradients only add up; with ``finish``, they are
-            looked at only after it.
-        buffers: all ranks see the same buffers in a forward pass; False where each keeps its own by intention.
-        dtype: of models and data; float32 for a wrapper that keeps or reduces gradients in it.
-        seed: of weights and data.
+        finish: the call that the training makes on the wrapper after the backward pass and before the optimizer's step.
+            Megatron's wrapper needs ``lambda wrapped: wrapped.finish_grad_sync()``. A wrapper that keeps gradients
+            elsewhere copies them into those of ``module`` here, and drops them in its ``zero_grad()``.
+        unused: parameters may have no gradient, and these differ between ranks.
+        no_sync: the wrapper has a context ``no_sync()`` in which gradients only accumulate; with ``finish``, the check
+            reads them only after it.
+        buffers: all ranks use the same buffers in a forward pass; False if each rank keeps its own on purpose.
+        dtype: dtype of models and data; float32 for a wrapper that keeps or reduces gradients in float32.
+        seed: seed of weights and data.
 
     Raises:
-        AssertionError: says first what was done (``wrap, tied weights: ...``), then rank, parameter, index and the
-            likely cause.
+        AssertionError: a gradient, a buffer or a replica is wrong. The message starts with the case
+            (``wrap, tied weights: ...``), and names rank, parameter, index and the likely cause.
 
     Example:
         >>> from torch.nn.parallel import DistributedDataParallel
@@ -111,7 +111,7 @@ def check_data_parallel(
         models["parameters unused on other ranks each"] = _Gated
     if no_sync and looks_inside:
         _require_local_without_sync(wrap, world, [(x.to(dtype), y.to(dtype)) for x, y in shards], facts)
-    passes = PASSES if world_size != PASSES else PASSES + 1  # what is added up over passes is not what ranks add up
+    passes = PASSES if world_size != PASSES else PASSES + 1  # a sum over passes must differ from a sum over ranks
     require = partial(_require_gradients, wrap, finish, shards=shards, world=world, dtype=dtype, seed=seed)
     require("layers", _layers, passes=1)
     for what, make in models.items():
@@ -152,7 +152,7 @@ class _Nested(nn.Module):
 
 
 class _Scaled(nn.Module):
-    """A parameter of no dimension, as the scale of logits is."""
+    """A model with a parameter without dimensions, such as the scale of logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,10 @@ class _Scaled(nn.Module):
 
 
 class _Crossed(nn.Module):
-    """Branches of one shape: ranks that pair their gradients in the order of readiness mix them up."""
+    """A model with branches of one shape, which odd ranks use in reverse order.
+
+    A wrapper that pairs gradients in the order in which they become ready mixes them up.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +180,7 @@ class _Crossed(nn.Module):
 
 
 class _Gated(nn.Module):
-    """A branch for each sign of a sample's first feature, and one for nobody."""
+    """A model with a branch for each sign of a sample's first feature, and one branch that no sample uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +197,7 @@ class _Gated(nn.Module):
 
 
 class _Counting(nn.Module):
-    """Shows a forward pass what its buffers hold: what it returns is their values, at any input."""
+    """A model whose output is the values of its buffers, for any input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +208,7 @@ class _Counting(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         held = torch.cat([self.get_buffer(name).reshape(-1).double() for name in ("mean", "seen", "kept")])
-        with torch.no_grad():  # each rank goes on with values of its own, as batch norm does
+        with torch.no_grad():  # each rank continues with values of its own, as in batch norm
             self.get_buffer("mean").add_(x.sum())
             self.get_buffer("seen").add_(int(x.sum()))
         return held + 0 * self.weight
@@ -227,7 +230,7 @@ def _tensors(output: Any) -> list[Tensor]:
 
 
 def _shards(world_size: int, seed: int) -> list[Shard]:
-    """Four samples for each rank; their first features are positive on even ranks, negative on odd ones."""
+    """Return four samples for each rank; their first features are positive on even ranks and negative on odd ranks."""
     generator = torch.Generator().manual_seed(seed)
     shards = []
     for rank in range(world_size):
@@ -238,7 +241,7 @@ def _shards(world_size: int, seed: int) -> list[Shard]:
 
 
 def _takes(wrap: Wrap, model: nn.Module) -> bool:
-    """On every rank: whether the wrapper does not refuse such a model."""
+    """Return whether the wrapper accepts the model on this rank; a ValueError means that it does not."""
     try:
         wrap(model)
     except ValueError:
@@ -247,7 +250,7 @@ def _takes(wrap: Wrap, model: nn.Module) -> bool:
 
 
 def _is_finished(_: nn.Module) -> None:
-    """Of a wrapper whose gradients are there when the backward pass returns."""
+    """Do nothing: the gradients are complete when the backward pass returns."""
 
 
 def _require_gradients(
@@ -262,7 +265,7 @@ def _require_gradients(
     dtype: torch.dtype,
     seed: int,
 ) -> None:
-    """The wrapper's gradient, put in the place of the local one, is that of one process."""
+    """Check that the wrapper's gradient, put in the place of the local one, is that of one process."""
     __tracebackhide__ = True
 
     def sync(model: nn.Module, num_samples: int) -> None:
@@ -356,7 +359,7 @@ def _buffers_in_forward(wrap: Wrap, finish: Finish) -> list[Tensor]:
 
 
 def _require_local_without_sync(wrap: Wrap, world: Any, shards: Sequence[Shard], facts: str) -> None:
-    """Inside of no_sync a rank's gradient is that of its own samples."""
+    """Check that inside of no_sync() a rank's gradient is that of its own samples."""
     __tracebackhide__ = True
     try:
         everyone = world.run(_gradients_without_sync, wrap, shards, world_size=len(shards))
@@ -370,7 +373,8 @@ def _require_local_without_sync(wrap: Wrap, world: Any, shards: Sequence[Shard],
     for rank, pairs in enumerate(everyone):
         for name, (found, expected) in pairs.items():
             relative, absolute = RELATIVE[expected.dtype], ABSOLUTE[expected.dtype]
-            off = ~((found - expected).abs() <= relative * float(expected.abs().max()) + absolute)  # the same sums
+            # Both gradients add up the same terms, so they may only differ by rounding.
+            off = ~((found - expected).abs() <= relative * float(expected.abs().max()) + absolute)
             if off.any():
                 at = first_index(off)
                 raise failure(

@@ -1,1 +1,1 @@
-"""The gradients of replicas."""
+"""Checks of the gradients of replicas."""

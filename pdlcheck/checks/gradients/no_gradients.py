@@ -1,4 +1,4 @@
-"""What is told where a function that synchronises meets parameters that no gradient has reached."""
+"""Notes on errors of a synchronising function: the parameters that have no gradient, by rank."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ _SHOWN = 3
 
 
 def without_gradient(module: nn.Module) -> list[str]:
+    """Return the names of the trainable parameters whose gradient is None."""
     return [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
 
 
 @contextmanager
 def tells_who_has_none(module: nn.Module, *, asks: bool) -> Iterator[None]:
-    """Around a call that synchronises, on every rank: an error in it says which gradients are None on which rank.
+    """Add a note to an error of a synchronising call: which gradients are None on which rank.
 
-    ``asks``: the others are asked, too, so that a rank which waits for them knows; False where one of them may still be
-    in its backward pass, as one without samples that takes part in those of others.
+    Enter the context on every rank, around the call.
+
+    ``asks``: gather the names from all ranks first, so that a rank that waits for the others can report them too. Pass
+    False if a rank may still be in its backward pass, such as a rank without samples that takes part in the passes of
+    the others.
     """
     everyone: list[Any] = [[]] * dist.get_world_size()
     own = without_gradient(module)
@@ -43,7 +47,7 @@ def tells_who_has_none(module: nn.Module, *, asks: bool) -> Iterator[None]:
 
 
 def none_on(everyone: Sequence[Sequence[str]]) -> str | None:
-    """``'norm' on rank 1, 'bias' on ranks 0, 1``; None where every rank has all."""
+    """Return a text such as ``'norm' on rank 1, 'bias' on ranks 0, 1``; None if every rank has all gradients."""
     holders: dict[str, list[int]] = {}
     for rank, names in enumerate(everyone):
         for name in names:

@@ -1,4 +1,4 @@
-"""Two ways to take a step give the same gradients bit for bit."""
+"""The check that two ways to take a step give the same gradients, bit for bit."""
 
 from __future__ import annotations
 
@@ -29,18 +29,23 @@ def check_same_gradients(
     world_size: int,
     seed: int = 0,
 ) -> None:
-    """Two pipelines must leave the same gradients bit for bit, from the same random numbers.
+    """Check that two pipelines leave the same gradients, bit for bit, under the same random numbers.
 
-    For recomputation, and models with dropout, which no single process can be compared with. Buffers, and random
-    numbers afterwards, must be the same too.
+    Use it for recomputation, and for models with dropout, which cannot be compared with a single process. Buffers, and
+    the random numbers drawn afterwards, must be equal too.
 
     Args:
-        start, other: as in :func:`check_pipeline`; ``start`` is what is checked, ``other`` what it is compared with.
-        make, batches, world, world_size, seed: as there; the dtype of the model is kept.
+        start: the subject, as in :func:`check_pipeline`.
+        other: the reference, as in :func:`check_pipeline`.
+        make: as in :func:`check_pipeline`; the dtype of the model is kept.
+        batches: as in :func:`check_pipeline`.
+        world: where the ranks run.
+        world_size: number of ranks.
+        seed: seed of the weights and of the random numbers of each rank.
 
     Raises:
-        AssertionError: names step, rank, tensor and index.
-        Inconclusive: no gradient differs between two seeds, so that there are no random numbers to be seen.
+        AssertionError: a gradient or a buffer differs. The message names step, rank, tensor and index.
+        Inconclusive: no gradient differs between two seeds, so the model uses no random numbers.
     """
     __tracebackhide__ = True
     with torch.random.fork_rng():
@@ -69,7 +74,7 @@ def check_same_gradients(
 
 
 def _held_after(start: Start, model: nn.Module, batches: Sequence[Batch], seed: int) -> Named:
-    """On every rank: gradients, buffers and the next random numbers."""
+    """Return the gradients, the buffers and the next random numbers of this rank."""
     torch.manual_seed(1000 * seed + dist.get_rank())
     module, step = start(copy.deepcopy(model))
     held: Named = {}

@@ -1,6 +1,6 @@
-"""The gradient of R replicas on their shards is the gradient of one process on the union of the shards.
+"""The check that replicas on their shards get the gradient of one process on the union of the shards.
 
-In float64, on the model that every rank is given, so that only the synchronisation can be wrong.
+The check computes in float64 by default, on one model for every rank, so that only the synchronisation can be wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_gradients_equal_single_process", "require_gradients"]
 
-AGAIN = 2.0  # the factor of the losses before the second call: what the first call left is then none of its results
+AGAIN = 2.0  # the loss factor of the second call, so that a leftover of the first call gives a wrong result
 
 
 @takes_world
@@ -45,29 +45,31 @@ def check_gradients_equal_single_process(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> None:
-    """After ``sync``, every rank must hold the gradient of ``loss`` on all samples together.
+    """Check that after ``sync`` every rank holds the gradient of ``loss`` on all samples together.
 
     A gradient that is None counts as zero. An element may be off by 1e-9 of the largest element of its gradient on any
-    shard or on the union, and by 1e-12 of the largest of all gradients: round-off of sums in another order is 1e-13, a
-    wrong weight is 1e-3 and more. In float32 it is 2e-5 and 1e-7.
+    shard or on the union, plus 1e-12 of the largest element of all gradients. Sums in another order differ by about
+    1e-13, and a wrong weight changes a gradient by 1e-3 or more. In float32 the tolerances are 2e-5 and 1e-7.
 
     Args:
-        make: makes the plain model, outside of the ranks; made once, cast to ``dtype`` and copied to every rank. Its
-            samples do not see each other, as they do in batch norm, but where ``sync`` or the model itself makes up for
-            that. What wraps a model is for :func:`check_data_parallel`.
+        make: makes the plain model. The check calls it once, outside of the ranks, casts the model to ``dtype`` and
+            copies it to every rank. The samples of the model must not affect each other, as they do in batch norm,
+            unless ``sync`` or the model compensates for that. For a function that wraps a model use
+            :func:`check_data_parallel`.
         loss: ``loss(model(inputs), targets)``, a mean or a sum over samples.
-        shards: inputs and targets of each rank, first dimension is samples; uneven and empty ones find most
-            faults. A rank without samples has no gradient (None) when it calls ``sync``, which is where it takes part
-            with an empty batch if the model communicates, as synchronised batch norm does.
-        sync: called as ``sync(model, num_samples)`` on every rank after backward; then once more on the same model,
-            after a backward pass of twice the loss: nothing that it keeps from call to call may be in the result.
+        shards: inputs and targets of each rank, first dimension is samples. Uneven and empty shards find the most
+            faults. A rank without samples has no gradient (None) when it calls ``sync``. If the model communicates, as
+            synchronised batch norm does, the rank takes part with an empty batch inside ``sync``.
+        sync: called as ``sync(model, num_samples)`` on every rank after backward. It is called again on the same model
+            after a backward pass of twice the loss: no leftover of the first call may be in the result.
         world: where the ranks run.
-        dtype: in which all is done; float32 where ``sync`` or the model casts to it.
-        seed: of the initial weights.
+        dtype: dtype of all computations; float32 if ``sync`` or the model casts to it.
+        seed: seed of the initial weights.
 
     Raises:
-        AssertionError: names rank, parameter, index and the likely cause: summed for averaged, never
-            synchronised, rank 0's shard, unweighted mean of uneven shards, what an earlier call left.
+        AssertionError: a gradient is wrong. The message names rank, parameter, index and the likely cause: summed
+            instead of averaged, never synchronised, rank 0's shard, unweighted mean of uneven shards, a leftover of an
+            earlier call.
         Inconclusive: the gradient on the union is zero, there are no samples, or the model draws random numbers.
 
     Example:
@@ -95,9 +97,10 @@ def require_gradients(
     seed: int,
     again: bool,
 ) -> None:
-    """As :func:`check_gradients_equal_single_process`; ``again`` has ``sync`` called twice, as there.
+    """Check the gradients as :func:`check_gradients_equal_single_process` does.
 
-    False is for what does its own passes in ``sync``, as wrappers are checked.
+    ``again``: call ``sync`` twice, as that check does. Pass False for a ``sync`` that runs its own forward and backward
+    passes, as in the checks of wrappers.
     """
     __tracebackhide__ = True
     shards = _pairs(shards)
@@ -137,7 +140,7 @@ def require_gradients(
 
 
 def _require_equal(who: str, reference: Reference, everyone: Sequence[Gradients], facts: str) -> None:
-    """Every rank holds the gradients of the reference; ``who`` begins the message."""
+    """Check that every rank holds the gradients of the reference; ``who`` begins the message."""
     __tracebackhide__ = True
     for rank, found in enumerate(everyone):
         if missing := [name for name in reference.union if name not in found]:
@@ -171,7 +174,7 @@ def _require_equal(who: str, reference: Reference, everyone: Sequence[Gradients]
 
 
 def _on_some_alone(wrong: Sequence[Sequence[str]]) -> str | None:
-    """Where some ranks hold the right gradients."""
+    """Return a likely cause if some ranks hold the right gradients; None if no rank does."""
     right = [str(rank) for rank, names in enumerate(wrong) if not names]
     if not right:
         return None
@@ -182,7 +185,7 @@ def _on_some_alone(wrong: Sequence[Sequence[str]]) -> str | None:
 def _synchronised(
     model: nn.Module, loss: Loss, shards: Sequence[Shard], sync: Callable[[nn.Module, int], object], again: bool
 ) -> list[Gradients]:
-    """On every rank: backward on its own shard, then ``sync``; once or twice."""
+    """Run backward on this rank's shard, then ``sync``, once or twice; return the gradients after each call."""
     torch.manual_seed(dist.get_rank() + 1)
     inputs, targets = shards[dist.get_rank()]
     before = {name: whole(parameter) for name, parameter in model.named_parameters()}
@@ -202,12 +205,12 @@ def _synchronised(
         if parameters.keys() != before.keys() or not all(
             torch.equal(whole(p), before[n]) for n, p in parameters.items()
         ):
-            break  # it took a step, too: the next gradient would be of another model
+            break  # sync also took a step, so the next gradient would be that of another model
     return results
 
 
 def _pairs(shards: Iterable[Any]) -> list[Shard]:
-    """Inputs and targets of each rank, tensors of samples."""
+    """Return inputs and targets of each rank, and raise if they are not tensors of samples."""
     if isinstance(shards, Tensor):
         raise TypeError("shards has (inputs, targets) of each rank, got one tensor")
     shards = list(shards)
@@ -236,7 +239,10 @@ def _require_one_number(value: Any) -> None:
 
 
 def _require_way_back(who: str, model: nn.Module, value: Tensor) -> None:
-    """The loss of this rank depends on the model; that of all samples does, as there would be no reference else."""
+    """Check that this rank's loss depends on the model.
+
+    The loss on all samples depends on it, because otherwise there is no reference.
+    """
     __tracebackhide__ = True
     if not value.requires_grad and any(parameter.requires_grad for parameter in model.parameters()):
         raise failure(

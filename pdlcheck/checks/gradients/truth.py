@@ -1,4 +1,4 @@
-"""The gradients of one process, on the union of all shards and on each, and what the usual faults make of them."""
+"""The gradients of one process, on the union of all shards and on each shard, and the results of the usual faults."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ _COUPLED = (
     "samples of one shard see those of others, as in batch norm or a contrastive loss: on ranks they must see the same "
     "ones, through a gather that gradients come back through"
 )
-_MOST, _SAME = 1000, 1e-4  # divisors that are looked for, and how near a factor must come to theirs
+_MOST, _SAME = 1000, 1e-4  # the limit of the divisors to try, and the relative tolerance of a factor
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Gradients of one process: on the union, and on every shard alone.
+    """The gradients of one process: on the union, and on every shard alone.
 
-    ``like`` are the parameters, of ``dtype``; ``before`` is what an earlier call of the same function had to give.
+    ``like`` holds the parameters, in ``dtype``. ``before`` holds the right gradients of an earlier call of the same
+    function.
     """
 
     union: Gradients
@@ -41,7 +42,7 @@ class Reference:
     before: Gradients | None = None
 
     def times(self, factor: float) -> Reference:
-        """Those of a multiple of the loss, asked for in a later call."""
+        """Return the reference of a later call, for a multiple of the loss."""
 
         def multiple(grads: Gradients) -> Gradients:
             return {name: None if grad is None else grad * factor for name, grad in grads.items()}
@@ -50,12 +51,12 @@ class Reference:
         return replace(self, union=multiple(self.union), shards=shards, before=self.union)
 
     def of(self, name: str) -> Tensor:
-        """The gradient on the union; zeros where it is None."""
+        """Return the gradient on the union; zeros if it is None."""
         return or_zero(self.union[name], self.like[name])
 
     @functools.cached_property
     def largest(self) -> dict[str, float]:
-        """The largest element of each gradient, on the union or any shard."""
+        """Return the largest element of each gradient, on the union or any shard."""
         known = {name: [grads[name] for grads in (self.union, *self.shards)] for name in self.union}
         return {
             name: max((float(g.abs().max()) for g in grads if g is not None and g.numel()), default=0.0)
@@ -63,17 +64,24 @@ class Reference:
         }
 
     def allowed(self, name: str) -> float:
-        """How far an element may be off; a gradient of terms that cancel has the round-off of larger ones."""
+        """Return the largest allowed error of an element.
+
+        The bound covers larger gradients too, because a gradient whose terms cancel has the round-off of its terms.
+        """
         return RELATIVE[self.dtype] * self.largest[name] + ABSOLUTE[self.dtype] * max(self.largest.values())
 
     def accepts(self, name: str, found: Tensor | None) -> bool:
+        """Return whether a gradient has the right shape and is within the tolerance; None counts as zero."""
         expected = self.of(name)
         if found is not None and found.shape != expected.shape:
             return False
         return bool(((or_zero(found, expected) - expected).abs() <= self.allowed(name)).all())
 
     def cause(self, everyone: Sequence[Gradients], wrong: list[str], rank: int) -> str | None:
-        """The first candidate that explains all wrong gradients of ``rank``; ``everyone``: what each rank holds."""
+        """Return the first candidate that explains all wrong gradients of ``rank``.
+
+        ``everyone`` holds the gradients of each rank; ``wrong`` lists the names of the wrong ones.
+        """
         found = everyone[rank]
         alike = len(everyone) > 1 and all(_same(held[name], found[name]) for held in everyone for name in wrong)
         for text, candidate in self._candidates(rank, alike=alike):
@@ -86,7 +94,7 @@ class Reference:
         return self._another_divisor(found, wrong) or self._rounded(found, wrong)
 
     def _another_divisor(self, found: Gradients, wrong: list[str]) -> str | None:
-        """Whether they are what ranks add up to, divided by another whole number than that of the ranks."""
+        """Return a cause if the gradients are the sum over ranks, divided by a wrong whole number."""
         expected = torch.cat([self.of(name).flatten() for name in wrong])
         held = torch.cat([or_zero(found[name], self.of(name)).flatten() for name in wrong])
         if held.is_complex() or not expected.any():
@@ -102,7 +110,7 @@ class Reference:
         )
 
     def _rounded(self, found: Gradients, wrong: list[str]) -> str | None:
-        """Whether what is wrong is off by what a narrow dtype rounds, each element by another part of itself."""
+        """Return a cause if the rounding of a narrow dtype explains the errors; one factor of all elements must not."""
         expected = torch.cat([self.of(name).flatten() for name in wrong])
         off = torch.cat([or_zero(found[name], self.of(name)).flatten() for name in wrong]) - expected
         if off.is_complex() or not expected.any():
@@ -120,7 +128,7 @@ class Reference:
         return None
 
     def _mix(self, weights: Sequence[float]) -> Callable[[str], Tensor]:
-        """A sum of what the shards give, each with its weight."""
+        """Return the weighted sum of the shards' gradients, as a function of the name."""
 
         def mix(name: str) -> Tensor:
             like = self.of(name)
@@ -130,7 +138,7 @@ class Reference:
         return mix
 
     def _largest_of_shards(self, name: str) -> Tensor:
-        """Element by element; of complex ones, which have no order, the sum."""
+        """Return the maximum over shards, element by element; for complex gradients, which have no order, the sum."""
         parts = torch.stack([or_zero(grads[name], self.of(name)) for grads in self.shards])
         return parts.sum(0) if parts.is_complex() else parts.amax(0)
 
@@ -141,17 +149,20 @@ class Reference:
         return self._mix([1.0] * len(self.sizes))
 
     def _sees_others(self) -> bool:
-        """Whether what a sample gives depends on those of other shards, as in batch norm or a contrastive loss."""
+        """Return whether a sample's gradient depends on other shards, as in batch norm or a contrastive loss."""
         alike = (all(self._near(mix(n), self.of(n), n) for n in self.union) for mix in (self._means(), self._sums()))
         return not any(alike)
 
     def _near(self, found: Tensor | None, candidate: Tensor, name: str) -> bool:
         held = or_zero(found, candidate)
-        # a candidate may be world_size times larger than any gradient that is allowed for
+        # A candidate may be world_size times larger than the gradients from which the tolerance is computed.
         return bool(((held - candidate).abs() <= self.allowed(name) * len(self.sizes)).all())
 
     def _candidates(self, rank: int, *, alike: bool) -> Iterator[tuple[str, Callable[[str], Tensor]]]:
-        """``alike``: all ranks hold the same, which is then not what each has by itself."""
+        """Yield the possible causes, each with the gradients that it predicts.
+
+        ``alike``: all ranks hold the same gradients, so they are not each rank's own.
+        """
         world_size, total = len(self.sizes), sum(self.sizes)
 
         def one(place: int) -> Callable[[str], Tensor]:
@@ -230,14 +241,17 @@ class Reference:
 
 
 def _parts_of(rank: int, world_size: int) -> Iterator[tuple[int, ...]]:
-    """Groups of ranks that a rank may be in, neither alone nor with all but one: neighbours, and every n-th."""
+    """Yield the groups that a rank may be in: neighbours, and every n-th rank.
+
+    Groups of one rank, of all ranks except one, and of all ranks are left out.
+    """
     found = {tuple(range(first, last)) for first in range(rank + 1) for last in range(rank + 1, world_size + 1)}
     found |= {tuple(range(rank % n, world_size, n)) for n in range(2, world_size)}
     yield from sorted(one for one in found if 1 < len(one) < world_size - 1)
 
 
 def gradients(model: nn.Module, loss: Loss, shard: Shard) -> Gradients:
-    """Of one process on one shard; None for every parameter where it has no samples."""
+    """Return the gradients of one process on one shard; None for every parameter if the shard is empty."""
     one = copy.deepcopy(model)
     one.zero_grad()
     if len(shard[0]):
@@ -250,4 +264,5 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
+    """Return the gradient in the dtype of ``like``; zeros if it is None."""
     return torch.zeros_like(like) if grad is None else grad.to(like.dtype)

@@ -1,1 +1,1 @@
-"""Numbers that ranks compute together about samples."""
+"""Checks of metrics that ranks compute together."""

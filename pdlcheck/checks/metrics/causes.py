@@ -1,4 +1,4 @@
-"""The less usual ways to a wrong metric, tried where the usual ones do not give the number: batches, sums, counts."""
+"""The less usual causes of a wrong metric: batches, sums and counts; tried if no usual cause gives the number."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ __all__ = ["in_other_places", "less_usual", "of_how_many"]
 
 Mistake = tuple[str, Values]
 Of = Callable[[Sequence[int]], Values]
-Shares = Sequence[Sequence[int]]  # of each rank: the places of its samples
+Shares = Sequence[Sequence[int]]  # for each rank, the positions of its samples
 
 _LARGEST_BATCH = 16
-_TAILS = ("filled up", "short", "dropped")  # what becomes of the last samples
-_ASKED = 400  # so often is one process asked about some samples, at most
+_TAILS = ("filled up", "short", "dropped")  # treatments of the last samples
+_ASKED = 400  # the limit of evaluations in one process
 
 
 def less_usual(alone: Alone, world_size: int) -> Iterator[Iterator[Mistake]]:
-    """What may have been done, and all that is then reported: groups, the first that explains all is the likely one."""
+    """Yield groups of possible mistakes, each mistake with the values that it gives.
+
+    The first group with a mistake that explains all wrong numbers holds the likely cause.
+    """
     of = _Asked(alone)
     batches = [size for size in range(2, _LARGEST_BATCH + 1) if size * world_size <= len(alone)]
     yield _wrong_counts(alone, world_size)
     yield _filled_up(alone, world_size, of)
     yield _not_reduced(alone, world_size, (1, *batches), of)
     yield _means_of_batches(alone, world_size, batches, of)
-    yield _any_one(alone, world_size, of)  # last, as it asks most
+    yield _any_one(alone, world_size, of)  # last, because it needs the most evaluations
 
 
 def of_how_many(alone: Alone, world_size: int, found: Values) -> str | None:
-    """Why there are more numbers than one process reports, or fewer."""
+    """Return why a rank reports more or fewer numbers than one process; None if the reason is unknown."""
     count, expected = len(alone), len(alone.of_all)
     if expected % count or len(found) % (expected // count):
         each = len(found) == world_size * expected
@@ -50,7 +53,7 @@ def of_how_many(alone: Alone, world_size: int, found: Values) -> str | None:
 
 
 def in_other_places(found: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Whether two numbers or more are the expected ones in another order."""
+    """Return whether two or more numbers are the expected ones in another order."""
     numbers = [*found, *expected]
     if len(found) < 2 or not all(isinstance(one, int | float) for one in numbers):
         return False
@@ -58,7 +61,7 @@ def in_other_places(found: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 
 class _Asked:
-    """What one process reports about samples, each set once."""
+    """The values that one process reports for sets of samples; each set is evaluated once."""
 
     def __init__(self, alone: Alone) -> None:
         self._alone, self._known = alone, dict[tuple[int, ...], Values]()
@@ -74,7 +77,7 @@ class _Asked:
 
 
 def _wrong_counts(alone: Alone, world_size: int) -> Iterator[Mistake]:
-    """Means whose sum and number are not of the same samples."""
+    """Yield means whose sum and whose number of samples belong to different samples."""
     count, everything = len(alone), alone.of_all
     for way, starts in zip(alone.shares(world_size), (True, False), strict=True):
         for rank, share in enumerate(way):
@@ -93,7 +96,10 @@ def _wrong_counts(alone: Alone, world_size: int) -> Iterator[Mistake]:
 
 
 def _filled_up(alone: Alone, world_size: int, of: Of) -> Iterator[Mistake]:
-    """Batches are dealt to the ranks in turn, and the last ones filled up, as accelerate's loaders do."""
+    """Yield the values if batches are dealt to the ranks in turn, and the last ones are filled up.
+
+    The loaders of accelerate deal the batches so.
+    """
     count = len(alone)
     for again in dict.fromkeys(-count % (world_size * size) for size in range(2, count // world_size + 1)):
         if again > 1:
@@ -102,7 +108,7 @@ def _filled_up(alone: Alone, world_size: int, of: Of) -> Iterator[Mistake]:
 
 
 def _any_one(alone: Alone, world_size: int, of: Of) -> Iterator[Mistake]:
-    """One sample again, or left out, by a sampler that shuffles."""
+    """Yield the values if one sample is repeated or left out by a sampler that shuffles."""
     count = len(alone)
     everything = range(count)
     if -count % world_size == 1:
@@ -114,6 +120,7 @@ def _any_one(alone: Alone, world_size: int, of: Of) -> Iterator[Mistake]:
 
 
 def _not_reduced(alone: Alone, world_size: int, sizes: Sequence[int], of: Of) -> Iterator[Mistake]:
+    """Yield the values of one rank's share alone."""
     for size in sizes:
         dealt = f", dealt in batches of {size}" if size > 1 else ""
         for tail in _TAILS:
@@ -122,7 +129,10 @@ def _not_reduced(alone: Alone, world_size: int, sizes: Sequence[int], of: Of) ->
 
 
 def _means_of_batches(alone: Alone, world_size: int, sizes: Sequence[int], of: Of) -> Iterator[Mistake]:
-    """Of batches of unlike sizes, over all ranks together, or over each and then over ranks, or of one rank."""
+    """Yield means of the values of batches, which may have unlike sizes.
+
+    The means are over all ranks together, over each rank and then over ranks, or over one rank.
+    """
     for size in sizes:
         text = f"the mean of the values of batches of {size}, each counted once: weigh them by their samples"
         for shares in _ways(len(alone), world_size, size):
@@ -134,6 +144,7 @@ def _means_of_batches(alone: Alone, world_size: int, sizes: Sequence[int], of: O
 
 
 def _ways(count: int, world_size: int, batch: int) -> Iterator[Shares]:
+    """Yield the usual distributions of the samples over ranks."""
     for size in (1, batch):
         for tail in _TAILS:
             yield _dealt(count, world_size, size, tail)
@@ -141,7 +152,10 @@ def _ways(count: int, world_size: int, batch: int) -> Iterator[Shares]:
 
 
 def _dealt(count: int, world_size: int, size: int, tail: str) -> Shares:
-    """Batches of ``size`` samples go to the ranks in turn; what does not fill all ranks, see ``_TAILS``."""
+    """Return the samples of each rank if batches of ``size`` samples go to the ranks in turn.
+
+    ``tail`` is the treatment of samples that do not fill all ranks; see ``_TAILS``.
+    """
     order = list(range(count))
     if tail == "filled up":  # with the first samples
         order += order[: -count % (world_size * size)]
@@ -160,7 +174,7 @@ def _times(values: Values, factor: float) -> Values:
 
 
 def _mean(everything: Sequence[Values]) -> Values:
-    """Of numbers that all have."""
+    """Return the mean of each number that all reports have."""
     first = everything[0] if everything else {}
     return {
         place: sum(values[place] for values in everything) / len(everything)

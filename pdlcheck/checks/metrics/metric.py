@@ -1,4 +1,4 @@
-"""A metric that ranks compute together is the metric of one process on all samples, for every number of ranks."""
+"""The check that ranks together compute the metric of one process on all samples, for every number of ranks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_metric"]
 
-_ORDERS = 2  # other orders, for each thing that may be done with the tail
+_ORDERS = 2  # other orders to try, for each treatment of the tail
 _LISTED = 6
 _UNLIKE = "ranks report unlike numbers: each has that of its own samples, or what is reduced does not reach all of them"
 _OTHER_PLACES = (
     "these are the right numbers in other places: what ranks have is put end to end, where samples are dealt to them "
     "in turn, or the other way round"
 )
-_MANY = 4  # mistakes that give one number, such as 0 or 1: none of them is likely
+_MANY = 4  # if so many mistakes give the same number, such as 0 or 1, none of them is likely
 
 
 @takes_world
@@ -33,27 +33,28 @@ def check_metric(
     world_sizes: Sequence[int] = (2, 3),
     reference: Callable[..., Any] | None = None,
 ) -> None:
-    """What ranks report about the samples that they share must be what one process reports about all of them.
+    """Check that the ranks' report on the samples that they share is the report of one process on all samples.
 
-    It is asked about all samples and about all but the last, since one of the two numbers is uneven over ranks. Where
-    the mean of the ranks' values is right by chance, as with ``torch.arange``, it is asked once more with the last
-    sample first; where no number would change if a sampler repeats the first or last samples, or drops the last ones,
-    once more with a sample there that changes it. Numbers may be off by 1e-5 of the largest that any share of the
-    samples has; integers and everything else must be equal.
+    The check evaluates all samples, and all except the last, because one of the two numbers is uneven over ranks. If
+    the mean of the ranks' values is right by chance, as with ``torch.arange``, it evaluates once more with the last
+    sample first. A sampler may repeat the first or last samples, or drop the last ones. If no number would change by
+    that, the check evaluates once more with a sample there that changes one. Numbers may be off by 1e-5 of the largest
+    that any share of the samples has; integers and all other values must be equal.
 
     Args:
-        evaluate: called as ``evaluate(*samples)`` on every rank, with all samples, of which it takes the rank's share
-            as the program does, by a sampler for example. Returns a number, a tensor, or lists and dicts of them; None
-            on ranks that report nothing, or in the place of what others report.
+        evaluate: called as ``evaluate(*samples)`` on every rank, with all samples. It takes the rank's share as the
+            program does, for example by a sampler. Returns a number, a tensor, or lists and dicts of them. It returns
+            None on ranks that report nothing, or in the place of a number that other ranks report.
         samples: tensors whose first dimension is the samples, such as inputs and targets; two samples or more.
         world: where the ranks run.
         world_sizes: numbers of ranks.
-        reference: called as ``reference(*samples)`` in one process; the default is ``evaluate`` in a world of one rank,
-            which cannot tell that batches of unlike sizes count the same.
+        reference: called as ``reference(*samples)`` in one process. The default is ``evaluate`` in a world of one rank,
+            which does not detect that batches of unlike sizes count the same.
 
     Raises:
-        AssertionError: names rank, number and the likely cause: the mean of the ranks' values, the value of one rank's
-            share, samples that a sampler or a loader repeats or drops, batches that count the same, a sum for a mean or
+        AssertionError: a rank reports a wrong number. The message names the rank, the number and the likely cause.
+            Causes are: the mean of the ranks' values, the value of one rank's share, or a sum instead of a mean. A
+            sampler or a loader may repeat or drop samples. Batches of unlike sizes may count the same. A sum may be
             divided by another number of samples.
         Inconclusive: one process reports nothing or NaN, or the same for every share of the samples.
 
@@ -110,7 +111,10 @@ def check_metric(
 def _with_a_telling_tail(
     tried: Sequence[Alone], world_sizes: Sequence[int], how: str, repeated: bool
 ) -> Iterator[Alone]:
-    """Other orders of the same samples, where in those that were tried a number hides what is done with the tail."""
+    """Yield other orders of the same samples, in which a treatment of the tail changes a number.
+
+    Such an order is needed for a number that hides the treatment in all orders that were tried.
+    """
     pairs = [(alone, world_size) for alone in tried for world_size in world_sizes if len(alone) % world_size]
     hidden = set(tried[0].of_all)
     for alone, world_size in pairs:
@@ -151,7 +155,7 @@ def _compare(alone: Alone, world_size: int) -> None:
         for place, value in expected.items():
             held = found[place]
             if held is None and any(others.get(place) is not None for _, others in told):
-                continue  # others report it
+                continue  # another rank reports it
             if alone.accepts(world_size, place, held):
                 continue
             raise failure(
@@ -165,10 +169,10 @@ def _compare(alone: Alone, world_size: int) -> None:
 
 
 def _why(alone: Alone, world_size: int, place: str, found: Values) -> str | None:
-    """Every usual mistake that gives all the wrong numbers, each once, or a less usual one; else what gives this one,
-    and as many others as not.
+    """Return the likely causes of a wrong number; None if there are none, or too many.
 
-    None where so many give it that they say nothing.
+    Usual mistakes that explain all wrong numbers come first, then less usual ones that do. Without any of these, return
+    the usual mistakes that explain this number and at least half of the wrong numbers.
     """
     wrong = [where for where, value in found.items() if not alone.accepts(world_size, where, value)]
     if in_other_places([found[where] for where in wrong], [alone.of_all[where] for where in wrong]):
@@ -185,7 +189,7 @@ def _why(alone: Alone, world_size: int, place: str, found: Values) -> str | None
 
 
 def _differ(values: Sequence[Any]) -> bool:
-    """Whether ranks that report something do not report the same."""
+    """Return whether the ranks that report something report different values."""
     told = [value for value in values if value is not None]
     return not all(near(value, told[0], 0.0) or _shown(value) == _shown(told[0]) for value in told)
 

@@ -1,4 +1,4 @@
-"""What one process reports about samples: all of them, the share of each rank, and the usual wrong numbers of them."""
+"""The values that one process reports: for all samples, for the share of each rank, and for the usual mistakes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from pdlcheck.errors import Inconclusive
 __all__ = ["LEAVE_OUT", "TAILS", "Alone", "Samples", "Values", "is_number", "near", "values_of"]
 
 Samples = tuple[Tensor, ...]
-Values = dict[str, Any]  # by their place in what was reported
+Values = dict[str, Any]  # by their place in the report
 
-# A float32 mean of a thousand terms, added in another order, is off by 1e-6 of it at most; one sample in ten thousand
-# that counts twice or not at all moves it by more.
+# A float32 mean of a thousand terms, added in another order, is off by 1e-6 of its value at most. One sample in ten
+# thousand that counts twice or not at all moves it by more.
 RELATIVE = 1e-5
 
-# What a sampler may do where samples do not fill all ranks, and whether samples are repeated or dropped by that.
+# What a sampler may do if the samples do not fill all ranks: True if it repeats samples, False if it drops them.
 TAILS = {"the first again": True, "the last again": True, "the last dropped": False}
 LEAVE_OUT = "leave out what is gathered beyond the data set, as accelerate's gather_for_metrics() does"
 
 
 @dataclass(frozen=True)
 class Alone:
-    """What one process reports."""
+    """The values that one process reports, for all samples and for parts of them."""
 
     evaluate: Callable[..., Any]
     reference: Callable[..., Any] | None
@@ -43,10 +43,16 @@ class Alone:
     _moved: dict[tuple[int, ...], Values] = field(default_factory=dict)
 
     def __len__(self) -> int:
+        """Return the number of samples."""
         return len(self.samples[0])
 
     @functools.cached_property
     def of_all(self) -> Values:
+        """Return the values for all samples.
+
+        Raises:
+            Inconclusive: there is no value, or one that is not finite.
+        """
         who = name_of(self.reference or self.evaluate)
         values = self.of(self.samples)
         if all(value is None for value in values.values()):
@@ -57,19 +63,20 @@ class Alone:
         return values
 
     def of(self, samples: Samples) -> Values:
+        """Return the values that one process reports for these samples."""
         if self.reference is not None:
             return values_of(self.reference(*samples))
         return values_of(self.world.run(self.evaluate, *samples, world_size=1)[0])
 
     def of_share(self, samples: Samples) -> Values:
-        """Nothing, where the program cannot do with so few."""
+        """Return the values for these samples; no values if the program fails, as with too few samples."""
         try:
             return self.of(samples)
         except Exception:
             return {}
 
     def shares(self, world_size: int) -> list[list[Values]]:
-        """What one process reports about the share of each rank, for the two usual ways to share."""
+        """Return the values for the share of each rank, for the two usual distributions: strided, and in blocks."""
         if world_size not in self._shares:
             strided = [tuple(t[rank::world_size] for t in self.samples) for rank in range(world_size)]
             blocks = zip(*(torch.tensor_split(t, world_size) for t in self.samples), strict=True)
@@ -77,6 +84,7 @@ class Alone:
         return self._shares[world_size]
 
     def tells_shares_apart(self, world_size: int) -> bool:
+        """Return whether at least one share has a value that differs from that of all samples."""
         return any(
             not near(share[place], value, 0.0)
             for shares in self.shares(world_size)
@@ -86,7 +94,7 @@ class Alone:
         )
 
     def right_by_chance(self, world_size: int) -> set[tuple[int, str]]:
-        """Ways to share and places where the mean of the ranks' values, each counted once, is the right number."""
+        """Return the distributions and the places where the plain mean of the ranks' values is the right number."""
         return {
             (way, place)
             for way, shares in enumerate(self.shares(world_size))
@@ -97,7 +105,7 @@ class Alone:
         }
 
     def tail(self, world_size: int, how: str) -> Values:
-        """What one process reports about what a sampler makes of the tail, see ``TAILS``; nothing where none is."""
+        """Return the values after a sampler's treatment of the tail, see ``TAILS``; no values if there is no tail."""
         size = len(self)
         if not size % world_size:
             return {}
@@ -113,35 +121,37 @@ class Alone:
         return self._tails[world_size, how]
 
     def hides(self, world_size: int, how: str) -> set[str]:
-        """Places where a number would be taken for right with such a tail."""
+        """Return the places whose number would be accepted in spite of this treatment of the tail."""
         found = self.tail(world_size, how)
         if found and found.keys() != self.of_all.keys():
             return set()
         return {place for place in self.of_all if place not in found or self.accepts(world_size, place, found[place])}
 
     def with_one_at(self, row: int, *, first: bool) -> Alone:
-        """The same samples with one of them first or last."""
+        """Return the same samples, with one of them moved to the first or last position."""
         others = [other for other in range(len(self)) if other != row]
         rows = [row, *others] if first else [*others, row]
         order = f"sample_{row}_{'first' if first else 'last'}"
         return Alone(self.evaluate, self.reference, tuple(t[rows] for t in self.samples), self.world, order)
 
     def can_be_compared(self) -> bool:
-        """False where the program needs its samples in order."""
+        """Return whether the program reports values for this order; False if it needs its samples in another order."""
         try:
             return bool(self.of_all)
         except Exception:
             return False
 
     def accepts(self, world_size: int, place: str, value: Any) -> bool:
+        """Return whether a value is the right one, within the tolerance."""
         expected = self.of_all[place]
         return near(value, expected, 0.0) or near(value, expected, self.largest(world_size, place))
 
     def telling(self, place: str, *, repeated: bool) -> int | None:
-        """A sample that changes the number there if it counts twice, or not at all; found by halves.
+        """Return a sample that changes the number at ``place``; None if the search finds none.
 
-        Samples are halved by one bit of their places, and by others where neither half changes it, as twice as many of
-        each kind leave a ratio as it is: some bit has any two samples apart.
+        With ``repeated`` the sample counts twice, otherwise not at all. The search halves the samples by one bit of
+        their positions. If neither half changes the number, it takes another bit: a ratio stays the same if twice as
+        many samples of each kind count. Any two samples differ in some bit.
         """
         bits = range(len(self).bit_length())
         ahead = [torch.arange(len(self))]
@@ -161,7 +171,7 @@ class Alone:
         return None
 
     def _move(self, rows: Tensor, place: str, repeated: bool) -> float:
-        """How far the number goes if these samples count twice, or not at all; 0 where that cannot be said."""
+        """Return how far the number moves if these samples count twice, or not at all; 0 if it cannot be computed."""
         key = (repeated, *sorted(rows.tolist()))
         if key not in self._moved:
             every = torch.arange(len(self))
@@ -173,12 +183,12 @@ class Alone:
         return abs(found - expected) if math.isfinite(abs(found)) else 0.0
 
     def largest(self, world_size: int, place: str) -> float:
-        """Of what any share has there."""
+        """Return the largest magnitude of the number at ``place`` in any share."""
         found = [share.get(place) for shares in self.shares(world_size) for share in shares]
         return max((abs(value) for value in found if is_number(value) and math.isfinite(abs(value))), default=0.0)
 
     def mistakes(self, world_size: int, place: str) -> Iterator[tuple[str, Any]]:
-        """What may have been done, and what comes of it."""
+        """Yield the usual mistakes, each with the number that it gives."""
         size = len(self)
         missing, extra = -size % world_size, size % world_size
         for shares in self.shares(world_size):
@@ -208,7 +218,7 @@ class Alone:
 
 
 def values_of(report: Any, place: str = "") -> Values:
-    """The numbers in a report, each by its place: ``" at ['loss'][0]"``; none for None alone."""
+    """Return the values in a report, each by its place: ``" at ['loss'][0]"``; no values if the report is None."""
     if report is None:
         return {f" at {place}": None} if place else {}
     if isinstance(report, Mapping):
@@ -225,10 +235,15 @@ def values_of(report: Any, place: str = "") -> Values:
 
 
 def is_number(value: Any) -> TypeGuard[complex]:
+    """Return whether a value is a number; a bool is not."""
     return isinstance(value, int | float | complex) and not isinstance(value, bool)
 
 
 def near(found: Any, expected: Any, largest: float) -> bool:
+    """Return whether two values are equal.
+
+    Numbers that are not both integers may be off by 1e-5 of ``expected`` or of ``largest``, whichever is larger.
+    """
     if not (is_number(found) and is_number(expected)) or (isinstance(found, int) and isinstance(expected, int)):
         return type(found) is type(expected) and bool(found == expected)
     return bool(abs(found - expected) <= RELATIVE * max(abs(expected), largest))

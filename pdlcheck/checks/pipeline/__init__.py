@@ -1,1 +1,1 @@
-"""Pipelines, and their schedules."""
+"""Checks of pipelines and their schedules."""

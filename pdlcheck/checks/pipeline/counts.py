@@ -1,4 +1,4 @@
-"""How often each micro-batch counts in a gradient that is a sum of what micro-batches give."""
+"""The number of times that each micro-batch counts in a gradient that is a weighted sum over micro-batches."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ SHOWN = 4
 
 
 def counts_in(found: Tensor, right: Tensor, parts: Sequence[Tensor]) -> str | None:
-    """In words, where it is not once; None where ``found`` is no such sum, or could be several.
+    """Return a text that names the micro-batches which do not count once in ``found``.
+
+    Return None if ``found`` is no weighted sum of ``parts``, if several weightings fit, or if all micro-batches count
+    equally often.
 
     Args:
-        found: all elements of wrong gradients, in float64.
-        right: what they should be.
-        parts: what each micro-batch gives, up to a factor of its own.
+        found: all elements of the wrong gradients, in float64.
+        right: the right values of these elements.
+        parts: the gradient of each micro-batch, up to a factor of its own.
 
     Example:
         >>> first, second = torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]], dtype=torch.float64)
@@ -34,7 +37,7 @@ def counts_in(found: Tensor, right: Tensor, parts: Sequence[Tensor]) -> str | No
     if not bool(((matrix @ weights - goals).abs() <= tolerance(right, len(parts))).all()):
         return None
     times = [round(one, 6) + 0.0 for one in (weights[:, 0] / weights[:, 1]).tolist()]  # 0 for -0
-    if len(set(times)) == 1:  # then the whole gradient is a multiple
+    if len(set(times)) == 1:  # the whole gradient is a multiple, which other candidates explain
         return None
     texts = [f"micro-batch {i} counts {one:g} times" for i, one in enumerate(times) if one != 1]
     return f"{', '.join(texts[:SHOWN])}{', ...' if texts[SHOWN:] else ''}, where each counts once"

@@ -1,4 +1,4 @@
-"""PipeDream leaves the weights of its rule, which a sequential simulation follows."""
+"""The check that PipeDream leaves the weights of its update rule, which a sequential simulation computes."""
 
 from __future__ import annotations
 
@@ -44,27 +44,30 @@ def check_pipedream(
     vertical_sync: bool = False,
     seed: int = 0,
 ) -> None:
-    """One call of ``step`` must leave the weights of PipeDream's rule, simulated one micro-batch after the other.
+    """Check that one call of ``step`` leaves the weights of PipeDream's rule.
 
-    Stage s of n computes micro-batch i, forwards and backwards, with weights that have had ``max(0, i - (n - s) + 1)``
-    updates, with vertical sync ``max(0, i - n + 1)`` in every stage; the update goes to the latest weights.
+    A simulation computes the expected weights, one micro-batch after the other. Stage s of n computes micro-batch i,
+    forward and backward, with weights that have had ``max(0, i - (n - s) + 1)`` updates. With vertical sync the number
+    is ``max(0, i - n + 1)`` in every stage. The update is applied to the latest weights.
 
     Args:
         start: as in :func:`check_pipeline`, but ``step`` also takes the steps of the optimizers, one after each
-            backward pass. What rank r holds is stage r.
+            backward pass. The parameters that rank r holds are stage r.
         make: makes a sequential model.
         loss: mean over a micro-batch.
         batch: cut by ``tensor_split`` into ``n_microbatches``; take more than twice as many as ranks.
-        world, world_size, seed: as in :func:`check_pipeline`.
-        n_microbatches: updates that every stage takes.
+        world: where the ranks run.
+        world_size: number of ranks, one for each stage.
+        n_microbatches: number of micro-batches, and of updates that every stage takes.
         optimizer: makes the optimizer of a stage, for the simulation.
-        vertical_sync: as above.
+        vertical_sync: whether all stages compute a micro-batch with the same number of updates.
+        seed: of the model.
 
     Raises:
-        AssertionError: names rank, tensor, index, the first update that is wrong (of optimizers of torch), and which
-            other rule, in all stages or in one, gives what was found.
-        Inconclusive: another rule gives the same weights, so that nothing would be seen, or one process does not get
-            the same twice.
+        AssertionError: names rank, tensor and index, and the first wrong update (for torch's optimizers). It also names
+            another rule that explains the weights, in all stages or in one.
+        Inconclusive: another rule gives the same weights, so no fault would show; or the simulation in one process does
+            not give the same weights twice.
 
     Source: D. Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP (2019).
     """

@@ -1,4 +1,4 @@
-"""Which versions of the weights micro-batches may use, and where that leads: one process, one micro-batch at a time."""
+"""Rules for the weight versions of micro-batches, and a simulation of them: one process, one micro-batch at a time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ __all__ = ["Rule", "Simulation", "rules_of"]
 
 @dataclass(frozen=True)
 class Rule:
-    """How a stage goes on.
+    """The weight versions and the scale of gradients in a stage.
 
     Args:
-        text: what is so.
-        version: how many updates the weights have had with which micro-batch ``i`` is computed in stage ``s``.
-        scale: of gradients.
+        text: a description of the rule.
+        version: ``version(i, s)`` is the number of updates in the weights with which stage ``s`` computes micro-batch
+            ``i``.
+        scale: the factor of gradients.
     """
 
     text: str
@@ -31,7 +32,7 @@ class Rule:
 
 
 def rules_of(n_stages: int, n_microbatches: int, *, vertical_sync: bool) -> tuple[Rule, list[Rule]]:
-    """PipeDream's, and others that a pipeline may follow instead."""
+    """Return PipeDream's rule, and other rules that a pipeline may follow instead."""
 
     def stashed(i: int, s: int) -> int:
         return max(0, i - (n_stages - s) + 1)
@@ -53,14 +54,14 @@ def rules_of(n_stages: int, n_microbatches: int, *, vertical_sync: bool) -> tupl
 
 @dataclass(frozen=True)
 class Simulation:
-    """Training in one process.
+    """The training of a pipeline, simulated in one process.
 
     Args:
-        model: at its start.
-        stages: the names of the parameters of each.
+        model: the model as it starts.
+        stages: the names of the parameters of each stage.
         loss: mean over a micro-batch.
         parts: the micro-batches.
-        optimizer: makes that of a stage.
+        optimizer: makes the optimizer of a stage.
     """
 
     model: nn.Module
@@ -70,9 +71,10 @@ class Simulation:
     optimizer: Callable[[list[Tensor]], Optimizer]
 
     def run(self, rules: Sequence[Rule]) -> list[Named]:
-        """The weights at the start and after each micro-batch, where stage s follows ``rules[s]``."""
+        """Return the weights at the start and after each micro-batch, if stage s follows ``rules[s]``."""
         latest = {name: p.detach().clone().requires_grad_() for name, p in self.model.named_parameters()}
-        model = copy.deepcopy(self.model)  # functional_call leaves other tensors in a layer that stands in it twice
+        # Work on a copy, because functional_call leaves other tensors in a layer that occurs twice.
+        model = copy.deepcopy(self.model)
         steps = [self.optimizer([latest[name] for name in names]) for names in self.stages]
         history = [{name: p.detach().clone() for name, p in latest.items()}]
         for i, (inputs, targets) in enumerate(self.parts):
@@ -93,7 +95,7 @@ class Simulation:
         return history
 
     def others(self, right: Rule, rules: Sequence[Rule]) -> Iterator[tuple[str, Named]]:
-        """Where it leads if all stages follow another rule, or one does."""
+        """Yield the final weights if all stages follow another rule, or if one stage does, with a description."""
         n_stages = len(self.stages)
         for rule in rules:
             yield rule.text, self.run([rule] * n_stages)[-1]

@@ -1,4 +1,4 @@
-"""The weights after every update, noted while optimizers step, and the first of them that is wrong."""
+"""The weights after every optimizer step, recorded on each rank, and the first wrong update."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ LATER = (
 
 
 def watched(start: Start, model: nn.Module) -> tuple[nn.Module, Step]:
-    """What ``start`` makes, with a step that returns the weights after each step of an optimizer of its module."""
+    """Return the module of ``start``, with a step that records the weights.
+
+    The step returns the weights after each step of one of the module's optimizers.
+    """
     module, step = start(model)
     own = {id(parameter) for parameter in module.parameters()}
 
@@ -42,15 +45,23 @@ def watched(start: Start, model: nn.Module) -> tuple[nn.Module, Step]:
 
 
 def first_wrong_update(everyone: Sequence[Sequence[Named]], right: Sequence[Named]) -> dict[str, str]:
-    """What the notes of all ranks tell, for a message; ``right``: the weights of all stages after each micro-batch."""
+    """Return lines for a message that name the first wrong update, or a wrong number of updates.
+
+    The result is empty if every recorded update is right, or if a rank has no record because its optimizer is not
+    torch's.
+
+    Args:
+        everyone: the recorded weights of each rank.
+        right: the weights of all stages after each micro-batch.
+    """
     count = len(right)
     for rank, updates in enumerate(everyone):
-        if not updates:  # an optimizer that is not torch's
+        if not updates:  # the optimizer is not torch's
             return {}
         if len(updates) % count:
             return {"updates": f"rank {rank} steps its optimizer {len(updates)} times for {count} micro-batches"}
     for number, goal in enumerate(right):
-        # a stage may have several optimizers
+        # A stage may have several optimizers, so take the record after the last one's step.
         found = [updates[(number + 1) * (len(updates) // count) - 1] for updates in everyone]
         fine = [all(is_near(own, goal[name]) for name, own in held.items()) for held in found]
         if not all(fine):

@@ -1,4 +1,4 @@
-"""Where in a pipeline it goes wrong: which micro-batches, and between which layers."""
+"""The location of a fault in a pipeline: the micro-batches, and the layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 4
 
 
 def wrong_parts(found: Tensor, goal: Tensor, count: int) -> str | None:
-    """The micro-batches whose outputs are wrong."""
+    """Return a text that lists the micro-batches whose outputs are wrong; None for a scalar."""
     if not goal.dim():
         return None
     parts = zip(found.tensor_split(count), goal.tensor_split(count), strict=True)
@@ -24,7 +24,7 @@ def wrong_parts(found: Tensor, goal: Tensor, count: int) -> str | None:
 
 
 def order_of_parts(found: Tensor, goal: Tensor, count: int) -> str | None:
-    """Whether the outputs of micro-batches are there, in another order."""
+    """Return a text if ``found`` consists of the right outputs in another order of micro-batches, else None."""
     parts = list(goal.tensor_split(count)) if goal.dim() else []
     order, left = [], found
     while len(left):
@@ -37,17 +37,20 @@ def order_of_parts(found: Tensor, goal: Tensor, count: int) -> str | None:
 
 
 def has_right_ones(everyone: Sequence[Named], wrong: Sequence[Sequence[str]], right: Named) -> bool:
-    """Whether a gradient is right everywhere that is not zero."""
+    """Return whether a gradient that is not zero is right on every rank that holds it."""
     return bool(_right_ones(everyone, wrong, right))
 
 
 def where_it_goes_wrong(
     model: nn.Module, everyone: Sequence[Named], wrong: Sequence[Sequence[str]], right: Named
 ) -> str | None:
-    """Told by layers of a sequential model whose gradients are right: what came back as far as there was right."""
+    """Return a text that locates the fault between the layers of a sequential model, or None.
+
+    The first layer with a right gradient proves that the gradient which reached it was right.
+    """
     if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
         return None
-    order = list(model._modules)  # a layer may stand twice
+    order = list(model._modules)  # named_children lists a layer that occurs twice only once
     at = {name: order.index(_layer(name)) for name in _right_ones(everyone, wrong, right) if _layer(name) in order}
     if not at:
         return None
@@ -66,6 +69,6 @@ def _layer(name: str) -> str:
 
 
 def _right_ones(everyone: Sequence[Named], wrong: Sequence[Sequence[str]], right: Named) -> set[str]:
-    """Without those that are zero, which say nothing."""
+    """Return the names of right gradients. Zero gradients are left out, because they prove nothing."""
     held = {name for own in everyone for name in own if not is_near(torch.zeros_like(right[name]), right[name])}
     return held - {name for names in wrong for name in names}

@@ -1,4 +1,4 @@
-"""A pipeline's schedule is carried out on a machine that knows nothing but what has been made so far."""
+"""The check of a pipeline's schedule: a machine executes each action only after its inputs exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = 3
 
 
 class Machine:
-    """What ranks have done of a grid in which everything is there once."""
+    """The state of a schedule's execution: the actions that are done. Every action of the grid occurs once."""
 
     def __init__(self, grid: Grid) -> None:
         self.place: dict[Action, Place] = dict(grid)
@@ -23,7 +23,7 @@ class Machine:
         self.done: set[Action] = set()
 
     def missing(self, action: Action) -> Action | None:
-        """What ``action`` reads and nobody has made yet; None if it can go on."""
+        """Return an input of ``action`` that no rank has made yet, or None if ``action`` can run."""
         return next((need for need in self._needs(action) if need not in self.done), None)
 
     def _needs(self, action: Action) -> list[Action]:
@@ -41,12 +41,12 @@ class Machine:
         return [forward] if last else [forward, self._from(action, self._backward(stage + 1, microbatch))]
 
     def _backward(self, stage: int, microbatch: int) -> Action:
-        """The pass that makes the gradient of the input."""
+        """Return the pass that makes the gradient of the stage's input."""
         half = Action(stage, "I", microbatch)
         return half if half in self.place else Action(stage, "B", microbatch)
 
     def _from(self, action: Action, made: Action) -> Action:
-        """What ``made`` is read from: the pass itself, or the message that brings it to another rank."""
+        """Return the source of ``made`` for ``action``: the pass itself, or the message that brings it."""
         if not self.messages or self.home[made.stage] == self.home[action.stage]:
             return made
         return Action(action.stage, "RECV_F" if made.kind == "F" else "RECV_B", action.microbatch)
@@ -55,22 +55,23 @@ class Machine:
 def check_schedule(
     grid: Rows, *, name: str = "schedule", in_steps: bool = True, max_live: int | Sequence[int] | None = None
 ) -> None:
-    """Every pass is done once, on one rank for a stage, after what it reads; nobody waits for ever.
+    """Check that every pass is done once, on one rank for each stage, after its inputs, and without a deadlock.
 
     Args:
-        grid: for each rank its cells, texts (or objects whose text is) such as ``1F3``: stage, F or B, micro-batch;
-            None where it idles. I and W are the two halves of a backward pass: the gradient of the input, which stage 0
-            may leave out, and that of the weights. With cells such as ``1SEND_F3`` and ``2RECV_F3`` the messages are
-            part of the schedule: then a send ends when its receive has been reached, and rows are orders. In orders,
-            ``(1F3;2B0)OVERLAP_F_B`` is its two passes; cells that shard parameters, such as ``1UNSHARD``, count as
-            idle.
-        name: of the schedule, for messages.
-        in_steps: cells of one column are done in the same step, and read what earlier columns made; False: each
-            rank goes on as soon as it can.
-        max_live: the most micro-batches that a rank may have between forward and backward pass; for all, or each.
+        grid: for each rank its cells. A cell is a text (or an object whose text is) such as ``1F3``: stage, F or B,
+            micro-batch; None is an idle step. I and W are the two halves of a backward pass: the gradient of the input,
+            which stage 0 may leave out, and that of the weights. With cells such as ``1SEND_F3`` and ``2RECV_F3`` the
+            messages are part of the schedule. Then a send ends when its receive has been reached, and rows are orders.
+            In orders, ``(1F3;2B0)OVERLAP_F_B`` is its two passes. Cells that shard parameters, such as ``1UNSHARD``,
+            count as idle.
+        name: the name of the schedule, for messages.
+        in_steps: True: cells of one column run in the same step, and read the results of earlier columns. False: each
+            rank proceeds as soon as it can.
+        max_live: the largest number of micro-batches that a rank may have between forward and backward pass; one number
+            for all ranks, or one for each.
 
     Raises:
-        AssertionError: says what is wrong and shows the grid with the wrong cells between ``>`` and ``<``.
+        AssertionError: describes the fault and shows the grid with the wrong cells between ``>`` and ``<``.
         Inconclusive: there are no cells.
         ValueError: ``max_live`` has another number of ranks than the grid.
 
@@ -120,7 +121,10 @@ def _as_orders(grid: Grid, machine: Machine) -> None:
 
 
 def _waits(grid: Grid, machine: Machine) -> dict[int, tuple[Action, Action]]:
-    """Go on until nobody can: of each rank that is not at its end where it is, and what it waits for."""
+    """Run every rank until none can proceed.
+
+    Return, for each unfinished rank, its current action and the action that it waits for.
+    """
     queues = [[action for cell in row for action in cell] for row in grid.rows]
     at = [0] * len(queues)
 
@@ -136,7 +140,7 @@ def _waits(grid: Grid, machine: Machine) -> dict[int, tuple[Action, Action]]:
         moved = False
         for rank in range(len(queues)):
             while action := current(rank):
-                ends = [action, action.partner] if action.partner else [action]  # of a message, both at once
+                ends = [action, action.partner] if action.partner else [action]  # both ends of a message at once
                 if not all(map(can_end, ends)):
                     break
                 for end in ends:
@@ -147,13 +151,16 @@ def _waits(grid: Grid, machine: Machine) -> dict[int, tuple[Action, Action]]:
     for rank in range(len(queues)):
         if action := current(rank):
             awaited = machine.missing(action) or action.partner
-            assert awaited is not None  # else it went on
+            assert awaited is not None  # otherwise the rank would have proceeded
             waits[rank] = action, awaited
     return waits
 
 
 def _stuck(grid: Grid, machine: Machine, waits: dict[int, tuple[Action, Action]]) -> AssertionError:
-    """Names those that wait for one another, for themselves or for nobody, and counts those that wait for them."""
+    """Return an error that names the ranks that cause the deadlock, and lists the ranks that wait for them.
+
+    A rank is a cause if it waits for itself, if it is in a cycle, or if no rank does the action that it waits for.
+    """
 
     def next_one(rank: int) -> int | None:
         awaited = waits[rank][1]

@@ -1,4 +1,4 @@
-"""The cells of a schedule, where they stand, and the grid that shows them."""
+"""The cells of a schedule, their places, and the grid that messages show."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ __all__ = ["Action", "Grid", "Place", "Rows", "parse"]
 Rows = Sequence[Sequence[object]] | Mapping[int, Sequence[object]]
 Place = tuple[int, int]  # rank, step
 
-# torch's words: I is the part of a backward pass that makes the gradient of the input, W that of the weights
+# The letters are torch's. I is the part of a backward pass that makes the gradient of the input. W makes that of the
+# weights.
 ACTION = re.compile(r"(\d+)(SEND_F|SEND_B|RECV_F|RECV_B|F|B|I|W)(\d+)")
 OVERLAPPED = re.compile(r"\((\d+F\d+);(\d+B\d+)\)OVERLAP_F_B")
-OF_PARAMETERS = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")  # of a stage that FSDP shards: no pass, no message
+OF_PARAMETERS = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")  # cells of an FSDP stage that are no pass or message
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,17 @@ class Action:
     microbatch: int
 
     def __str__(self) -> str:
+        """Return the action in the notation of torch, such as ``1F3``."""
         return f"{self.stage}{self.kind}{self.microbatch}"
 
     @property
     def is_message(self) -> bool:
+        """Return whether the action is a send or a receive."""
         return "_" in self.kind
 
     @property
     def partner(self) -> Action | None:
-        """The receive of a send, and the send of a receive."""
+        """Return the receive of a send, or the send of a receive; None for a pass."""
         if not self.is_message:
             return None
         word, kind = self.kind.split("_")
@@ -46,13 +49,13 @@ class Action:
 
 @dataclass(frozen=True)
 class Grid:
-    """What each rank does in each step: nothing, an action, or two passes that overlap."""
+    """The actions of each rank in each step: none, one action, or two passes that overlap."""
 
     name: str
     rows: list[list[tuple[Action, ...]]]
 
     def __iter__(self) -> Iterator[tuple[Action, Place]]:
-        """Rank by rank, in its order."""
+        """Yield every action and its place, rank by rank, in the order of each rank."""
         for rank, row in enumerate(self.rows):
             for step, cell in enumerate(row):
                 for action in cell:
@@ -60,7 +63,7 @@ class Grid:
 
     @cached_property
     def places(self) -> dict[Action, list[Place]]:
-        """Where each action stands; more than one place is one too many."""
+        """Return the places of each action. An action with more than one place is a fault."""
         found: dict[Action, list[Place]] = {}
         for action, place in self:
             found.setdefault(action, []).append(place)
@@ -68,7 +71,7 @@ class Grid:
 
     @cached_property
     def homes(self) -> dict[int, list[tuple[int, int]]]:
-        """Of every stage the ranks that do passes of it, and how many; who does most of them is first."""
+        """Return, for each stage, the ranks that do passes of it and their numbers of passes, largest first."""
         counts: dict[int, Counter[int]] = {}
         for action, (rank, _) in self:
             if not action.is_message:
@@ -77,10 +80,11 @@ class Grid:
 
     @cached_property
     def kinds(self) -> set[str]:
+        """Return the kinds of all actions."""
         return {action.kind for action in self.places}
 
     def failure(self, text: str, wrong: Sequence[Place]) -> AssertionError:
-        """An error that shows the grid, with the cells at ``wrong`` between ``>`` and ``<``."""
+        """Return an error that shows the grid, with the cells at ``wrong`` between ``>`` and ``<``."""
         steps = max(map(len, self.rows))
         table = [["step", *map(str, range(steps))]]
         for rank, row in enumerate(self.rows):
@@ -93,7 +97,7 @@ class Grid:
 
 
 def parse(rows: Rows, name: str, in_steps: bool) -> Grid:
-    """The grid in texts, or in objects whose text is a cell; a rank that a mapping leaves out idles."""
+    """Parse the cells, which are texts or objects whose text is a cell. A rank that a mapping leaves out is idle."""
     if isinstance(rows, Mapping):
         rows = [rows.get(rank, []) for rank in range(1 + max(rows, default=-1))]
     read: list[list[tuple[Action, ...]]] = []

@@ -1,4 +1,4 @@
-"""What a schedule lacks, has twice, or has in another place."""
+"""The faults of a schedule that need no execution: missing passes, repeated passes, and passes on another rank."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Fault:
-    """In words, and the cells that show it."""
+    """A description of a fault, and the cells that show it."""
 
     text: str
     places: Sequence[Place]
 
 
 def faults_of(grid: Grid) -> list[Fault]:
-    """Where it is not so that every pass is there once, whole or in halves, and a stage is on one rank."""
+    """Return the faults of a grid.
+
+    Every pass must occur once, whole or in halves, and every stage must be on one rank.
+    """
     n_stages, n_microbatches = _size_of(grid)
     return [
         *_twice(grid),
@@ -35,10 +38,10 @@ def faults_of(grid: Grid) -> list[Fault]:
 
 
 def _size_of(grid: Grid) -> tuple[int, int]:
-    """Up to the largest stage and micro-batch that are named.
+    """Return the number of stages and micro-batches, from the largest ones that the cells name.
 
-    One that has at most a quarter of its passes does not count: a mistyped number says nothing of how large the
-    schedule should be.
+    A stage or micro-batch with at most a quarter of its passes does not count. A mistyped number must not define the
+    size of the schedule.
     """
     passes = {(action.stage, action.microbatch, action.kind == "F") for action in grid.places if not action.is_message}
     stages, microbatches = {action.stage for action in grid.places}, {action.microbatch for action in grid.places}
@@ -57,7 +60,7 @@ def _twice(grid: Grid) -> Iterator[Fault]:
 
 
 def _outside(grid: Grid, n_stages: int, n_microbatches: int) -> Iterator[Fault]:
-    """Numbers that hardly another cell has; messages to nowhere."""
+    """Yield cells whose stage or micro-batch is outside the schedule, and messages to a stage that does not exist."""
     for action, places in grid.places.items():
         who, partner = _does(action, places[0]), action.partner
         if action.stage >= n_stages:
@@ -78,7 +81,7 @@ def _backward_twice(grid: Grid) -> Iterator[Fault]:
 
 
 def _missing(grid: Grid, n_stages: int, n_microbatches: int) -> Iterator[Fault]:
-    """Those first of which another pass of the stage and micro-batch is there."""
+    """Yield the missing passes. Those of a stage and micro-batch with another pass come first."""
     begun = {(one.stage, one.microbatch) for one in grid.places if not one.is_message}
     pairs = ((stage, microbatch) for stage in range(n_stages) for microbatch in range(n_microbatches))
     inside = sorted((stage, one) for stage, one in begun if stage < n_stages and one < n_microbatches)
@@ -92,7 +95,10 @@ def _missing(grid: Grid, n_stages: int, n_microbatches: int) -> Iterator[Fault]:
 
 
 def _lacks(grid: Grid, action: Action) -> str:
-    """Also where another pass of the stage and micro-batch is, the other half if that is there."""
+    """Describe a missing action.
+
+    The text adds the place of another pass of the same stage and micro-batch, preferably the other half.
+    """
     what = f"{action} or both halves" if action.kind == "B" and "W" in grid.kinds else str(action)
     home = grid.homes[action.stage][0][0] if action.stage in grid.homes else None
     for kind in "IWBF":
@@ -110,13 +116,16 @@ def _missing_of(grid: Grid, stage: int, microbatch: int) -> list[Action]:
     if whole not in grid.places:
         is_begun = any(half in grid.places for half in halves)
         in_halves = is_begun or ("W" in grid.kinds and "B" not in grid.kinds)
-        # stage 0 may have W alone: the input of the model needs no gradient
+        # Stage 0 may have W alone, because the input of the model needs no gradient.
         needed += halves[0 if stage else 1 :] if in_halves else [whole]
     return [action for action in needed if action not in grid.places]
 
 
 def _away(grid: Grid) -> Iterator[Fault]:
-    """A stage is where most of its passes are; where two ranks have as many, either may be wrong."""
+    """Yield passes that are not on their stage's rank.
+
+    A stage belongs to the rank with most of its passes. If two ranks have the same number, either may be wrong.
+    """
     away: dict[int, list[tuple[Action, Place]]] = {}
     for action, place in grid:
         if action.stage in grid.homes and place[0] != grid.homes[action.stage][0][0]:

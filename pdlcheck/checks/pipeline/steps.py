@@ -1,4 +1,4 @@
-"""What ranks of a pipeline hold after each step, and how numbers of it are compared."""
+"""The state of a pipeline's ranks after each step, and the comparison of their numbers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ABSOLUTE = 1e-12
 
 @dataclass(frozen=True)
 class Taken:
-    """What one rank holds after a step: gradients and weights by name, and what its step returned."""
+    """The state of one rank after a step: gradients and weights by name, and the values that its step returned."""
 
     gradients: Named
     weights: Named
@@ -64,7 +64,7 @@ class Taken:
 def train(
     start: Start, model: nn.Module, batches: Sequence[Batch], optimizer: Callable[..., Optimizer] | None
 ) -> list[Taken]:
-    """On every rank: a step for each batch."""
+    """Run on every rank: take a step for each batch, and return the state after each."""
     torch.manual_seed(dist.get_rank() + 1)
     module, step = made_by_start(start(copy.deepcopy(model)), "module", "step")
     params = list(module.parameters())
@@ -82,6 +82,7 @@ def train(
 
 
 def require_all_held(when: str, taken: Sequence[Taken], model: nn.Module, facts: str) -> None:
+    """Check that the ranks together hold every parameter of ``model``, and no other names."""
     __tracebackhide__ = True
     names = {name for one in taken for name in one.weights}
     known = all_names(model)
@@ -94,6 +95,18 @@ def require_all_held(when: str, taken: Sequence[Taken], model: nn.Module, facts:
 
 
 def require_near(who: str, what: str, found: Tensor, goal: Tensor, **details: object) -> None:
+    """Check that ``found`` equals ``goal`` within the tolerance.
+
+    Args:
+        who: the beginning of the message, with its verb.
+        what: the name of the tensor.
+        found: the tensor under test.
+        goal: the right tensor.
+        **details: further lines of the message.
+
+    Raises:
+        AssertionError: names the first wrong index and both values.
+    """
     __tracebackhide__ = True
     if is_near(found, goal):
         return
@@ -102,45 +115,56 @@ def require_near(who: str, what: str, found: Tensor, goal: Tensor, **details: ob
 
 
 def is_near(found: Tensor, goal: Tensor) -> bool:
+    """Return whether two tensors have one shape and are equal within the tolerance."""
     return found.shape == goal.shape and bool(((found - goal).abs() <= tolerance(goal)).all())
 
 
 def tolerance(goal: Tensor, factor: float = 1.0) -> float:
-    """How far a number may be off ``factor`` times one of ``goal``."""
+    """Return the allowed error of numbers that are up to ``factor`` times as large as those of ``goal``."""
     return RELATIVE * factor * (float(goal.abs().max()) if goal.numel() else 0.0) + ABSOLUTE
 
 
 def gradients_of(module: nn.Module) -> Named:
+    """Return whole copies of all gradients by name, with zeros for None."""
     return {
         name: whole(torch.zeros_like(p)) if p.grad is None else whole(p.grad) for name, p in all_names(module).items()
     }
 
 
 def all_names(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters under all their names, tied ones more than once."""
     return dict(module.named_parameters(remove_duplicate=False))
 
 
 def named_weights(module: nn.Module) -> Named:
+    """Return the weights under all their names, without a copy."""
     return {name: p.detach() for name, p in all_names(module).items()}
 
 
 def split_batch(batch: Any, count: int) -> list[Any]:
+    """Split every tensor of ``batch`` into ``count`` micro-batches."""
     leaves, form = tree_flatten(batch)
     columns = (one.tensor_split(count) for one in leaves)
     return [tree_unflatten(list(parts), form) for parts in zip(*columns, strict=True)]
 
 
 def joined_batch(parts: Sequence[Any]) -> Any:
+    """Join micro-batches into one batch, along the first dimension."""
     columns = zip(*(tree_leaves(part) for part in parts), strict=True)
     return tree_unflatten([torch.cat(column) for column in columns], tree_flatten(parts[0])[1])
 
 
 def samples_in(batch: Any) -> int:
+    """Return the number of samples of ``batch``."""
     return len(tree_leaves(batch)[0])
 
 
 def in_float64(value: Any) -> Any:
-    """A batch whose floating tensors are float64: a tensor, or tensors in tuples, lists and dicts."""
+    """Return a batch with its floating tensors in float64. A batch is a tensor, or tensors in tuples, lists and dicts.
+
+    Raises:
+        ValueError: a leaf is not a tensor whose first dimension is samples.
+    """
     for leaf in tree_leaves(value):
         if not isinstance(leaf, Tensor) or not leaf.dim():
             raise ValueError(f"a batch is tensors whose first dimension is samples, got {type(leaf).__name__} {leaf!r}")
@@ -148,6 +172,7 @@ def in_float64(value: Any) -> Any:
 
 
 def on_cpu(value: Any) -> Any:
+    """Return ``value`` with its tensors detached and on the CPU."""
     return tree_map(lambda one: one.detach().cpu() if isinstance(one, Tensor) else one, value)
 
 

@@ -1,4 +1,4 @@
-"""What one process gets from the whole batch, and what each usual fault of a pipeline would make of it."""
+"""The result of one process on the whole batch, and the results that the usual faults of a pipeline lead to."""
 
 from __future__ import annotations
 
@@ -32,17 +32,27 @@ __all__ = ["Truth"]
 
 
 class Truth:
-    """One process on the whole batch, and what it would hold with one thing wrong."""
+    """The result of one process on the whole batch, and candidates for the likely cause of a wrong result.
+
+    Args:
+        model: the model before the step.
+        loss: of outputs and targets.
+        inputs: of the whole batch.
+        targets: of the whole batch.
+        n_microbatches: the number of parts of the batch.
+        before: the gradients of the step before; empty in the first step.
+    """
 
     def __init__(
         self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, n_microbatches: int, before: Named
     ) -> None:
+        """Run the model once on the whole batch."""
         self.model, self.loss_of, self.before, self.count = model, loss, before, n_microbatches
         self.inputs, self.targets = inputs, targets
         self.samples = samples_in(inputs)
         self.outputs, self.loss, one = self._of(model, inputs, targets)
         self.gradients = gradients_of(one)
-        self.have_none = {name for name, p in all_names(one).items() if p.grad is None}  # optimizers leave these alone
+        self.have_none = {name for name, p in all_names(one).items() if p.grad is None}  # optimizers skip these
         self.parts = list(zip(split_batch(inputs, n_microbatches), split_batch(targets, n_microbatches), strict=True))
 
     def _of(self, model: nn.Module, inputs: Any, targets: Any) -> tuple[Any, Tensor, nn.Module]:
@@ -54,12 +64,16 @@ class Truth:
         return on_cpu(outputs), value.detach(), one
 
     def near(self, name: str, found: Tensor, candidate: Tensor) -> bool:
-        # a candidate may be n_microbatches times larger than the gradient itself
+        """Return whether ``found`` equals ``candidate`` within the tolerance of the gradient ``name``."""
+        # A candidate may be n_microbatches times larger than the gradient itself.
         return bool(((found - candidate).abs() <= tolerance(self.gradients[name], self.count)).all())
 
     @cached_property
     def unfit(self) -> str | None:
-        """Why a right pipeline may differ from one process on the whole batch, which differs from itself."""
+        """Return why a right pipeline may differ from one process on the whole batch, or None.
+
+        The model may draw random numbers, or mix the samples of a batch.
+        """
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(1)
             again = on_cpu(copy.deepcopy(self.model)(self.inputs))
@@ -74,12 +88,12 @@ class Truth:
         return None if _are_near(joined, self.outputs) else mixes
 
     def cause(self, everyone: Sequence[Named], wrong: Sequence[Sequence[str]], *, is_partial: bool) -> str | None:
-        """The first candidate that explains all wrong gradients, or those of the first rank that has some.
+        """Return the first candidate that explains all wrong gradients, or those of the first wrong rank.
 
         Args:
             everyone: the gradients of every rank.
-            wrong: the names of those that are wrong.
-            is_partial: other gradients are right.
+            wrong: the names of the wrong gradients of every rank.
+            is_partial: whether other gradients are right.
         """
         rank, names = next((rank, names) for rank, names in enumerate(wrong) if names)
         holders = [held for held in everyone if set(names) <= set(held)]
@@ -98,7 +112,7 @@ class Truth:
         return alone or self._counts(everyone, wrong)
 
     def cause_of_loss(self, found: Tensor) -> str | None:
-        """What a wrong loss tells."""
+        """Return the candidate that explains a wrong loss, or None."""
         m, samples, right, slack = self.count, self.samples, float(self.loss), RELATIVE + 4 * _eps(found)
         candidates = [
             (f"summed over {samples} samples, where one process averages", right * samples),
@@ -114,7 +128,7 @@ class Truth:
         return next((text for text, value in candidates if abs(float(found) - value) < slack * abs(value)), None)
 
     def _own_part(self, found: Named, wrong: Sequence[str], holders: Sequence[Named]) -> str | None:
-        """``holders``: the gradients of every rank that holds these parameters."""
+        """Return a text if the sum or the mean over all ``holders`` of these parameters is right."""
         count = len(holders)
         for text, factor in (("sum", 1.0), ("mean", 1 / count)) if count > 1 else ():
             joined = {name: torch.stack([held[name] for held in holders]).sum(0) * factor for name in wrong}
@@ -128,7 +142,7 @@ class Truth:
         yield "it is zero: no gradient came back, or the activation was received without requires_grad", self._scaled(0)
         for factor, divisor in ((self.count, "n_microbatches"), (self.samples, "the samples")):
             large, small = f"it is {factor} times too large", f"it is {factor} times too small"
-            if is_partial:  # then it is not the loss
+            if is_partial:  # the loss would scale all gradients, so it is not the cause
                 where = "on its rank or on the way to it, as other gradients are right"
                 large, small = (
                     f"{large}: added so often, or multiplied by {divisor}, {where}",
@@ -152,12 +166,12 @@ class Truth:
 
     @property
     def _can_be_cut(self) -> bool:
-        """Not every model takes a micro-batch without samples."""
+        """Return whether every micro-batch has samples. Not every model accepts a micro-batch without samples."""
         return self.samples >= self.count
 
     @cached_property
     def _each(self) -> list[tuple[Tensor, Named]]:
-        """Loss and gradients of every micro-batch alone."""
+        """Return the loss and the gradients of every micro-batch alone."""
         each = [self._of(self.model, x, y) for x, y in self.parts]
         return [(value, gradients_of(one)) for _, value, one in each]
 
@@ -167,13 +181,13 @@ class Truth:
 
     @cached_property
     def _weights(self) -> list[float]:
-        """How much each micro-batch counts: its share of the samples where the loss is a mean, 1 where it is a sum."""
+        """Return the weight of each micro-batch: its share of the samples if the loss is a mean, 1 if it is a sum."""
         total = sum(float(value) * share for (value, _), share in zip(self._each, self._shares, strict=True))
         is_mean = abs(total - float(self.loss)) < RELATIVE * max(1.0, abs(total))
         return self._shares if is_mean else [1.0] * self.count
 
     def _weightings(self) -> Iterator[tuple[str, list[float]]]:
-        """How much micro-batches may count instead."""
+        """Yield wrong weights that micro-batches may have instead."""
         if not self._can_be_cut:
             return
         m, weights = self.count, self._weights
@@ -195,7 +209,10 @@ class Truth:
         return counts_in(_flat(found), _flat(right), [_flat(part) for part in parts])
 
     def _in_other_places(self, weights: Sequence[float]) -> Iterator[tuple[str, Named]]:
-        """Of a sequential model: two micro-batches of one size change places between two of its layers."""
+        """Yield the gradients of a sequential model with two micro-batches swapped between two of its layers.
+
+        The two have the same number of samples.
+        """
         if not isinstance(self.model, nn.Sequential):
             return
         names = [name for name, _ in self.model.named_children()]
@@ -215,9 +232,12 @@ class Truth:
                     yield text, self._with_order(cut, weights, read, returned)
 
     def _with_order(self, cut: int, weights: Sequence[float], read: list[int], returned: list[int]) -> Named:
-        """The gradient where place k reads activation ``read[k]``, and activation k gets gradient ``returned[k]``."""
+        """Return the gradients where place k reads activation ``read[k]``.
+
+        Activation k gets gradient ``returned[k]``.
+        """
         one = copy.deepcopy(self.model)
-        assert isinstance(one, nn.Sequential)  # the caller has looked
+        assert isinstance(one, nn.Sequential)  # the caller has checked it
         one.zero_grad()
         sent = [one[:cut](x) for x, _ in self.parts]
         if not all(isinstance(made, Tensor) and made.requires_grad for made in sent):
@@ -231,7 +251,7 @@ class Truth:
         return gradients_of(one)
 
     def _untied(self) -> Named:
-        """The gradient that each of the tied names would have alone."""
+        """Return the gradient that each of the tied names would have alone."""
         values = {name: p.detach().clone().requires_grad_() for name, p in all_names(self.model).items()}
         inputs = joined_batch([x for x, _ in self.parts])
         targets = joined_batch([y for _, y in self.parts])

@@ -1,4 +1,7 @@
-"""A pipeline does what one process does on the whole batch: outputs, loss, gradients, and where training leads."""
+"""The check that a pipeline computes what one process computes on the whole batch.
+
+It compares outputs, loss, gradients and weights.
+"""
 
 from __future__ import annotations
 
@@ -56,33 +59,33 @@ def check_pipeline(
     optimizer: Callable[[list[Tensor]], Optimizer] | None = None,
     seed: int = 0,
 ) -> None:
-    """After every step all ranks together must hold what one process holds that takes the whole batch at once.
+    """Check that the ranks together hold, after every step, what one process holds that takes the whole batch at once.
 
-    Outputs, loss and gradients may be off by 1e-9 of their largest element, weights by 1e-9 of theirs: in float64,
-    sums in another order are off by 1e-13. Where two ranks hold a parameter of one name, or two names are tied in the
+    Outputs, loss and gradients may be off by 1e-9 of their largest element, and weights by 1e-9 of theirs. In float64,
+    sums in another order are off by 1e-13. If two ranks hold a parameter of one name, or two names are tied in the
     model, gradients and weights must be equal bit for bit.
 
     Args:
-        start: called on every rank with a copy of the same float64 model, under different random numbers; returns a
-            module with the parameters that this rank holds, under the names of the model, and ``step(inputs,
-            targets)``, which does forward and backward passes of a batch (given whole on every rank) and returns
-            ``(loss, outputs)`` where it has them, ``(loss, None)`` without outputs, None where not. The check calls
-            ``zero_grad`` and steps optimizers.
+        start: called on every rank with a copy of the same float64 model, under different random numbers. Returns a
+            module and ``step``. The module has the parameters that this rank holds, under the names of the model.
+            ``step(inputs, targets)`` does the forward and backward passes of a batch, which every rank is given whole.
+            It returns ``(loss, outputs)`` where it has them, ``(loss, None)`` without outputs, and None without either.
+            The check calls ``zero_grad`` and steps the optimizers.
         make: makes the model; no batch norm or dropout, which see micro-batches.
         loss: of outputs and targets, a mean or a sum over samples.
         batches: one for each step, not all of one size; three or more show momentum. Inputs and targets are tensors, or
             tuples, lists and dicts of them.
         world: where the ranks run.
-        world_size: ranks.
+        world_size: number of ranks.
         n_microbatches: parts of a batch, for the likely cause of a wrong number.
-        results: False where no rank returns the loss and outputs of the whole batch, as with replicas.
+        results: False if no rank returns the loss and outputs of the whole batch, as with replicas.
         optimizer: makes the optimizer; SGD with momentum if None.
         seed: of the model.
 
     Raises:
         AssertionError: names step, rank, tensor, index, the place between layers of a sequential model and the likely
-            cause: a lost scale, a micro-batch left out or taken twice, outputs in another order, tied copies that were
-            not added, gradients of the step before.
+            cause. Causes are a lost scale, a micro-batch left out or taken twice, outputs in another order, tied copies
+            that were not added, and gradients of the step before.
         Inconclusive: the gradient of one process is zero; or something differs, and the model draws random numbers or
             mixes samples.
     """
@@ -168,8 +171,8 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
                     likely_cause=order_of_parts(value, goal, truth.count),
                     case=facts,
                 )
-        assert one.loss is not None  # it is one of those given
-        rounding = 4 * torch.finfo(one.loss.dtype).eps * abs(float(truth.loss))  # of a loss in float32
+        assert one.loss is not None  # the rank is one of those that returned a loss
+        rounding = 4 * torch.finfo(one.loss.dtype).eps * abs(float(truth.loss))  # for a loss in float32
         if not abs(float(one.loss) - float(truth.loss)) <= tolerance(truth.loss) + rounding:
             factor = float(one.loss) / float(truth.loss) if truth.loss else math.inf
             fit = f"{factor:.6g} times the loss of one process, n_microbatches = {truth.count}"
@@ -212,7 +215,7 @@ def _require_gradients(when: str, taken: Sequence[Taken], truth: Truth, facts: s
 
 
 def _require_equal_copies(when: str, taken: Sequence[Taken], model: nn.Module, facts: str) -> None:
-    """Parameters of one name, or tied in the model, are equal bit for bit wherever they are."""
+    """Check that parameters of one name, or tied in the model, are equal bit for bit on all ranks."""
     __tracebackhide__ = True
     same = {name: group[0] for group in tied_names(model) for name in group}
     first: dict[str, tuple[int, str]] = {}

@@ -1,1 +1,1 @@
-"""Loss scalers, sums of half precision, clipping."""
+"""Checks of loss scalers, of sums in half precision, and of gradient clipping."""

@@ -1,4 +1,7 @@
-"""A clipped gradient is that of one process which holds every gradient of all ranks once, in float64."""
+"""The check of gradient clipping over ranks.
+
+The reference is one process that holds every gradient once, in float64.
+"""
 
 from __future__ import annotations
 
@@ -28,31 +31,33 @@ def check_clip_grad_norm(
     norm_type: float = 2.0,
     counted: Sequence[Sequence[bool]] | None = None,
 ) -> None:
-    """All ranks must scale their gradients by the factor of one process that holds every gradient once.
+    """Check that all ranks scale their gradients by the factor of one process that holds every gradient once.
 
     The factor is that of ``torch.nn.utils.clip_grad_norm_``: ``max_norm / (norm + 1e-6)`` where that is below 1. The
-    norm is computed in float64; it may be off by what float32, or a wider dtype of the gradients, rounds. A complex
-    element counts by its absolute value, as in torch's. Then ``clip`` is called with a ``max_norm`` on the other side
-    of the norm: half of the smallest of a rank, or twice that of all, by which nothing may be scaled.
+    check computes the norm in float64. The norm may be off by the rounding of float32, or of the gradients' dtype if
+    that is wider. A complex element counts by its absolute value, as in torch.
 
-    Last it is called with inf, and with NaN, in a gradient of one rank, then of each. All ranks must do the same:
-    raise, as with ``error_if_nonfinite=True``, remove what is not finite, or scale all by one factor, whatever it is.
-    The norms that they return must be the same, and not finite where a gradient still is not.
+    Then the check calls ``clip`` with a ``max_norm`` on the other side of the norm. This is half of the smallest norm
+    of a rank, or twice the norm of all gradients, which must scale nothing.
+
+    Last, the check sets inf, and then NaN, in a gradient of one rank, and then in a gradient of each rank. All ranks
+    must do the same: raise, as with ``error_if_nonfinite=True``, remove non-finite gradients, or scale all gradients by
+    one factor. The norms that they return must be equal, and not finite while a gradient is not.
 
     Args:
         clip: called as ``clip(parameters, max_norm)`` on every rank, with parameters that carry their gradients; may
             return the norm.
         world: where the ranks run.
         gradients: of each rank; None for a parameter without one, an empty list for a rank without parameters.
-        max_norm: what the norm of all may be.
+        max_norm: the limit for the norm of all gradients.
         norm_type: the norm that ``clip`` uses.
-        counted: for each rank and gradient, whether it counts; the default is all. False for the copies of a gradient
-            that several ranks hold, but one.
+        counted: for each rank and gradient, whether it counts; the default is all. If several ranks hold copies of a
+            gradient, give True for one copy and False for the others.
 
     Raises:
         AssertionError: names rank, gradient, index and the likely cause: clipped by the norm of the rank alone,
-            replicated gradients counted on every rank, squares that overflow. A cause is named if it explains every
-            gradient of the rank. Or that ranks do not do the same where a gradient is not finite.
+            replicated gradients counted on every rank, or squares that overflow. A cause is named if it explains every
+            gradient of the rank. Also raised if ranks act differently where a gradient is not finite.
         Inconclusive: all gradients are zero or None, or one is not finite.
 
     Example:
@@ -77,7 +82,7 @@ def check_clip_grad_norm(
         raise Inconclusive(f"{name_of(clip)}: all gradients are zero, there is nothing to clip")
     if not math.isfinite(norm):
         raise Inconclusive(f"{name_of(clip)}: the norm of the gradients is {norm}, no factor brings it to {max_norm}")
-    least = min(one for one in norms.of_ranks() if one)  # below it, each rank scales, by whatever norm it takes
+    least = min(one for one in norms.of_ranks() if one)  # below it every rank must scale, whatever norm it uses
     other_side = (least / 2, "half of a rank's norm") if max_norm >= norm else (norm * 2, "twice the norm")
     for limit, why in ((max_norm, ""), other_side):
         ranks: list[Clipped] = world.run(_clip, clip, gradients, limit, world_size=len(gradients))
@@ -121,7 +126,7 @@ def _require_clipped(who: str, ranks: Sequence[Clipped], norms: _Norms, max_norm
 
 
 def _require_norm(who: str, ranks: Sequence[Clipped], norms: _Norms, facts: str) -> None:
-    """The norm that ``clip`` returns, where it does."""
+    """Check the norm that ``clip`` returns, if it returns one."""
     __tracebackhide__ = True
     norm = norms.of_all()
     for rank, held in enumerate(ranks):
@@ -143,7 +148,7 @@ def _require_norm(who: str, ranks: Sequence[Clipped], norms: _Norms, facts: str)
 
 @dataclass(frozen=True)
 class _Norms:
-    """Norms in float64 of what ranks hold."""
+    """The norms of the ranks' gradients, in float64."""
 
     gradients: Sequence[Sequence[Tensor | None]]
     counted: Sequence[Sequence[bool]]
@@ -151,13 +156,13 @@ class _Norms:
 
     @property
     def rounding(self) -> float:
-        """Of the norm: float32, unless all gradients are wider."""
+        """Return the relative rounding error of the norm: that of float32, unless all gradients are wider."""
         dtypes = {grad.dtype for own in self.gradients for grad in own if grad is not None}
         return max((_rounding(torch.promote_types(dtype, torch.float32)) for dtype in dtypes), default=0.0)
 
     def of(self, parts: Sequence[Tensor]) -> float:
         flat = torch.cat([_wide(part).flatten() for part in parts]) if parts else torch.zeros(1, dtype=torch.float64)
-        largest = float(flat.abs().max()) if len(flat) else 0.0  # taken out, so that no power overflows
+        largest = float(flat.abs().max()) if len(flat) else 0.0  # a common factor, so that no power overflows
         return largest * float(torch.linalg.vector_norm(flat / largest, self.norm_type)) if largest else 0.0
 
     def of_all(self, *, everything: bool = False) -> float:
@@ -179,7 +184,7 @@ class _Norms:
         return f"{show(self.of_all())} over all ranks, {', '.join(ranks)}"
 
     def overflowing(self) -> Iterator[torch.dtype]:
-        """The dtypes whose own gradients have powers that add up beyond its largest number."""
+        """Yield each dtype whose gradients have powers that add up to more than its largest number."""
         power = max(self.norm_type, 1.0) if self.norm_type != math.inf else 1.0
         counting = self._counting()
         for dtype in dict.fromkeys(grad.dtype for grad in counting):
@@ -187,7 +192,10 @@ class _Norms:
                 yield dtype
 
     def cause(self, held: Sequence[Tensor | None], rank: int, position: int, max_norm: float) -> str | None:
-        """The first of the usual mistakes that explains every gradient of this rank, else only the wrong one."""
+        """Return the first known mistake that explains every gradient of this rank.
+
+        If there is none, return a mistake that explains the wrong gradient alone, or None.
+        """
         pairs = list(zip(self.gradients[rank], held, strict=True))
         for text, factor in self._mistakes(rank, max_norm):
             if all(_near(found, given, factor) for given, found in pairs):
@@ -201,7 +209,7 @@ class _Norms:
         return None
 
     def _mistakes(self, rank: int, max_norm: float) -> Iterator[tuple[str, float]]:
-        """What may have been done, and the factor that comes of it on this rank."""
+        """Yield each known mistake, and the factor that it leads to on this rank."""
         own = self.of_ranks()
         power = self.norm_type if self.norm_type != math.inf else 1.0
         yield "the gradients were not clipped on this rank", 1.0
@@ -234,7 +242,7 @@ class _Norms:
             yield f"real and imaginary parts were counted each for itself: {must}", self.of(parts)
 
     def _if_copies(self) -> str:
-        """What to pass where every rank holds the same gradients, as after DistributedDataParallel."""
+        """Return a hint to pass ``counted`` if every rank holds the same gradients, as under data parallelism."""
         first, *others = self.gradients
         if not others or not all(len(own) == len(first) and all(map(_equal, own, first)) for own in others):
             return ""
@@ -258,7 +266,10 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """A norm of thousands of elements, a division, a product: some ten round-offs, each half of eps."""
+    """Return the relative rounding error of a clipped gradient.
+
+    A norm of thousands of elements, a division and a product round some ten times, each by half of eps.
+    """
     return max(8 * torch.finfo(dtype).eps, 1e-12) if dtype.itemsize > 2 else 2 * torch.finfo(dtype).eps
 
 

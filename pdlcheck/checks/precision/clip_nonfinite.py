@@ -1,4 +1,4 @@
-"""Gradients that are not finite, on one rank or on all: whatever a clipper makes of them, ranks make the same of it."""
+"""The check of non-finite gradients, on one rank or on all: every rank must treat them in the same way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Place = tuple[int, int]  # a rank, and the position of a gradient on it
 
 @dataclass(frozen=True)
 class Clipped:
-    """What a rank holds after clipping, the norm that it was told, what was raised instead."""
+    """The gradients of a rank after clipping, the norm that ``clip`` returned, and the error if it raised one."""
 
     gradients: list[Tensor | None]
     norm: float | None
@@ -30,19 +30,20 @@ class Clipped:
 def require_one_verdict(
     who: str, run: Callable[[Given], list[Clipped]], gradients: Given, counted: Sequence[Sequence[bool]], facts: str
 ) -> None:
-    """With inf or NaN in the first element of a gradient of one rank, then of each, all ranks must do the same.
+    """Check that all ranks act alike if a gradient of one rank, or of each rank, begins with inf or NaN.
 
-    They may raise, remove what is not finite, scale by 0, by NaN, or not at all: that is for the user to choose.
+    They may raise, remove what is not finite, or scale by 0, by NaN, or not at all. The user chooses which.
 
     Args:
-        who: whose gradients they are, in the message.
-        run: clips such gradients on the ranks; an error is among what it returns.
-        gradients, counted: as in ``check_clip_grad_norm``.
+        who: the name of the subject, for the message.
+        run: clips the given gradients on the ranks; returns an error as part of the result.
+        gradients: of each rank, as in ``check_clip_grad_norm``.
+        counted: for each rank and gradient, whether it counts.
         facts: the case.
 
     Raises:
-        AssertionError: a rank raises or waits alone, ranks return other norms, or one that is finite though gradients
-            are not, or scale by other factors.
+        AssertionError: a rank raises or waits alone; ranks return different norms; a returned norm is finite though
+            gradients are not; or ranks scale by different factors.
     """
     __tracebackhide__ = True
     for places in _sets_of_places(gradients, counted):
@@ -56,7 +57,7 @@ def require_one_verdict(
 
 @dataclass(frozen=True)
 class _Case:
-    """Gradients of which those at ``places`` begin with ``value``."""
+    """The gradients of all ranks, of which those at ``places`` begin with ``value``."""
 
     who: str
     given: Given
@@ -107,7 +108,7 @@ def _require_one_norm(case: _Case, ranks: Sequence[Clipped]) -> None:
                 "ranks combine their norms in different ways, or not at all: where one skips the step, others take it",
             )
     left = next((rank for rank, held in enumerate(ranks) if any(map(_not_finite, held.gradients))), None)
-    if told and left is not None and math.isfinite(norm := told[0][1]) and norm >= 0:  # below 0, it tells an overflow
+    if told and left is not None and math.isfinite(norm := told[0][1]) and norm >= 0:  # a negative norm marks overflow
         raise case.failure(
             f"rank {told[0][0]} returns {show(norm)}, gradients of rank {left} are not finite",
             "it was lost where norms were combined, as max() and ReduceOp.MAX may drop NaN: who asks the norm steps",
@@ -115,7 +116,10 @@ def _require_one_norm(case: _Case, ranks: Sequence[Clipped]) -> None:
 
 
 def _require_one_factor(case: _Case, ranks: Sequence[Clipped]) -> None:
-    """All gradients that were finite are scaled alike, or removed; of those that were not, all may be removed too."""
+    """Check that all ranks scale or remove the finite gradients in the same way.
+
+    Non-finite gradients may be removed in addition.
+    """
     __tracebackhide__ = True
     done = [
         _Done(rank, at, given, found)
@@ -135,7 +139,7 @@ def _require_one_factor(case: _Case, ranks: Sequence[Clipped]) -> None:
 
 
 class _Done:
-    """What became of the largest finite element of a gradient: the factor, None where the gradient is gone."""
+    """The change of the largest finite element of a gradient: a factor, or None if the gradient was removed."""
 
     def __init__(self, rank: int, at: int, given: Tensor, found: Tensor | None) -> None:
         self.rank, self.at, self._limits = rank, at, torch.finfo(given.dtype)
@@ -150,7 +154,7 @@ class _Done:
 
     @property
     def uncertain(self) -> tuple[float, float]:
-        """Less, the less the factor is rounded."""
+        """Return a sort key that is smaller the less the factor is rounded."""
         return self._limits.eps, -self._given
 
     def is_as(self, factor: float | None) -> bool:
@@ -169,7 +173,10 @@ class _Done:
 
 
 def _sets_of_places(gradients: Given, counted: Sequence[Sequence[bool]]) -> Iterator[frozenset[Place]]:
-    """One gradient of one rank, with its copies; then one of each rank."""
+    """Yield the sets of gradients to make non-finite: one gradient of one rank, then one of each rank.
+
+    Each set includes the copies of its gradients. If the copies are unknown, the only set has all gradients.
+    """
     filled = {
         (rank, at): grad
         for rank, own in enumerate(gradients)

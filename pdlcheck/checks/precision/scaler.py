@@ -1,6 +1,7 @@
-"""A loss scaler steps on all ranks or on none, and sums of half precision lose nothing.
+"""The checks of loss scalers and of sums in half precision.
 
-What is compared with is made here: the rule of a scaler in plain Python, sums in float64.
+A loss scaler must step on all ranks or on none. A sum of half precision must be added in a wider dtype. The references
+are the rule of a scaler in plain Python, and sums in float64.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["check_grad_scaler", "check_low_precision_sum"]
 Step = Callable[[Any, torch.optim.Optimizer, nn.Module], object]
 
 LEARNING_RATE = 0.5
-WEIGHTS = 3  # and a bias, a parameter of its own
+WEIGHTS = 3  # the bias is a separate parameter
 SORTS = (math.inf, math.nan, -math.inf)
 
 
@@ -41,42 +42,43 @@ def check_grad_scaler(
     idle: Sequence[int] = (),
     max_norm: float | None = None,
 ) -> None:
-    """If the gradients of one rank overflow, no rank may step, and all ranks keep the scale of one process.
+    """Check that no rank steps if the gradients of one rank overflow, and that all ranks keep the right scale.
 
-    The oracle is one process that sees the gradients of all ranks: a step with an overflow is skipped and multiplies
-    the scale by the backoff factor; after ``growth_interval`` steps without, it is multiplied by the growth factor.
+    The reference is one process that sees the gradients of all ranks. A step with an overflow is skipped and multiplies
+    the scale by the backoff factor. After ``growth_interval`` steps without an overflow, the scale is multiplied by the
+    growth factor.
 
-    All steps are taken three times, with a new scaler each: gradients overflow to inf, to NaN and to -inf. A call of
-    the optimizer's ``step`` with gradients is a step, whatever it does to the weights, unless the optimizer itself
-    skips it, as fused ones do.
+    The check takes all steps three times, each time with a new scaler: gradients overflow to inf, to NaN and to -inf. A
+    call of the optimizer's ``step`` with gradients counts as a step even if it does not change the weights. Fused
+    optimizers, which skip such a step themselves, are excepted.
 
     Args:
         make_scaler: called on every rank; makes a scaler with the methods of ``torch.amp.GradScaler`` and a small
-            growth interval, so that growth is seen.
+            growth interval, so that growth occurs.
         world: where the ranks run.
-        overflows: for each training step the ranks one of whose gradients overflows; that of one parameter and that of
-            another in turn.
+        overflows: for each training step the ranks whose gradients overflow. One parameter's gradient overflows,
+            alternately the bias and a weight.
         world_size: number of ranks.
         sync: called as ``sync(module)`` on every rank between backward and ``step``; must leave the mean over ranks in
-            the gradients of the module's two parameters.
-            None where each rank holds gradients of its own: pipeline stages, sharded parameters.
-        step: called as ``step(scaler, optimizer, module)`` on every rank; the default is ``scaler.step(optimizer)``
-            and ``scaler.update()``.
-        replicated: whether ranks step with the mean of their gradients; the default is that they do if there is a
-            ``sync``. True without one where ``step`` synchronises.
-        optimizer: called as ``optimizer(parameters, lr=0.5)``; must step as SGD without momentum does. Where its
-            ``step`` is not one of torch's, calls of it are not counted: it may skip itself.
+            the gradients of the module's two parameters. None if each rank holds gradients of its own: pipeline stages,
+            sharded parameters.
+        step: called as ``step(scaler, optimizer, module)`` on every rank; the default is ``scaler.step(optimizer)`` and
+            ``scaler.update()``.
+        replicated: whether ranks step with the mean of their gradients; by default they do if there is a ``sync``. Pass
+            True without ``sync`` if ``step`` synchronises.
+        optimizer: called as ``optimizer(parameters, lr=0.5)``; must step as SGD without momentum does. If its ``step``
+            is not one of torch's, the check does not count calls of it, because it may skip a step itself.
         idle: ranks that never scale a loss and have no gradient, such as a stage of frozen layers.
-        max_norm: for a ``step`` that clips: what the norm of the gradients may be at most, as in
-            ``torch.nn.utils.clip_grad_norm_``; of those that all ranks step with, or of those of all ranks together
-            where each has its own. Norms grow from step to step; with 10 and two ranks that step with the mean, the
-            first step is left as it is, and the others are clipped.
+        max_norm: the limit for the norm of the gradients if ``step`` clips, as in ``torch.nn.utils.clip_grad_norm_``.
+            The norm is that of the gradients that all ranks step with, or of all ranks' gradients together if each rank
+            has its own. Norms grow from step to step. With 10 and two ranks that step with the mean, the first step is
+            not clipped, and the others are.
 
     Raises:
-        ValueError: ``max_norm`` is not above 0, or there is no ``step`` that could clip; ranks that are not there.
-        AssertionError: names the first step and rank that differ, and the likely cause: what would leave the very
-            weights, or scales, that the ranks hold.
-        Inconclusive: no gradient overflows in any step, or in all of them; none is as long as ``max_norm``.
+        ValueError: ``max_norm`` is not above 0, or there is no ``step`` that could clip; or a rank does not exist.
+        AssertionError: names the first step and rank that differ, and as the likely cause a mistake that leads to
+            exactly the weights, or scales, that the ranks hold.
+        Inconclusive: no gradient overflows in any step, or in all of them; or no norm exceeds ``max_norm``.
 
     Example:
         >>> from pdlcheck.primitives import DistributedGradScaler
@@ -116,7 +118,7 @@ def check_grad_scaler(
 def _require_one_process(
     who: str, plan: Plan, sort: float, ranks: list[list[Seen]], mean: bool, max_norm: float | None, facts: str
 ) -> bool:
-    """Whether a step clipped; ``ranks`` are the steps in which gradients overflow to ``sort``."""
+    """Check all steps in which gradients overflow to ``sort``, and return whether a step clipped."""
     __tracebackhide__ = True
     rule = ranks[0][0].rule
     scales = rule.scales([bool(overflowing) for overflowing in plan.overflows])
@@ -167,21 +169,21 @@ def check_low_precision_sum(
     *,
     mean: bool = True,
 ) -> None:
-    """Gradients of float16 or bfloat16 must be added in more precision than that, and only the result rounded.
+    """Check that gradients of float16 or bfloat16 are added in a wider dtype, and only the result is rounded.
 
-    The oracle adds the same values in float64 and rounds once: what a rank holds may be off by one unit in the last
-    place, and by what adding in float32 rounds.
+    The reference adds the same values in float64 and rounds once. A rank's result may be off by one unit in the last
+    place, and by the rounding of additions in float32.
 
     Args:
         sync: called as ``sync(parameters)`` on every rank, with a list of one parameter that carries its gradient.
-        contributions: the gradient of each rank; unlike magnitudes show sums in low precision, values near the largest
-            number of the dtype show sums that overflow where the mean would not.
+        contributions: the gradient of each rank. Different magnitudes reveal sums in low precision. Values near the
+            largest number of the dtype reveal sums that overflow where the mean would not.
         world: where the ranks run.
-        mean: what ``sync`` leaves: the mean over ranks, or the sum.
+        mean: whether ``sync`` leaves the mean over ranks (True) or the sum.
 
     Raises:
         AssertionError: names rank, index and the contributions.
-        Inconclusive: the result itself has no place in the dtype.
+        Inconclusive: the result itself exceeds the range of the dtype.
 
     Example:
         >>> from pdlcheck.primitives import sync_gradients
@@ -216,7 +218,7 @@ def check_low_precision_sum(
 
 @dataclass(frozen=True)
 class Plan:
-    """What every rank does in :func:`check_grad_scaler`."""
+    """The steps of :func:`check_grad_scaler`, the same on every rank."""
 
     overflows: list[list[int]]
     sync: Callable[[nn.Module], object] | None
@@ -227,7 +229,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Seen:
-    """The weights of a rank, the bias after them, and its scale, after a step; ``called`` is as of :class:`_Calls`."""
+    """The state of one rank after a step: its weights with the bias at the end, its scale, and its optimizer's calls.
+
+    ``called`` is the record of :class:`_Calls` for the step.
+    """
 
     weights: Tensor
     scale: float
@@ -236,7 +241,7 @@ class Seen:
 
 
 def _busy(plan: Plan, ranks: Sequence[int]) -> list[int]:
-    """Those that have gradients."""
+    """Return the ranks that have gradients."""
     return [rank for rank in ranks if rank not in plan.idle]
 
 
@@ -246,12 +251,15 @@ def _plain_step(scaler: Any, optimizer: torch.optim.Optimizer, module: nn.Module
 
 
 def _slope(rank: int, number: int, world_size: int) -> float:
-    """The gradient of ``rank`` in a step: a multiple of world_size, so that means are exact; no two alike."""
+    """Return the gradient of ``rank`` in a step.
+
+    It is a multiple of world_size, so that means are exact. No two ranks or steps have the same gradient.
+    """
     return float(world_size * (1 + rank + 3 * number))
 
 
 def _gradient(rank: int, number: int, plan: Plan, world_size: int, sort: float) -> Tensor:
-    """The gradient of ``rank`` in a step, unscaled."""
+    """Return the unscaled gradient of ``rank`` in a step, with its overflow."""
     gradient = torch.full((WEIGHTS + 1,), _slope(rank, number, world_size))
     if rank in plan.overflows[number]:
         gradient[_place(number, plan)] = sort
@@ -259,13 +267,13 @@ def _gradient(rank: int, number: int, plan: Plan, world_size: int, sort: float) 
 
 
 def _place(number: int, plan: Plan) -> int:
-    """Where a gradient overflows in a step: in the bias and a weight in turn."""
+    """Return the index at which a gradient overflows in a step: the bias and a weight alternate."""
     before = sum(bool(ranks) for ranks in plan.overflows[:number])
     return number % WEIGHTS if before % 2 else WEIGHTS
 
 
 def _scaled_steps(make_scaler: Callable[[], Any], plan: Plan) -> list[list[Seen]]:
-    """All steps, for each of the sorts to which gradients overflow."""
+    """Take all steps once for each kind of overflow in ``SORTS``."""
     return [_steps_of(sort, make_scaler, plan) for sort in SORTS]
 
 
@@ -301,7 +309,7 @@ def _steps_of(sort: float, make_scaler: Callable[[], Any], plan: Plan) -> list[S
 
 
 class _Calls:
-    """The calls of an optimizer's ``step`` that find gradients; of each, whether these are all zero."""
+    """A record of the calls of an optimizer's ``step`` with gradients: for each, whether all gradients are zero."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.found: list[bool] = []
@@ -341,7 +349,10 @@ def _require_weights(who: str, rank: int, taken: Taken, facts: str) -> None:
 
 
 def _require_skipped(who: str, called: list[bool], taken: Taken, facts: str) -> None:
-    """An optimizer with momentum would go on by what leaves the weights of plain SGD as they are."""
+    """Check that a rank does not call the optimizer's ``step`` in a step with an overflow.
+
+    A call with gradients of 0 leaves the weights of plain SGD unchanged, but it changes the state of momentum or Adam.
+    """
     __tracebackhide__ = True
     if taken.overflowing and called:
         zeros = all(called)

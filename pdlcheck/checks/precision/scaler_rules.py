@@ -1,4 +1,4 @@
-"""The rule of a loss scaler in plain Python, and what the usual mistakes would leave in its place."""
+"""The rule of a loss scaler in plain Python, and the results that the usual mistakes lead to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Rule", "Taken", "scale_cause", "weights_cause"]
 
 @dataclass(frozen=True)
 class Rule:
-    """How a scale changes."""
+    """The rule by which a loss scaler changes its scale."""
 
     scale: float
     growth: float
@@ -23,7 +23,7 @@ class Rule:
     interval: int
 
     def scales(self, skipped: Sequence[bool]) -> list[float]:
-        """The scale at the start and after each step, which is skipped or not."""
+        """Return the scale at the start and after each step. ``skipped`` marks the skipped steps."""
         found, calm = [self.scale], 0
         for skip in skipped:
             calm = 0 if skip else calm + 1
@@ -38,14 +38,16 @@ class Taken:
     """One step of all ranks.
 
     Args:
-        overflowing: the ranks one of whose gradients overflows.
-        gradients: of each rank, unscaled, with what overflows; None where a rank has none.
+        overflowing: the ranks with a gradient that overflows.
+        gradients: of each rank, unscaled, with the overflow; None if a rank has none.
         mean: whether ranks step with the mean of their gradients.
         scale: before the step.
         lr: of SGD.
-        before, found, expected: the weights of each rank before the step and after it, and those of one process.
-        max_norm: of the gradients that are stepped with; None where they are not clipped.
-        sort: what gradients overflow to. Steps with inf, NaN and -inf are looked at in this order.
+        before: the weights of each rank before the step.
+        found: the weights of each rank after the step.
+        expected: the weights that one process has after the step.
+        max_norm: limit for the norm of the gradients in the step; None if they are not clipped.
+        sort: the value that gradients overflow to. The check examines inf, NaN and -inf, in this order.
     """
 
     overflowing: list[int]
@@ -61,7 +63,7 @@ class Taken:
 
     @property
     def happened(self) -> str:
-        """In words, and what must follow."""
+        """Return a description of the step, and of the right reaction."""
         if not self.overflowing:
             return "no gradient overflows, so every rank must step"
         to = "" if self.sort == math.inf else f" to {self.sort_name}"
@@ -69,15 +71,19 @@ class Taken:
 
     @property
     def sort_name(self) -> str:
+        """Return the overflow value as text."""
         return "NaN" if math.isnan(self.sort) else f"{self.sort:g}"
 
     def near(self, found: Tensor, expected: Tensor) -> Tensor:
-        """Which weights are equal but for rounding; clipped steps are no whole numbers, and may end near 0."""
+        """Return a mask of the weights that are equal up to rounding.
+
+        Clipped steps are not whole numbers and may end near 0, so they get an absolute tolerance.
+        """
         return torch.isclose(found, expected, rtol=1e-5, atol=0.0 if self.max_norm is None else 1e-5)
 
     @property
     def wrong(self) -> list[int]:
-        """The ranks that do not hold what one process holds."""
+        """Return the ranks whose weights differ from those of one process."""
         pairs = enumerate(zip(self.found, self.expected, strict=True))
         return [rank for rank, pair in pairs if not self.near(*pair).all()]
 
@@ -91,13 +97,15 @@ class Taken:
         alone: bool = False,
         clips: bool = True,
     ) -> Tensor:
-        """The weights of ``rank`` if it steps with ``factor`` times what these gradients leave.
+        """Return the weights of ``rank`` after a step with these gradients.
 
         Args:
-            rank, gradients, factor: what steps with what; the factor comes before clipping.
-            of_norm: what the norm that clips is multiplied with.
+            rank: the rank that steps.
+            gradients: the unscaled gradient of each rank.
+            factor: a factor of the gradients, applied before clipping.
+            of_norm: a factor of the norm that is used for clipping.
             alone: clip by the norm of the rank alone.
-            clips: False if gradients stay as long as they are.
+            clips: False for a step without clipping.
         """
         own = gradients[rank]
         if own is None:
@@ -113,7 +121,7 @@ class Taken:
 
 
 def weights_cause(step: Taken) -> str | None:
-    """Every usual mistake that leaves the very weights that the ranks hold."""
+    """Return every known mistake that leads to exactly the weights of the ranks, or None."""
     mistakes = _of_a_step_to_skip(step) if step.overflowing else _of_a_step_to_take(step)
     texts = [
         text
@@ -192,7 +200,13 @@ def _of_a_step_to_clip(step: Taken, max_norm: float) -> Iterator[tuple[str, dict
 
 
 def scale_cause(rule: Rule, overflows: Sequence[Sequence[int]], found: Sequence[Sequence[float]]) -> str | None:
-    """Why scales are wrong after the last of these steps; ``found`` are those of each rank since the start."""
+    """Return why scales are wrong after the last step, or None.
+
+    Args:
+        rule: the rule of the scaler.
+        overflows: for each step the ranks whose gradients overflow.
+        found: the scales of each rank since the start.
+    """
     alone = [rule.scales([rank in overflowing for overflowing in overflows]) for rank in range(len(found))]
     if all(_near(scales, own) for scales, own in zip(found, alone, strict=True)):
         return "ranks count overflows, or steps without one, each for itself: scales part from here on"

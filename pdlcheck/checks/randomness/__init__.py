@@ -1,1 +1,1 @@
-"""Who draws which random numbers."""
+"""Checks of the random numbers that ranks draw."""

@@ -1,4 +1,4 @@
-"""Notes what draws random numbers in a step, by the state of the generator that each draw begins with."""
+"""A record of the draws of random numbers in a step, keyed by the generator's state before each draw."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from pdlcheck.checks.randomness.seeding import told_of_seeding
 __all__ = ["GLOBAL", "OF_TORCH", "Draw", "Notes", "Recorder", "code_of", "inside", "others_noted"]
 
 OF_TORCH = "torch"
-GLOBAL = {"random": "the random module", "numpy.random": "numpy.random"}  # and what messages call them
+GLOBAL = {"random": "the random module", "numpy.random": "numpy.random"}  # argument: name in messages
 _MAKES_WORKERS = dataloader._BaseDataLoaderIter.__init__.__code__
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
 class Draw(NamedTuple):
-    """Where a generator has drawn, in which step, and the last ``torch.manual_seed`` before, on this rank."""
+    """The place and step of a draw, and the last seed of ``torch.manual_seed`` before it, on this rank."""
 
     where: str
     step: int
@@ -38,24 +38,25 @@ class Draw(NamedTuple):
 
 
 class Notes:
-    """What has drawn so far, and in which step.
+    """The draws of one rank so far, with their steps.
 
     Args:
-        agreed: functions in which ranks decide together: what torch draws there is no draw, but a decision.
+        agreed: functions in which ranks decide together; a draw of torch in one of them is recorded as a decision.
     """
 
     def __init__(self, agreed: Sequence[Callable[..., Any]] = ()) -> None:
+        """Start an empty record."""
         self._agreed = {code_of(function): function for function in agreed}
         self.draws: dict[str, Draw] = {}
-        self.decisions: list[tuple[str, str]] = []  # the state of the generator, and where it drew
+        self.decisions: list[tuple[str, str]] = []  # the state of the generator, and the place of the draw
         self.divided: set[str] = set()
-        self.decides = False  # ranks have drawn from a generator by which they agree
+        self.decides = False  # whether this rank has drawn from a generator with which ranks agree
         self.again: tuple[str, int, int] | None = None
         self.step = 0
-        self.depth = 0  # of divided modules
+        self.depth = 0  # of nested calls of divided modules
 
     def add(self, state: str, where: str) -> None:
-        """A draw began with this state of a generator."""
+        """Record a draw that began with this state of a generator."""
         if self._agreed and self._is_agreed():
             self.decisions.append((state, where))
             return
@@ -75,14 +76,14 @@ class Notes:
 
 
 def code_of(function: Callable[..., Any]) -> CodeType | None:
-    """Of a function or method in Python; None of anything else."""
+    """Return the code of a Python function or method, or None for any other callable."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return code if isinstance(code, CodeType) else None
 
 
 @contextmanager
 def inside(modules: Sequence[nn.Module], notes: Notes) -> Iterator[None]:
-    """Note when one of the modules, or one below, runs its forward pass."""
+    """Count in ``notes.depth`` the forward passes of these modules that are running."""
 
     def enter(*_: object) -> None:
         notes.depth += 1
@@ -98,31 +99,42 @@ def inside(modules: Sequence[nn.Module], notes: Notes) -> Iterator[None]:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes the state of the global generator before each operation that draws from it."""
+    """A dispatch mode that records the state of the global generator before each operation that draws from it.
+
+    Args:
+        notes: the record to add to.
+        counted: generators of the program whose draws count too.
+    """
 
     def __init__(self, notes: Notes, counted: Sequence[torch.Generator]) -> None:
+        """Observe the global generator and the generators ``counted``."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._notes = notes
         self._counted = counted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, and record it if it draws."""
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         if func.overloadpacket is torch.ops.aten.randperm and not self._counted:
-            return func(*args, **kwargs)  # ranks may draw alike here, to agree
+            return func(*args, **kwargs)  # ranks may draw alike here, to agree on a permutation
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
         before = _state_of(device)
         result = self._of_its_own(func, args, kwargs) if self._counted else func(*args, **kwargs)
         if func.overloadpacket is torch.ops.aten.randperm:
             return result
-        if _state_of(device) != before and (line := _line()):  # it may draw nothing, as dropout with p=0
+        if _state_of(device) != before and (line := _line()):  # an operation may draw nothing, as dropout with p=0
             self._notes.add(before, f"{func} at {line}")
         return result
 
     def _of_its_own(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The generator that comes here is another object each time: what counts is whose state moves on."""
+        """Run an operation, and record each of the counted generators that it advances.
+
+        An operation gets a new generator object in each call. The states identify the generator, so this method
+        compares states.
+        """
         before = [_text_of(one.get_state(), one.device) for one in self._counted]
         result = func(*args, **kwargs)
         for one, state in zip(self._counted, before, strict=True):
@@ -137,20 +149,25 @@ def _state_of(device: torch.device) -> str:
 
 
 def _text_of(state: Tensor, device: torch.device) -> str:
-    """Alike for the global generator and one of the program's own: they draw the same numbers."""
+    """Return the state as text.
+
+    The global generator and one of the program with the same state give the same text, because they draw the same
+    numbers.
+    """
     return f"{OF_TORCH} on {device}: {hashlib.sha256(state.numpy().tobytes()).hexdigest()}"
 
 
 @contextmanager
 def others_noted(notes: Notes, own: Sequence[Any], together: Mapping[str, list[str]]) -> Iterator[None]:
-    """Note whether generators of NumPy and Python draw, which tell nobody: their states before and after differ.
+    """Record whether generators of NumPy and Python draw in the body of the ``with`` statement.
 
-    Where one is set anew in between, what it drew before counts, and what it draws then.
+    These generators do not report their draws, so their states before and after are compared. If the program sets a
+    state in between, the draws before and after that call count separately.
 
     Args:
-        notes: for those that draw.
-        own: of the program's own.
-        together: those by which ranks agree, by name; their states at the end are added.
+        notes: the record to add to.
+        own: generators of the program, whose draws count too.
+        together: the global generators with which ranks agree, by name; their states at the end are appended.
     """
     began = first = _other_states(own)
     since = ""
@@ -159,7 +176,7 @@ def others_noted(notes: Notes, own: Sequence[Any], together: Mapping[str, list[s
         now = _other_states(own)
         for name, state in began.items():
             if name not in together and now[name] != state:
-                kind = name.partition(",")[0]  # streams of one kind may begin alike in other places
+                kind = name.partition(",")[0]  # two streams of one kind may have the same state in different places
                 notes.add(f"{kind} {state}", name + since)
         return now
 
@@ -188,7 +205,10 @@ def _other_states(own: Sequence[Any]) -> dict[str, str]:
 
 
 def _line() -> str:
-    """The nearest line that is neither torch's nor of this package; none, if a loader draws a seed that nobody gets."""
+    """Return the nearest line of the stack that belongs neither to torch nor to this package.
+
+    The result is empty if a ``DataLoader`` without workers draws a seed, because no worker receives it.
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         if frame.f_code is _MAKES_WORKERS and frame.f_locals["self"]._num_workers == 0:

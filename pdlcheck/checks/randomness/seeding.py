@@ -1,4 +1,7 @@
-"""Tells when a step sets the global generator of NumPy or Python anew: what it drew before would be forgotten."""
+"""Detection of calls that set the state of a global generator of NumPy or Python.
+
+Without it, draws before such a call would be lost, because only states are compared.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ __all__ = ["told_of_seeding"]
 Listener = Callable[[], object]
 
 _SETTERS = ((random, "seed"), (random, "setstate"), (np.random, "seed"), (np.random, "set_state"))
-_OUR_OWN = str(Path(__file__).parents[2])  # simulated ranks take turns, and so do their streams
+_OUR_OWN = str(Path(__file__).parents[2])  # this package sets the states when simulated ranks switch
 
-_listeners: dict[int, tuple[Listener, Listener]] = {}  # by thread, which is a rank where ranks are simulated
+_listeners: dict[int, tuple[Listener, Listener]] = {}  # by thread; in a simulated world each rank is a thread
 _originals: list[Any] = []
 _lock = threading.Lock()
 
 
 @contextmanager
 def told_of_seeding(before: Listener, after: Listener) -> Iterator[None]:
-    """Call the two around each call of this thread that sets the state of a global generator."""
+    """Call ``before`` and ``after`` around each call of this thread that sets the state of a global generator."""
     me = threading.get_ident()
     with _lock:
         if not _listeners:

@@ -1,4 +1,4 @@
-"""Ranks that work on samples of their own draw random numbers of their own."""
+"""The check that ranks with different samples draw different random numbers."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ def check_random_streams(
     generators: Callable[[Any], Sequence[Generator]] | None = None,
     agreed: Sequence[Literal["random", "numpy.random"] | Callable[..., Any]] = (),
 ) -> None:
-    """No two ranks may draw the same random numbers in a step, as they do where all are seeded alike, and no rank what
-    it has drawn in a step before, as it does where each step begins with one seed.
+    """Check that no two ranks draw the same random numbers, and that no rank repeats those of an earlier step.
 
-    Their dropout masks, noise and augmentations would be the same. What counts is the state of the generator that a
-    draw begins with, not the numbers, so shapes, probabilities and order do not matter. Seeding alike for the initial
-    weights is fine, and so is what ranks agree by on the order of samples: generators of the program's own
-    (``generator=``) and permutations. The seed that a ``DataLoader`` draws counts if it has workers, who get it.
+    Ranks draw the same numbers if all have the same seed. A rank repeats numbers if each step begins with one seed.
+    Dropout masks, noise and augmentations would then be the same.
+
+    The check compares the state of the generator before a draw, not the numbers. So shapes, probabilities and order do
+    not matter. The same seed for the initial weights is fine. Ranks may also agree on the order of samples, with
+    generators of the program's own (``generator=``) and with permutations. The seed that a ``DataLoader`` draws counts
+    if it has workers, because they receive it.
 
     Args:
         make: called as ``make()`` on every rank: seeds as the program does, and returns the model or whatever ``step``
@@ -50,19 +52,22 @@ def check_random_streams(
         step: called as ``step(made)`` on every rank, in training mode.
         world: where the ranks run.
         world_size: number of ranks.
-        steps: so many calls of ``step``.
+        steps: number of calls of ``step``.
         same_samples: sets of ranks that work on the same samples, as in tensor parallelism, and may draw alike.
         divided: called as ``divided(made)`` on every rank; returns the modules that are divided over such a set, as
-            attention heads are. What torch draws in their forward passes must differ there, too.
-        generators: called as ``generators(made)`` on every rank; returns those of the program's own that draw masks,
-            noise or augmentations, torch's, NumPy's or Python's, which then count too.
-        agreed: by what all ranks decide together, on layers to drop or a length, for example: global generators, from
-            which they must draw alike, or functions of the program, in which torch must draw alike.
+            attention heads are. In their forward passes, torch must draw different numbers there, too.
+        generators: called as ``generators(made)`` on every rank; returns those generators of the program's own that
+            draw masks, noise or augmentations. They may be torch's, NumPy's or Python's. Their draws count, too.
+        agreed: generators or functions with which all ranks decide together, for example on layers to drop or on a
+            length. All ranks must draw alike from a global generator that is named here. Torch must draw alike in a
+            function that is given here.
 
     Raises:
-        AssertionError: names both ranks, the call and its line on each, and the seed if it is the same; or the steps.
+        AssertionError: names both ranks, the call and its line on each, and the seed if it is the same; or the two
+            steps.
         Inconclusive: no step draws random numbers of torch's, NumPy's or Python's global generators, or of
             ``generators``.
+        ValueError: ``world_size``, ``steps`` or ``agreed`` is not valid.
 
     Example:
         >>> import torch.distributed as dist
@@ -112,7 +117,10 @@ def check_random_streams(
 
 
 class _Plan(NamedTuple):
-    """What each rank does: see :func:`check_random_streams`; ``agreed`` are generators, in the words of messages."""
+    """The arguments of :func:`check_random_streams` that every rank needs.
+
+    ``agreed`` names generators as messages do; ``deciders`` are the functions among the argument ``agreed``.
+    """
 
     steps: int
     generators: Callable[[Any], Sequence[Generator]] | None
@@ -123,15 +131,15 @@ class _Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class _Drawn:
-    """What has drawn on a rank.
+    """The draws of one rank.
 
     Args:
-        draws: by the state of the generator that it began with.
-        divided: the states of those that drew in divided modules.
-        again: where, in which step before and in which step a state came back.
-        together: the states of each generator that ranks agree by, after each step.
-        decides: one of these has drawn.
-        decisions: the state of torch's generator at each draw in a function in which ranks decide, and where that was.
+        draws: by the state of the generator before the draw.
+        divided: the states before draws in divided modules.
+        again: the place, the earlier step and the later step of a state that came back.
+        together: the states of each generator with which ranks agree, after each step.
+        decides: whether one of these generators has drawn.
+        decisions: the state of torch's generator before each draw in a function in which ranks decide, and the place.
         seed: of torch, before the first step.
     """
 

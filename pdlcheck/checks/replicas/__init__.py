@@ -1,1 +1,1 @@
-"""Replicas start alike, stay alike, and meet as they should."""
+"""Checks that replicas start alike, stay alike, and synchronise by the right rule."""

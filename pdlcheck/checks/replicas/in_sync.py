@@ -1,6 +1,6 @@
-"""Replicas start alike and stay alike, bit for bit.
+"""The checks that replicas start alike and stay alike, bit for bit.
 
-Every rank starts with other random numbers: what is alike afterwards was made alike.
+Every rank starts with other random numbers. So equal values after the call are equal because the code made them equal.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ def check_replicas_in_sync(
     gradients: bool = True,
     seed: int = 0,
 ) -> None:
-    """All ranks must hold the same model, bit for bit, before the first step and after every step.
+    """Check that all ranks hold the same model, bit for bit, before the first step and after every step.
 
     Args:
-        start: called on every rank, under different random numbers; returns the model and ``step(i)``, which
-            takes training step i (0, 1, ...) on this rank with everything that belongs to it.
+        start: called on every rank, under different random numbers; returns the model and ``step(i)``, which takes
+            training step i (0, 1, ...) on this rank with everything that belongs to it.
         world: where the ranks run.
         world_size: number of replicas, 2 or more.
-        steps: steps to take, 0 compares the start only.
-        sync_every: compare after every k-th step: local SGD lets replicas differ in between, and so do gradients that
+        steps: steps to take; 0 compares the start only.
+        sync_every: compare after every k-th step. Local SGD lets replicas differ in between, and so do gradients that
             accumulate over k steps.
-        buffers: compare buffers too; False where each rank keeps statistics of its own data by intention.
-        gradients: compare gradients too; False where they stay local by intention, as in local SGD, and under ZeRO,
-            where what is reduced is not in ``.grad``.
+        buffers: compare buffers too; False if each rank keeps statistics of its own data by intention.
+        gradients: compare gradients too; False if they stay local by intention, as in local SGD, and under ZeRO, where
+            reduced gradients are not in ``.grad``.
         seed: rank r draws from ``seed + r``.
 
     Raises:
         AssertionError: names the first step, tensor, rank and index that differ, and the likely cause.
-        Inconclusive: no parameter changed in any step, so there was nothing to be seen.
+        Inconclusive: no parameter changed in any step, so no fault could show.
 
     Example:
         >>> from pdlcheck.primitives import broadcast_parameters, sync_gradients
@@ -103,12 +103,13 @@ def check_replicas_in_sync(
 
 @takes_world
 def check_same_start(make: Callable[[], nn.Module], world: Any, *, world_size: int = 3, seed: int = 0) -> None:
-    """All ranks must make the same model, bit for bit, buffers included, though each draws other random
-    numbers.
+    """Check that all ranks make the same model, bit for bit, buffers included, though each draws other random numbers.
 
     Args:
         make: called on every rank; returns the model as it is when training starts.
-        world, world_size, seed: as in :func:`check_replicas_in_sync`.
+        world: where the ranks run.
+        world_size: number of replicas, 2 or more.
+        seed: rank r draws from ``seed + r``.
     """
     __tracebackhide__ = True
 
@@ -121,7 +122,7 @@ def check_same_start(make: Callable[[], nn.Module], world: Any, *, world_size: i
 
 @dataclass(frozen=True)
 class Look:
-    """How often a replica is looked at, and at what."""
+    """The steps after which each replica is recorded, and the kinds of tensors to record."""
 
     steps: int
     sync_every: int
@@ -131,9 +132,10 @@ class Look:
 
 @dataclass(frozen=True)
 class Trace:
-    """The first look at which ranks differ (None: never), the names that do, this rank's values of them.
+    """The first recorded state in which ranks differ, or None for ``where`` if none does.
 
-    With the values are those of gradients that do not differ.
+    ``names`` are the tensors that differ. ``value`` holds this rank's values of them, and of the gradients that do not
+    differ. ``moved`` is True if a parameter changed.
     """
 
     where: int | None
@@ -143,7 +145,7 @@ class Trace:
 
 
 def _trace(start: Start, look: Look, seed: int) -> Trace:
-    """On every rank: train, keep what was seen, then compare digests, so that only what differs travels."""
+    """Train on one rank, record the states, and compare digests, so that a rank sends only tensors that differ."""
     torch.manual_seed(seed + dist.get_rank())
     module, step = made_by_start(start(), "model", "step")
     seen = [state_of(module, buffers=look.buffers, gradients=look.gradients)]
@@ -181,7 +183,7 @@ def _raise_where_replicas_differ(when: str, values: list[State], names: list[str
 
 
 def _only_buffers(where: int, values: list[State], names: list[str]) -> str | None:
-    """Which buffers differ after a step, on which ranks, where nothing else does."""
+    """Describe the buffers that differ after a step, and their ranks, if nothing else differs."""
     if where == 0 or not all(name.startswith("buffer") for name in names):
         return None
     digests = [digest(state) for state in values]
@@ -242,7 +244,7 @@ def _shapes_differ(names: list[str], values: list[State]) -> bool:
 
 
 def _factors(values: list[State]) -> list[float]:
-    """What the gradients of rank 0 are multiplied by on each rank; empty if there is no such factor on some rank."""
+    """Return, for each rank, its gradients' factor relative to those of rank 0; empty if a rank has no such factor."""
     grads = [
         [grad for name, grad in state.items() if grad is not None and name.startswith("gradient")] for state in values
     ]

@@ -1,6 +1,6 @@
-"""Replicas that step alone and meet now and then hold what a simulation of them in one process holds.
+"""The check of local SGD and similar rules: a simulation of all replicas in one process is the reference.
 
-In float64 and after every step, momentum and buffers included.
+The check compares in float64 and after every step, including momentum and buffers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["check_local_sgd"]
 
 MOMENTUM = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
-# A dozen float64 steps lose some 1e-14; one wrong gradient or a missed average moves a weight by 1e-3 and more.
+# A dozen float64 steps lose some 1e-14. One wrong gradient or a missed average moves a weight by 1e-3 or more.
 RELATIVE = 1e-8
 
 
@@ -55,39 +55,41 @@ def check_local_sgd(
     nodes: Sequence[Sequence[int]] = (),
     seed: int = 0,
 ) -> None:
-    """Replicas trained by what ``wrap`` makes must hold, after each step, what the simulated ones hold.
+    """Check that replicas trained by the result of ``wrap`` hold, after each step, the values of simulated replicas.
 
-    The simulation is a loop over the replicas in this process: each takes its step with its own samples; after every
-    ``sync_every``-th step all models become their mean; and so on as the arguments say. Weights must be equal bit for
-    bit over the ranks after a round.
+    The simulation is a loop over the replicas in this process. Each replica takes its step with its own samples. After
+    every ``sync_every``-th step all models become their mean. The other arguments change this rule. After a round, the
+    weights of all ranks must be equal bit for bit.
 
     Args:
-        wrap: called as ``wrap(optimizer, model)`` on every rank, with ``node_group=group`` where ``nodes`` are given;
-            returns an object with ``step()``, called after each backward, and ``finish()`` where steps are uneven.
+        wrap: called as ``wrap(optimizer, model)`` on every rank, with ``node_group=group`` if ``nodes`` are given;
+            returns an object with ``step()``, called after each backward, and ``finish()`` if steps are uneven.
         world: where the ranks run.
         sync_every: steps between two averages of the models; None for never.
-        steps: of every rank; a sequence for uneven steps, one number a rank: a rank that has no more calls ``finish``,
-            keeps its model, and counts as any other in the averages until all have finished; then all are averaged.
-        world_size: number of replicas, 2 or more; not used where ``steps`` is a sequence.
+        steps: of every rank; or a sequence with one number for each rank, for uneven steps. A rank without further
+            steps calls ``finish`` and keeps its model. It counts as any other rank in the averages until all have
+            finished; then all models are averaged.
+        world_size: number of replicas, 2 or more; not used if ``steps`` is a sequence.
         optimizer: makes the optimizer from the parameters.
         make: makes the model, two inputs and one output; the default has batch norm. It is made once, cast to float64
             and copied to every rank.
-        momentum: what happens to the optimizer's state in a round; ``"reset"`` is to begin with a new one, or with
-            zeros where that is the same.
-        buffers: what happens to the buffers.
-        synchronous_steps: so many steps come first, with the mean gradient of the ranks that have not finished.
-        first_round: the step after which models are averaged first, counted from 1 after the synchronous ones; None is
+        momentum: the treatment of the optimizer's state in a round. ``"reset"`` begins with a new state, or with zeros
+            where that is the same.
+        buffers: the treatment of the buffers in a round.
+        synchronous_steps: number of steps at the start that use the mean gradient of the ranks that have not finished.
+        first_round: the step after which models are averaged first, counted from 1 after the synchronous steps; None is
             ``sync_every``. 1 is right for torch's ``PeriodicModelAverager(sync_every, synchronous_steps)``.
         gradients_every: gradients are averaged over all ranks in every k-th step.
-        outer: rate, momentum and whether it is Nesterov's, of an outer SGD that steps from the last round's model with
+        outer: rate, momentum and use of Nesterov's rule of an outer SGD. It steps from the last round's model with
             ``last model - mean model`` as the gradient.
-        nodes: ranks that average their gradients in every step, each rank in one of them.
+        nodes: groups of ranks that average their gradients in every step; each rank is in one of them.
         seed: of weights and samples.
 
     Raises:
-        AssertionError: names the first step after which a rank holds something else, tensor and index, and the likely
-            cause: averaged a step too late, momentum of rank 0 alone, an outer step in the wrong direction, ...
-        Inconclusive: in so many steps the replicas never meet.
+        AssertionError: names the first step after which a rank holds a wrong value, the tensor and the index. The
+            likely cause is, for example, an average one step too late, the momentum of rank 0 alone, or an outer step
+            in the wrong direction.
+        Inconclusive: the replicas are never averaged in so many steps.
 
     Example:
         >>> from pdlcheck.primitives import LocalSGD
@@ -134,12 +136,15 @@ def check_local_sgd(
 
 
 def _net() -> nn.Module:
-    """With buffers; without a bias before the norm, whose gradient is round-off that Adam would blow up."""
+    """Make a small model with buffers.
+
+    The layer before the norm has no bias, because its gradient would be round-off, which Adam would enlarge.
+    """
     return nn.Sequential(nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1))
 
 
 def _trained(wrap: Callable[..., Any], course: Course, nodes: Sequence[Sequence[int]]) -> Trace:
-    """On every rank: its steps, and what it held after each."""
+    """Run on every rank: take its steps, and return the state after each."""
     rank = dist.get_rank()
     torch.manual_seed(rank + 1)
     optimizer = course.optimizer(course.model.parameters())
@@ -161,7 +166,7 @@ def _trained(wrap: Callable[..., Any], course: Course, nodes: Sequence[Sequence[
 
 
 def _first_wrong(found: Trace, expected: Trace) -> tuple[int, str] | None:
-    """The first step at which they differ, and the tensor."""
+    """Return the first step at which two traces differ, and the tensor."""
     for step, (have, want) in enumerate(zip(found, expected, strict=True)):
         for name in {**want, **have}:
             if _off(*_both(name, have, want)).any():
@@ -170,7 +175,10 @@ def _first_wrong(found: Trace, expected: Trace) -> tuple[int, str] | None:
 
 
 def _both(name: str, *holders: dict[str, Tensor]) -> list[Tensor]:
-    """What each holds by that name, 0 where it is absent; where that is other training, the next step shows it."""
+    """Return the tensor of each holder by that name, with zeros if it is absent.
+
+    If absence means another training, the next step shows the difference.
+    """
     held = next(holder[name] for holder in holders if name in holder)
     return [holder[name] if name in holder else torch.zeros_like(held) for holder in holders]
 
@@ -196,7 +204,10 @@ def _raise_wrong(who: str, what: tuple[str, dict[str, Tensor], dict[str, Tensor]
 
 
 def _cause(found: list[Trace], course: Course, rule: Rule) -> str | None:
-    """The first wrong rule that explains all that the ranks held; or one that treats buffers in another way, too."""
+    """Return the first wrong rule that explains the traces of all ranks.
+
+    If none does, try each wrong rule with another treatment of buffers.
+    """
 
     def explains(other: Rule) -> bool:
         traces = simulate(course, other)
@@ -216,7 +227,10 @@ def _cause(found: list[Trace], course: Course, rule: Rule) -> str | None:
 
 
 def _divisor(have: dict[str, Tensor], want: dict[str, Tensor], count: int) -> str | None:
-    """By what the sum of the models was divided, if all weights are one factor, other than 1, times their mean."""
+    """Return a text with the divisor of the summed models, if all weights are one factor times their mean.
+
+    Return None if the factor is 1.
+    """
     names = [name for name in want if name.startswith("parameter")]
     found, mean = (torch.cat([held[name].flatten().double() for name in names]) for held in (have, want))
     factor = float(found.dot(mean) / mean.dot(mean)) if mean.any() else 0.0
@@ -255,7 +269,7 @@ def _short(steps: Sequence[int]) -> object:
 
 
 def _unusual(rule: Rule) -> dict[str, object]:
-    """What the rule says beside the usual."""
+    """Return the fields of the rule that differ from the defaults."""
     usual = Rule(rule.models_every)
     names = ("first_round", "gradients_every", "synchronous_steps", "momentum", "buffers", "outer", "nodes")
     return {name: getattr(rule, name) for name in names if getattr(rule, name) != getattr(usual, name)}

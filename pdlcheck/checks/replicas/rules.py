@@ -1,4 +1,4 @@
-"""What replicas that meet now and then do, in one process and plain loops: the oracle of local SGD and its kin."""
+"""The reference of local SGD and similar rules: all replicas in one process, in plain loops."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pdlcheck.checks.state import device_of, whole
 
 __all__ = ["Course", "Rule", "Trace", "alternatives", "backward", "look", "simulate", "with_other_buffers"]
 
-Trace = list[dict[str, Tensor]]  # of one rank: what it holds after each of its steps, and after it has finished
+Trace = list[dict[str, Tensor]]  # the state of one rank after each of its steps, and after it has finished
 MakeOptimizer = Callable[..., Optimizer]
 
 
 @dataclass(frozen=True)
 class Course:
-    """What is trained: the model as it starts, its optimizer, and the steps of each rank."""
+    """The training to simulate: the model as it starts, its optimizer, and the number of steps of each rank."""
 
     model: nn.Module
     optimizer: MakeOptimizer
@@ -33,17 +33,17 @@ class Course:
 
 @dataclass(frozen=True)
 class Rule:
-    """When replicas meet, and what they make of it.
+    """The times at which replicas synchronise, and the way in which they do.
 
     Args:
-        models_every: models are averaged after every k-th step; None: never, but at the end of uneven steps.
+        models_every: models are averaged after every k-th step; None: never, except at the end of uneven steps.
         first_round: the first of these steps, counted from 1 after the synchronous ones; None for the k-th.
         gradients_every: gradients are averaged before every k-th step.
-        synchronous_steps: so many steps come first, with averaged gradients.
-        momentum, buffers: what becomes of them in a round.
+        synchronous_steps: number of steps at the start with averaged gradients.
+        momentum, buffers: their treatment in a round.
         outer: rate, momentum and Nesterov of the outer optimizer.
-        nodes: ranks whose gradients are averaged in each step.
-        before, divide, first_only, momentum_of_first, reference_stays, sum_gradients: how it can be wrong.
+        nodes: groups of ranks whose gradients are averaged in each step.
+        before, divide, first_only, reference_stays, sum_gradients: faults of a wrong implementation.
     """
 
     models_every: int | None
@@ -62,16 +62,17 @@ class Rule:
 
     @property
     def first(self) -> int:
+        """Return the step after which models are averaged first, counted from 1 after the synchronous ones."""
         return self.first_round or self.models_every or 1
 
     def meets(self, step: int) -> bool:
-        """Whether models are averaged at ``step``, counted from 0."""
+        """Return whether models are averaged at ``step``, counted from 0."""
         since = step + 1 - self.synchronous_steps - self.first
         return self.models_every is not None and since >= 0 and since % self.models_every == 0
 
 
 def alternatives(rule: Rule) -> Iterator[tuple[str, Rule]]:
-    """What a wrong implementation may do in the place of ``rule``, in words."""
+    """Yield the rules that a wrong implementation may follow instead of ``rule``, with descriptions."""
     if rule.models_every is not None:
         yield "models are never averaged", replace(rule, models_every=None)
         if rule.models_every > 1:
@@ -137,7 +138,7 @@ def _other_phases(rule: Rule, every: int) -> Iterator[tuple[str, Rule]]:
 
 
 def with_other_buffers(rule: Rule) -> Iterator[tuple[str, Rule]]:
-    """``rule`` with buffers treated in the other ways, in words."""
+    """Yield ``rule`` with the other treatments of buffers, with descriptions."""
     for policy, text in (
         ("keep", "each rank keeps its own buffers: they drift apart, which buffers='keep' accepts"),
         ("average", "buffers are averaged, which buffers='average' accepts"),
@@ -148,7 +149,7 @@ def with_other_buffers(rule: Rule) -> Iterator[tuple[str, Rule]]:
 
 
 def backward(course: Course, model: nn.Module, rank: int, step: int) -> None:
-    """The gradient of ``rank`` in its ``step``: every rank has other samples in every step."""
+    """Compute the gradient of ``rank`` in its ``step``. Every rank has other samples in every step."""
     generator = torch.Generator().manual_seed((course.seed * 1009 + step) * 64 + rank)
     inputs = torch.randn(4, 2, generator=generator, dtype=torch.float64).to(device_of(model))
     model.zero_grad()
@@ -157,7 +158,7 @@ def backward(course: Course, model: nn.Module, rank: int, step: int) -> None:
 
 
 def look(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Copies of all that a replica holds: parameters, buffers, the optimizer's tensors of a parameter's shape."""
+    """Return copies of a replica's tensors: parameters, buffers, and optimizer state in a parameter's shape."""
     held: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         held[f"parameter {name!r}"] = whole(parameter)
@@ -170,9 +171,9 @@ def look(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def simulate(course: Course, rule: Rule) -> list[Trace]:
-    """Train all replicas of ``course`` by ``rule``; what each of them holds after each of its steps."""
+    """Train all replicas of ``course`` by ``rule``, and return the trace of each."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a batch of four is no work for two: they would wait for each other
+    torch.set_num_threads(1)  # a batch of four is too small for two threads, which would wait for each other
     try:
         return _Simulation(course, rule).run()
     finally:
@@ -214,7 +215,7 @@ class _Simulation:
         return self.traces
 
     def _synchronise(self, step: int, active: Sequence[int]) -> list[int]:
-        """Average gradients where the rule says so; the ranks that take the step."""
+        """Average gradients as the rule requires, and return the ranks that take the step."""
         rule = self.rule
         if step < rule.synchronous_steps:
             parts: list[Sequence[int]] = [self.ranks]

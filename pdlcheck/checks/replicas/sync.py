@@ -1,6 +1,6 @@
-"""Initial weights arrive on every rank, and averages of models are right.
+"""The checks that initial weights arrive on every rank, and that averages of models are right.
 
-Every rank starts with other random numbers: what is alike afterwards was made alike.
+Every rank starts with other random numbers. So equal values after the call are equal because the code made them equal.
 """
 
 from __future__ import annotations
@@ -32,16 +32,23 @@ def check_broadcast_parameters(
     ranks: Sequence[int] | None = None,
     seed: int = 0,
 ) -> None:
-    """Every rank must end with exactly the parameters and buffers that ``src`` had, shared tensors still
-    shared.
+    """Check that every rank ends with exactly the parameters and buffers that ``src`` had.
+
+    Tied tensors must still be tied.
 
     Args:
-        broadcast: called as ``broadcast(model, src=global_rank)`` on every rank, on models whose parameters
-            and buffers all differ; with ``group=group`` where ``ranks`` is given.
+        broadcast: called as ``broadcast(model, src=global_rank)`` on every rank, on models whose parameters and buffers
+            all differ; with ``group=group`` if ``ranks`` is given.
         make: makes the model.
-        world, world_size, seed: as in :func:`check_replicas_in_sync`.
-        src: the rank that sends; its place in ``ranks`` where that is given.
-        ranks: global ranks of a group, in its order; ``world_size`` is then their number.
+        world: where the ranks run.
+        world_size: number of ranks.
+        src: the rank that sends; its position in ``ranks`` if that is given.
+        ranks: global ranks of a group, in its order; their number then replaces ``world_size``.
+        seed: rank r draws from ``seed + r``.
+
+    Raises:
+        AssertionError: names rank, tensor and index, and the likely cause.
+        Inconclusive: the model has no parameter or buffer.
     """
     __tracebackhide__ = True
     models = _on_models(broadcast, make, world, world_size, ranks, seed, src=src if ranks is None else ranks[src])
@@ -79,21 +86,23 @@ def check_average_parameters(
     ranks: Sequence[int] | None = None,
     seed: int = 0,
 ) -> None:
-    """Every rank must end with the mean over ranks of every parameter, the same on every rank to the last
-    bit.
+    """Check that every rank ends with the mean over ranks of every parameter, the same on every rank to the last bit.
 
-    The mean may be off by ``world_size * eps * sum(|x|)``, the bound for ``world_size`` terms in any order.
-    Means of integers exist here, and must be exact.
+    The mean may be off by ``world_size * eps * sum(|x|)``, the bound for ``world_size`` terms in any order. Means of
+    integer tensors are integers here, and must be exact.
 
     Args:
-        average: called as ``average(model)`` on every rank; with ``group=group`` where ``ranks`` is given.
+        average: called as ``average(model)`` on every rank; with ``group=group`` if ``ranks`` is given.
         make: makes the model, which is then filled with other values on every rank.
-        world, world_size, ranks, seed: as in :func:`check_broadcast_parameters`.
-        buffers: buffers must be averaged too; False does not look at them.
+        world: where the ranks run.
+        world_size: number of ranks.
+        buffers: buffers must be averaged too; False does not examine them.
+        ranks: global ranks of a group, in its order; their number then replaces ``world_size``.
+        seed: rank r draws from ``seed + r``.
 
     Raises:
         AssertionError: names rank, tensor and index, and the likely cause.
-        Inconclusive: the model has nothing to average: neither parameters nor, where they are looked at, buffers.
+        Inconclusive: the model has nothing to average: no parameters, and no buffers or ``buffers=False``.
     """
     __tracebackhide__ = True
     models = _on_models(average, make, world, world_size, ranks, seed)

@@ -1,1 +1,1 @@
-"""Layers that are divided over ranks."""
+"""The check of layers that are divided over ranks."""

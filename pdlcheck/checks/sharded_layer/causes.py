@@ -1,4 +1,4 @@
-"""What a sharded layer would hold with one usual thing wrong: a sum over ranks that is missing, or taken twice."""
+"""Candidates for the likely cause of a wrong sharded layer, such as a sum over ranks that is missing or done twice."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = [
     "scaled",
 ]
 
-Cause = tuple[str, Tensor, Tensor]  # likely where the two tensors agree
+Cause = tuple[str, Tensor, Tensor]  # the text is likely if the two tensors are equal
 
 
 def first(causes: Iterable[Cause], relative: float) -> str | None:
-    """The first likely one."""
+    """Return the text of the first likely cause, or None."""
     for text, one, other in causes:
         if one.shape == other.shape and not off(one, other, relative).any():
             return text
@@ -34,20 +34,23 @@ def first(causes: Iterable[Cause], relative: float) -> str | None:
 
 
 def off(value: Tensor, goal: Tensor, relative: float) -> Tensor:
-    """Where they differ by more than that part of the largest finite element of the goal."""
+    """Return a mask of the elements that differ.
+
+    The tolerance is ``relative`` times the largest finite element of ``goal``.
+    """
     finite = goal[goal.isfinite()].abs()
     allowed = relative * max(float(finite.max()), 1e-3) if finite.numel() else 0.0
     return ~(((value - goal).abs() <= allowed) | (value == goal) | (value.isnan() & goal.isnan()))
 
 
 def rounded(value: Tensor, goal: Tensor) -> Iterator[Cause]:
-    """What is left of a right layer that computes in float32, though it is compared in float64."""
+    """Yield a cause if the layer is right but computes in float32 where the comparison is in float64."""
     if goal.any() and not off(value, goal, RELATIVE[torch.float32]).any():
         yield ROUNDED, goal, goal
 
 
 def scaled(value: Tensor, goal: Tensor, world_size: int) -> Iterator[Cause]:
-    """It is a multiple of what it should be."""
+    """Yield the causes of a value that is zero, or a multiple of ``goal`` by world_size."""
     yield "it is zero, or None: nothing comes back", value, torch.zeros_like(goal)
     as_many = f"it is world_size = {world_size} times too"
     also = f", or a factor of {world_size} is missing"
@@ -56,14 +59,20 @@ def scaled(value: Tensor, goal: Tensor, world_size: int) -> Iterator[Cause]:
 
 
 def multiple(value: Tensor, goal: Tensor) -> Iterator[Cause]:
-    """It is any multiple, where nothing else fits."""
+    """Yield the best-fitting multiple of ``goal``, for a value that no other cause explains."""
     if value.shape == goal.shape and goal.any():
         times = float((value * goal.conj()).sum().real / (goal * goal.conj()).sum().real)
         yield f"it is {times:.6g} times what it should be", value, goal * times
 
 
 def of_parts(value: Tensor, goal: Tensor, everyone: Sequence[Tensor]) -> Iterator[Cause]:
-    """Ranks hold parts of what each should have; ``everyone``: what each rank holds."""
+    """Yield the causes in which each rank holds its part of the right value.
+
+    Args:
+        value: the tensor of this rank.
+        goal: the right tensor of this rank.
+        everyone: the tensor of each rank.
+    """
     size = len(everyone)
     if all(part.shape == goal.shape for part in everyone):
         total = torch.stack(list(everyone)).sum(0)
@@ -77,7 +86,7 @@ def of_parts(value: Tensor, goal: Tensor, everyone: Sequence[Tensor]) -> Iterato
 
 
 def of_the_way_back(value: Tensor, goal: Tensor) -> Iterator[Cause]:
-    """What is left where outputs and the gradients of parameters are right, and the gradient of an input is not."""
+    """Yield the cause of a wrong input gradient where outputs and the gradients of parameters are right."""
     if value.shape == goal.shape:
         yield (
             "outputs and gradients of parameters are right: the way back to the input is cut or wrong, as by a "
@@ -90,7 +99,14 @@ def of_the_way_back(value: Tensor, goal: Tensor) -> Iterator[Cause]:
 def of_output(
     value: Tensor, goal: Tensor, parameters: Mapping[str, Tensor], everyone: Sequence[Tensor]
 ) -> Iterator[Cause]:
-    """A parameter, such as a bias, counts on each rank; ``everyone``: what each rank holds."""
+    """Yield the causes of a wrong output, such as a bias that is added on each rank.
+
+    Args:
+        value: the output of this rank.
+        goal: the right output of this rank.
+        parameters: of the whole layer, by name.
+        everyone: the output of each rank.
+    """
     size = len(everyone)
     for name, parameter in parameters.items():
         if parameter.dim() == 1 and parameter.shape == value.shape[-1:]:
@@ -115,15 +131,16 @@ def of_parameter(
     world_size: int,
     namesakes: Sequence[Tensor],
 ) -> Iterator[Cause]:
-    """The gradient of one parameter of one rank.
+    """Yield the causes of a wrong gradient of one parameter on one rank.
 
     Args:
-        value, goal: what it is and should be.
-        numbers: of its elements in the whole layer; 0 where it is padded.
-        total: of each element, what all its holders have together.
-        holders: of each element, how many ranks hold it.
-        world_size: ranks.
-        namesakes: what the gradients of all ranks should be that have this name, where they are of other elements.
+        value: the gradient of this rank.
+        goal: the right gradient.
+        numbers: the number of each element in the whole layer; 0 where the parameter is padded.
+        total: for each element, the sum of the gradients of all its holders.
+        holders: for each element, the number of ranks that hold it.
+        world_size: number of ranks.
+        namesakes: the right gradient of this name on every rank, if the ranks hold different elements; otherwise empty.
     """
     padded = torch.where(numbers == 0, torch.zeros_like(value), value)
     yield "the whole layer has no such element: zeros that pad a parameter would be learned", padded, goal

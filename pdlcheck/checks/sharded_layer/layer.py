@@ -1,6 +1,7 @@
-"""A layer whose parameters, inputs or outputs are divided over ranks does what the whole layer does on one process.
+"""The check that a layer divided over ranks computes what the whole layer computes on one process.
 
-Which part of the whole a rank holds need not be said: the ranks first cut a copy whose elements are numbered.
+Users need not describe which part of the whole layer a rank holds. Each rank first divides a copy whose elements are
+numbered, so the check finds the parts itself.
 """
 
 from __future__ import annotations
@@ -49,36 +50,39 @@ def check_sharded_layer(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> None:
-    """Outputs, gradients of inputs and of parameters, and buffers of the same name and shape must be those of the whole
-    layer.
+    """Check that a sharded layer has the outputs, gradients and buffers of the whole layer.
 
-    For tensor, sequence, context and expert parallel layers, also written by hand. All in float64; an element may be
-    off by 1e-9 of the largest of its tensor, by 2e-5 in float32. Each element of the whole layer must be held by some
-    rank. Elements that several ranks hold must get the same gradient bit for bit, or the copies drift apart.
+    Gradients are those of inputs and of parameters. Buffers must have the same name and shape. The check is for tensor,
+    sequence, context and expert parallel layers, including layers written by hand. It computes in float64. An element
+    may be off by 1e-9 of the largest of its tensor, or by 2e-5 in float32. Some rank must hold each element of the
+    whole layer. Elements that several ranks hold must get the same gradient bit for bit, or the copies drift apart.
 
     Args:
-        shard: called on every rank with a copy of the same whole layer; returns the module of this rank, whose
-            parameters are copies of elements of the whole layer's, in any shape and order, in float32 or float64, and
-            zeros, as where a vocabulary was padded.
-        make: makes the whole layer, outside of the ranks; what draws random numbers, such as dropout, in ``eval()``.
+        shard: called on every rank with a copy of the same whole layer; returns the module of this rank. Its parameters
+            are copies of elements of the whole layer's, in any shape and order, in float32 or float64. They may also
+            have zeros, as where a vocabulary is padded.
+        make: makes the whole layer, outside of the ranks. Modules that draw random numbers, such as dropout, must be in
+            ``eval()``.
         batches: inputs of the whole layer, a tensor or a tuple of them; one forward and one backward pass for each.
         world: where the ranks run.
-        world_size: ranks.
+        world_size: number of ranks.
         inputs_of: called on every rank with the inputs of a batch; returns the part that this rank's module is given.
-            It only selects: gradients of inputs are selected by it, too. None: each rank is given all of them.
-        output_of: called on every rank with what the whole layer returns; returns what this rank's module must return.
-            None: all of it. Backward passes begin with the gradient of the whole output, so selected: if all ranks
-            return the whole output, each begins with the whole gradient, as if all computed the same loss.
-        sync: called on every rank with its module after each backward pass, such as to add the gradients of parameters
-            that several ranks hold.
-        buffers: False where ranks keep statistics in another way than the whole layer, by intention.
-        dtype: in which the layer computes and is compared; float32 where it is written for that, or casts to it.
+            It must only select, because it selects the gradients of inputs, too. None: each rank is given all inputs.
+        output_of: called on every rank with the output of the whole layer; returns the output that this rank's module
+            must return. None: all of it. Backward passes begin with the gradient of the whole output, selected in the
+            same way. If all ranks return the whole output, each begins with the whole gradient, as if all computed the
+            same loss.
+        sync: called on every rank with its module after each backward pass, for example to add the gradients of
+            parameters that several ranks hold.
+        buffers: False if ranks keep statistics in another way than the whole layer, by intention.
+        dtype: the dtype in which the layer computes and is compared; float32 for a layer that is written for float32 or
+            casts to it.
         seed: of the weights, and of the gradient of the output.
 
     Raises:
-        AssertionError: names batch, rank, tensor and index, and the likely cause: a sum over ranks that is missing, or
-            taken twice; elements that no rank holds.
-        Inconclusive: the whole layer draws random numbers, or has gradients which are all zero.
+        AssertionError: names batch, rank, tensor and index, and the likely cause: a sum over ranks that is missing or
+            done twice, or elements that no rank holds.
+        Inconclusive: the whole layer draws random numbers, or all its gradients are zero.
 
     Example:
         >>> import torch.distributed as dist
@@ -115,7 +119,7 @@ def check_sharded_layer(
             for name, parameter in layer.named_parameters():
                 if parameter.is_complex():
                     raise TypeError(f"check_sharded_layer takes real parameters, {name!r} is {parameter.dtype}")
-                parameter.copy_(parameter.float())  # exact also in a shard that was made in float32
+                parameter.copy_(parameter.float())  # so that a shard made in float32 is exact
         one = copy.deepcopy(layer)
         truths = [whole_pass(one, _cast(batch, dtype)) for batch in batches]
         again = whole_pass(copy.deepcopy(layer), _cast(batches[0], dtype), truths[0].gradients_of_output)
@@ -143,14 +147,18 @@ def check_sharded_layer(
 
 
 class _Terms(NamedTuple):
-    """What every comparison needs: the facts of the case, and how far an element may be off."""
+    """The arguments of every comparison: the facts of the case, and the error that an element may have."""
 
     facts: str
     relative: float
 
 
 def _require_elements(who: str, layer: nn.Module, everyone: Sequence[Cut], terms: _Terms) -> Tensor:
-    """Each rank holds elements of the whole layer, each of which some rank holds; returns how many ranks do."""
+    """Check that ranks hold only elements of the whole layer, and all of them.
+
+    Returns:
+        For each number of an element, how many ranks hold it.
+    """
     __tracebackhide__ = True
     flat = _flat(layer, values_of(layer))
     held = torch.zeros(len(flat), dtype=torch.long)
@@ -209,7 +217,7 @@ def _require_outputs(when: str, number: int, layer: nn.Module, everyone: Sequenc
 
 
 def _require_something(when: str, truth: Pass) -> None:
-    """A layer without gradients, such as one that makes targets, is what it returns."""
+    """Check that a layer without gradients, such as one that makes targets, returns something other than zeros."""
     __tracebackhide__ = True
     if not any(y.any() for y in truth.outputs):
         raise Inconclusive(f"{when} the whole layer has no gradient and returns zeros, no fault would show")
@@ -236,9 +244,18 @@ def _require_buffers(
 def _require_parameters(
     when: str, number: int, whole_grads: Tensor, everyone: Sequence[Cut], held: Tensor, terms: _Terms
 ) -> None:
-    """``whole_grads``: of the elements by their numbers; ``held``: how many ranks hold each."""
+    """Check the gradients of all parameters on all ranks.
+
+    Args:
+        when: the beginning of the message.
+        number: of the batch.
+        whole_grads: the gradient of the whole layer, by the number of the element.
+        everyone: the results of each rank.
+        held: for each number of an element, how many ranks hold it.
+        terms: of the comparison.
+    """
     __tracebackhide__ = True
-    total = torch.zeros_like(whole_grads)  # of what the ranks have for each element
+    total = torch.zeros_like(whole_grads)  # the sum over ranks for each element
     for cut in everyone:
         for name, numbers in cut.numbers.items():
             grad = cut.passes[number].parameters_grad[name]
@@ -266,7 +283,10 @@ def _require_parameters(
 
 
 def _namesakes(name: str, everyone: Sequence[Cut], whole_grads: Tensor) -> list[Tensor]:
-    """What the gradient of that name should be on each rank; empty where not all have other elements of one shape."""
+    """Return the right gradient of that name on each rank.
+
+    The result is empty unless every rank has a parameter of that name, of one shape and with different elements.
+    """
     numbers = [cut.numbers[name] for cut in everyone if name in cut.numbers]
     if len(numbers) < len(everyone) or any(one.shape != numbers[0].shape for one in numbers):
         return []
@@ -275,7 +295,7 @@ def _namesakes(name: str, everyone: Sequence[Cut], whole_grads: Tensor) -> list[
 
 
 def _none_of(cut: Cut, number: int, numbers: Tensor) -> list[str]:
-    """The parameters of a rank that hold some of these elements, and that no gradient had reached."""
+    """Return the parameters of a rank that hold some of these elements and that no gradient reached."""
     return [
         name
         for name in cut.passes[number].without_gradient
@@ -302,7 +322,10 @@ def _require_inputs(when: str, number: int, everyone: Sequence[Cut], terms: _Ter
 
 
 def _require_equal_copies(when: str, number: int, size: int, everyone: Sequence[Cut], terms: _Terms) -> None:
-    """Elements that several ranks hold get the same gradient bit for bit; the whole layer's numbers end at ``size``."""
+    """Check that elements held by several ranks get the same gradient bit for bit.
+
+    The numbers of the whole layer's elements are below ``size``.
+    """
     __tracebackhide__ = True
     known = torch.zeros(size, dtype=torch.float64)
     holder = torch.full((size,), -1)
@@ -351,7 +374,7 @@ def _require(
 
 
 def _flat(layer: nn.Module, values: Mapping[str, Tensor | None]) -> Tensor:
-    """All elements of the layer's parameters in the order of their numbers; 0 has none."""
+    """Return all elements of the layer's parameters in the order of their numbers. No element has the number 0."""
     parts = [_or_zeros(values[name], parameter).flatten() for name, parameter in layer.named_parameters()]
     return torch.cat([torch.zeros(1, dtype=torch.float64), *parts])
 
@@ -369,7 +392,13 @@ def _shapes(tensors: Tensors) -> str:
 
 
 def _parameter_of(layer: nn.Module, number: int) -> tuple[str, int, Tensor]:
-    """That which the element of this number is in: its name, the number of its first element, itself."""
+    """Return the parameter that has the element of this number.
+
+    The result is its name, the number of its first element, and the parameter.
+
+    Raises:
+        IndexError: no parameter has the element.
+    """
     first = 1
     for name, parameter in layer.named_parameters():
         if number < first + parameter.numel():

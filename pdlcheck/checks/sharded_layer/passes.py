@@ -1,4 +1,4 @@
-"""One forward and one backward pass of a whole layer, and of the modules that ranks have cut from it."""
+"""One forward and one backward pass of a whole layer, and of the modules that ranks make from it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Select = Callable[..., Any]
 
 @dataclass
 class Pass:
-    """One forward and backward pass; of one rank, or of the whole layer.
+    """One forward and backward pass, of one rank or of the whole layer.
 
     Args:
         inputs: of the module.
-        outputs: what it returned.
-        gradients_of_output: where the backward pass began.
-        inputs_grad: None for what is not floating point, or got none.
+        outputs: of the module.
+        gradients_of_output: the gradients with which the backward pass began.
+        inputs_grad: of each input; None if it is not floating point, or if no gradient reached it.
         parameters_grad: by name.
-        buffers: by name, afterwards.
-        without_gradient: parameters that none had reached, before ``sync``.
+        buffers: by name, after the pass.
+        without_gradient: parameters that no gradient had reached before ``sync``.
     """
 
     inputs: Tensors
@@ -45,13 +45,15 @@ class Pass:
 
 @dataclass
 class Cut:
-    """What one rank holds and did.
+    """The part of the layer that one rank holds, and its passes.
 
     Args:
-        numbers: of the elements of the whole layer, counted from 1, for each parameter of this rank; 0: it has none.
+        numbers: for each parameter of this rank, the numbers of its elements in the whole layer, counted from 1; 0 for
+            an element that the whole layer does not have.
         values: of these parameters.
-        passes: what was found; for each batch.
-        selected: outputs, and gradients of inputs, of the whole layer, as this rank should have them; for each batch.
+        passes: one for each batch.
+        selected: for each batch, the right outputs and gradients of inputs of this rank, selected from the whole
+            layer's.
     """
 
     numbers: dict[str, Tensor]
@@ -61,7 +63,7 @@ class Cut:
 
 
 def whole_pass(layer: nn.Module, inputs: Tensors, gradients: Tensors | None = None) -> Pass:
-    """Of the whole layer, whose buffers it may change."""
+    """Run one pass of the whole layer. The pass may change its buffers."""
     return _pass(layer, layer, inputs, lambda outputs: gradients or tuple(map(_drawn_like, outputs)))
 
 
@@ -96,14 +98,17 @@ def _pass(
 
 
 def _joined(output: Tensor) -> Tensor:
-    """All of a DTensor, to begin the backward pass with a plain gradient of all of it."""
+    """Return the whole tensor of a DTensor, so that the backward pass begins with a plain gradient of it."""
     gather: Any = getattr(output, "full_tensor", None)
     joined: Tensor = output if gather is None else gather()
     return joined
 
 
 def _fit_everywhere(outputs: Tensors, gradients: Tensors) -> bool:
-    """Whether the backward pass can begin on all ranks: in a layer that communicates, none can go alone."""
+    """Return whether the backward pass can begin on all ranks.
+
+    In a layer that communicates, no rank can run it alone.
+    """
     fit = [y.shape for y in outputs] == [g.shape for g in gradients]
     if not dist.is_initialized():
         return fit
@@ -126,6 +131,7 @@ def on_a_rank(
     output_of: Select | None,
     sync: Callable[[nn.Module], object] | None,
 ) -> Cut:
+    """Run on every rank: make the rank's module, and run one pass for each of ``truths``."""
     numbered, first = copy.deepcopy(layer), 1
     with torch.no_grad():
         for parameter in numbered.parameters():
@@ -149,11 +155,12 @@ def on_a_rank(
 
 
 def _whole_numbers(held: Tensor) -> Tensor:
-    """-1 for what is none."""
+    """Return ``held`` as integers, with -1 for an element that is not a whole number."""
     return torch.where(held == held.round(), held, -1).long()
 
 
 def values_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return whole copies of the parameters in float64, by name."""
     return {name: whole(parameter).double() for name, parameter in module.named_parameters()}
 
 
@@ -171,6 +178,11 @@ def _select(select: Select | None, tensors: Tensors, name: str) -> Tensors:
 
 
 def tensors_of(value: Any, who: str) -> Tensors:
+    """Return a tensor or a tuple of tensors as a tuple.
+
+    Raises:
+        TypeError: an item is not a tensor.
+    """
     tensors = tuple(value) if isinstance(value, tuple | list) else (value,)
     for each in tensors:
         if not isinstance(each, Tensor):

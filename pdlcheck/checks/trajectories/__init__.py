@@ -1,1 +1,1 @@
-"""Where training ends."""
+"""Checks of the weights at the end of training."""

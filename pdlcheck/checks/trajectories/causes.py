@@ -1,4 +1,4 @@
-"""Why a training ended elsewhere, as far as its weights tell: the precision, a factor, ranks that went apart."""
+"""The likely causes of a training that ended elsewhere: the precision, a factor, or ranks that diverged."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = [
 
 
 class Precision(NamedTuple):
-    """How near two trainings come that compute in a dtype.
+    """The tolerances for two trainings that compute in a dtype.
 
     Args:
         dtype: the lowest in which one of them computes, adds up or sends.
-        of_the_way: so much of the farthest way of a tensor's elements.
-        of_the_weights: so much of its largest element.
-        of_the_farthest: so much of the farthest way of any weight.
+        of_the_way: relative to the farthest way of a tensor's elements.
+        of_the_weights: relative to the tensor's largest element.
+        of_the_farthest: relative to the farthest way of any weight.
     """
 
     dtype: torch.dtype
@@ -41,10 +41,11 @@ class Precision(NamedTuple):
     of_the_farthest: float
 
 
-# A step with a wrong gradient is off by 1e-3 of the way that the weights went and more, however short that way is
-# beside the weights. float64 steps lose about 1e-16 of a weight each, float32 steps 6e-8, and training magnifies that;
-# a gradient of n products in bfloat16, with 8 bits, is off by some hundredths of it. One that is a sum of zero, as that
-# of the bias of the keys in attention, is as large as the rounding of its summands, which other gradients have, too.
+# A step with a wrong gradient is off by 1e-3 or more of the distance that the weights moved, however short that
+# distance is compared with the weights. float64 steps lose about 1e-16 of a weight each, float32 steps 6e-8, and
+# training magnifies that. A gradient of n products in bfloat16, which has 8 bits, is off by some hundredths. A gradient
+# whose exact sum is zero, as that of the bias of the keys in attention, is as large as the rounding of its summands.
+# Other gradients have that rounding error, too.
 PRECISIONS = {
     torch.float64: Precision(torch.float64, 1e-8, 1e-12, 1e-12),
     torch.float32: Precision(torch.float32, 1e-3, 1e-6, 1e-6),
@@ -63,12 +64,16 @@ _APART = (
 _BUFFER = "ranks hold another buffer each: it was not broadcast, or each rank computes its own"
 _OWN_SAMPLES = "; what normalises by a batch, as batch norm does in training, sees a rank's own samples alone"
 _ROUNDING = 1e-5  # of the way: a wrong gradient is off by more
-_SEEN = 1e-2  # of the way: a factor nearer to 1 is told of beside it, by ``_ADAM``
-_NARROW = 2e-2  # of the way: what float16 and bfloat16 round in a step or two
+_SEEN = 1e-2  # of the way: for a factor nearer to 1 the message has the note ``_ADAM``
+_NARROW = 2e-2  # of the way: the rounding of float16 and bfloat16 in a step or two
 
 
 def precision_of(check: str, dtype: torch.dtype) -> Precision:
-    """The precision of the argument ``dtype`` of a check."""
+    """Return the precision for the argument ``dtype`` of a check.
+
+    Raises:
+        ValueError: names the supported dtypes.
+    """
     if dtype not in PRECISIONS:
         raise ValueError(
             f"{check} takes as dtype the lowest precision in which a training computes or sends, one of "
@@ -78,17 +83,17 @@ def precision_of(check: str, dtype: torch.dtype) -> Precision:
 
 
 def made_for(precision: Precision, make: Callable[[], nn.Module]) -> nn.Module:
-    """The model as both trainings are given it: in float64, and in float32 where one of them is no more precise."""
+    """Return the model that both trainings are given: in float64, or in float32 for any other dtype."""
     return made_wide(make) if precision.dtype == torch.float64 else made_by(make).float()
 
 
 def wants_another_dtype(error: RuntimeError) -> bool:
-    """Whether data of one dtype met weights of another."""
+    """Return whether the error is that of data of one dtype with weights of another."""
     return re.search(r"\b(same dtype|[Dd]ouble|float64)\b", str(error)) is not None
 
 
 def how_far(way: Tensor, went: Tensor) -> str | None:
-    """The multiple of ``way`` that comes nearest to the way that the wrong tensors ``went``."""
+    """Return the multiple of ``way`` that is nearest to ``went``, the way of the wrong tensors, as text."""
     if not way.any():
         return None
     if not went.any():
@@ -102,21 +107,28 @@ def how_far(way: Tensor, went: Tensor) -> str | None:
 
 
 class Apart(NamedTuple):
-    """Two ranks that do not hold the same of a tensor, and why that may be."""
+    """Two ranks that hold different values of a tensor, and the likely cause."""
 
     words: str
     cause: str
 
     def __str__(self) -> str:
+        """Return the description without the cause."""
         return self.words
 
 
 def likely_cause(
     way: Tensor, went: Tensor, precision: Precision, world_size: int, apart: Apart | None, *, of_buffers: bool
 ) -> str | None:
-    """What the way that the wrong tensors ``went`` tells.
+    """Return the cause that explains the way of the wrong tensors, or None.
 
-    ``apart``: how ranks differ. ``of_buffers``: no parameter is wrong.
+    Args:
+        way: the right way of the wrong tensors.
+        went: the way that they went.
+        precision: of the trainings.
+        world_size: number of ranks.
+        apart: the difference between ranks, if there is one.
+        of_buffers: whether only buffers are wrong.
     """
     if not way.any() or not went.any():
         return None
@@ -147,7 +159,10 @@ def likely_cause(
 
 
 def _of_a_factor(precision: Precision) -> tuple[float, float]:
-    """How near a factor must come to a number, and the least cosine: a tenth of what rounding may take of the way."""
+    """Return the tolerance of a factor and the least cosine.
+
+    They come from a tenth of the rounding that ``precision`` allows relative to the way.
+    """
     part = precision.of_the_way / 10
     return max(1e-4, part), 1 - max(1e-6, part**2)
 
@@ -155,13 +170,15 @@ def _of_a_factor(precision: Precision) -> tuple[float, float]:
 def why_another_way(
     way: Tensor, went: Tensor, what: str, wrong: Sequence[str], learned: Sequence[str], world_size: int
 ) -> str | None:
-    """Where ranks agree and no number that a factor may be tells more.
+    """Return a cause for tensors that went another way while ranks agree and no known factor explains it.
 
     Args:
-        way, went: of the wrong tensors.
-        what: who trains as it should be.
-        wrong, learned: the parameters that are wrong, and with them all that move, in the order of the model.
-        world_size: ranks, of which each may have a factor.
+        way: the right way of the wrong tensors.
+        went: the way that they went.
+        what: the name of the right training.
+        wrong: the parameters that are wrong, in the order of the model.
+        learned: all parameters that move, including the wrong ones, in the order of the model.
+        world_size: number of ranks, each of which may have its own factor.
     """
     if not wrong or not way.any() or not went.any():
         return None
@@ -195,7 +212,7 @@ def why_another_way(
 
 
 def _factors(way: Tensor, went: Tensor, most: int) -> list[float]:
-    """Two factors or more, ``most`` at most, of which each element of ``way`` has one; empty if that is not so."""
+    """Return two to ``most`` factors such that each element of ``way`` has one of them; empty if there are none."""
     told = way.abs() > 1e-6 * way.abs().max()
     ratios = (went[told] / way[told]).sort().values
     firsts = torch.cat([ratios[:1], ratios[1:][ratios.diff() > 1e-5 * ratios[1:].abs()]])
@@ -203,7 +220,10 @@ def _factors(way: Tensor, went: Tensor, most: int) -> list[float]:
 
 
 def _of_a_number(times: float, same: float) -> str | None:
-    """A factor that is a whole number, or one over it, and not that of the ranks; ``same``: up to that part of it."""
+    """Return a cause if ``times`` is a whole number or one over it, within the part ``same`` of that number.
+
+    The factor of the number of ranks has been handled before.
+    """
     number = round(times) if times > 1 else round(1 / times) if times > 0 else 0
     if number < 2 or number * same > 0.25 or abs((times if times > 1 else 1 / times) - number) > same * number:
         return None
@@ -223,21 +243,21 @@ def how_ranks_differ(
     first: Sequence[str] = (),
     learned: bool = False,
 ) -> Apart | None:
-    """A tensor of which ranks do not hold the same, where they must; None if there is none.
+    """Return a tensor of which ranks hold different values although they must be the same, or None.
 
     Args:
-        found: what each rank holds.
-        precision: what is the same.
-        expected: what each rank must hold.
-        first: names that are looked at before others.
-        learned: look at parameters alone.
+        found: the state of each rank.
+        precision: the tolerance for equal values.
+        expected: the right state of each rank.
+        first: names to compare before others.
+        learned: compare only parameters.
     """
     for name in dict.fromkeys([*first, *found[0]]):
         if learned and not name.startswith("parameter"):
             continue
         goals = [state.get(name) for state in expected]
         if any(goal is None or not torch.equal(goal, goals[0]) for goal in goals):  # type: ignore[arg-type]
-            continue  # ranks are meant to differ
+            continue  # the right states of the ranks differ, too
         for rank, state in enumerate(found[1:], start=1):
             one, own = found[0].get(name), state.get(name)
             if one is None or own is None or own.shape != one.shape or own.is_complex():
@@ -251,6 +271,6 @@ def how_ranks_differ(
 
 
 def _compared(way: Tensor, went: Tensor) -> tuple[float, float]:
-    """How many times ``way`` it is in that direction, and the cosine of the angle between the two."""
+    """Return the projection of ``went`` on ``way`` as a multiple of ``way``, and the cosine of their angle."""
     along = went.dot(way)
     return float(along / way.dot(way)), float(along / (went.norm() * way.norm()))

@@ -1,4 +1,4 @@
-"""Where a training must end, and whether a rank's weights are there."""
+"""The right end of a training, and the comparison of a rank's weights with it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _FLAT = (
 
 
 class Goal(NamedTuple):
-    """Where a training must end.
+    """The right end of a training.
 
     Args:
-        begin: what it starts with.
-        expected: what each rank must hold.
-        rounding: how far rounding leads from there.
-        precision: how near is near enough.
-        what: who holds that, in words.
+        begin: the state at the start.
+        expected: the right state of each rank.
+        rounding: the effect of rounding on the training.
+        precision: the tolerances.
+        what: the name of the training, for messages.
     """
 
     begin: State
@@ -53,7 +53,7 @@ class Goal(NamedTuple):
 
 
 def goal_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int, precision: Precision) -> Goal:
-    """Where ``train`` ends after so many steps."""
+    """Return the end of ``train`` after ``taken`` steps as the goal."""
 
     def ends(model: nn.Module, steps: int) -> list[State]:
         return ends_of(train, model, steps, world, world_size)
@@ -65,7 +65,7 @@ def goal_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: 
 
 
 def ends_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int) -> list[State]:
-    """What each rank holds after so many steps."""
+    """Return the state of each rank after ``taken`` steps."""
     ends: list[State] = world.run(_train, train, start, taken, world_size=world_size)
     return ends
 
@@ -80,16 +80,20 @@ def require_near(
     cause: str | None = None,
     otherwise: str | None = None,
 ) -> bool:
-    """Compare what one of the ``ranks`` holds with what it must; return whether anything had to move.
+    """Compare the state of one rank with the goal, and return whether any tensor had to move.
 
     Args:
         who: the beginning of the message.
-        ranks: what all of them hold.
-        rank: which of them is looked at.
-        goal: where it must be.
-        case: as in other messages.
-        cause: instead of the likely one.
-        otherwise: where nothing else is likely.
+        ranks: the states of all ranks.
+        rank: the rank to compare.
+        goal: the right end.
+        case: the facts, as in other messages.
+        cause: replaces the likely cause.
+        otherwise: the cause if no other is likely.
+
+    Raises:
+        AssertionError: names the first wrong tensor, index and value, all wrong tensors, and the likely cause.
+        Inconclusive: the goal has NaN or inf, or rounding alone leads as far as the right training.
     """
     __tracebackhide__ = True
     found, what, precision = ranks[rank], f"{goal.what} holds", goal.precision
@@ -168,7 +172,7 @@ def _train(train: Train, model: nn.Module, steps: int) -> State:
 
 
 def _begin(start: nn.Module, ended: State, at_rest: Callable[[], list[State]], name: str) -> State:
-    """What the tensors of a training begin with, those too that it makes, such as adapters."""
+    """Return the state at the start, including tensors that the training itself makes, such as adapters."""
     begin = state_of(start)
     made = [tensor for tensor in ended if tensor not in begin]
     if not made:

@@ -1,4 +1,4 @@
-"""How far rounding alone leads a training astray: measured, by a start whose weights are rounded otherwise."""
+"""The effect of rounding on a training, measured with starts whose weights are rounded differently."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from pdlcheck.checks.state import State, state_of
 __all__ = ["Rounding", "or_zeros"]
 
 _TRIES = 4
-# In trainings of small language models with SGD and Adam, in bfloat16 and float32, right ones were off by up to 1.5
-# times as much as the farthest of three starts with other last bits, wrong ones by 14 and more. The steps of Adam may
-# change their signs with few of a tensor's elements: so that one of the starts shows it, three bits differ.
+# Measured with trainings of small language models with SGD and Adam, in bfloat16 and float32. Right trainings were off
+# by up to 1.5 times as much as the farthest of three starts with other last bits, and wrong ones by 14 times and more.
+# The steps of Adam may change their signs with few of a tensor's elements. Three bits differ, so that one of the starts
+# shows such a change.
 _BITS = 3
 _TIMES = 2.0
-_NOISE = 0.5  # of the way: where rounding leads a tensor so far, its way says nothing
+_NOISE = 0.5  # of the way: a tensor that rounding moves so far cannot be compared
 
 
 class Rounding:
-    """The ways that a training takes from starts that differ in the last bits of a dtype; run when first asked for.
+    """The ways of a training from starts that differ in the last bits of a dtype, computed on first use.
 
-    Adam divides by the size of a gradient: where that is zero but for rounding, as that of the bias of the keys in
-    attention, or of single elements of any weight, the step is as long as others, in a direction of chance.
+    Adam divides by the size of a gradient. If the gradient is zero except for rounding, the step is as long as others,
+    in a random direction. Examples are the bias of the keys in attention, or single elements of any weight.
 
     Args:
-        train: from a start to what the model holds on one rank in the end.
-        start: the model that it began with.
-        end: what ``train(start)`` gave.
+        train: maps a start to the final state of one rank.
+        start: the model at the start.
+        end: the result of ``train(start)``.
         dtype: the precision whose last bits differ.
     """
 
     def __init__(self, train: Callable[[nn.Module], State], start: nn.Module, end: State, dtype: torch.dtype) -> None:
+        """Store the arguments. No training runs here."""
         self._train = train
         self._start = start
         self._end = end
@@ -42,12 +44,18 @@ class Rounding:
         self._astray: dict[str, float] | None = None
 
     def explains(self, name: str, off: float, way: float) -> bool:
-        """Whether a tensor that went ``way``, a norm, and is ``off`` by another may be so by rounding."""
+        """Return whether rounding may explain a tensor that is off.
+
+        Args:
+            name: of the tensor.
+            off: the norm of its error.
+            way: the norm of its right way.
+        """
         astray = self.astray(name)
         return astray > 0 and (off <= _TIMES * astray or astray >= _NOISE * way > 0)
 
     def astray(self, name: str) -> float:
-        """Norm of the difference between the ways of a tensor, the largest of several starts."""
+        """Return the norm of the difference between the ways of a tensor, the largest of several starts."""
         if self._astray is None:
             self._astray = self._measured()
         return self._astray.get(name, 0.0)
@@ -75,5 +83,5 @@ class Rounding:
 
 
 def or_zeros(begin: Tensor | None, like: Tensor) -> Tensor:
-    """What a tensor begins with; zeros where it is made in a training, or has another shape there."""
+    """Return the start of a tensor, or zeros if the training makes it or changes its shape."""
     return torch.zeros_like(like) if begin is None or begin.shape != like.shape else begin

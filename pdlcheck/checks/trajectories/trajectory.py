@@ -1,4 +1,4 @@
-"""Two ways to train end in the same place, and the number of replicas does not matter."""
+"""The checks that two ways to train end in the same place, and that the number of replicas does not matter."""
 
 from __future__ import annotations
 
@@ -32,33 +32,40 @@ def check_same_trajectory(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> None:
-    """``train`` must leave the weights that ``reference`` leaves, on every rank, after 1, 2, ..., ``steps``
-    steps.
+    """Check that ``train`` leaves the same weights as ``reference``, on every rank.
 
-    A weight may be off by 1e-8 of the farthest way that a weight of its tensor went, by 1e-12 of the tensor's largest
-    element, and by 1e-12 of the farthest way that any weight went; with ``dtype=torch.float32`` by 1e-3, 1e-6 and 1e-6,
-    with float16 by 2e-2, 1e-6 and 1e-4, with bfloat16 by 1e-1, 1e-6 and 1e-3. A tensor that is farther off is right,
-    too, where ``reference`` goes as far astray from starts that differ in the last bits of ``dtype``, as under Adam
-    where a gradient is zero but for rounding. Ranks must hold the same weights, as far as those of ``reference`` do.
+    The check compares the weights after 1, 2, ..., ``steps`` steps. A weight has three tolerances: relative to the
+    largest distance that a weight of its tensor moved, to the tensor's largest element, and to the largest distance
+    that any weight moved.
+
+    - float64: 1e-8, 1e-12 and 1e-12.
+    - float32: 1e-3, 1e-6 and 1e-6.
+    - float16: 2e-2, 1e-6 and 1e-4.
+    - bfloat16: 1e-1, 1e-6 and 1e-3.
+
+    A tensor that is farther off is also right if ``reference`` goes as far astray from starts that differ in the last
+    bits of ``dtype``. This happens under Adam where a gradient is zero except for rounding. Ranks must hold the same
+    weights wherever those of ``reference`` are the same.
 
     Args:
-        train, reference: called as ``train(model, steps)`` on every rank, with the same weights on all, in float64,
-            which ``torch.autocast`` leaves in float64. An optimizer whose steps depend on the size of the
-            gradients, as those of SGD do, shows the most. Where ``reference`` makes parameters that the model did not
-            have, it is called with 0 steps as well, for what they start with.
+        train: called as ``train(model, steps)`` on every rank, with the same weights on all, in float64, which
+            ``torch.autocast`` leaves in float64. An optimizer whose steps depend on the size of the gradients, as those
+            of SGD do, reveals the most faults.
+        reference: called in the same way. If it makes parameters that the model did not have, it is also called with 0
+            steps, for their values at the start.
         make: makes the plain model, outside of the ranks; ``train`` wraps it, or layers of it in their places.
         world: where the ranks run.
         world_size: number of replicas, of both.
         steps: 3 or more, because momentum shows from the second step on.
         seed: of the initial weights.
-        dtype: the lowest precision in which one of them computes, adds up gradients or sends them. With another one
-            than float64 both are given float32 weights, as data are, and smaller faults pass.
+        dtype: the lowest precision in which one of them computes, adds up gradients or sends them. For a dtype other
+            than float64 both are given float32 weights and need float32 data, and smaller faults pass.
 
     Raises:
-        AssertionError: names the first step after which they differ, rank, tensor, index, the wrong tensors, and
-            how much larger or smaller the way is that these went; and whether ranks went apart.
-        Inconclusive: the reference does not change the weights in all these steps, leaves NaN or inf in them, or goes
-            nowhere else than rounding leads.
+        AssertionError: names the first step after which they differ, rank, tensor, index and the wrong tensors, and how
+            much farther or less far these moved. It also names ranks that diverged.
+        Inconclusive: the reference does not change the weights in all these steps, leaves NaN or inf in them, or moves
+            them no farther than rounding does.
 
     Example:
         >>> import functools
@@ -104,17 +111,21 @@ def check_world_size_does_not_matter(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> list[nn.Module]:
-    """R replicas must end with the weights of the first world size, and bit for bit with the weights of
-    each other.
+    """Check that any number of replicas ends with the weights of the first world size.
 
-    A weight may be off as in :func:`check_same_trajectory`. What is wrong in the same way on one rank does not show,
-    where 1 is the first of the world sizes; :func:`check_same_trajectory` with a plain reference sees that.
+    The replicas of one world size must be equal bit for bit. A weight may be off as in :func:`check_same_trajectory`.
+    If the first world size is 1, a fault that one rank has in the same way does not show; :func:`check_same_trajectory`
+    with a plain reference detects it.
 
     Args:
-        train: called as ``train(model, steps)`` on every rank, with the same weights on all; takes the same
-            global batches on any number of ranks, each rank its share.
-        make, world, steps, seed, dtype: as in :func:`check_same_trajectory`.
-        world_sizes: numbers of replicas; the first is what the others are compared with.
+        train: called as ``train(model, steps)`` on every rank, with the same weights on all; takes the same global
+            batches on any number of ranks, each rank its share.
+        make: makes the plain model, outside of the ranks.
+        world: where the ranks run.
+        world_sizes: numbers of replicas; the others are compared with the first.
+        steps: number of steps.
+        seed: of the initial weights.
+        dtype: the lowest precision, as in :func:`check_same_trajectory`.
 
     Returns:
         The trained model of rank 0 for each world size.
@@ -150,7 +161,7 @@ def _unusual(dtype: torch.dtype) -> torch.dtype | None:
 
 
 def _left_over(taken: int) -> str | None:
-    """What may be wrong where all was right one step before."""
+    """Return a cause for a fault that appears only now, after the step before was right; None after the first step."""
     if taken == 1:
         return None
     return (
@@ -170,6 +181,6 @@ def _loaded(start: nn.Module, state: State) -> nn.Module:
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             value = state.get(f"parameter {name!r}", state.get(f"buffer {name!r}"))
-            assert value is not None  # the state is that of a copy of this model
+            assert value is not None  # the state comes from a copy of this model
             tensor.copy_(value)
     return model

@@ -1,4 +1,4 @@
-"""PageRank: a graph, four published versions, a solver that bounds its error, also over ranks; a dense reference."""
+"""PageRank: a graph, four published versions, a solver with an error bound (also over ranks), and a dense reference."""
 
 from pdlcheck.extras import extra
 

@@ -1,4 +1,4 @@
-"""Compilation by numba, with a cache on disk wherever one can be written."""
+"""Compilation by numba, with a cache on disk wherever a folder for it is writable."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def compiled(**options: Any) -> Callable[[F], F]:
     """Return a decorator that compiles a function with ``numba.njit``; the function releases the GIL.
 
-    The machine code is kept beside the source, in the user's cache folder, or in ``NUMBA_CACHE_DIR``, as numba does.
-    Where none of them can be written, it is kept in a folder for temporary files that only this user can read; where
+    As usual with numba, the machine code is kept beside the source, in the user's cache folder, or in
+    ``NUMBA_CACHE_DIR``. If none of them is writable, it is kept in a temporary folder that only this user can read. If
     there is no such folder either, each process compiles for itself.
 
     Args:
@@ -36,7 +36,7 @@ def compiled(**options: Any) -> Callable[[F], F]:
             return _njit(function, cache=False, **options)
         config: Any = numba.config
         before = config.CACHE_DIR
-        config.CACHE_DIR = str(folder)  # read while numba decorates; other functions keep their own folder
+        config.CACHE_DIR = str(folder)  # numba reads it while it decorates; other functions keep their own folder
         try:
             return _njit(function, cache=True, **options)
         except RuntimeError:
@@ -53,9 +53,9 @@ def _njit(function: F, **options: Any) -> F:
 
 
 def private_folder() -> Path | None:
-    """Return a temporary folder of this user, made if needed; ``None`` where it is missing or open to other users.
+    """Return this user's temporary folder, created if needed; ``None`` if it is missing or open to other users.
 
-    numba unpickles what it finds in its cache, so a folder that another user can write is not used.
+    numba unpickles the files in its cache, so a folder that another user can write to is not safe.
     """
     try:
         folder = Path(tempfile.gettempdir(), f"pdlcheck-numba-{os.geteuid()}")

@@ -11,7 +11,7 @@ from pdlcheck.extras import extra
 from pdlcheck.primitives.pagerank.graph import Graph
 
 _backend = os.environ.get("DGLBACKEND")
-os.environ["DGLBACKEND"] = "pytorch"  # or the import writes a config file to the user's home and prints to stderr
+os.environ["DGLBACKEND"] = "pytorch"  # else the import writes a config file to the user's home and prints to stderr
 try:
     with extra("dgl", "pagerank_v0, which runs on Python 3.11,"):
         import dgl
@@ -26,7 +26,7 @@ __all__ = ["message_passing"]
 
 
 def message_passing(graph: Graph, device: torch.device, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that sends node values, times edge weights, along the edges and adds what arrives."""
+    """Return a function that sends node values, times edge weights, along the edges and adds what arrives."""
     src, dst = torch.tensor(graph.src), torch.tensor(graph.dst)
     try:
         nodes = dgl.graph((src, dst), num_nodes=graph.num_nodes).to(device)

@@ -1,7 +1,8 @@
-"""Where rounds begin when nothing is known: with what nodes would hold if every edge carried the same.
+"""The start of the iteration if no start vector is given: the scores if every edge carried the same amount.
 
-Rank follows in-degree, roughly, and in-degrees cost no round. Where edges are many and lead anywhere this is one to
-three rounds nearer to the ranks than the teleport vector; where ranks spread slowly it makes little difference.
+Scores follow in-degrees roughly, and in-degrees are known without a round. On graphs with many edges to arbitrary
+nodes, this start saves one to three rounds compared with the teleport vector. On graphs where scores spread slowly, it
+makes little difference.
 
 Source: Fortunato, Boguna, Flammini and Menczer, "Approximating PageRank from in-degree" (2006).
 """
@@ -14,21 +15,23 @@ __all__ = ["Sums", "even_flow"]
 
 
 class Sums(NamedTuple):
-    """Of a vector: over all nodes, and over those that are dangling."""
+    """The sum of a vector over all nodes, and its sum over the dangling nodes."""
 
     all: float
     dangling: float
 
 
 def even_flow(damping: float, base: Sums, landing: Sums, in_degree: Sums) -> tuple[float, float]:
-    """The numbers a and b of ``x = (1 - d) base + a in_degree + b landing``.
+    """Return a and b of ``x = (1 - d) base + a in_degree + b landing``.
 
-    With them x sums to 1, and b is d times what dangling nodes hold. Two equations for two numbers; no node is seen.
+    With these numbers x sums to 1, and b is d times the sum of x over dangling nodes. The function solves two equations
+    for two unknowns; it needs only sums, not the vectors.
 
     Args:
         damping: d, in [0, 1).
-        base, landing: the teleport vector and where dangling nodes lead to; each has at most the sum 1 / (1 - d).
-        in_degree: edges that enter; ``all`` may be 0.
+        base: the sums of the teleport vector, each at most 1 / (1 - d).
+        landing: the sums of the vector over which dangling nodes spread their score, each at most 1 / (1 - d).
+        in_degree: the sums of the in-degrees; ``all`` may be 0.
 
     Example:
         >>> even_flow(0.5, Sums(1.0, 0.5), Sums(1.0, 0.5), Sums(1.0, 1.0))  # one edge, to the node without a way out

@@ -1,6 +1,6 @@
 """The compiled loops of the fast solver. They release the GIL, so that Python threads can share one sweep.
 
-They allocate nothing and call nothing of numpy: each such call adds a tenth of a second or more to compilation.
+They allocate nothing and call no numpy function: each such call adds a tenth of a second or more to the compilation.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pdlcheck.primitives.pagerank.gathering import (
 
 __all__ = ["TILE", "count_degrees", "deal_rows", "deal_to_blocks", "deal_to_rows", "sweep"]
 
-TILE = 64  # slices whose sums are added apart, so that a long sum rounds like two short ones
+TILE = 64  # slices per partial sum, so that a long sum rounds like two short ones
 
 
 @compiled(error_model="numpy")
 def count_degrees(
     first: int, last: int, src: Any, dst: Any, of: Any, step: int, out_degree: Any, in_degree: Any
 ) -> None:
-    """Add ``step`` for each edge from ``first`` to ``last`` to the counts of its ends.
+    """Add ``step`` to the degrees of both ends of each edge from ``first`` to ``last``, exclusive.
 
-    Where ``of``, one truth for each node, is not empty: of the edges that leave these nodes.
+    If ``of``, one bool per node, is not empty, only the edges that leave these nodes count.
     """
     of_all = of.size == 0
     for e in range(first, last):
@@ -41,11 +41,12 @@ def count_degrees(
 
 @compiled(error_model="numpy")
 def deal_rows(place: Any, next_row: Any, first_whole: Any, last_whole: Any, row: Any) -> None:
-    """Number nodes by place, rising, those of a place from ``next_row[place]`` on, and deal them to whole slices.
+    """Number the nodes by place, ascending, and deal the nodes of one place to its whole slices in turn.
 
-    Equals that follow each other by id go to one slice after the other, as neighbours often do: rows of one slice are
-    updated at the same time, so none of them reads what the others have just found. The rest of them, before the first
-    whole slice of their place and after the last one, are in order of id. Nodes of place -1 are left out.
+    The nodes of place k get the rows from ``next_row[k]`` on. Nodes of equal place that follow each other by id go to
+    consecutive slices. The rows of one slice are updated at the same time, so none of them reads the new scores of the
+    others, and nodes with close ids are often neighbours. The remaining nodes, before the first whole slice of their
+    place and after the last one, are in order of id. Nodes of place -1 are left out.
     """
     for i in range(place.size):
         k = place[i]
@@ -75,11 +76,12 @@ def deal_to_blocks(
     sources: Any,
     shares: Any,
 ) -> None:
-    """Put the edges from ``first`` to ``last`` into the blocks of their rows, in order: as far as writes stay in cache.
+    """Put the edges from ``first`` to ``last`` into the blocks of their rows, in order.
 
-    Those that leave a row after ``last_row`` are left out.
-    ``block_of`` is the block of each slice, ``next_place`` where the next edge of each block goes. There ``sources``
-    gets the row of its source, ``rows`` its own row, counted from the first of the block, ``shares`` its share.
+    Edges are sorted into blocks only, not into rows, so that writes stay in cache. Edges that leave a row after
+    ``last_row`` are left out. ``block_of`` is the block of each slice. ``next_place`` is the place of the next edge of
+    each block. At this place ``sources`` gets the row of the edge's source, ``rows`` its own row, counted from the
+    first row of the block, and ``shares`` its share.
     """
     for e in range(first, last):
         source = row[src[e]]
@@ -110,10 +112,11 @@ def deal_to_rows(
     held: Any,
     held_shares: Any,
 ) -> None:
-    """Put the edges of each block, ``counts[block]`` that lie side by side, into their rows, in order.
+    """Put the edges of each block into their rows, in order.
 
-    Entries of a long row lie side by side, those of the other rows LANES apart; places without an edge get
-    ``empty_row`` and no share. ``next_place``, ``held`` and ``held_shares`` are for this thread alone.
+    The ``counts[block]`` edges of a block are side by side. Entries of a long row are side by side as well; entries of
+    other rows are LANES apart. Places without an edge get ``empty_row`` and the share 0. ``next_place``, ``held`` and
+    ``held_shares`` are buffers of this thread alone. Threads take the next block from ``counter``.
     """
     block = take_next(counter, 0)
     while block < bounds.size - 1:
@@ -172,17 +175,19 @@ def sweep(
     room: Any,
     parts: Any,
 ) -> None:
-    """One round for the blocks from ``chunks[0]`` to ``chunks[-1]``, shared with the other threads that call it.
+    """Run one round for the blocks from ``chunks[0]`` to ``chunks[-1]``, together with the other threads that call it.
 
-    Block b is the slices ``bounds[b]`` to ``bounds[b + 1]``, of ``LANES`` rows each: sum what arrives, then
-    :func:`update_rows`. The entries of a row among the first ``long_rows`` lie from ``begins[row]`` to the next; those
-    of a slice after them follow likewise, one of each row in turn.
+    Block b is the slices ``bounds[b]`` to ``bounds[b + 1]``, of ``LANES`` rows each. For each slice the function sums
+    the values that arrive, then calls :func:`update_rows`. The entries of one of the first ``long_rows`` rows are from
+    ``begins[row]`` to the next. The entries of each later slice follow in the same way, one entry of each row in turn.
 
-    What rows will send goes to ``fresh``: where it ``moves``, from the first row of their chunk on, and then to
-    ``sent``, when all ``size`` threads have done with the chunk; else in place. So later chunks read what earlier ones
-    found. Scores go to ``scores``, unless that is empty. ``counters``, of all threads, are two for :func:`meet` and the
-    next block of each chunk; ``room`` is for this thread alone; ``parts[b]`` gets the sums of block b, the same
-    whichever thread makes them.
+    The values that rows will send go to ``fresh``. With ``moves``, they begin there at the first row of their chunk,
+    and they move to ``sent`` when all ``size`` threads have completed the chunk. Without it, each value goes to the
+    place of its row. So later chunks read the new values of earlier ones. Scores go to ``scores``, unless that is
+    empty.
+
+    ``counters``, shared by all threads, are two for :func:`meet` and the next block of each chunk. ``room`` is a buffer
+    of this thread alone. ``parts[b]`` gets the sums of block b, which do not depend on the thread that computes them.
     """
     arrived, one_row, sums = room[:LANES], room[LANES : 2 * LANES], room[2 * LANES :]
     for chunk in range(chunks.size - 1):

@@ -1,14 +1,14 @@
-"""In-edges laid out for the solver: rows by falling in-degree, cut into slices of sixteen.
+"""The layout of in-edges for the solver: rows by descending in-degree, cut into slices of sixteen.
 
-The entries of a slice are stored one of each row, then the next one of each, so that sixteen sums go on at a time; rows
-are sorted, so a slice holds rows of about equal length. Long rows, which may have no equals, are summed each alone.
-Nodes of equal in-degree that follow each other by id are in slices that follow each other.
+A slice stores one entry of each of its rows, then the next entry of each, so that sixteen sums run at the same time.
+Rows are sorted, so the rows of a slice have about equal length. Long rows may have no others of equal length, so each
+is summed alone. Nodes of equal in-degree that follow each other by id are in consecutive slices.
 
-Sinks, that is dangling nodes, have the last rows: nobody reads their scores one by one, so a round need not make them.
-What they hold together, which all read, follows from what each other node sends to them: ``leaving``. Where few nodes
-are sinks it costs more to know that than to make their scores, and they are rows like others.
+Sinks are dangling nodes, and they have the last rows. No row reads the score of a single sink, so a round need not
+compute it. Every row reads the mass of all sinks together. It follows from ``leaving``: what each other node sends to
+sinks. If few nodes are sinks, this costs more than their scores, and they are rows like others.
 
-Nodes upstream of all cycles, where they have many edges, have rows after all others, and no slices: no round makes
+Nodes upstream of all cycles, if they have many edges, have rows after all others, and no slices: no round computes
 their scores. See :mod:`~pdlcheck.primitives.pagerank.upstream`.
 """
 
@@ -30,31 +30,35 @@ from pdlcheck.primitives.pagerank.upstream import Upstream, find_upstream, take_
 __all__ = ["Layout", "is_laid_out", "lay_out", "layout_of"]
 
 LONG = 512  # a row with more entries is summed alone
-EDGES_PER_BLOCK = 1 << 17  # a megabyte or so while they are dealt to rows, a tenth of a millisecond in a sweep
-LARGE = 1 << 20  # a graph with fewer edges is one block, and sooner laid out than threads have started
-MOST_BUILDERS = 4  # each has 8 bytes for each node
-FEW = 1 / 16  # of the nodes
-COUNTED = 1 << 20  # entries at a time: 8 bytes for each
+EDGES_PER_BLOCK = 1 << 17  # about a megabyte while they are dealt to rows, a tenth of a millisecond in a sweep
+LARGE = 1 << 20  # a graph with fewer edges is one block, and its layout takes less time than the start of threads
+MOST_BUILDERS = 4  # each takes 8 bytes per node
+FEW = 1 / 16  # of the nodes; fewer sinks are rows like others
+COUNTED = 1 << 20  # entries at a time, 8 bytes for each
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Rows, padded with empty ones to whole slices; a place without an edge has the last empty row for its source.
+    """The rows of a graph, padded with empty ones to whole slices.
+
+    A place without an edge has the last empty row as its source.
 
     Args:
-        row: of each node.
-        long_rows: how many rows are summed alone, a multiple of LANES.
-        begins: where the entries of each long row begin, then those of each slice, and where the last ones end.
-        sources: rows, one per place.
-        shares: of each place; None where every node shares alike.
+        row: the row of each node.
+        long_rows: the number of rows that are summed alone, a multiple of LANES.
+        begins: the place where the entries of each long row begin, then those of each slice, and where the last ones
+            end.
+        sources: the source row of each place.
+        shares: the share of each place; None if every node gives equal shares.
         out: 1 / out-degree, or 1 with shares; 0 for a dangling node, 1 for padding.
-        divisors: of each node, 1 / out; 1 for a dangling node. None with shares, where all are 1.
-        leaving: the part of its score that each row sends to sinks; None where no sinks are apart.
-        share_error: how often a share was rounded.
-        bounds: blocks of slices with about equal work; they depend on the graph alone, and so does each rounding.
+        divisors: 1 / out for each node; 1 for a dangling node. None with shares, where all are 1.
+        leaving: the part of its score that each row sends to sinks; None if sinks are not separate.
+        share_error: the number of roundings of a share.
+        bounds: the limits of the blocks, in slices. Blocks have about equal work. They depend on the graph alone, and
+            so does each rounding.
         sink_block: the first block of sinks. Dangling nodes with a long row are not among them.
-        num_sinks: how many they are; 0 where there are few.
-        upstream: the rows after those of the blocks; None where they would be few.
+        num_sinks: the number of separate sinks; 0 if there are few.
+        upstream: the rows after those of the blocks; None if they would be few.
     """
 
     row: NDArray[Any]
@@ -73,42 +77,43 @@ class Layout:
 
     @property
     def num_rows(self) -> int:
-        """Padding included."""
+        """Return the number of rows, padding included."""
         return len(self.out)
 
     @property
     def num_blocks(self) -> int:
+        """Return the number of blocks."""
         return len(self.bounds) - 1
 
     @property
     def first_sink(self) -> int:
-        """The first row of ``sink_block``."""
+        """Return the first row of ``sink_block``."""
         return int(self.bounds[self.sink_block]) * LANES
 
     @property
     def end_of_blocks(self) -> int:
-        """The first row upstream, if there are any."""
+        """Return the end of the rows in blocks, which is the first upstream row if there are any."""
         return int(self.bounds[-1]) * LANES
 
     @property
     def longest(self) -> int:
-        """Additions in the longest sum of a row, in units of LANES lanes."""
+        """Return the number of additions in the longest sum of a row, in units of LANES lanes."""
         return int(np.diff(self.begins).max()) // LANES
 
     @cached_property
     def dangling(self) -> NDArray[np.intp]:
-        """The rows that send nothing."""
+        """Return the rows that send nothing."""
         return np.flatnonzero(self.out == 0)
 
     def rows_of(self, per_node: Float64) -> Float64:
-        """What each node has (one number, or several) as what each row has, 0 for padding."""
+        """Return a vector over nodes, or several as columns, as one over rows, with 0 for padding."""
         rows = np.zeros((self.num_rows, *per_node.shape[1:]))
         rows[self.row] = per_node
         return rows
 
     @cached_property
     def uniform(self) -> Float64:
-        """The same for 1 / (number of nodes) everywhere; not to be written to."""
+        """Return the vector over rows that is 1 / (number of nodes) for every node; it is read-only."""
         rows = np.full(self.num_rows, 1 / len(self.row))
         for empty in self.padding:
             rows[empty] = 0
@@ -117,7 +122,7 @@ class Layout:
 
     @property
     def padding(self) -> tuple[slice, slice]:
-        """The rows of no node: before the sinks, and at the end of the blocks."""
+        """Return the rows that belong to no node: before the sinks, and at the end of the blocks."""
         num_upstream = self.num_rows - self.end_of_blocks
         num_others = len(self.row) - self.num_sinks - num_upstream
         if self.num_sinks == 0:
@@ -125,7 +130,10 @@ class Layout:
         return slice(num_others, self.first_sink), slice(self.first_sink + self.num_sinks, self.end_of_blocks)
 
     def in_degrees(self, kind: type) -> NDArray[Any]:
-        """Of each row of the blocks, 0 for others. Rows of a slice have that of the largest, which is seldom larger."""
+        """Return the in-degree of each row in a block, 0 for other rows.
+
+        All rows of a slice get the in-degree of its largest row, which is seldom larger than their own.
+        """
         degrees: NDArray[Any] = np.zeros(self.num_rows, kind)
         alone, entries = self.long_rows, np.diff(self.begins)
         degrees[:alone] = entries[:alone]
@@ -135,7 +143,10 @@ class Layout:
         return degrees
 
     def nodes_of(self, per_row: NDArray[Any], factors: NDArray[Any] | None, team: Team) -> Float64:
-        """The way back, times ``factors`` of each node; 0 where rounding has made less of it; scaled to sum 1."""
+        """Return a vector over rows as one over nodes, scaled to sum 1.
+
+        ``factors`` multiply it, one per node. Numbers that rounding has made negative become 0.
+        """
         n, columns = len(self.row), per_row.shape[1:]
         nodes = np.empty((n, *columns))
 
@@ -154,12 +165,12 @@ class Layout:
 
 
 def is_laid_out(graph: Graph) -> bool:
-    """Does :func:`layout_of` find it made?"""
+    """Return whether :func:`layout_of` finds a layout that is already made."""
     return "_layout" in vars(graph)
 
 
 def layout_of(graph: Graph) -> Layout:
-    """The layout of ``graph``, made once: a graph never changes."""
+    """Return the layout of ``graph``, which is made once, because a graph never changes."""
     found: Layout | None = vars(graph).get("_layout")
     if found is None:
         vars(graph)["_layout"] = found = lay_out(graph)
@@ -167,10 +178,10 @@ def layout_of(graph: Graph) -> Layout:
 
 
 def lay_out(graph: Graph) -> Layout:
-    """The layout of ``graph``, made anew: two passes over its edges, 4 bytes for each, 12 with weights.
+    """Return a new layout of ``graph``: two passes over its edges, 4 bytes per edge, 12 with weights.
 
-    Edges are dealt to blocks first, then to rows within each block, so that writes stay in cache; 2 or 4 bytes per edge
-    are needed meanwhile. Where each edge goes does not depend on the number of threads.
+    Edges are dealt to blocks first, then to rows within each block, so that writes stay in cache. This takes 2 or 4
+    more bytes per edge for the time being. The place of an edge does not depend on the number of threads.
     """
     n, weights = graph.num_nodes, graph.weights
     alike = weights is None or (weights.size > 0 and weights.min() == weights.max() > 0)
@@ -218,10 +229,10 @@ def lay_out(graph: Graph) -> Layout:
 def _numbered(
     in_degree: NDArray[Any], is_sink: NDArray[np.bool_], levels: list[NDArray[np.intp]]
 ) -> tuple[NDArray[Any], int, int, int]:
-    """The row of each node, by falling in-degree, sinks after the others; the first one of a sink; their number.
+    """Return the row of each node, the first row of a sink, the first row of ``levels``, and the number of rows.
 
-    Nodes of ``levels`` are after all of them: the third number returned is the first row of these, the last that of all
-    rows.
+    Rows are in order of descending in-degree. Sinks are after the other rows, and the nodes of ``levels`` after all of
+    them.
     """
     n, num_sinks = len(in_degree), int(np.count_nonzero(is_sink))
     num_upstream = sum(len(level) for level in levels)
@@ -229,7 +240,7 @@ def _numbered(
     in_blocks = n - num_sinks - num_upstream
     first_sink = _whole_slices(in_blocks)
     end = first_sink + _whole_slices(num_sinks + 1)  # at least one row of padding
-    first_place = int(in_degree.max(initial=0)) + 1  # of sinks
+    first_place = int(in_degree.max(initial=0)) + 1  # the first place of sinks
     place = first_place - 1 - in_degree.astype(np.int64)
     place[is_sink] += LONG + 1
     if levels:
@@ -256,7 +267,7 @@ def _dealt(
     counts: NDArray[np.int64],
     empty_row: int,
 ) -> tuple[NDArray[Any], Float64 | None]:
-    """``sources`` and ``shares``. ``counts[k, b]`` is the number of edges in ``parts[k]`` that go to block b."""
+    """Return ``sources`` and ``shares``; ``counts[k, b]`` edges of ``parts[k]`` go to block b."""
     next_place = begins[_unit(bounds[:-1] * LANES, long_rows)]
     next_places = next_place + np.cumsum(counts, axis=0) - counts
     sources = np.empty(int(begins[-1]), row.dtype)
@@ -285,7 +296,7 @@ def _dealt(
 
 
 def _sent_to(first_place: int, sources: NDArray[Any], shares: Float64 | None, num_rows: int) -> Float64:
-    """Of each row, its edges, or shares, from ``first_place`` on."""
+    """Return for each row the number of its edges, or the sum of their shares, from ``first_place`` on."""
     sent = np.zeros(num_rows)
     for at in range(first_place, len(sources), COUNTED):
         places = slice(at, at + COUNTED)
@@ -294,7 +305,7 @@ def _sent_to(first_place: int, sources: NDArray[Any], shares: Float64 | None, nu
 
 
 def _unit(row: Any, long_rows: int) -> Any:
-    """The place in ``begins`` of a row that is the first of a slice, or long."""
+    """Return the index in ``begins`` of a row that is long, or the first of a slice."""
     return np.where(row < long_rows, row, long_rows + (row - long_rows) // LANES)
 
 
@@ -303,7 +314,7 @@ def _whole_slices(rows: Any) -> Any:
 
 
 def _bounds(taken: NDArray[np.int64], long_rows: int, first_sink: int) -> tuple[NDArray[np.int64], int]:
-    """Where blocks begin, and the number of those before slice ``first_sink``."""
+    """Return the limits of the blocks, in slices, and the number of blocks before slice ``first_sink``."""
     each = np.concatenate([taken[:long_rows].reshape(-1, LANES).sum(1), taken[long_rows:]]) + 4 * LANES
     large = each.sum() >= LARGE
     ends = [np.zeros(1, np.int64)]

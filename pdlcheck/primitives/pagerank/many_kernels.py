@@ -19,7 +19,7 @@ from pdlcheck.primitives.pagerank.kernels import TILE
 
 __all__ = ["sweep_many"]
 
-PART = 512  # entries of a row that are added apart, so that a long sum rounds like two short ones
+PART = 512  # entries of a row per partial sum, so that a long sum rounds like two short ones
 
 
 @compiled(error_model="numpy")
@@ -48,7 +48,10 @@ def sweep_many(
     room: Any,
     parts: Any,
 ) -> None:
-    """As :func:`sweep`, for vectors stored LANES numbers a row; ``parts[b]`` has LANES of each sum."""
+    """Run one round like :func:`sweep`, for LANES vectors; each row stores LANES numbers, one per vector.
+
+    ``parts[b]`` has LANES numbers for each sum.
+    """
     arrived, of_part, sums = room[:LANES], room[LANES : 2 * LANES], room[2 * LANES :]
     for chunk in range(chunks.size - 1):
         last_block = chunks[chunk + 1]

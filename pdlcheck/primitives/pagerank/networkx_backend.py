@@ -1,11 +1,14 @@
 """PageRank as a networkx backend: ``nx.pagerank(G, backend="pdlcheck")``.
 
-networkx loads this module by the entry point ``networkx.backends``. It converts a graph once and keeps the result, so a
-second call on an unchanged graph begins with its layout. A :class:`Graph` can be passed as it is.
+networkx loads this module through the entry point ``networkx.backends``. It converts a graph once and keeps the result,
+so a second call on an unchanged graph reuses its layout. Users may also pass a :class:`Graph`.
 
-Where it differs from networkx: ``tol`` bounds the true error (:func:`pagerank`); negative or infinite weights and
-vectors raise ValueError, networkx computes with them; a vector that is 0 everywhere is a ZeroDivisionError for
-``personalization``, ``nstart`` and ``dangling`` alike; ``alpha`` outside [0, 1) is left to networkx.
+Differences from networkx:
+
+- ``tol`` bounds the true error, see :func:`pagerank`.
+- Negative or infinite weights and vectors raise ValueError; networkx computes with them.
+- A vector that is 0 everywhere raises ZeroDivisionError for ``personalization``, ``nstart`` and ``dangling`` alike.
+- A call with ``alpha`` outside [0, 1) is left to networkx.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from pdlcheck.primitives.pagerank.solve import pagerank as solve
 __all__ = ["can_run", "convert_from_nx", "convert_to_nx", "google_matrix", "pagerank"]
 
 Vector = Mapping[Any, Any] | None
-FINEST = 1e-13  # networkx takes a step of exactly 0 for the end, a bound on the error is never below its rounding
+FINEST = 1e-13  # networkx can stop at a step of exactly 0, but an error bound is never below its rounding
 
 
 def pagerank(
@@ -36,17 +39,17 @@ def pagerank(
     weight: Any = "weight",
     dangling: Vector = None,
 ) -> dict[Any, float]:
-    """The arguments and the result of :func:`networkx.pagerank`, for a converted graph.
+    """Return the scores for a converted graph, with the arguments and the result of :func:`networkx.pagerank`.
 
-    It aims at a true L1 error of ``tol``. networkx stops when a step is shorter than ``len(G) * tol``, which bounds
-    the error by ``len(G) * tol * alpha / (1 - alpha)``; where ``max_iter`` rounds or float64 do not reach ``tol``, that
-    much or ``len(G) * tol``, whichever is larger, is enough. ``weight`` was read when the graph was converted; ``None``
+    The target is a true L1 error of ``tol``. networkx stops when a step is shorter than ``len(G) * tol``, which bounds
+    the error by ``len(G) * tol * alpha / (1 - alpha)``. If ``max_iter`` rounds or float64 do not reach ``tol``, the
+    larger of that bound and ``len(G) * tol`` is accepted. ``weight`` was read when the graph was converted; ``None``
     counts every edge once.
 
     Raises:
-        networkx.PowerIterationFailedConvergence: after ``max_iter`` rounds the error can still be larger.
-        ZeroDivisionError: a vector that is 0 on every node.
-        ValueError: a negative, infinite or NaN value.
+        networkx.PowerIterationFailedConvergence: after ``max_iter`` rounds the error may still be larger.
+        ZeroDivisionError: a vector is 0 on every node.
+        ValueError: a value is negative, infinite or NaN.
     """
     if G.num_nodes == 0:
         return {}
@@ -55,7 +58,7 @@ def pagerank(
     graph = G if weight is not None or G.weights is None else Graph(G.src, G.dst, G.num_nodes, names=G.names)
     enough = max(max(1.0, alpha / (1 - alpha)) * graph.num_nodes * tol, FINEST)
     start = _per_node(graph, "nstart", nstart)
-    # networkx's own rounds, over all edges and from where it begins, need less on few graphs
+    # on a few graphs, networkx's own iteration over all edges, from its own start, needs fewer rounds
     uniform = np.full(graph.num_nodes, 1 / graph.num_nodes)
     own_rounds = {"kernel": "csr", "start": uniform if start is None else start}
     for way in ({"start": start}, own_rounds):
@@ -83,7 +86,10 @@ def google_matrix(
     weight: Any = "weight",
     dangling: Vector = None,
 ) -> Float64:
-    """The arguments and the result of :func:`networkx.google_matrix`: row i is where the rank of node i goes."""
+    """Return the matrix of :func:`networkx.google_matrix`, which has the same arguments.
+
+    Row i is the distribution of node i's score over the nodes.
+    """
     graph = G if weight is not None or G.weights is None else Graph(G.src, G.dst, G.num_nodes, names=G.names)
     n = graph.num_nodes
     require_memory("google_matrix", 16 * n * n)
@@ -101,7 +107,7 @@ def google_matrix(
 
 
 def can_run(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool | str:
-    """True, or why networkx should look elsewhere."""
+    """Return True, or the reason why networkx should use another backend."""
     given = dict(zip(("G", "alpha"), args, strict=False)) | dict(kwargs)
     alpha = given.get("alpha", 0.85)
     if not 0 <= alpha < 1:
@@ -125,7 +131,7 @@ def convert_from_nx(
     name: str | None = None,
     graph_name: str | None = None,
 ) -> Graph:
-    """A networkx graph as a :class:`Graph`, with the one edge attribute that the call of ``name`` reads."""
+    """Return a networkx graph as a :class:`Graph`, with the one edge attribute that the call of ``name`` reads."""
     if isinstance(graph, Graph):
         return graph
     if preserve_edge_attrs or node_attrs or len(edge_attrs or ()) > 1:
@@ -134,7 +140,7 @@ def convert_from_nx(
 
 
 def convert_to_nx(obj: Any, *, name: str | None = None) -> Any:
-    """A :class:`Graph` as a MultiDiGraph with its weights; what is no graph stays as it is."""
+    """Return a :class:`Graph` as a MultiDiGraph with its weights; return any other object unchanged."""
     if not isinstance(obj, Graph):
         return obj
     graph: nx.MultiDiGraph[Any] = nx.MultiDiGraph()
@@ -157,7 +163,7 @@ def _set_of_nodes(graph: Any) -> set[Any]:
 
 
 def _per_node(graph: Graph, name: str, values: Vector) -> Float64 | None:
-    """``values`` as networkx reads them: 0 where a node is missing; keys that are no nodes do not count."""
+    """Return ``values`` as networkx reads them: 0 for a missing node; keys that are no nodes are ignored."""
     if values is None:
         return None
     vector = np.array([values.get(node, 0) for node in _nodes(graph)], np.float64)

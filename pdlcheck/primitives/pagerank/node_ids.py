@@ -1,4 +1,4 @@
-"""Integer ids of nodes as their names, held in one array."""
+"""Integer node ids that serve as names, held in one array."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["NodeIds"]
 
 
 class NodeIds(Sequence[int]):
-    """The ids that nodes have in a file: node ``i`` of the graph has the id ``ids[i]``. Ids ascend.
+    """The ids of the nodes in a file: node ``i`` of the graph has the id ``ids[i]``. Ids ascend.
 
     A tuple of Python integers would take five times the memory.
 

@@ -1,4 +1,4 @@
-"""Following the solver while it runs."""
+"""The callback that follows the solver while it runs."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ RoundProgress = Callable[[int, float], None]
 
 
 def unheard(rounds: int, bound: float) -> None:
-    """What is called where nobody follows."""
+    """Do nothing: the default callback."""

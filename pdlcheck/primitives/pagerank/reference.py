@@ -1,4 +1,4 @@
-"""PageRank by one dense linear solve: slow, direct, and without an iteration that could stop early."""
+"""PageRank by one dense linear solve: slow and direct, without an iteration that could stop early."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = ["pagerank_reference"]
 def pagerank_reference(
     graph: Any, *, damping: float = 0.85, personalization: Any = None, dangling: Any = None
 ) -> Float64:
-    """Ranks as the solution of ``(I - d (P + w 1_D^T)) x = (1 - d) v`` in float64.
+    """Return the scores as the solution of ``(I - d (P + w 1_D^T)) x = (1 - d) v`` in float64.
 
-    ``P[j, i]`` is the share of i's out-weight that goes to j, ``v`` the teleport vector, ``w`` the
-    dangling vector, ``1_D`` marks the nodes without out-weight. The condition number is at most ``(1 +
-    d)/(1 - d)`` in the 1-norm, so the answer is right to about ``num_nodes * 2e-16 / (1 - d)``. Costs ``16
-    N^2`` bytes and ``2/3 N^3`` operations.
+    ``P[j, i]`` is the share of i's out-weight that goes to j. ``v`` is the teleport vector and ``w`` the dangling
+    vector. ``1_D`` marks the nodes without out-weight. The condition number is at most ``(1 + d)/(1 - d)`` in the
+    1-norm, so the error is at most about ``num_nodes * 2e-16 / (1 - d)``. The cost is ``16 N^2`` bytes and ``2/3 N^3``
+    operations.
 
     Args:
-        graph: whatever :func:`as_graph` reads.
+        graph: any object that :func:`as_graph` reads.
         damping: d, in [0, 1).
         personalization: v, an array or a dict as in :func:`pagerank`; ``None`` is uniform.
-        dangling: w; ``None`` is ``personalization``.
+        dangling: w; ``None`` means ``personalization``.
 
     Returns:
-        float64 array, one score per node, sum 1; empty for a graph without nodes.
+        A float64 array with one score per node and sum 1; empty for a graph without nodes.
 
     Raises:
-        ValueError: a bad argument, named with its cure.
-        MemoryError: the dense matrix does not fit.
+        ValueError: an argument is wrong; the message names the cure.
+        MemoryError: the dense matrix does not fit in memory.
 
     Example:
         >>> pagerank_reference(([0, 1], [1, 0])).round(9).tolist()

@@ -1,4 +1,4 @@
-"""The rounds of the fast solver: sweeps over the edges, and a bound on how far they have come."""
+"""The rounds of the fast solver: sweeps over the edges, and a bound on the error that remains."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ from pdlcheck.primitives.pagerank.threads import Team
 __all__ = ["Rounds"]
 
 UNIT = float(np.finfo(np.float64).eps) / 2
-TINY = 2.0**-150  # what a float32 may be off below its range of normal numbers
-CHUNKS = 16  # of a large graph: blocks swept at the same time; later ones read what earlier ones have found
-BLOCKS_PER_CHUNK = 4  # at least, so that threads find work
-NEAR = 128  # times the bound that float32 can promise: the next round may be the last one before a residual
-CLOSE = 1 / 16  # scores that are further from the truth are not refined but begun with
+TINY = 2.0**-150  # the largest error of a float32 below its range of normal numbers
+CHUNKS = 16  # of a large graph; the blocks of one are swept at the same time, later ones read its new values
+BLOCKS_PER_CHUNK = 4  # at least, so that every thread finds work
+NEAR = 128  # times the best bound of float32; below that, the next round may be the last one before a residual
+CLOSE = 1 / 16  # scores with a larger error bound are not refined; they only start the sweeps
 
 _NOTHING: Float64 = np.empty(0)
 
 
 @dataclass
 class _Dangling:
-    """Of some scores: what dangling nodes among the swept rows hold, and what leaves these rows for the others."""
+    """The dangling mass that belongs to some scores.
+
+    ``held`` is the mass of the dangling rows that are swept. ``leaving`` is what the swept rows send to the sinks that
+    are not.
+    """
 
     held: Any
     leaving: Any
@@ -43,10 +47,12 @@ class _Dangling:
 
 @dataclass
 class _System:
-    """``y = to_base base + d (P y + m w)``, and where to begin: what nodes send, and what dangling ones hold.
+    """The system ``y = to_base base + d (P y + m w)``, and the start of its iteration.
 
-    ``lost``: the round-off in ``base``, whose L1 norm is ``size``. ``whole``, of sum ``total``: what y is added to.
-    Numbers are one, or one for each of LANES vectors. ``found``: where y goes, if it is wanted in float64.
+    ``dangling`` and ``sent`` are the start: the dangling mass, and the values that nodes send. ``lost`` is the
+    round-off in ``base``, whose L1 norm is ``size``. If ``whole`` is given, y is a correction to these scores, whose
+    sum is ``total``. Each number is a single one, or one for each of LANES vectors. If ``found`` is given, y is stored
+    there in float64.
     """
 
     base: Float64
@@ -61,29 +67,31 @@ class _System:
 
 
 class Rounds:
-    """``x = (1 - d) v + d (P x + m w)``, solved by sweeps that use each new score at once, or all of them later.
+    """The solver of ``x = (1 - d) v + d (P x + m w)`` by sweeps that use each new score at once, or all of them later.
 
-    **What bounds the error.** A sweep leaves the residual ``U (x - s)`` where s is what rows met before, and U the part
-    of the matrix that met it; its columns sum to d at most, as those of the whole matrix do. So the true L1 error is at
-    most ``(d |x - s| + round-off) / (1 - d)``. The kernel measures ``|x - s|`` against what was really sent, so
-    rescaling and its rounding are in it.
+    **Error bound.** A sweep leaves the residual ``U (x - s)``. Here s is the scores that the rows read, and U is the
+    part of the matrix that was multiplied with them. The columns of U sum to d at most, as those of the whole matrix
+    do. So the true L1 error is at most ``(d |x - s| + round-off) / (1 - d)``. The kernel measures ``|x - s|`` against
+    the values that were really sent, so the bound includes rescaling and its rounding.
 
-    **Two precisions.** Large graphs are swept with what nodes send in float32: half the memory to read from at random.
-    Where its rounding shows, one round in float64 finds the residual r of the scores so far, and the next sweeps solve
-    ``y = r + d (P y + m w)`` for what is still missing, again in float32: its rounding is now relative to y. This is
-    iterative refinement. Scores are what nodes send times their out-degree, so none are stored but for a residual.
+    **Two precisions.** On large graphs, nodes send float32 values, which halves the memory to read from at random. When
+    its rounding shows, one round in float64 computes the residual r of the scores so far. The next sweeps solve
+    ``y = r + d (P y + m w)`` for the missing part y, again in float32. The rounding is now relative to y. This is
+    iterative refinement. A score is the sent value times the out-degree, so scores are stored only for a residual.
 
-    **Sinks.** A round in place leaves them out. What they hold, m less what other dangling nodes hold, follows from
-    what leaves the swept rows for them: ``(base of sinks + d (leaving + landing on sinks held)) / (1 - d landing on
-    sinks)``, where "held" is the mass of those others. The scores of the sinks themselves, which nobody reads, are made
-    when the bound is about to hold. It is measured with them.
+    **Sinks.** A round in place leaves sinks out. Their mass is m less the mass of the other dangling nodes. It follows
+    from what the swept rows send to them:
+    ``(base of sinks + d (leaving + landing on sinks held)) / (1 - d landing on sinks)``, where "held" is the mass of
+    the other dangling nodes. No row reads the score of a single sink, so these scores are computed only when the bound
+    is about to hold. The bound is then measured with them.
 
-    **Upstream.** Rows that no cycle leads to have the scores ``base + d m landing`` exactly, once these two vectors
-    have taken in what such rows send. They are in no sweep, and in no residual but that of m.
+    **Upstream.** Rows that no cycle leads to have exactly the scores ``base + d m landing``, once these two vectors
+    include what such rows send. They are in no sweep, and in no residual except that of m.
 
-    **Sum.** The exact scores sum to 1, so after each round in place those of the swept rows are scaled until they do,
-    with what the sinks would then hold: for all sinks as one state the equation holds (aggregation). No row is touched
-    for it: the equation is linear, so what changes is the unit of all numbers, and with it what comes from the base.
+    **Sum.** The exact scores sum to 1. So after each round in place, the scores of the swept rows are scaled until the
+    sum is 1, including the mass that the sinks would then hold. This solves the equation for all sinks as one state
+    (aggregation). No row is written: the equation is linear, so only the unit of all numbers changes, and with it the
+    contribution of the base.
 
     Source: Wilkinson, "Rounding errors in algebraic processes" (1963), for refinement; Ipsen and Selee, "PageRank
         computation, with special attention to dangling nodes" (2007), for one state in place of them; Koury, McAllister
@@ -104,12 +112,12 @@ class Rounds:
         self._layout, self._damping = layout, damping
         self._upstream = slice(layout.end_of_blocks, layout.num_rows)
         self._teleport, self._landing, self._taken_in = self._with_upstream(teleport, landing)
-        self._columns = teleport.shape[1:]  # none, or LANES vectors
+        self._columns = teleport.shape[1:]  # empty for one vector, else (LANES,)
         self._sweep_blocks = sweep_many if self._columns else sweep
         self._out = layout.out[:, None] if self._columns else layout.out
         self._leaving = layout.leaving if in_place else None
         self._sent_late = np.zeros(layout.num_rows) if self._columns and self._leaving is None else self._leaving
-        # blocks from here on are swept when the others are done
+        # blocks from here on are swept after the others
         blocks = self._late = layout.num_blocks if self._leaving is None else layout.sink_block
         self._late_row = int(layout.bounds[blocks]) * LANES
         self._early_dangling = layout.dangling[layout.dangling < self._late_row]
@@ -117,29 +125,30 @@ class Rounds:
         count = max(1, min(CHUNKS, blocks // BLOCKS_PER_CHUNK)) if in_place else 1
         self._chunks = blocks * np.arange(count + 1) // count
         self._at_once = in_place and not self._single
-        # in so many rounds the residual is halved, and halved again, unless rounding keeps it up
+        # after so many rounds the residual is a quarter of what it was, unless rounding keeps it larger
         self._patience = 8 + (math.ceil(2 * math.log(2) / -math.log(damping)) if damping else 0)
-        self._drowned = 1 / 16  # of what a round can lose: a residual below it is round-off
-        self._reach = float(np.finfo(np.float32).eps) / (1 - damping)  # what float32 can promise, about
+        self._drowned = 1 / 16  # of the round-off of one round: a residual below that is round-off itself
+        self._reach = float(np.finfo(np.float32).eps) / (1 - damping)  # about the best bound of float32
         self._late_rows = slice(self._late_row, layout.end_of_blocks)
         self._landing_late = self._landing[self._late_rows].sum(axis=0)
         self._landing_upstream = self._landing[self._upstream].sum(axis=0)
         self._parts = np.empty((layout.num_blocks, NUM_SUMS, *self._columns))
         self._spare: dict[type, list[NDArray[Any]]] = {np.float32: [], np.float64: []}
         slices = int(np.diff(layout.bounds).max())
-        # how often a term of a sum over rows is rounded: the slices of a tile, lanes, tiles of a block, blocks
+        # the roundings of a term in a sum over rows: the slices of a tile, lanes, tiles of a block, blocks
         in_a_tile = min(TILE, slices) * (LANES if self._columns else 1)
         self._chain = in_a_tile + LANES + slices / TILE + layout.num_blocks
         if layout.upstream is not None:
-            self._chain += 32  # what numpy adds pairwise
-        # and one of the longest sum of a row
+            self._chain += 32  # numpy's pairwise sums
+        # the roundings of a term in the longest sum of a row
         self._longest = PART + layout.longest * LANES // PART if self._columns else layout.longest + LANES
         self.iteration = 0
 
     def run(self, first: Float64 | None, tol: float, max_iter: int, *, warm: bool) -> tuple[Float64, Any]:
-        """Sweep from ``first`` until each bound is at most ``tol``, if it can be; the scores, and the bound of each.
+        """Sweep from ``first`` until each error bound is at most ``tol``, if possible; return the scores and the bounds.
 
-        ``first`` has a number for each row, the scores for each node.
+        ``first`` has one number per row; ``None`` begins with :func:`even_flow`. The scores have one number per node.
+        With ``warm``, scores that are refined in float64 first may need no sweep from the start.
         """
         layout, sinks = self._layout, self._layout.sink_block
         with Team(max(sinks, layout.num_blocks - sinks)) as self._team:
@@ -170,7 +179,7 @@ class Rounds:
             return layout.nodes_of(scores, None, self._team), bound
 
     def _even_flow(self, kind: type) -> tuple[NDArray[Any], _Dangling]:
-        """What nodes send where nothing is known, see :func:`even_flow`, and what the dangling ones hold."""
+        """Return the values that nodes send at the start of :func:`even_flow`, and the dangling mass."""
         sent, leaving = self._layout.in_degrees(kind), self._leaving
         base, landing, keep = self._teleport, self._landing, 1 - self._damping
         of_base = self._held(base)
@@ -184,7 +193,7 @@ class Rounds:
                 found += vector[rows] * factor
             return found
 
-        def send(rows: slice) -> float:  # in place of the in-degrees
+        def send(rows: slice) -> float:  # overwrites the in-degrees
             found = scores(rows)
             np.multiply(found, self._out[rows], out=sent[rows], casting="same_kind")
             return 0.0 if leaving is None else float(np.einsum("i,i", leaving[rows], found))
@@ -193,20 +202,20 @@ class Rounds:
         return sent, _Dangling(held, sum(self._team.map(send, len(sent))))
 
     def _held(self, vector: NDArray[Any]) -> Sums:
-        """By all rows, and by the dangling ones."""
+        """Return the sum of ``vector`` over all rows, and over the dangling ones."""
         number = np.float64
         dangling = vector[self._early_dangling].sum(dtype=number) + vector[self._late_rows].sum(dtype=number)
         return Sums(vector.sum(dtype=number), dangling)
 
     def _begun(self, scores: Float64, kind: type) -> tuple[NDArray[Any], _Dangling]:
-        """What nodes of these scores send, and what the dangling ones hold."""
+        """Return the values that nodes with these scores send, and the dangling mass."""
         return self._sent_by(scores, kind), self._dangling_of(scores)
 
     def _refine(self, scores: Float64, tol: float, max_iter: int, *, at_most: float = math.inf) -> Any:
-        """One round in float64, then sweeps for what is still missing, which is added; the bound.
+        """Run one round in float64, then sweep for the missing part and add it; return the bound.
 
-        ``scores`` are scaled to sum 1 before that, and not after it. Where the bound is above ``at_most`` after the
-        round in float64, that is all.
+        ``scores`` are scaled to sum 1 before that, and not after it. If the bound of the float64 round is above
+        ``at_most``, no sweeps follow.
         """
         layout, damping = self._layout, self._damping
         self.iteration += 1
@@ -239,10 +248,10 @@ class Rounds:
         return bound
 
     def _solve(self, system: _System, tol: float, max_iter: int) -> Any:
-        """Rounds until the bound is at most ``tol``, if it can be; the bound is that of scores scaled to sum 1.
+        """Run rounds until the bound is at most ``tol``, if possible; return the bound for scores scaled to sum 1.
 
-        ``system.sent`` is then what rows send, of dangling rows the scores, and where ``system.found`` is not None,
-        that is the scores.
+        Afterwards ``system.sent`` holds the values that rows send; for dangling rows it holds their scores.
+        ``system.found``, if not ``None``, holds all scores.
         """
         layout, damping, late = self._layout, self._damping, self._late
         sent, whole = system.sent, system.whole
@@ -255,7 +264,7 @@ class Rounds:
         if whole is not None:
             whole_sent, whole_dangling = self._sent_by(whole, sent.dtype.type), self._dangling_of(whole)
             due = system.base.sum(axis=0) / (1 - damping)
-            # what one more of it adds to the sum of all scores, with what sinks and upstream rows will hold
+            # one unit of `whole` adds this to the sum of all scores, including those of sinks and upstream rows
             whole_late = self._late_mass(whole_dangling)
             adds = whole[senders].sum(axis=0) + whole_late + landing_upstream * (whole_dangling.held + whole_late)
         unit: Any = 1.0
@@ -308,26 +317,26 @@ class Rounds:
                 dangling = dangling.plus(more, whole_dangling)
 
     def _judged(self, system: _System, unit: Any, sums: tuple[Any, ...], tol: float) -> tuple[Any, bool]:
-        """The bound on the error after a round; whether it is reached, or cannot be.
+        """Return the bound on the error after a round, and whether the rounds end: it is reached, or out of reach.
 
-        ``sums``, in units of ``unit``, are the mass that rows met, then those of :meth:`_sums`.
+        ``sums``, in units of ``unit``, are the dangling mass that the rows read, then the numbers of :meth:`_sums`.
         """
         damping, layout = self._damping, self._layout
         met, step, new_mass, total, size, weighted = (unit * number for number in sums)
         if system.whole is None:
             lost = UNIT * (weighted + layout.share_error * size + self._chain * new_mass)
             lost += self._lost_upstream(system.to_base, met)
-        else:  # terms of either sign: no sum bounds them, so count the longest one for each
+        else:  # terms have either sign and no sum bounds them, so count the longest sum for each
             each = 16 + self._longest + layout.share_error + self._chain
             lost = UNIT * each * (size + step + system.size) + system.lost + self._lost_upstream(0, met)
         sender_size, eps = unit * self._parts[: self._late, 4].sum(axis=0), float(np.finfo(system.sent.dtype).eps)
         lost += damping * (eps / 2 * sender_size + unit * len(layout.sources) * TINY)
-        # scores that are made of what is sent are off by its rounding, and so is the sum that they are scaled by
+        # scores computed from sent values carry their rounding, and so does the sum that scales them
         rounding = eps * size + unit * 2 * len(layout.sources) * TINY
         residual = damping * (step + abs(new_mass - met)) * (1 + 1e-9)
         bound = (residual + lost) / (1 - damping) + rounding + self._off(system.total + total)
         refinable = self._single & (lost > tol * (1 - damping) / 2)
-        drowned = residual <= lost * np.where(refinable, 4, self._drowned)  # it is round-off
+        drowned = residual <= lost * np.where(refinable, 4, self._drowned)  # the residual is round-off
         return bound, bool(np.all((bound <= tol) | drowned))
 
     def _sweep(
@@ -362,7 +371,7 @@ class Rounds:
         self._team.run(work, give_up)
 
     def _with_upstream(self, teleport: Float64, landing: Float64) -> tuple[Float64, Float64, tuple[Any, Any]]:
-        """Both vectors with what upstream rows send taken in, and what that loses to round-off."""
+        """Return both vectors with what upstream rows send added, and the round-off of each addition."""
         upstream, damping = self._layout.upstream, self._damping
         if upstream is None:
             return teleport, landing, (0.0, 0.0)
@@ -373,7 +382,7 @@ class Rounds:
         return base, lands, (lost, lost_of_it)
 
     def _make_upstream(self, scores: NDArray[Any], base: Float64, to_base: Any, met: Any) -> None:
-        """Scores of upstream rows where dangling nodes hold ``met``."""
+        """Write the scores of upstream rows for the dangling mass ``met``."""
         rows = self._upstream
         scores[rows] = to_base * base[rows] + self._damping * met * self._landing[rows]
 
@@ -381,12 +390,12 @@ class Rounds:
         return to_base * self._taken_in[0] + self._damping * abs(mass) * self._taken_in[1]
 
     def _sums(self) -> tuple[Any, ...]:
-        """Step, dangling mass, total, absolute total, additions; one number each, or one per vector."""
+        """Return step, dangling mass, total, absolute total and additions: one number each, or one per vector."""
         step, mass, _, total, size, weighted = self._parts.sum(axis=0)
         return step, mass, total, size, weighted
 
     def _late_mass(self, dangling: _Dangling) -> Any:
-        """What late rows would hold if they were swept now, less what their base gives them."""
+        """Return the mass that late rows would hold if they were swept now, without the part from their base."""
         arriving = dangling.leaving + self._landing_late * dangling.held
         return self._damping * arriving / (1 - self._damping * self._landing_late)
 
@@ -405,7 +414,7 @@ class Rounds:
         return sent
 
     def _take_scores(self, sent: NDArray[Any], scores: Float64, *, adds: bool = False) -> None:
-        """Put the scores of rows that send this in ``scores``, or add them."""
+        """Store in ``scores`` the scores of rows that send these values, or add them to it."""
 
         def take(rows: slice) -> None:
             found = sent[rows] / _divisors(self._out[rows])
@@ -417,15 +426,21 @@ class Rounds:
         self._team.map(take, len(scores))
 
     def _rows(self, kind: type) -> NDArray[Any]:
-        """Room for a number per row, or several: what is spare, because fresh memory costs half a round to touch."""
+        """Return an array with one number per row, or one per row and vector.
+
+        It reuses a spare array if there is one, because the first access to fresh memory costs half a round.
+        """
         spare = self._spare[kind]
         return spare.pop() if spare else np.empty((self._layout.num_rows, *self._columns), kind)
 
     def _off(self, total: Any) -> Any:
-        """What it costs at most to divide by ``total``, which would be 1 for the exact scores."""
+        """Return the largest error of a division by ``total``, which would be 1 for the exact scores."""
         return abs(1 - total) + self._chain * UNIT
 
 
 def _divisors(out: Float64) -> Float64:
-    """What is sent is the score times this: dangling rows hold their score instead of sending it."""
+    """Return the factor from the score of a row to its sent value.
+
+    It is 1 for a dangling row, which stores its score instead of a sent value.
+    """
     return np.where(out == 0, 1, out)

@@ -1,4 +1,4 @@
-"""The fast PageRank: sweeps that stop when the true error, not the last step, is small enough."""
+"""The fast PageRank: sweeps that stop when the true error, not only the last step, is small enough."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from pdlcheck.primitives.pagerank.progress import RoundProgress, unheard
 from pdlcheck.primitives.pagerank.reference import pagerank_reference
 from pdlcheck.primitives.pagerank.rounds import Rounds
 
-FEW_NODES = 1000  # whose dense matrix takes 16 MB and a moment
-MANY_ROUNDS = 10_000  # at d = 0.999 and tol = 1e-8 there may be 35 000, and on a graph without cycles many fewer
+FEW_NODES = 1000  # a dense matrix of so many takes 16 MB and little time
+MANY_ROUNDS = 10_000  # d = 0.999 and tol = 1e-8 may need 35 000, and far fewer on a graph without cycles
 
 __all__ = ["PageRankResult", "enough_iterations", "pagerank", "require_tol"]
 
 
 @dataclass(frozen=True, eq=False)
 class PageRankResult:
-    """What :func:`pagerank` found, and how far from the truth it can be.
+    """The scores that :func:`pagerank` found, and a bound on their error.
 
-    ``scores`` is one float64 per node and sums to 1. ``error_bound`` bounds the sum of absolute differences
-    from the exact ranks, truncation and round-off. ``converged`` says whether that is at most ``tol``. ``seconds``
-    is what the call took, the layout of the edges included.
+    ``scores`` is one float64 per node and sums to 1. ``error_bound`` bounds the sum of absolute differences from the
+    exact scores, including truncation and round-off. ``converged`` is True if that is at most ``tol``. ``seconds`` is
+    the duration of the call, including the layout of the edges. ``names`` are the names of the nodes, ``None`` if they
+    have none.
     """
 
     scores: Float64
@@ -49,7 +50,7 @@ class PageRankResult:
     names: Sequence[Hashable] | None = field(default=None, repr=False)
 
     def top(self, count: int = 10) -> list[tuple[Hashable, float]]:
-        """The ``count`` best nodes with their scores, best first, equal scores in order of id."""
+        """Return the ``count`` best nodes with their scores, best first; equal scores are in order of id."""
         if isinstance(count, bool) or not isinstance(count, int | np.integer):
             raise TypeError(f"count must be an int, got {count!r}")
         if count < 0:
@@ -74,49 +75,54 @@ def pagerank(
 ) -> PageRankResult:
     """Rank the nodes by ``x = (1 - d) v + d (P x + m w)``, where m is the mass of x on dangling nodes.
 
-    ``P[j, i]`` is the share of i's out-weight that goes to j. Edges that occur twice add, self-loops are
-    edges, a node whose out-weights are all 0 is dangling. A round reads 4 bytes and one random number per
-    edge (12 with weights), sixteen at a time; from a million edges on ``torch.get_num_threads()`` threads,
-    one a core at most, share it.
-    Edges of nodes that no cycle leads to, where they are many, are read once, and in no round.
-    The same graph gives the same bits with any number of threads. The first call on a graph lays its edges out, others
-    find them so.
+    ``P[j, i]`` is the share of i's out-weight that goes to j. The weights of edges that occur twice add up. Self-loops
+    are edges. A node whose out-weights are all 0 is dangling.
 
-    It stops when ``(d step + r) / (1 - d) <= tol``: ``step`` is the L1 length of the last update and ``r``
-    bounds what one round can lose to round-off, so the bound holds for the true error. A small step alone
-    does not say that.
+    A round is one iteration over the edges. It reads 4 bytes per edge (12 with weights), and one number from a random
+    address per edge, sixteen at a time. From a million edges on, up to ``torch.get_num_threads()`` threads share a
+    round, at most one per core. Edges of nodes that no cycle leads to are read once and in no round, if there are many
+    of them. The same graph gives the same bits with any number of threads. The first call on a graph lays out its
+    edges; later calls reuse the layout.
+
+    The solver stops when ``(d step + r) / (1 - d) <= tol``. ``step`` is the L1 length of the last update, and ``r``
+    bounds the round-off of one round. So the bound holds for the true error. A small step alone does not guarantee
+    that.
 
     Args:
-        graph: whatever :func:`as_graph` reads.
+        graph: any object that :func:`as_graph` reads.
         damping: d, in [0, 1).
-        tol: largest true L1 error wanted, above 0.
-        max_iter: rounds, 1 or more; ``None`` is as many as any graph can need at this ``damping`` and
-            ``tol``.
-        personalization: v, one number per node or a dict from node to number (0 for nodes left out), scaled
-            to sum 1; nodes are the names of a networkx graph, else ids. ``None`` is uniform.
-        dangling: w, likewise; ``None`` is ``personalization``.
-        start: what to begin with, likewise: the ranks before a few edges were changed, for example; ``None`` is v, and
-            where v is uniform, what nodes would hold if every edge carried the same (on a device, v).
-        device: of the iteration; scores come back as an array. On ``"cuda"`` rounds are by ``"power"``, eight at a
-            time, and the edges stay in its memory as long as ``graph`` is kept.
-        kernel: what sums the rows on a device: ``"triton"``, on CUDA; ``"csr"``, torch's sparse product, on any;
-            ``"auto"`` is the former where Triton is installed, and on the CPU neither but compiled loops.
-        method: ``"gauss-seidel"`` reads new scores in the round that made them (from a million edges on, those of
-            the sixteenths of the rows before) and keeps their sum at 1: fewer rounds, most of all where ranks spread
-            slowly. ``"power"`` reads the last round's alone. ``"auto"`` is the former; on at most a thousand nodes,
-            with a ``damping`` so near 1 that 10 000 rounds may not do, it begins with the dense solution.
-        progress: called after each round with its number and the error bound; before the first, when the edges are
-            laid out, with 0 and infinity.
+        tol: the largest true L1 error allowed, above 0.
+        max_iter: the largest number of rounds, 1 or more; ``None`` allows as many as any graph can need at this
+            ``damping`` and ``tol``.
+        personalization: v, one number per node or a dict from node to number (0 for nodes left out), scaled to sum 1. A
+            dict has the names of the nodes as keys for a networkx graph, else their ids. ``None`` is uniform.
+        dangling: w, in the same form; ``None`` means ``personalization``.
+        start: the start vector, in the same form: for example the scores before a few edges were changed. ``None``
+            means v. If ``personalization`` is ``None`` too, it means the scores if every edge carried the same amount
+            (on a device, v).
+        device: the device of the iteration; scores are returned as an array. On ``"cuda"`` the method is ``"power"``,
+            with eight rounds at a time, and the edges stay in its memory as long as ``graph`` is kept.
+        kernel: the code that sums the rows on a device: ``"triton"``, on CUDA; ``"csr"``, torch's sparse product, on
+            any device. ``"auto"`` uses compiled loops on the CPU, ``"triton"`` on CUDA if Triton is installed, and else
+            ``"csr"``.
+        method: ``"gauss-seidel"`` reads new scores in the round that computed them and keeps their sum at 1. From a
+            million edges on, it reads only those of earlier sixteenths of the rows. It needs fewer rounds, above all if
+            scores spread slowly. ``"power"`` reads only the scores of the last round. ``"auto"`` is ``"gauss-seidel"``.
+            With at most a thousand nodes and a ``damping`` so near 1 that 10 000 rounds may not suffice, it begins with
+            the dense solution.
+        progress: called after each round with its number and the error bound. It is also called before the first round,
+            when the edges are laid out, with 0 and infinity.
 
     Returns:
-        A :class:`PageRankResult`. Its ``converged`` is False, and ``error_bound`` says what was reached,
-        where ``max_iter`` was too small or ``tol`` is finer than float64 can promise on this graph.
-        Without edges the scores are v; without nodes they are empty.
+        A :class:`PageRankResult`. Its ``converged`` is False if ``max_iter`` was too small, or if ``tol`` is finer than
+        float64 can guarantee on this graph; ``error_bound`` is then the bound that was reached. Without edges the
+        scores are v; without nodes they are empty.
 
     Raises:
-        ValueError: a bad graph, damping, tol, max_iter or vector, named with its cure, at once.
-        TypeError: ``graph`` is nothing that can be read as one.
-        MemoryError: the layout and the vectors do not fit in memory, before they are allocated.
+        ValueError: the graph, damping, tol, max_iter or a vector is wrong. The message names the cure; the error is
+            raised before the first round.
+        TypeError: ``graph`` cannot be read as a graph.
+        MemoryError: the layout and the vectors do not fit in memory; raised before they are allocated.
 
     Example:
         >>> result = pagerank(([0, 1, 2], [1, 2, 0]))
@@ -181,7 +187,10 @@ def pagerank(
 
 
 def _directly(graph: Graph, damping: float, teleport: Float64, landing: Float64) -> Float64:
-    """The dense solution, to begin with; ``teleport`` where it is of no use, as where float64 cannot tell d from 1."""
+    """Return the dense solution as the start vector, or ``teleport`` if that solution is not usable.
+
+    It is not usable if, for example, float64 cannot distinguish d from 1.
+    """
     try:
         scores = pagerank_reference(graph, damping=damping, personalization=teleport, dangling=landing)
     except np.linalg.LinAlgError:
@@ -190,17 +199,18 @@ def _directly(graph: Graph, damping: float, teleport: Float64, landing: Float64)
 
 
 def require_tol(tol: float) -> float:
-    """``tol`` as a positive float."""
+    """Return ``tol`` as a positive float."""
     if not (isinstance(tol, int | float | np.number) and 0 < tol < math.inf):
         raise ValueError(f"tol must be a positive number, the largest L1 error wanted, got {tol!r}; 1e-8 is usual")
     return float(tol)
 
 
 def enough_iterations(damping: float, tol: float) -> int:
-    """Rounds after which the bound is at most ``tol`` on every graph, and some for changes of precision.
+    """Return a number of rounds after which the bound is at most ``tol`` on every graph.
 
-    The residual of either method falls by d a round: ``|U (I - L)**-1| <= d`` in the 1-norm where ``L + U`` is the
-    matrix and L what met new scores. The step is at most 2 / (1 - d) times it.
+    It includes a few rounds for changes of precision. The residual of either method shrinks by the factor d in each
+    round, because ``|U (I - L)**-1| <= d`` in the 1-norm. Here ``L + U`` is the matrix, and L is its part that is
+    multiplied with new scores. The step is at most 2 / (1 - d) times the residual.
     """
     if damping == 0:
         return 4

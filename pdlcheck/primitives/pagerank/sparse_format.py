@@ -10,10 +10,11 @@ __all__ = ["well_formed"]
 
 
 def well_formed(matrix: Any) -> Any:
-    """Return a sparse matrix whose index arrays are checked in full; ``matrix`` itself does not change.
+    """Return ``matrix`` with index arrays that were checked in full; ``matrix`` itself does not change.
 
-    scipy checks the last of ``indptr`` when a CSR, CSC or BSR matrix is made, and follows the others without a check:
-    a wrong one reads or writes outside the arrays.
+    When a CSR, CSC or BSR matrix is made, scipy checks only the last element of ``indptr`` and follows the others
+    without a check. A wrong element reads or writes outside the arrays. Matrices of other formats are returned as they
+    are.
 
     Raises:
         ValueError: the index arrays contradict each other or the shape.

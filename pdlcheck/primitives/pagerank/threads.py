@@ -1,4 +1,4 @@
-"""Work shared among threads: compiled loops, and numpy on large arrays, run without the interpreter lock."""
+"""Threads that share work: compiled loops and numpy on large arrays, both without the interpreter lock."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from pdlcheck.cores import usable_cores
 
 __all__ = ["ENOUGH", "Team", "ranges"]
 
-ENOUGH = 1 << 16  # numbers that are worth a thread
-AT_A_TIME = 1 << 16  # numbers: numpy's calls are long enough then that threads seldom wait for the interpreter
+ENOUGH = 1 << 16  # numbers that justify one more thread
+AT_A_TIME = 1 << 16  # numbers; numpy's calls are then long enough that threads seldom wait for the interpreter
 
 T = TypeVar("T")
 
 
 class Team:
-    """``torch.get_num_threads()`` threads at most, one a core, the calling one among them; ``with`` ends the others.
+    """A team of at most ``torch.get_num_threads()`` threads, one per core, including the calling thread.
+
+    The end of the ``with`` block ends the other threads.
 
     Example:
         >>> done = [0] * 10
@@ -44,9 +46,9 @@ class Team:
             self._others.shutdown()
 
     def run(self, function: Callable[[int], object], give_up: Callable[[], None] = lambda: None) -> None:
-        """Call ``function`` with 0, 1, ... up to ``size``, exclusive, all at the same time; raise what one raises.
+        """Call ``function(0)`` to ``function(size - 1)``, all at the same time; raise the error of a failed call.
 
-        ``give_up`` is called as soon as one raises or is not begun with, so that no other waits for that one.
+        ``give_up`` is called as soon as a call raises or cannot start, so that no other call waits for it.
         """
 
         def run_one(member: int) -> None:
@@ -70,7 +72,10 @@ class Team:
                 call.result()
 
     def map(self, function: Callable[[slice], T], length: int) -> list[T]:
-        """What ``function`` returns for slices that cover ``range(length)``, in order; they depend on it alone."""
+        """Return the results of ``function`` for slices that cover ``range(length)``, in order.
+
+        The slices depend on ``length`` only, not on the number of threads.
+        """
         pieces = [slice(*piece) for piece in ranges(length, -(-length // AT_A_TIME))]
         size = self.size if length >= ENOUGH else 1
         found: list[T | None] = [None] * len(pieces)
@@ -83,9 +88,9 @@ class Team:
             self.run(work)
         else:
             work(0)
-        return found  # type: ignore[return-value]  # every one is there
+        return found  # type: ignore[return-value]  # every piece has its result
 
 
 def ranges(length: int, count: int) -> list[tuple[int, int]]:
-    """``count`` ranges of about equal length that cover ``range(length)``."""
+    """Return ``count`` ranges of about equal length that cover ``range(length)``."""
     return [(length * k // count, length * (k + 1) // count) for k in range(count)]

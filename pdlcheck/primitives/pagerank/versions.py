@@ -1,12 +1,14 @@
 """PageRank as published in four versions: messages, sparse, dense, and dense with the degrees folded in.
 
-All four run the same iteration a fixed number of times, ``pv <- (1 - d)/N + d (G (Out * pv) + m/N)``.
-``G[j, i]`` is the weight of the edges i -> j, ``Out[i]`` is 1 / (out-weight of i), and ``m`` is the sum of
-``pv`` over dangling nodes. The published versions have no ``m`` and need an out-edge at every node;
-spreading it uniformly inside the iteration makes each version converge to the ranks of
-:func:`pagerank_reference` on every graph, and keeps the sum of ``pv`` at 1. On a graph without dangling
-nodes it costs nothing. After ``iterations`` rounds the scores are within ``2 d**iterations`` of the ranks
-(sum of absolute differences; 1.5e-14 for 200 rounds at 0.85), besides round-off.
+All four run the same iteration a fixed number of times: ``pv <- (1 - d)/N + d (G (Out * pv) + m/N)``. ``G[j, i]`` is
+the weight of the edges i -> j, ``Out[i]`` is 1 / (out-weight of i), and ``m`` is the sum of ``pv`` over dangling nodes.
+
+The published versions have no ``m`` and need an out-edge at every node. Here each round spreads ``m`` uniformly. So
+every version converges to the scores of :func:`pagerank_reference` on every graph, and the sum of ``pv`` stays 1. On a
+graph without dangling nodes this costs nothing.
+
+After ``iterations`` rounds the scores are within ``2 d**iterations`` of the exact scores, plus round-off. This is the
+sum of absolute differences: 1.5e-14 for 200 rounds at 0.85.
 
 Source: D. Gannon, "Doing Deep Learning in Parallel with PyTorch" (2020).
 """
@@ -43,29 +45,29 @@ def pagerank_v0(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """Message passing: each node sends ``pv * Out`` along its out-edges and adds what arrives. Needs DGL.
+    """Rank the nodes by messages: each node sends ``pv * Out`` along its out-edges and adds what arrives. Needs DGL.
 
     Args:
-        graph: whatever :func:`as_graph` reads.
-        damping: in [0, 1).
-        iterations: rounds, 1 or more.
-        device: of the iteration and of the scores.
+        graph: any object that :func:`as_graph` reads.
+        damping: d, in [0, 1).
+        iterations: the number of rounds, 1 or more.
+        device: the device of the iteration and of the scores.
         dtype: torch.float32 or torch.float64.
 
     Returns:
-        One score per node, sum 1, on ``device``; empty for a graph without nodes. A round costs
-        ``num_edges`` messages.
+        One score per node, with sum 1, on ``device``; empty for a graph without nodes. A round costs ``num_edges``
+        messages.
 
     Raises:
         ImportError: DGL is missing; the message names the extra.
-        ValueError: a bad argument, named with its cure.
-        MemoryError: the edges do not fit in memory, before it is allocated.
+        ValueError: an argument is wrong; the message names the cure.
+        MemoryError: the edges do not fit in memory; raised before they are allocated.
 
     Example:
         >>> pagerank_v0(([0, 1], [1, 0]))
         tensor([0.5000, 0.5000], dtype=torch.float64)
 
-    Source: the module's.
+    Source: see the module.
     """
     from pdlcheck.primitives.pagerank.dgl_v0 import message_passing  # DGL is optional
 
@@ -85,17 +87,17 @@ def pagerank_v1(
     dtype: torch.dtype = torch.float64,
     layout: Literal["csr", "coo"] = "csr",
 ) -> Tensor:
-    """A sparse adjacency (row = destination, column = source) times ``pv * Out`` in the loop.
+    """Rank the nodes by a sparse adjacency (row = destination, column = source) times ``pv * Out`` in the loop.
 
-    ``layout`` is torch's sparse format: "coo" is the published one, and serial in torch; "csr" gives the
-    same numbers 30 to 130 times faster. Other arguments, result and errors as in :func:`pagerank_v0`; no
-    DGL. A round reads the ``num_edges`` weights and int32 ids once.
+    ``layout`` is torch's sparse format: "coo" is the published one, and serial in torch; "csr" gives the same numbers
+    30 to 130 times faster. The other arguments, the result and the errors are those of :func:`pagerank_v0`, but it does
+    not need DGL. A round reads the ``num_edges`` weights and int32 ids once.
 
     Example:
         >>> pagerank_v1(([0, 1], [1, 0]))
         tensor([0.5000, 0.5000], dtype=torch.float64)
 
-    Source: the module's.
+    Source: see the module.
     """
     if layout not in ("csr", "coo"):
         raise ValueError(f"layout must be 'csr' or 'coo', got {layout!r}")
@@ -114,16 +116,17 @@ def pagerank_v2(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """The same with the adjacency made dense before the loop.
+    """Rank the nodes like :func:`pagerank_v1`, with the adjacency made dense before the loop.
 
-    Arguments, result and errors as in :func:`pagerank_v1`, and MemoryError where ``num_nodes**2`` numbers
-    do not fit on ``device``. A round reads all of them: on a GPU this is what it does best.
+    Except for ``layout``, the arguments, the result and the errors are the same. It also raises MemoryError if
+    ``num_nodes**2`` numbers do not fit on ``device``. A round reads all of them, which is the work that a GPU does
+    best.
 
     Example:
         >>> pagerank_v2(([0, 1], [1, 0]))
         tensor([0.5000, 0.5000], dtype=torch.float64)
 
-    Source: the module's.
+    Source: see the module.
     """
     graph, device = as_graph(graph), require_device(device, dtype)
     adjacency = _dense_adjacency("pagerank_v2", graph, device, dtype)
@@ -140,16 +143,17 @@ def pagerank_v3(
     dtype: torch.dtype = torch.float64,
     fold: Literal["scale", "matmul"] = "scale",
 ) -> Tensor:
-    """Dense, with ``G @ diag(Out)`` folded before the loop, which saves a product of vectors per round.
+    """Rank the nodes with a dense ``G @ diag(Out)``, folded before the loop; this saves a product of vectors per round.
 
-    ``fold`` says how: "matmul" multiplies two N x N matrices as published (O(N^3)), "scale" scales the
-    columns (O(N^2)) and gives the same matrix. Other arguments, result and errors as in :func:`pagerank_v2`.
+    ``fold`` is the way to fold it: "matmul" multiplies two N x N matrices as published (O(N^3)); "scale" scales the
+    columns (O(N^2)) and gives the same matrix. The other arguments, the result and the errors are those of
+    :func:`pagerank_v2`.
 
     Example:
         >>> pagerank_v3(([0, 1], [1, 0]))
         tensor([0.5000, 0.5000], dtype=torch.float64)
 
-    Source: the module's.
+    Source: see the module.
     """
     graph, device = as_graph(graph), require_device(device, dtype)
     folded = transition_matrix(graph, device=device, dtype=dtype, fold=fold)
@@ -163,7 +167,9 @@ def transition_matrix(
     dtype: torch.dtype = torch.float64,
     fold: Literal["scale", "matmul"] = "scale",
 ) -> Tensor:
-    """``G @ diag(Out)``, dense: column i says how node i shares out its rank (sum 1, or 0 where dangling).
+    """Return ``G @ diag(Out)`` as a dense matrix.
+
+    Column i is the distribution of node i's score over its successors: its sum is 1, or 0 if node i is dangling.
 
     Example:
         >>> transition_matrix(([0, 0], [1, 0])).tolist()
@@ -172,7 +178,7 @@ def transition_matrix(
     if fold not in ("scale", "matmul"):
         raise ValueError(f"fold must be 'scale' or 'matmul', got {fold!r}")
     graph, device = as_graph(graph), require_device(device, dtype)
-    matrices = 3 if fold == "matmul" else 1  # the adjacency, the diagonal one and their product
+    matrices = 3 if fold == "matmul" else 1  # the adjacency, the diagonal matrix and their product
     adjacency = _dense_adjacency("pagerank_v3", graph, device, dtype, matrices)
     out = _inverse_out_weights(graph, device, dtype)
     return adjacency @ torch.diag(out) if fold == "matmul" else adjacency.mul_(out)
@@ -186,7 +192,7 @@ def _iterate(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    """``iterations`` rounds from the uniform vector; ``spread`` sends ranks along the edges."""
+    """Run ``iterations`` rounds from the uniform vector; ``spread`` sends scores along the edges."""
     damping = require_damping(damping)
     iterations = require_iterations("iterations", iterations)
     n = graph.num_nodes
@@ -203,14 +209,17 @@ def _iterate(
 
 
 def _inverse_out_weights(graph: Graph, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """``Out``: 1 / out-weight per node, 0 where it is dangling."""
+    """Return ``Out``: 1 / out-weight per node, 0 for a dangling node."""
     total = np.bincount(graph.src, graph.scaled_weights(), graph.num_nodes)
     out = np.divide(1.0, total, out=np.zeros(graph.num_nodes), where=total > 0)
     return torch.from_numpy(out).to(device, dtype)
 
 
 def _require_room(caller: str, peak: Peak, graph: Graph, device: torch.device) -> None:
-    """The edges are laid out on the host, and copied to the device where it is another."""
+    """Raise MemoryError if the edges do not fit on the host or on ``device``.
+
+    They are laid out on the host, and copied to the device if it is another one.
+    """
     for where in {"cpu", str(device)}:
         require_memory(caller, peak.nbytes(graph), where, what=str(graph), cure="use pagerank, or fewer edges")
 
@@ -219,8 +228,7 @@ def _sparse_adjacency(graph: Graph, layout: str) -> Tensor:
     size = (graph.num_nodes, graph.num_nodes)
     matrix = sp.csr_array((graph.scaled_weights(), (graph.dst, graph.src)), shape=size)  # duplicates add
     with warnings.catch_warnings():
-        # torch tells every user once that CSR is in beta and that it trusts the ids, which scipy has just
-        # made
+        # torch warns every user once that CSR is in beta and that it trusts the ids, which scipy has just made
         warnings.filterwarnings("ignore", "Sparse (CSR tensor support|invariant checks)", UserWarning)
         if layout == "coo":
             coo = matrix.tocoo()

@@ -1,0 +1,183 @@
+"""Stand-ins for attributes of Python, torch and pytest, in force for a while and taken back afterwards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType, TracebackType
+from typing import Any, Final, NamedTuple
+
+__all__ = ["ABSENT", "Patch", "Patches"]
+
+ABSENT: Final[Any] = object()  # the value of an attribute that is not there
+
+
+class Patch(NamedTuple):
+    """One attribute and its stand-in.
+
+    Args:
+        owner: a module, a class or an object; the name of a module, if a program may never import it.
+        name: the attribute.
+        make: returns the stand-in, given the real value (``ABSENT`` without one). It may return the real value: then
+            nothing is exchanged.
+        why: the reason, for people who read the table.
+        everywhere: exchange the value in each module that has imported it by name, such as a test file.
+    """
+
+    owner: Any
+    name: str
+    make: Callable[[Any], Any]
+    why: str
+    everywhere: bool = False
+
+
+class _Attribute:
+    """A row of the table, and what it exchanges."""
+
+    __slots__ = ("_own", "_values", "in_force", "ours", "owner", "real", "row")
+
+    def __init__(self, row: Patch) -> None:
+        self.row = row
+        self.owner = None if isinstance(row.owner, str) else row.owner
+        self._values = _values_of(self.owner)
+        self._own = self.real = self.ours = ABSENT  # own: in the values of the owner itself, ABSENT if it inherits it
+        self.in_force = False
+
+    def put(self) -> bool:
+        """Put the stand-in into its place; return whether that changed anything."""
+        if self.in_force or (self.owner is None and not self._is_imported()):
+            return False
+        name = self.row.name
+        own = self._values.get(name, ABSENT)
+        if self.ours is ABSENT or (own is not self._own and own is not self.ours):
+            self._own, self.real = own, getattr(self.owner, name, ABSENT)
+            self.ours = self.row.make(self.real)
+        if self.ours is self.real:
+            return False
+        setattr(self.owner, name, self.ours)
+        self.in_force = True
+        return True
+
+    def take_back(self) -> bool:
+        """Put the real value back; return whether that changed anything."""
+        was_in_force, self.in_force = self.in_force, False
+        if not was_in_force or self._values.get(self.row.name, ABSENT) is not self.ours:
+            return False
+        if self._own is ABSENT:
+            delattr(self.owner, self.row.name)
+        else:
+            setattr(self.owner, self.row.name, self._own)
+        return True
+
+    def _is_imported(self) -> bool:
+        self.owner = sys.modules.get(self.row.owner)
+        self._values = _values_of(self.owner)
+        return self.owner is not None
+
+
+class _AnyAttributes:
+    """The values of an object that is neither a module nor a class."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def get(self, name: str, default: Any) -> Any:
+        return getattr(self._owner, name, default)
+
+
+def _values_of(owner: Any) -> Any:
+    return owner.__dict__ if isinstance(owner, type | ModuleType) else _AnyAttributes(owner)
+
+
+class Patches:
+    """A table of patches, in force inside of a ``with`` block, which may be entered again inside of itself.
+
+    A value that a program puts in the place of a stand-in stays there after the block. A program that reads a stand-in
+    inside of the block, and puts it back afterwards, does no harm: the next block takes it back.
+
+    Example:
+        >>> import math
+        >>> with Patches([Patch(math, "tau", lambda real: real / 2, "half of it is enough")]):
+        ...     round(math.tau, 2)
+        3.14
+        >>> round(math.tau, 2)
+        6.28
+    """
+
+    def __init__(self, rows: Iterable[Patch]) -> None:
+        self._attributes = [_Attribute(row) for row in rows]
+        self._depth = 0
+        self._importers = _Importers()
+
+    def __enter__(self) -> Patches:
+        self._depth += 1
+        if self._depth == 1:
+            self._put()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._take_back()
+
+    @property
+    def rows(self) -> list[Patch]:
+        """The table, without its state."""
+        return [one.row for one in self._attributes]
+
+    def add(self, *rows: Patch) -> None:
+        """Add rows to the table; inside of the block they are in force at once."""
+        self._attributes += map(_Attribute, rows)
+        self.put_late()
+
+    def put_late(self) -> None:
+        """Inside of the block, put the rows of modules that have been imported since it began."""
+        if self._depth:
+            self._put()
+
+    def _put(self) -> None:
+        changed = [one for one in self._attributes if one.put()]
+        self._importers.exchange({id(one.real): (one.real, one.ours) for one in changed if one.row.everywhere})
+
+    def _take_back(self) -> None:
+        changed = [one for one in reversed(self._attributes) if one.take_back()]
+        self._importers.exchange({id(one.ours): (one.ours, one.real) for one in changed if one.row.everywhere})
+
+
+class _Importers:
+    """The modules that have imported a value by name.
+
+    A look at every name of every module takes milliseconds. It is repeated only where a module has been imported since,
+    or one that was half imported has grown.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[tuple[ModuleType, str]] = []
+        self._growing: list[ModuleType] = []
+        self._state: tuple[object, ...] = ()
+
+    def exchange(self, exchange: Mapping[int, tuple[Any, Any]]) -> None:
+        """Give each name that holds the first value of a pair the second one; the keys are the ids of the first."""
+        if not exchange:
+            return
+        if self._state != self._present_state():
+            self._look(exchange)
+        for module, name in self._found:
+            pair = exchange.get(id(vars(module).get(name)))
+            if pair is not None:
+                setattr(module, name, pair[1])
+
+    def _look(self, exchange: Mapping[int, object]) -> None:
+        modules = [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
+        self._growing = [one for one in modules if _is_growing(one)]
+        self._found = [(one, name) for one in modules for name, held in list(vars(one).items()) if id(held) in exchange]
+        self._state = self._present_state()
+
+    def _present_state(self) -> tuple[object, ...]:
+        return len(sys.modules), next(reversed(sys.modules)), *(len(vars(one)) for one in self._growing)
+
+
+def _is_growing(module: ModuleType) -> bool:
+    return module.__name__ == "__main__" or getattr(module.__spec__, "_initializing", False)
