@@ -21,7 +21,8 @@ class Patch(NamedTuple):
         make: returns the stand-in, given the real value (``ABSENT`` without one). It may return the real value: then
             nothing is exchanged.
         why: the reason, for people who read the table.
-        everywhere: exchange the value in each module that has imported it by name, such as a test file.
+        everywhere: exchange the value in each module that has imported it by name, such as a test file. No module may
+            have a name for the stand-in: it would be given the real value.
     """
 
     owner: Any
