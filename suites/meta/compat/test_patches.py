@@ -117,10 +117,11 @@ def test_a_row_that_is_added_inside_of_the_block_is_in_force_at_once():
     assert math.sqrt(4) == 2
 
 
-def test_what_a_program_has_put_in_the_place_of_a_stand_in_stays(monkeypatch):
-    with Patches([SQRT]):
-        monkeypatch.setattr(math, "sqrt", lambda x: "theirs")
-    assert math.sqrt(4) == "theirs"
+def test_what_a_program_has_put_in_the_place_of_a_stand_in_stays():
+    with Patches([Patch(Derived, "answer", lambda real: lambda self: 2, "a test")]):
+        Derived.answer = lambda self: "theirs"
+    assert Derived().answer() == "theirs"
+    del Derived.answer
 
 
 def test_a_stand_in_that_a_program_puts_back_later_is_taken_back_by_the_next_block():
