@@ -1,1 +1,1 @@
-"""The command ``pdlcheck pagerank``: a file of edges is read, ranked and shown."""
+"""The command ``pdlcheck pagerank``: read a file of edges, rank its nodes and print the best."""

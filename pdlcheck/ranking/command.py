@@ -1,4 +1,4 @@
-"""The command ``pdlcheck pagerank``: its arguments, and what it ends with."""
+"""The command ``pdlcheck pagerank``: its arguments and its exit codes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ wrong or too large for the memory, 2 for wrong arguments.
 
 
 def add_pagerank_command(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the parser to ``commands``, what ``add_subparsers`` returned."""
+    """Add the parser to ``commands``, which ``add_subparsers`` returned."""
     parser = commands.add_parser(
         "pagerank",
         help="rank the nodes of a file of edges",
@@ -83,7 +83,7 @@ def add_pagerank_command(commands: Any, formatter: type[argparse.HelpFormatter])
 
 
 def run_pagerank_command(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
-    """Run it and return the exit code; errors about the file are one line on stderr."""
+    """Run the command and return the exit code; an error about the file is one line on stderr."""
     output, file = arguments.output, arguments.file
     if output is not None and file is not None and output.exists() and output.samefile(file):
         parser.error(f"argument --output: must not be FILE, whose edges would be lost; got {str(output)!r}")
@@ -126,7 +126,7 @@ def run_pagerank_command(parser: argparse.ArgumentParser, arguments: argparse.Na
 
 
 def _file(text: str) -> Path | None:
-    """The path of a file or a pipe; ``None`` for standard input."""
+    """Return the path of a file or a pipe; ``None`` for standard input."""
     if text == "-":
         if sys.stdin is None:
             raise argparse.ArgumentTypeError("must be a file of edges; standard input is closed")

@@ -1,4 +1,4 @@
-"""Writes all scores of a ranking to a file: CSV, JSON, npz or Parquet."""
+"""Writers of all scores of a ranking to a file: CSV, JSON, npz or Parquet."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ Writer = Callable[[IO[bytes], PageRankResult, Graph], None]
 
 
 def save_scores(output: Path, write: Writer, result: PageRankResult, graph: Graph) -> None:
-    """Write the scores to ``output``, which is there complete or not at all.
+    """Write the scores to ``output``, completely or not at all.
 
-    They are written to a new file of a random name in the same folder, which then takes the name ``output``; no other
+    They are written to a new file with a random name in the same folder, which then gets the name ``output``. No other
     file is opened, and links are not followed.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written to.
     """
     with _replacing(output) as file:
         write(file, result, graph)
 
 
 def writer_of(output: Path) -> Writer:
-    """Return what writes files of this suffix.
+    """Return the writer for files of this suffix.
 
     Raises:
-        ImportError: Parquet, and pyarrow is missing.
+        ImportError: the suffix is .parquet, and pyarrow is missing.
     """
     if output.suffix == ".parquet":
         from pdlcheck.ranking.parquet_output import write_parquet  # pyarrow is optional
@@ -52,7 +52,7 @@ def writer_of(output: Path) -> Writer:
 
 
 def node_array(graph: Graph) -> Any:
-    """Return the ids of all nodes: an array of integers, or of objects where nodes have names."""
+    """Return the ids of all nodes: an array of integers, or of objects if nodes have names."""
     if graph.names is None:
         return np.arange(graph.num_nodes)
     return graph.names.array if isinstance(graph.names, NodeIds) else np.array(graph.names, object)
@@ -93,7 +93,7 @@ def _write_json(file: IO[bytes], result: PageRankResult, graph: Graph) -> None:
 
 
 def _best_first(result: PageRankResult, graph: Graph) -> Iterator[list[tuple[Hashable, float]]]:
-    """Node and score, best first, equal scores in the order of nodes; some rows at a time."""
+    """Yield lists of nodes and scores, best first; equal scores are in the order of nodes."""
     order, ids = np.argsort(-result.scores, kind="stable"), node_array(graph)
     for first in range(0, len(order), ROWS):
         part = order[first : first + ROWS]

@@ -1,4 +1,4 @@
-"""Writes scores as Parquet. This is the one file that imports pyarrow to write."""
+"""The writer of scores as Parquet. This is the one file that imports pyarrow to write."""
 
 from __future__ import annotations
 

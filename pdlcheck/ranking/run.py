@@ -1,4 +1,4 @@
-"""``pdlcheck pagerank FILE``: reads edges, ranks their nodes, prints the best."""
+"""The work of ``pdlcheck pagerank FILE``: read edges, rank their nodes, print the best."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def rank_file(
     console: Console,
     errors: Console,
 ) -> bool:
-    """Rank the nodes of a file of edges: the ``top`` best on ``console``, progress and notes on ``errors``.
+    """Rank the nodes of a file of edges: print the ``top`` best on ``console``, progress and notes on ``errors``.
 
-    ``read`` reads the file and calls its argument now and then. ``output`` is a file for all scores, whose suffix says
-    how they are written; it is there complete, or not at all.
+    ``read`` reads the file and calls its argument now and then. ``output`` is a file for all scores; its suffix selects
+    the format. It is written completely, or not at all.
 
     Returns:
-        Whether the error bound is at most ``tol``.
+        True if the error bound is at most ``tol``, else False.
 
     Raises:
-        ValueError, MemoryError, OSError, ImportError: as :func:`read_edges` and :func:`pagerank` say.
+        ValueError, MemoryError, OSError, ImportError: as in :func:`read_edges` and :func:`pagerank`.
     """
     write = None if output is None else writer_of(output)
     moments = [time.perf_counter()]
@@ -75,5 +75,5 @@ def rank_file(
 
 
 def _peak_nbytes() -> int:
-    """The most memory that this process has held."""
+    """Return the largest number of bytes that this process has held."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,4 +1,4 @@
-"""Checks of the arguments that the PageRank functions share; each error names argument, value and cure."""
+"""Checks of the arguments that the PageRank functions share; each error has the argument, its value and the cure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["distribution", "free_on", "require_damping", "require_device", "requ
 
 
 def require_damping(damping: float) -> float:
-    """``damping`` as a float in [0, 1)."""
+    """Return ``damping`` as a float; raise an error if it is not a number in [0, 1)."""
     if isinstance(damping, bool) or not isinstance(damping, int | float | np.number):
         raise TypeError(f"damping must be a number, got {damping!r}")
     if not 0 <= damping < 1:  # NaN fails too
@@ -23,7 +23,7 @@ def require_damping(damping: float) -> float:
 
 
 def require_iterations(name: str, iterations: int) -> int:
-    """``iterations`` as an int of 1 or more."""
+    """Return ``iterations`` as an int; raise an error if it is not an integer of 1 or more."""
     if isinstance(iterations, bool) or not isinstance(iterations, int | np.integer):
         raise TypeError(f"{name} must be an int, got {iterations!r}")
     if iterations < 1:
@@ -32,7 +32,11 @@ def require_iterations(name: str, iterations: int) -> int:
 
 
 def require_device(device: torch.device | str, dtype: torch.dtype) -> torch.device:
-    """``device`` as a torch.device that this machine has, for scores of float32 or float64."""
+    """Return ``device`` as a torch.device of this machine.
+
+    Raises:
+        ValueError: this machine has no such device, or ``dtype`` is neither float32 nor float64.
+    """
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     try:
@@ -54,12 +58,12 @@ def require_memory(
     what: str = "a matrix",
     cure: str = "use pagerank_v1 or pagerank, which keep the graph sparse",
 ) -> None:
-    """Raise MemoryError where ``nbytes`` for ``what`` cannot fit, before anything is allocated."""
+    """Raise MemoryError if ``nbytes`` for ``what`` do not fit on ``device``, before anything is allocated."""
     require_free_memory(f"{what} of {caller}", nbytes, cure, free=free_on(device))
 
 
 def free_on(device: torch.device | str) -> int | None:
-    """Bytes that torch can still get on a GPU; ``None`` for the CPU."""
+    """Return the bytes that torch can still get on a GPU; ``None`` for the CPU."""
     if torch.device(device).type != "cuda":
         return None
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # for torch's next tensors
@@ -68,7 +72,7 @@ def free_on(device: torch.device | str) -> int | None:
 
 
 def distribution(name: str, values: Any, graph: Graph) -> Float64:
-    """``values`` (an array, a dict, or ``None`` for uniform) as a vector over the nodes that sums to 1."""
+    """Return ``values`` (an array, a dict, or ``None`` for uniform) as a vector over the nodes that sums to 1."""
     if values is None:
         return np.full(graph.num_nodes, 1 / max(graph.num_nodes, 1))
     vector = graph.vector(name, values)
@@ -78,6 +82,6 @@ def distribution(name: str, values: Any, graph: Graph) -> Float64:
     if graph.num_nodes and not vector.any():
         raise ValueError(f"{name} is 0 everywhere; give at least one node a positive value, or pass None for uniform")
     if vector.size:
-        vector = vector / vector.max()  # first, so that no sum overflows
+        vector = vector / vector.max()  # divide first, so that no sum overflows
         vector /= float(vector.sum(dtype=np.longdouble))
     return vector

@@ -26,7 +26,7 @@ __all__ = ["message_passing"]
 
 
 def message_passing(graph: Graph, device: torch.device, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that sends node values, times edge weights, along the edges and adds what arrives."""
+    """Return a function that sends node values, times edge weights, along the edges and sums them at each node."""
     src, dst = torch.tensor(graph.src), torch.tensor(graph.dst)
     try:
         nodes = dgl.graph((src, dst), num_nodes=graph.num_nodes).to(device)

@@ -1,6 +1,6 @@
 """The start of the iteration if no start vector is given: the scores if every edge carried the same amount.
 
-Scores follow in-degrees roughly, and in-degrees are known without a round. On graphs with many edges to arbitrary
+Scores follow in-degrees roughly, and in-degrees need no round. On graphs with many edges to arbitrary
 nodes, this start saves one to three rounds compared with the teleport vector. On graphs where scores spread slowly, it
 makes little difference.
 

@@ -1,4 +1,4 @@
-"""The kinds of objects that are graphs elsewhere, each read as a :class:`Graph`."""
+"""Graph objects of other libraries, each read as a :class:`Graph`."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ READABLE = (
 
 
 def as_graph(obj: Any) -> Graph:
-    """The :class:`Graph` of an object of another library.
+    """Return the :class:`Graph` of an object of another library.
 
     =====================================  ============================================================================
     object                                 edges
     =====================================  ============================================================================
     ``Graph``                              itself
     tuple ``(src, dst[, weights])``        ``src[e] -> dst[e]``; two lists, arrays or tensors, never one of two rows
-    integer tensor of shape (2, E)         ``edge_index`` as in PyG: row 0 is src, row 1 is dst, also where E is 2
+    integer tensor of shape (2, E)         ``edge_index`` as in PyG: row 0 is src, row 1 is dst, even if E is 2
     torch or SciPy sparse, square          entry (i, j) is i -> j and its value the weight; entries that repeat add
-    networkx                               attribute ``weight``, 1 where it is missing; undirected edges both ways
+    networkx                               attribute ``weight``, 1 if it is missing; undirected edges in both directions
     DGL                                    homogeneous graphs, without weights
-    PyG ``Data``                           its ``edge_index``, ``num_nodes``, and ``edge_weight`` where it has one
+    PyG ``Data``                           its ``edge_index``, ``num_nodes``, and ``edge_weight`` if it has one
     =====================================  ============================================================================
 
-    A dense matrix is not read: it could be edges or an adjacency. ``num_nodes`` of tuples and an ``edge_index`` is the
-    largest id + 1; :meth:`Graph.from_edges` takes another: ``Graph.from_edges(*edge_index, num_nodes)``.
+    A dense matrix is not read, because it could contain edges or an adjacency. For tuples and an ``edge_index``,
+    ``num_nodes`` is the largest id + 1. For another number, use :meth:`Graph.from_edges`:
+    ``Graph.from_edges(*edge_index, num_nodes)``.
 
     Raises:
-        TypeError: none of these.
+        TypeError: the object is none of these.
         ValueError: the edges do not make a graph (see :class:`Graph`).
 
     Example:
@@ -77,7 +78,7 @@ def _of_sparse_tensor(matrix: torch.Tensor) -> Graph:
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"graph: an adjacency matrix must be square, got shape {tuple(matrix.shape)}")
     if matrix.layout == torch.sparse_coo:
-        (src, dst), weights = matrix._indices(), matrix._values()  # these are there before coalesce() too
+        (src, dst), weights = matrix._indices(), matrix._values()  # these exist before coalesce() too
     elif matrix.layout == torch.sparse_csr:
         src, dst, weights = _expanded(matrix.crow_indices()), matrix.col_indices(), matrix.values()
     elif matrix.layout == torch.sparse_csc:
@@ -93,5 +94,5 @@ def _of_sparse_tensor(matrix: torch.Tensor) -> Graph:
 
 
 def _expanded(pointers: torch.Tensor) -> torch.Tensor:
-    """For each entry the row (or column) that it is in, from where each begins."""
+    """Return for each entry its row (or column), from the places where the rows (or columns) begin."""
     return torch.repeat_interleave(torch.arange(len(pointers) - 1), pointers.diff())

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Sixteen rows at a time: what arrives in them, and their new scores, in instructions that numba has no words for.
+"""The sums and the new scores of sixteen rows at a time, as LLVM code that numba does not generate itself.
 
-A row sum of a sparse matrix reads one number for each entry, from anywhere. Processors have an instruction that reads
-sixteen such places at once, numba's vectoriser never uses it. So these loops are given to LLVM as they are meant; where
-a processor lacks the instruction, LLVM makes sixteen loads of it.
+A row sum of a sparse matrix reads one number per entry, from a random address. Processors have an instruction that
+reads sixteen such addresses at once, but numba's vectoriser never uses it. So these loops are written directly for
+LLVM. If a processor lacks the instruction, LLVM replaces it by sixteen loads.
 
 Source: sliced ELLPACK, Monakov, Lokhmotov and Avetisyan, "Automatically tuning sparse matrix-vector multiplication for
 GPU architectures", HiPEAC 2010.
@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 LANES = 16
-GIVEN_UP, FIRST_COUNTER = 1, 2  # of the counters: meet has those before the second
-NUM_SUMS = 6  # of update_rows
+GIVEN_UP, FIRST_COUNTER = 1, 2  # indices of counters; those before FIRST_COUNTER belong to meet
+NUM_SUMS = 6  # the sums of update_rows
 
 _FLOAT, _DOUBLE = ir.FloatType(), ir.DoubleType()
 _BIT, _INT32, _INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
@@ -45,10 +45,11 @@ _GIVE_WAY = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 def _add_gathered(
     typing_context: Any, values: Any, places: Any, shares: Any, begin: Any, end: Any, sums: Any
 ) -> tuple[Any, Any]:
-    """``sums[l] = sum(shares[e] * values[places[e]] for e in range(begin + l, end, LANES))`` for each lane ``l``.
+    """Generate the sums of gathered values, one for each of LANES lanes.
 
-    ``values`` are float32 or float64, ``places`` int32 or int64, ``shares`` float64 or None, which is 1; ``sums`` holds
-    LANES float64. The terms of a lane are added in their order, in float64.
+    ``sums[l] = sum(shares[e] * values[places[e]] for e in range(begin + l, end, LANES))`` for each lane ``l``.
+    ``values`` are float32 or float64, ``places`` int32 or int64, ``shares`` float64 or None, which means 1. ``sums``
+    holds LANES float64. The terms of a lane are added in order, in float64.
     """
     signature = types.void(values, places, shares, types.intp, types.intp, sums)
 
@@ -64,7 +65,7 @@ def _add_gathered(
         )
         with cgutils.for_range_slice(builder, args[3], args[4], ir.Constant(_INT64, LANES)) as (at, _):
             where = builder.gep(values.data, [places.load(at)], source_etype=values.kind)
-            where.type = _vector(values.kind.as_pointer())  # llvmlite takes the base's type, which is one pointer
+            where.type = _vector(values.kind.as_pointer())  # llvmlite gives it the type of the base, a single pointer
             found = _widened(builder, builder.call(gather, [where, *arguments]))
             if weighted:
                 shares = _Array(context, builder, signature.args[2], args[2])
@@ -79,7 +80,7 @@ def _add_gathered(
 def _add_rows(
     typing_context: Any, values: Any, places: Any, shares: Any, begin: Any, end: Any, apart: Any, sums: Any
 ) -> tuple[Any, Any]:
-    """The same for one row of many vectors: ``values`` holds LANES numbers for each place, which lie side by side.
+    """Generate the same sum for one row of LANES vectors; ``values`` holds LANES adjacent numbers for each place.
 
     ``sums[l] = sum(shares[e] * values[places[e] * LANES + l] for e in range(begin, end, apart))``.
     """
@@ -122,17 +123,19 @@ def _update_rows(
     place: Any,
     sums: Any,
 ) -> tuple[Any, Any]:
-    """New scores of the LANES rows that begin at ``row``, as what they will send.
+    """Generate the new scores of the LANES rows that begin at ``row``, and the values that they will send.
 
-    ``value = keep * arrived + to_base * base + to_landing * landing``, less ``before`` where that is not None, goes to
-    ``scores`` where it ``stores`` them; ``value * out`` goes to ``fresh``, from ``place``, of dangling rows, which
-    nobody reads, value itself. Adds to the NUM_SUMS lanes of ``sums``: the L1 step, value of dangling rows (those with
-    ``out`` 0), ``value * leaving`` where that is not None, value, absolute value, and ``weight`` times the absolute
-    value before ``before`` was taken off. The step is measured against what was really sent, rounded as it was, and
-    only where something is sent: ``abs(value * out - sent) / out``; with ``before`` it is the absolute value.
+    The new value is ``value = keep * arrived + to_base * base + to_landing * landing``, less ``before`` if that is not
+    None. It goes to ``scores`` if ``stores`` is true. ``value * out`` goes to ``fresh``, from ``place`` on. For a
+    dangling row, which no row reads, ``fresh`` gets the value itself.
 
-    For one row of LANES vectors, ``row`` and ``place`` are LANES times its own, ``out`` and ``leaving`` are its
-    numbers, and ``to_base`` and ``to_landing`` arrays of one for each vector.
+    The code adds to the NUM_SUMS lanes of ``sums``: the L1 step; the value of dangling rows, which have ``out`` 0;
+    ``value * leaving`` if that is not None; the value; the absolute value; and ``weight`` times the absolute value
+    before ``before`` was subtracted. The step is measured against the value that was really sent, with its rounding,
+    and only where something is sent: ``abs(value * out - sent) / out``. With ``before`` it is the absolute value.
+
+    For one row of LANES vectors, ``row`` and ``place`` are LANES times those of the row. ``out`` and ``leaving`` are
+    the numbers of the row. ``to_base`` and ``to_landing`` are arrays with one number per vector.
     """
     number = types.float64
     factors = number, number, to_base, to_landing
@@ -185,7 +188,7 @@ def _update_rows(
 
 
 def _move(typing_context: Any, source: Any, first: Any, target: Any, at: Any) -> tuple[Any, Any]:
-    """``target[at : at + LANES] = source[first : first + LANES]``."""
+    """Generate ``target[at : at + LANES] = source[first : first + LANES]``."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source, target = (_Array(context, builder, signature.args[i], args[i]) for i in (0, 2))
@@ -196,7 +199,7 @@ def _move(typing_context: Any, source: Any, first: Any, target: Any, at: Any) ->
 
 
 def _take_next(typing_context: Any, counters: Any, which: Any) -> tuple[Any, Any]:
-    """``counters[which]``, an int64, and one more for whoever comes next, in whatever thread."""
+    """Generate the value of ``counters[which]``, an int64, and atomically add 1 to it for the next thread."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         counters = _Array(context, builder, signature.args[0], args[0])
@@ -206,9 +209,9 @@ def _take_next(typing_context: Any, counters: Any, which: Any) -> tuple[Any, Any
 
 
 def _meet(typing_context: Any, counters: Any, size: Any) -> tuple[Any, Any]:
-    """Wait until ``size`` threads, this one among them, are here, or ``counters[GIVEN_UP]`` is not 0.
+    """Generate a wait until ``size`` threads have arrived, this one included, or ``counters[GIVEN_UP]`` is not 0.
 
-    ``counters[0]``, 0 at first, counts who has come, so threads may meet as often as they like.
+    ``counters[0]``, 0 at first, counts the arrivals, so threads may meet any number of times.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -242,7 +245,7 @@ move: Any = intrinsic(_move)
 
 
 class _Array:
-    """An array argument, read and written LANES numbers at a time; floats are float64 outside."""
+    """An array argument, read and written LANES numbers at a time; the caller sees floats as float64."""
 
     def __init__(self, context: Any, builder: Any, array_type: Any, value: Any) -> None:
         kinds = {types.float32: _FLOAT, types.float64: _DOUBLE, types.int32: _INT32, types.int64: _INT64}
@@ -291,7 +294,7 @@ def _splat(builder: Any, value: Any) -> Any:
 
 def _gather(module: Any, kind: Any) -> Any:
     short = "f32" if kind is _FLOAT else "f64"
-    pointer = "p0" if binding.llvm_version_info[0] >= 17 else f"p0{short}"  # pointers had types before
+    pointer = "p0" if binding.llvm_version_info[0] >= 17 else f"p0{short}"  # pointers had types before LLVM 17
     arguments = [_vector(kind.as_pointer()), _INT32, _vector(_BIT), _vector(kind)]
     return _function(module, f"llvm.masked.gather.v{LANES}{short}.v{LANES}{pointer}", _vector(kind), arguments)
 

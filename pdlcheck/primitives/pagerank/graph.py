@@ -20,13 +20,14 @@ __all__ = ["Float64", "Graph", "Ids", "Int64", "borrowed_graph", "ids_of", "larg
 Ids = NDArray[np.integer[Any]]
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
-NARROW = np.iinfo(np.int32).max  # numbers from here on are int64
+NARROW = np.iinfo(np.int32).max  # from this number of nodes on, ids are int64
 
 
 def borrowed_graph(src: Any, dst: Any, weights: Any = None) -> Graph:
-    """The :class:`Graph` of these edges that reads int32 and int64 ids where they are, without a copy.
+    """Return the :class:`Graph` of these edges without a copy of contiguous int32 and int64 ids.
 
-    For one call: it is right as long as nobody changes those arrays. Errors as in :class:`Graph`.
+    Use it for one call: the graph is valid only as long as those arrays do not change. Errors are those of
+    :class:`Graph`.
     """
     src, dst = ids_of("src", src), ids_of("dst", dst)
     num_nodes = largest_id(src, dst) + 1
@@ -41,29 +42,28 @@ def borrowed_graph(src: Any, dst: Any, weights: Any = None) -> Graph:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A directed multigraph: edge ``e`` goes from ``src[e]`` to ``dst[e]`` and weighs ``weights[e]``.
+    """A directed multigraph: edge ``e`` goes from ``src[e]`` to ``dst[e]`` and has the weight ``weights[e]``.
 
-    Edges that occur twice add; a self-loop is an edge like any other. Arrays are copied and read-only, so
-    a graph never changes after its checks. Ids are held as int32, or int64 from 2**31 - 1 nodes on: 8 bytes per edge,
-    or 16; weights take 8 more. Products such as ``src * num_nodes`` need ``src.astype(np.int64)`` first.
+    The weights of edges that occur twice add up; a self-loop is an edge like any other. Arrays are copied and
+    read-only, so a graph never changes after its checks. Ids are int32, or int64 from 2**31 - 1 nodes on: 8 or 16 bytes
+    per edge. Weights take 8 more. Products such as ``src * num_nodes`` need ``src.astype(np.int64)`` first.
 
     Args:
         src, dst: node ids in ``[0, num_nodes)``, integers, one per edge.
         num_nodes: 0 or more; nodes without edges count.
-        weights: finite and not negative, one per edge; ``None`` is 1 for every edge.
+        weights: finite and not negative, one per edge; ``None`` means 1 for every edge.
         names: one per node, distinct; ``None`` names a node by its number. Kept as a tuple, or as :class:`NodeIds`.
 
     Raises:
-        ValueError: an id out of range, a negative, infinite or NaN weight, lengths that differ, names that
-            repeat.
-        TypeError: ids that are not integers, a ``num_nodes`` that is not one.
+        ValueError: an id is out of range; a weight is negative, infinite or NaN; lengths differ; names repeat.
+        TypeError: ids are not integers, or ``num_nodes`` is not one.
 
     Example:
         >>> Graph.from_edges([0, 0, 1], [1, 2, 2])
         Graph(num_nodes=3, num_edges=3, weighted=False)
     """
 
-    __networkx_backend__ = "pdlcheck"  # networkx calls that backend for it
+    __networkx_backend__ = "pdlcheck"  # networkx calls this backend for a Graph
 
     src: Ids
     dst: Ids
@@ -96,7 +96,10 @@ class Graph:
 
     @classmethod
     def from_edges(cls, src: Any, dst: Any, num_nodes: int | None = None, weights: Any = None) -> Graph:
-        """From two lists, arrays or tensors of ids; ``num_nodes`` is the largest id + 1 by default."""
+        """Return the graph of two lists, arrays or tensors of ids.
+
+        ``num_nodes`` is the largest id + 1 by default.
+        """
         src, dst = ids_of("src", src), ids_of("dst", dst)
         if num_nodes is None:
             num_nodes = 1 + largest_id(src, dst)
@@ -104,10 +107,10 @@ class Graph:
 
     @classmethod
     def from_networkx(cls, graph: nx.Graph[Any], *, weight: str | None = "weight") -> Graph:
-        """From a networkx graph of any class; nodes keep their names.
+        """Return the graph of a networkx graph of any class; nodes keep their names.
 
-        An undirected edge is both directions, an undirected self-loop one edge. ``weight`` is the edge
-        attribute to read, 1 where an edge lacks it; ``None`` ignores weights.
+        An undirected edge becomes one edge in each direction, an undirected self-loop one edge. ``weight`` is the edge
+        attribute to read, with 1 for an edge that lacks it; ``None`` ignores weights.
         """
         names = tuple(graph.nodes)
         index = {name: i for i, name in enumerate(names)}
@@ -130,10 +133,12 @@ class Graph:
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Graph:
-        """From a square sparse matrix, read as ``scipy.sparse.csgraph`` does: entry (i, j) is edge i -> j.
+        """Return the graph of a square sparse matrix, read like ``scipy.sparse.csgraph``: entry (i, j) is edge i -> j.
 
-        Duplicate entries add. (The adjacency of :func:`pagerank_v1` is the transpose: row = destination.)
-        Index arrays that contradict each other or the shape are a ValueError.
+        Duplicate entries add. The adjacency of :func:`pagerank_v1` is the transpose: row = destination.
+
+        Raises:
+            ValueError: the matrix is not square, or its index arrays contradict each other or the shape.
         """
         if len(set(matrix.shape)) != 1 or matrix.ndim != 2:
             raise ValueError(f"graph: an adjacency matrix must be square, got shape {matrix.shape}")
@@ -143,7 +148,10 @@ class Graph:
 
     @classmethod
     def from_dgl(cls, graph: Any, *, weight: str | None = None) -> Graph:
-        """From a homogeneous DGL graph; ``weight`` names the edge feature to read, ``None`` is weight 1."""
+        """Return the graph of a homogeneous DGL graph.
+
+        ``weight`` is the edge feature to read; ``None`` means weight 1.
+        """
         if not graph.is_homogeneous:
             raise ValueError(
                 f"graph: a DGL graph must have one type of nodes and one of edges, got {graph.ntypes} and "
@@ -154,27 +162,28 @@ class Graph:
 
     @property
     def num_edges(self) -> int:
+        """Return the number of edges."""
         return len(self.src)
 
     @cached_property
     def dangling(self) -> NDArray[np.bool_]:
-        """Per node: no out-edge that weighs more than 0."""
+        """Return a bool per node: whether it has no out-edge with a weight above 0."""
         src = self.src if self.weights is None else self.src[self.weights > 0]
         degree: Int64 = np.bincount(src, minlength=self.num_nodes)
         return np.equal(degree, 0)
 
     @cached_property
     def probabilities(self) -> Float64:
-        """Per edge, its share of its source's out-weight; 0 on an edge of a dangling node.
+        """Return for each edge its share of its source's out-weight; 0 for an edge of a dangling node.
 
-        Weights are first divided by the largest of their source, so neither 1e308 nor 1e-320 overflows.
+        Weights are first divided by the largest weight of their source, so neither 1e308 nor 1e-320 overflows.
         """
         weights = self.scaled_weights()
         out = np.bincount(self.src, weights, self.num_nodes)
         return np.divide(weights, out[self.src], out=np.zeros_like(weights), where=weights > 0)
 
     def scaled_weights(self) -> Float64:
-        """The weights, each divided by the largest of its source node; this leaves every rank as it is."""
+        """Return the weights, each divided by the largest of its source node; this does not change any score."""
         if self.weights is None:
             return np.ones(self.num_edges)
         largest = np.zeros(self.num_nodes)
@@ -182,7 +191,7 @@ class Graph:
         return np.divide(self.weights, largest[self.src], out=np.zeros(self.num_edges), where=self.weights > 0)
 
     def relabelled(self, permutation: Sequence[int] | Ids) -> Graph:
-        """The same graph in which node ``i`` is called ``permutation[i]``; names move along."""
+        """Return the same graph with node ``i`` renumbered to ``permutation[i]``; names move along."""
         new = ids_of("permutation", permutation)
         if not np.array_equal(np.sort(new), np.arange(self.num_nodes)):
             raise ValueError(f"permutation must hold each id below {self.num_nodes} once, got {new.tolist()[:20]}")
@@ -190,7 +199,10 @@ class Graph:
         return Graph(new[self.src], new[self.dst], self.num_nodes, self.weights, names)
 
     def vector(self, name: str, values: Any) -> Float64:
-        """``values`` as a vector: one number per node, or a dict from node (its name, if any) to number."""
+        """Return ``values`` as a float64 vector with one number per node.
+
+        They are one number per node, or a dict from node (its name, if nodes have names) to number.
+        """
         if isinstance(values, Mapping):
             places = {node: self._place(node) for node in values}
             unknown = [node for node, place in places.items() if place is None]
@@ -208,7 +220,10 @@ class Graph:
         return vector
 
     def _place(self, node: Any) -> int | None:
-        """The id of a node that is given by its name, if nodes have names, or by a number that equals its id."""
+        """Return the id of a node; ``None`` if there is no such node.
+
+        The node is given by its name if nodes have names, else by a number that equals its id.
+        """
         if isinstance(self.names, NodeIds):
             return self.names.place(node)
         if self.names is not None:
@@ -227,7 +242,7 @@ class Graph:
 
 
 def _on_host(name: str, values: Any) -> Any:
-    """A tensor as an array, whatever its device and precision; anything else as it is."""
+    """Return a tensor of any device and precision as an array; return any other object unchanged."""
     if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
         raise ValueError(f"{name} is masked in places, where it has no values; pass its filled(...) or leave them out")
     if not hasattr(values, "detach"):
@@ -237,7 +252,7 @@ def _on_host(name: str, values: Any) -> Any:
 
 
 def ids_of(name: str, values: Any) -> Ids:
-    """``values`` as an array of integers, not copied where it is one."""
+    """Return ``values`` as an array of integers, without a copy if they are one."""
     array = np.asarray(_on_host(name, values))
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, one id per edge, got shape {array.shape}")
@@ -253,6 +268,7 @@ def ids_of(name: str, values: Any) -> Ids:
 
 
 def largest_id(src: Ids, dst: Ids) -> int:
+    """Return the largest id in both arrays, -1 if they are empty."""
     return max(-1, *(int(ids.max()) if ids.size else -1 for ids in (src, dst)))
 
 
@@ -264,9 +280,12 @@ def _require_equal_lengths(src: Ids, dst: Ids) -> None:
 
 
 def _checked_ids(name: str, values: Any, num_nodes: int, *, copied: bool = True) -> Ids:
-    """``values`` as read-only ids, each compared with ``num_nodes``: a copy as narrow as that allows.
+    """Return ``values`` as read-only ids, in the narrowest dtype for ``num_nodes``.
 
-    With ``copied=False`` a contiguous int32 or int64 array is not copied.
+    They are a copy. With ``copied=False``, a contiguous int32 or int64 array is not copied.
+
+    Raises:
+        ValueError: an id is not in ``[0, num_nodes)``.
     """
     given = ids_of(name, values)
     copied = copied or given.dtype not in (np.int32, np.int64) or not given.flags.c_contiguous
@@ -294,7 +313,7 @@ def _checked_ids(name: str, values: Any, num_nodes: int, *, copied: bool = True)
 
 
 def _numbers(name: str, values: Any) -> Float64:
-    """A copy in float64."""
+    """Return a copy of ``values`` in float64."""
     given = np.asarray(_on_host(name, values))
     if given.dtype.kind == "c":
         raise TypeError(f"{name} must hold real numbers, got dtype {given.dtype}; pass their absolute values, perhaps")

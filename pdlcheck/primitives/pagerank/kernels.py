@@ -41,11 +41,11 @@ def count_degrees(
 
 @compiled(error_model="numpy")
 def deal_rows(place: Any, next_row: Any, first_whole: Any, last_whole: Any, row: Any) -> None:
-    """Number the nodes by place, ascending, and deal the nodes of one place to its whole slices in turn.
+    """Set ``row``: number the nodes by place, ascending, and deal the nodes of one place to its whole slices in turn.
 
     The nodes of place k get the rows from ``next_row[k]`` on. Nodes of equal place that follow each other by id go to
-    consecutive slices. The rows of one slice are updated at the same time, so none of them reads the new scores of the
-    others, and nodes with close ids are often neighbours. The remaining nodes, before the first whole slice of their
+    consecutive slices, because nodes with close ids are often neighbours. The rows of one slice are updated at the same
+    time, so none of them reads the new scores of the others. The remaining nodes, before the first whole slice of their
     place and after the last one, are in order of id. Nodes of place -1 are left out.
     """
     for i in range(place.size):

@@ -5,8 +5,8 @@ Rows are sorted, so the rows of a slice have about equal length. Long rows may h
 is summed alone. Nodes of equal in-degree that follow each other by id are in consecutive slices.
 
 Sinks are dangling nodes, and they have the last rows. No row reads the score of a single sink, so a round need not
-compute it. Every row reads the mass of all sinks together. It follows from ``leaving``: what each other node sends to
-sinks. If few nodes are sinks, this costs more than their scores, and they are rows like others.
+compute it. Every row reads the mass of all sinks together. It follows from ``leaving``, the part that each other node
+sends to sinks. If few nodes are sinks, this costs more than their scores, and they are rows like others.
 
 Nodes upstream of all cycles, if they have many edges, have rows after all others, and no slices: no round computes
 their scores. See :mod:`~pdlcheck.primitives.pagerank.upstream`.
@@ -33,7 +33,7 @@ LONG = 512  # a row with more entries is summed alone
 EDGES_PER_BLOCK = 1 << 17  # about a megabyte while they are dealt to rows, a tenth of a millisecond in a sweep
 LARGE = 1 << 20  # a graph with fewer edges is one block, and its layout takes less time than the start of threads
 MOST_BUILDERS = 4  # each takes 8 bytes per node
-FEW = 1 / 16  # of the nodes; fewer sinks are rows like others
+FEW = 1 / 16  # share of the nodes; fewer sinks are rows like others
 COUNTED = 1 << 20  # entries at a time, 8 bytes for each
 
 

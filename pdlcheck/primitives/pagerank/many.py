@@ -29,24 +29,26 @@ def pagerank_many(
     max_iter: int | None = None,
     dangling: Any = None,
 ) -> list[PageRankResult]:
-    """:func:`pagerank` for each of ``personalizations``, sixteen at a time.
+    """Run :func:`pagerank` for each of ``personalizations``, sixteen at a time.
 
-    Scores of sixteen vectors lie side by side in one or two lines of cache, so an edge costs one read from anywhere for
-    all of them. Needs about 1 KB per node for sixteen vectors, and 8 bytes per node for the scores of each.
+    The scores of sixteen vectors are adjacent, in one or two lines of cache, so an edge costs one random read for all
+    of them. This takes about 1 KB per node for sixteen vectors, and 8 bytes per node for the scores of each vector.
 
     Args:
-        graph: whatever :func:`as_graph` reads.
+        graph: any object that :func:`as_graph` reads.
         personalizations: teleport vectors, each as in :func:`pagerank`; a matrix has one in each row.
-        damping, tol, max_iter: as in :func:`pagerank`; ``tol`` holds for each vector.
-        dangling: one vector for all; ``None`` is each one's own personalisation.
+        damping: as in :func:`pagerank`.
+        tol: as in :func:`pagerank`; it holds for each vector.
+        max_iter: as in :func:`pagerank`.
+        dangling: one vector for all; ``None`` means the personalization of each.
 
     Returns:
-        One :class:`PageRankResult` for each vector, in order, with its own bound; ``iterations`` and ``seconds`` are
-        those of the sixteen that it was swept with.
+        One :class:`PageRankResult` for each vector, in order, with its own error bound. ``iterations`` and ``seconds``
+        are those of the sixteen vectors that were solved together.
 
     Raises:
-        ValueError: as :func:`pagerank`; a bad vector is named with its place.
-        MemoryError: the layout and the vectors do not fit in memory, before they are allocated.
+        ValueError: as in :func:`pagerank`; the message names the index of a wrong vector.
+        MemoryError: the layout and the vectors do not fit in memory; raised before they are allocated.
 
     Example:
         >>> both = pagerank_many(([0, 1, 2], [1, 2, 0]), [[1, 0, 0], None])
@@ -80,8 +82,8 @@ def pagerank_many(
 def _solve(
     layout: Layout, vectors: list[Float64], landing: Float64 | None, damping: float, tol: float, max_iter: int
 ) -> tuple[Float64, Float64, int]:
-    """Scores of ``vectors``, at most LANES of them, one in a column; bounds, rounds."""
-    filled = vectors + vectors[:1] * (LANES - len(vectors))  # a column costs nothing, an empty one has no sum
+    """Return the scores of at most LANES vectors, one per column, their bounds, and the number of rounds."""
+    filled = vectors + vectors[:1] * (LANES - len(vectors))  # extra columns are free; empty ones have no sum
     teleport = layout.rows_of(np.stack(filled, axis=1))
     lands = teleport if landing is None else layout.rows_of(np.repeat(landing[:, None], LANES, axis=1))
     rounds = Rounds(layout, damping, teleport, lands, in_place=True)

@@ -1,4 +1,4 @@
-"""How much memory a graph takes, how much is free, and the refusal of what does not fit, before it is allocated."""
+"""The memory that a graph takes, the memory that is free, and the error if a graph does not fit."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 SMALL = 1 << 26
-LARGE, MOST = 1 << 60, 1 << 1000  # a file may say any number
-UNLIMITED = 1 << 60  # what cgroup v1 shows where no limit is set is beyond it
+LARGE, MOST = 1 << 60, 1 << 1000  # a file may contain any number
+UNLIMITED = 1 << 60  # without a limit, cgroup v1 shows a larger number
 
 _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -41,24 +41,25 @@ _LIMITS = (
 
 
 def graph_nbytes(num_edges: int, *, weighted: bool = False, id_nbytes: int = 8) -> int:
-    """Bytes of the arrays of a :class:`Graph`: two ids of ``id_nbytes`` for each edge, and perhaps its weight."""
+    """Return the bytes of a :class:`Graph`: two ids of ``id_nbytes`` per edge, and its weight if edges have weights."""
     return num_edges * (2 * id_nbytes + (8 if weighted else 0))
 
 
 def solver_nbytes(num_nodes: int, num_edges: int, *, weighted: bool = False) -> int:
-    """Bytes that :func:`pagerank` takes beside the graph, at its peak: the layout of the edges, vectors over nodes."""
+    """Return the peak bytes of :func:`pagerank` beside the graph: the layout of the edges, and vectors over nodes."""
     return num_nodes * 120 + num_edges * (40 if weighted else 8)
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes at the peak of a way to keep the edges, and of the rounds with it: measured, and a tenth more."""
+    """The peak bytes of one way to store the edges and run the rounds with it: measured, plus a tenth."""
 
     per_node: int
     per_edge: int
     per_weighted_edge: int
 
     def nbytes(self, graph: Graph) -> int:
+        """Return the peak bytes for ``graph``."""
         per_edge = self.per_edge if graph.weights is None else self.per_weighted_edge
         return graph.num_nodes * self.per_node + graph.num_edges * per_edge
 
@@ -66,44 +67,47 @@ class Peak:
 MESSAGES = Peak(100, 20, 34)  # DGL's graph
 CSR = Peak(90, 24, 30)  # scipy's matrix, then torch's
 COO = Peak(90, 92, 92)
-DENSE = Peak(0, 36, 38)  # beside the matrix
-SORTED = Peak(160, 64, 82)  # a device's edges, and the vectors of its rounds
-HOST = Peak(48, 16, 40)  # meanwhile, where the device is another
-DEVICE_VECTORS = 24  # bytes a node for each vector that is given
+DENSE = Peak(0, 36, 38)  # in addition to the matrix
+SORTED = Peak(160, 64, 82)  # on a device: the edges, and the vectors of the rounds
+HOST = Peak(48, 16, 40)  # on the host, while the edges go to another device
+DEVICE_VECTORS = 24  # bytes per node for each vector that is given
 
 
 def vectors_nbytes(num_nodes: int, given: int) -> int:
-    """Bytes that :func:`pagerank` takes on a graph whose edges it has laid out, where ``given`` vectors are given."""
+    """Return the bytes of :func:`pagerank` on a graph with a layout, for ``given`` vectors as arguments."""
     return num_nodes * (61 + 14 * given)
 
 
 def many_nbytes(num_nodes: int, num_vectors: int) -> int:
-    """Bytes that :func:`pagerank_many` takes on a graph whose edges it has laid out."""
+    """Return the bytes of :func:`pagerank_many` on a graph with a layout."""
     return num_nodes * (1200 + 16 * num_vectors)
 
 
 def rank_nbytes(own_nodes: int, num_nodes: int, num_edges: int, given: int, *, weighted: bool = False) -> int:
-    """Bytes that a rank of :func:`pagerank_over_ranks` takes beside the edges that it was given.
+    """Return the bytes that a rank of :func:`pagerank_over_ranks` takes in addition to the edges that it was given.
 
     Args:
-        own_nodes, num_nodes: of this rank, and of all.
-        num_edges: how many it handles: those that it was given, those that leave its nodes, and those that enter them.
-        given: how many vectors over all nodes it was given.
+        own_nodes: the number of nodes of this rank.
+        num_nodes: the number of all nodes.
+        num_edges: the number of edges that the rank handles: those that it was given, those that leave its nodes, and
+            those that enter them.
+        given: the number of vectors over all nodes that it was given.
+        weighted: whether edges have weights.
     """
     ids = 1 if num_nodes <= 2**31 else 2
     return own_nodes * 160 + num_nodes * 16 * given + num_edges * (34 * ids + (26 if weighted else 0))
 
 
 def gathered_nbytes(num_nodes: int, longest: int, world_size: int) -> int:
-    """Bytes that a rank of :func:`gather_scores` takes, where the longest shard has ``longest`` nodes."""
+    """Return the bytes that a rank of :func:`gather_scores` takes; the longest shard has ``longest`` nodes."""
     return num_nodes * 8 + longest * 8 * (world_size + 1)
 
 
 def require_free_memory(what: str, nbytes: int, cure: str, *, free: int | None = None) -> None:
-    """Raise MemoryError where ``nbytes`` are not free: ``{what} needs ... GiB, ... GiB are free; {cure}``.
+    """Raise MemoryError if ``nbytes`` are not free: ``{what} needs ... GiB, ... GiB are free; {cure}``.
 
-    ``free`` is that of another device; ``None`` is what :func:`free_memory` finds. It is not asked about less than
-    64 MB: to ask takes longer than to rank a small graph.
+    ``free`` is the free memory of another device; ``None`` means the result of :func:`free_memory`. That is not called
+    for less than 64 MB, because it takes longer than the ranking of a small graph.
     """
     if nbytes < SMALL and free is None:
         return
@@ -114,10 +118,10 @@ def require_free_memory(what: str, nbytes: int, cure: str, *, free: int | None =
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process can still get: what the system has free, or less where its control group has a limit.
+    """Return the bytes that this process can still get; ``None`` if the system has no ``/proc``.
 
-    Page cache counts as free. ``None`` where the system does not say: it has no ``/proc``. ``root`` is where ``proc``
-    and ``sys`` are mounted.
+    This is the free memory of the system, or less if the control group of the process has a limit. Page cache counts as
+    free. ``root`` is the folder that contains ``proc`` and ``sys``.
     """
     found = [_available(root / "proc/meminfo"), *map(_left, control_groups("memory", root))]
     known = [nbytes for nbytes in found if nbytes is not None]
@@ -130,7 +134,7 @@ def _available(meminfo: Path) -> int | None:
 
 
 def _left(group: Path) -> int | None:
-    """What is left in a control group, whose files are those of version 2 or 1."""
+    """Return the bytes left in a control group, whose files are those of version 2 or 1; ``None`` without a limit."""
     for limit, usage, cache in _LIMITS:
         most, used = _number(group / limit), _number(group / usage)
         if most is not None and used is not None and most < UNLIMITED:
@@ -139,7 +143,7 @@ def _left(group: Path) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file of one number; ``None`` for ``max``, and where there is no such file."""
+    """Return the number in a file of one number; ``None`` for ``max``, or if there is no such file."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -148,7 +152,7 @@ def _number(path: Path) -> int | None:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The lines ``name number ...`` of a file."""
+    """Return the lines ``name number ...`` of a file as a dict."""
     try:
         rows = [line.split() for line in path.read_text().splitlines()]
     except OSError:

@@ -22,8 +22,8 @@ __all__ = ["Rounds"]
 
 UNIT = float(np.finfo(np.float64).eps) / 2
 TINY = 2.0**-150  # the largest error of a float32 below its range of normal numbers
-CHUNKS = 16  # of a large graph; the blocks of one are swept at the same time, later ones read its new values
-BLOCKS_PER_CHUNK = 4  # at least, so that every thread finds work
+CHUNKS = 16  # chunks of a large graph; a chunk's blocks are swept at once, later chunks read its new values
+BLOCKS_PER_CHUNK = 4  # at least this number, so that every thread finds work
 NEAR = 128  # times the best bound of float32; below that, the next round may be the last one before a residual
 CLOSE = 1 / 16  # scores with a larger error bound are not refined; they only start the sweeps
 
@@ -34,8 +34,8 @@ _NOTHING: Float64 = np.empty(0)
 class _Dangling:
     """The dangling mass that belongs to some scores.
 
-    ``held`` is the mass of the dangling rows that are swept. ``leaving`` is what the swept rows send to the sinks that
-    are not.
+    ``held`` is the mass of the dangling rows that are swept. ``leaving`` is the mass that the swept rows send to the
+    sinks that are not.
     """
 
     held: Any
@@ -127,7 +127,7 @@ class Rounds:
         self._at_once = in_place and not self._single
         # after so many rounds the residual is a quarter of what it was, unless rounding keeps it larger
         self._patience = 8 + (math.ceil(2 * math.log(2) / -math.log(damping)) if damping else 0)
-        self._drowned = 1 / 16  # of the round-off of one round: a residual below that is round-off itself
+        self._drowned = 1 / 16  # share of the round-off of one round: a residual below that is round-off itself
         self._reach = float(np.finfo(np.float32).eps) / (1 - damping)  # about the best bound of float32
         self._late_rows = slice(self._late_row, layout.end_of_blocks)
         self._landing_late = self._landing[self._late_rows].sum(axis=0)
@@ -145,10 +145,11 @@ class Rounds:
         self.iteration = 0
 
     def run(self, first: Float64 | None, tol: float, max_iter: int, *, warm: bool) -> tuple[Float64, Any]:
-        """Sweep from ``first`` until each error bound is at most ``tol``, if possible; return the scores and the bounds.
+        """Sweep from ``first`` until each error bound is at most ``tol``, if possible; return scores and bounds.
 
         ``first`` has one number per row; ``None`` begins with :func:`even_flow`. The scores have one number per node.
-        With ``warm``, scores that are refined in float64 first may need no sweep from the start.
+        With ``warm`` on a large graph, ``_refine`` comes first; sweeps from ``first`` follow only if the bound is above
+        CLOSE.
         """
         layout, sinks = self._layout, self._layout.sink_block
         with Team(max(sinks, layout.num_blocks - sinks)) as self._team:
@@ -371,7 +372,7 @@ class Rounds:
         self._team.run(work, give_up)
 
     def _with_upstream(self, teleport: Float64, landing: Float64) -> tuple[Float64, Float64, tuple[Any, Any]]:
-        """Return both vectors with what upstream rows send added, and the round-off of each addition."""
+        """Return both vectors with the values added that upstream rows send, and the round-off of each addition."""
         upstream, damping = self._layout.upstream, self._damping
         if upstream is None:
             return teleport, landing, (0.0, 0.0)

@@ -1,11 +1,11 @@
 """Nodes upstream of all cycles: their scores follow from the teleport vector, without a round.
 
-A node without in-edges has the score ``(1 - d) v + d m w`` of its own; one whose in-edges all come from such nodes has
-what they send besides. So a vector that takes in what these nodes send, once, for v and once for w, stands for them and
-their edges: the rounds are left with the others. Graphs of dependencies or citations have few edges left then.
+A node without in-edges has the score ``(1 - d) v + d m w``. A node whose in-edges all come from such nodes has, in
+addition, the score that they send. So the solver adds the values that these nodes send once, to v and to w. The rounds
+then need only the other nodes and their edges. Graphs of dependencies or citations have few edges left then.
 
-Level 1 are the nodes without in-edges, level 2 those whose in-edges all come from level 1, and so on, as long as a
-level has enough edges to be worth a pass over all of them.
+Level 1 is the nodes without in-edges. Level 2 is the nodes whose in-edges all come from level 1, and so on. The levels
+end when one has too few edges to be worth a pass over all edges.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from pdlcheck.primitives.pagerank.threads import Team
 
 __all__ = ["Upstream", "find_upstream", "take_upstream"]
 
-WORTH = 1 / 10  # of the edges, for a level: to find it costs as much as thirty rounds over so few
-PART = 64  # terms that are added apart, so that a long sum rounds like two short ones
-PARTS = 1 << 12  # of them at a time: two megabytes or less
+WORTH = 1 / 10  # least share of the edges in a level: the search costs as much as thirty rounds over so few
+PART = 64  # terms per partial sum, so that a long sum rounds like two short ones
+PARTS = 1 << 12  # partial sums at a time: two megabytes or less
 
 
 @dataclass(frozen=True, eq=False)
 class Upstream:
-    """The last rows of a layout, one of each such node, in order of their levels, and the edges that leave them.
+    """The last rows of a layout, one per upstream node in order of levels, and the edges that leave them.
 
     Args:
         firsts: the first row of each level, and the number of all rows.
-        begins: where the edges that come to each row from these rows begin, and where the last ones end.
-        sources: rows, counted from the first of these, one per edge.
-        shares: of each edge; None where every node shares alike.
+        begins: for each row, the place where its edges from these rows begin; and the place where the last ones end.
+        sources: the source row of each edge, counted from the first upstream row.
+        shares: the share of each edge; None if every node gives equal shares.
         out: as in the layout.
     """
 
@@ -48,23 +48,24 @@ class Upstream:
     out: Float64
 
     def taken_in(self, per_row: Float64, damping: float) -> tuple[Float64, Any]:
-        """A vector without negative numbers, or several as columns, with what these rows send added.
+        """Return ``per_row`` with the values added that these rows send, and a bound on the round-off in the L1 norm.
 
-        Also a bound on the round-off in each, in the L1 norm.
+        ``per_row`` is a vector without negative numbers, or several as columns; the bound is one number for each.
         """
         taken_in = per_row.copy()
         for column in taken_in.reshape(len(taken_in), -1).T:
             self._take_in(column, damping)
         terms = np.diff(self.begins)
         additions = 16 + np.minimum(terms, PART) + terms // PART
-        # not a product of BLAS, whose threads go on to spin on cores that the rounds need
+        # not a product of BLAS, because its threads keep spinning on cores that the rounds need
         terms_lost = np.einsum("i,i...->...", additions, taken_in)
         return taken_in, terms_lost * np.finfo(np.float64).eps / 2
 
     def _take_in(self, per_row: Float64, damping: float) -> None:
-        """Level by level, as what comes to one of them comes from earlier ones; then the rows of the blocks.
+        """Add the values that these rows send, first to the rows of each level, then to the rows of the blocks.
 
-        This is numpy's work, as a compiled loop for it would add a tenth of a second or more to the first call.
+        The order of levels matters, because a level receives values from earlier ones. This uses numpy, because a
+        compiled loop would add a tenth of a second or more to the first call.
         """
         sent = per_row[self.firsts[0] :] * self.out[self.firsts[0] :]
         for first, last in [*pairwise(self.firsts[1:]), (0, self.firsts[0])]:
@@ -85,7 +86,7 @@ class Upstream:
                 sent[first - self.firsts[0] : last - self.firsts[0]] = per_row[first:last] * self.out[first:last]
 
     def _summed(self, sent: Float64, cuts: NDArray[Any], end: int) -> Float64:
-        """What comes along the edges between each cut and the next, or the end."""
+        """Return the sums of the values on the edges between each cut and the next one, or ``end``."""
         sums = np.empty(len(cuts))
         for at in range(0, len(cuts), PARTS):
             first = cuts[at]
@@ -105,15 +106,16 @@ def find_upstream(
     degrees: tuple[NDArray[Any], NDArray[Any]],
     dangling: NDArray[np.bool_],
 ) -> tuple[list[NDArray[np.intp]], NDArray[Any]]:
-    """The nodes of each level, and the in-degree of each node without their edges.
+    """Return the nodes of each level, and the in-degree of each node without their edges.
 
     Args:
-        team, parts: who counted which edges.
+        team: the threads that counted the edges.
+        parts: the range of edges that each thread counted.
         graph: all edges.
-        counted: out-degrees and in-degrees, as each member of the team counted them; the edges from these nodes are
-            taken from both.
-        degrees: the sums of those.
-        dangling: of each node.
+        counted: out-degrees and in-degrees, as each thread counted them; the edges that leave the found nodes are
+            subtracted from both.
+        degrees: the sums of ``counted`` over the threads.
+        dangling: one bool per node.
     """
     out_degree, in_degree = degrees
     levels: list[NDArray[np.intp]] = []
@@ -137,7 +139,7 @@ def take_upstream(
     counts: NDArray[Any],
     out: Float64,
 ) -> Upstream:
-    """The edges that leave the rows from ``firsts[0]`` on, of which ``counts`` come to each row."""
+    """Return the edges that leave the rows from ``firsts[0]`` on; ``counts[r]`` of them come to row r."""
     begins = np.zeros(len(counts) + 1, np.int32 if graph.num_edges < NARROW else np.int64)
     np.cumsum(counts, out=begins[1:])
     sources = np.empty(int(begins[-1]), row.dtype)

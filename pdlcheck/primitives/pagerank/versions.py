@@ -45,7 +45,9 @@ def pagerank_v0(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """Rank the nodes by messages: each node sends ``pv * Out`` along its out-edges and adds what arrives. Needs DGL.
+    """Rank the nodes by messages: each node sends ``pv * Out`` along its out-edges and sums the arriving values.
+
+    Needs DGL.
 
     Args:
         graph: any object that :func:`as_graph` reads.

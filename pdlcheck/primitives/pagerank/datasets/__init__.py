@@ -1,4 +1,4 @@
-"""Graphs to rank: real ones that can be built offline, and random ones that a seed makes again."""
+"""Graphs to rank: real ones that can be built offline, and random ones that a seed reproduces."""
 
 from pdlcheck.primitives.pagerank.datasets.document import document_graph
 from pdlcheck.primitives.pagerank.datasets.generated import rmat, uniform

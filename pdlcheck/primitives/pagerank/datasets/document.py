@@ -11,20 +11,19 @@ __all__ = ["document_graph"]
 
 
 def document_graph(num_nodes: int = 10_000, *, mean_degree: float = 10.0, seed: int = 0) -> Graph:
-    """A directed Erdos-Renyi graph from networkx, plus the ring i -> i + 1 that gives every node an out-edge.
+    """Return a directed Erdos-Renyi graph from networkx, plus the ring i -> i + 1 that gives every node an out-edge.
 
-    Each ordered pair of nodes is an edge with probability ``mean_degree / (num_nodes - 1)``; a ring edge
-    that was drawn already is not added again, so there are no multi-edges and about ``num_nodes *
-    (mean_degree + 1)`` edges. The published code used ``num_nodes=10_000`` and probability 0.05, which is
-    ``mean_degree=500``.
+    Each ordered pair of nodes is an edge with probability ``mean_degree / (num_nodes - 1)``. A ring edge that was drawn
+    already is not added again. So there are no multi-edges, and about ``num_nodes * (mean_degree + 1)`` edges. The
+    published code used ``num_nodes=10_000`` and probability 0.05, which is ``mean_degree=500``.
 
     Args:
         num_nodes: 2 or more.
-        mean_degree: out-edges that a node has on average before the ring, in [0, num_nodes - 1].
-        seed: same seed, same graph.
+        mean_degree: the average number of out-edges of a node before the ring, in [0, num_nodes - 1].
+        seed: the same seed gives the same graph.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
 
     Example:
         >>> document_graph(4, mean_degree=0)

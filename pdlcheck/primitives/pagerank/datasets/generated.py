@@ -1,4 +1,4 @@
-"""Random graphs of any size, made by numpy alone: edges spread evenly, and edges that crowd on few nodes."""
+"""Random graphs of any size, made by numpy alone: edges spread evenly, or concentrated on few nodes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pdlcheck.primitives.pagerank.graph import Graph
 
 __all__ = ["rmat", "uniform"]
 
-CHUNK = 1 << 16  # edges drawn at a time, so that they stay in the cache; another value is another graph
+CHUNK = 1 << 16  # edges drawn at a time, so that they stay in the cache; another value gives another graph
 
 
 def uniform(num_nodes: int = 1 << 20, num_edges: int = 16_000_000, *, dangling: float = 0.1, seed: int = 0) -> Graph:
-    """Each edge goes from a node that is not dangling to any node, both drawn evenly and apart from the other edges.
+    """Return a graph whose edges go from a node that is not dangling to any node, drawn uniformly and independently.
 
-    There are few self-loops and repeated edges, and the edges lie in no order.
+    There are few self-loops and repeated edges. The edges are in no order.
 
     Args:
         num_nodes: 1 or more.
         num_edges: 0 or more.
-        dangling: share of the nodes that get no out-edge, rounded down to whole nodes, in [0, 1).
-        seed: same seed, same graph.
+        dangling: the share of the nodes that get no out-edge, rounded down to whole nodes, in [0, 1).
+        seed: the same seed gives the same graph.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
 
     Example:
         >>> uniform(1000, 20_000, dangling=0.25).dangling.sum()
@@ -50,20 +50,23 @@ def rmat(
     c: float = 0.19,
     seed: int = 0,
 ) -> Graph:
-    """A recursive-matrix graph: in- and out-degrees of nodes differ by orders of magnitude, as on the web.
+    """Return a recursive-matrix graph: in- and out-degrees of nodes differ by orders of magnitude, as on the web.
 
-    The adjacency matrix is cut into quadrants again and again; at each cut an edge falls into the upper left one with
-    probability ``a``, upper right ``b``, lower left ``c``, lower right ``1 - a - b - c`` (row = source). Ids are then
-    shuffled, so that they tell nothing of the degree. Repeated edges and self-loops stay; edges lie in no order.
+    The adjacency matrix (row = source) is cut into quadrants again and again. At each cut an edge falls into the upper
+    left quadrant with probability ``a``, upper right ``b``, lower left ``c``, and lower right ``1 - a - b - c``. Then
+    ids are shuffled, so that they do not depend on the degree. Repeated edges and self-loops stay. The edges are in no
+    order.
 
     Args:
-        scale: there are ``2**scale`` nodes, 1 to 40.
+        scale: the number of nodes is ``2**scale``; 1 to 40.
         num_edges: 0 or more.
-        a, b, c: not negative, with a sum of 1 at most; the defaults are those of Graph500.
-        seed: same seed, same graph.
+        a: the probability of the upper left quadrant. The defaults of ``a``, ``b`` and ``c`` are those of Graph500.
+        b: the probability of the upper right quadrant.
+        c: the probability of the lower left quadrant. None of the three is negative, and their sum is 1 at most.
+        seed: the same seed gives the same graph.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
 
     Example:
         >>> rmat(10, 16_000)

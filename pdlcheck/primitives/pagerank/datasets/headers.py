@@ -1,4 +1,4 @@
-"""Which header includes which, read from the files themselves."""
+"""The graph of headers that include each other, read from the files themselves."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ SUFFIXES = {".cuh", ".h", ".hh", ".hpp", ".inl", ".inc"}
 
 
 def torch_headers() -> Graph:
-    """The C++ headers of the installed torch and their ``#include`` lines; about 10 000 nodes, other in each version.
+    """Return the graph of the C++ headers of the installed torch and their ``#include`` lines.
 
-    Nodes are named by their path below ``torch/include``.
+    It has about 10 000 nodes and differs between versions of torch. Nodes are named by their path below
+    ``torch/include``.
 
     Example:
         >>> torch_headers().num_nodes > 1000
@@ -32,11 +33,11 @@ def torch_headers() -> Graph:
 
 
 def include_graph(folder: Path, search: Sequence[Path] = ()) -> Graph:
-    """The headers below ``folder``, named by their path in it and sorted; an edge for each ``#include`` line.
+    """Return the graph of the headers below ``folder``, with an edge for each ``#include`` line.
 
-    A quoted name is looked for beside the file that includes it, then in ``search`` in order; one in angle brackets
-    only there; what is not found below ``folder`` is dropped. Lines count whatever ``#if`` they stand under, so a
-    file that includes another twice has two edges.
+    Nodes are named by their path in ``folder``, and sorted. A quoted name is looked up beside the file that includes
+    it, then in ``search`` in order; a name in angle brackets only in ``search``. A header that is not found below
+    ``folder`` is dropped. A line counts under any ``#if``, so a file that includes another twice has two edges.
 
     Raises:
         ValueError: ``folder`` holds no header.

@@ -17,11 +17,11 @@ WORDNET = "wordnet_3_0.npz"
 
 
 def debian_dependencies() -> Graph:
-    """The packages of Debian 12 (bookworm, main, amd64) and what they depend on; nodes are named by package.
+    """Return the graph of the packages of Debian 12 (bookworm, main, amd64) and their dependencies.
 
-    An edge ``a -> b``: b can satisfy an item of a's Depends or Pre-Depends. The rules, and the way to derive
-    the file again, are in ``ci/derive_debian_graph.py``. The copy in the package is pinned, so ranks do
-    not move.
+    Nodes are named by package. An edge ``a -> b`` means that b can satisfy an item of a's Depends or Pre-Depends.
+    ``ci/derive_debian_graph.py`` has the rules, and derives the file again. The copy in the package is pinned, so
+    scores do not change.
 
     Example:
         >>> debian_dependencies().num_nodes > 60_000
@@ -31,12 +31,12 @@ def debian_dependencies() -> Graph:
 
 
 def wordnet_pointers() -> Graph:
-    """The synsets of WordNet 3.0 and the pointers between them; a synset is named like ``dog.n.01``.
+    """Return the graph of the synsets of WordNet 3.0 and the pointers between them.
 
-    An edge ``a -> b`` for each pointer of a's entry, of any kind (hypernym, antonym, derivation, ...), between words
-    or between whole synsets: so there are edges that occur several times, and self-loops. The name is the synset's
-    first word, its type (n, v, a, s, r), and which sense of that word it is. ``ci/derive_wordnet_graph.py`` derives
-    the file again; the licence lies beside it, in ``wordnet_3_0.LICENSE``.
+    A synset is named like ``dog.n.01``: its first word, its type (n, v, a, s, r), and the number of this sense of the
+    word. There is an edge ``a -> b`` for each pointer of a's entry, of any kind (hypernym, antonym, derivation, ...),
+    between words or between whole synsets. So some edges occur several times, and there are self-loops.
+    ``ci/derive_wordnet_graph.py`` derives the file again; the licence is beside it, in ``wordnet_3_0.LICENSE``.
 
     Example:
         >>> wordnet_pointers()
@@ -49,7 +49,7 @@ def wordnet_pointers() -> Graph:
 
 
 def pack(graph: Graph) -> dict[str, NDArray[Any]]:
-    """The arrays of a packaged file: out-degrees, gaps between a node's sorted targets, and the names."""
+    """Return the arrays of a packaged file: out-degrees, gaps between a node's sorted targets, and the names."""
     order = np.lexsort((graph.dst, graph.src))
     src, dst = graph.src[order], graph.dst[order]
     degree = np.bincount(src, minlength=graph.num_nodes)

@@ -1,4 +1,4 @@
-"""The round as torch operations: a product with a CSR matrix, on any device that torch has one for."""
+"""A round as torch operations: a product with a CSR matrix, on any device that torch supports it on."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from pdlcheck.primitives.pagerank.device.sweep import Problem, Rounding, unit_of
 
 __all__ = ["CsrMatrix", "CsrSweep"]
 
-SIDE = 1024  # a long sum is one of sums of this many terms, so that few roundings follow each other
+SIDE = 1024  # terms per partial sum, so that a term of a long sum is rounded few times
 INT32_MAX = 2**31 - 1
 
 
 class CsrMatrix:
-    """Row = destination, column = source; an edge that occurs twice is two entries. 12 bytes an edge in float64.
+    """The edges as a CSR matrix: row = destination, column = source; 12 bytes per edge in float64.
 
-    The sums of a row are made in the dtype of the vector, in whatever order the library behind torch likes.
+    An edge that occurs twice is two entries. The sums of a row are computed in the dtype of the vector, in the order of
+    the library behind torch.
     """
 
     def __init__(self, edges: DeviceEdges) -> None:
@@ -27,7 +28,7 @@ class CsrMatrix:
         order = torch.argsort(edges.dst * n + edges.src, stable=True)
         ids = torch.int32 if max(n, len(order)) <= INT32_MAX else torch.int64
         self.in_degree = torch.bincount(edges.dst, minlength=n)
-        # rows without entries below the nodes' own: cuSPARSE takes no matrix with more entries than places
+        # empty rows after those of the nodes: cuSPARSE accepts no matrix with more entries than places
         self._rows = max(n, -(-len(order) // n))
         self._begins = torch.full((self._rows + 1,), len(order), dtype=ids, device=device)
         self._begins[0] = 0
@@ -42,14 +43,15 @@ class CsrMatrix:
 
     @property
     def num_edges(self) -> int:
+        """Return the number of edges."""
         return len(self._columns)
 
     def times(self, vector: Tensor) -> Tensor:
-        """The product with a vector, in its dtype."""
+        """Return the product with ``vector``, in its dtype."""
         return torch.mv(self._of(vector.dtype), vector)[: len(self.in_degree)]
 
     def _of(self, dtype: torch.dtype) -> Tensor:
-        """The matrix with entries of ``dtype``, made when it is first asked for."""
+        """Return the matrix with entries of ``dtype``, which the first call makes."""
         if dtype not in self._matrices:
             shape = (self._rows, len(self.in_degree))
             with warnings.catch_warnings():
@@ -61,9 +63,9 @@ class CsrMatrix:
 
 
 class CsrSweep:
-    """Rounds of one problem with a :class:`CsrMatrix`; row i is node i."""
+    """The rounds of one problem with a :class:`CsrMatrix`; row i is node i."""
 
-    replayable = False  # the library may allocate, which a recording cannot
+    replayable = False  # the library may allocate memory, which a recording does not allow
 
     def __init__(self, matrix: CsrMatrix, problem: Problem) -> None:
         self._matrix, self._damping = matrix, problem.damping
@@ -79,29 +81,35 @@ class CsrSweep:
         self.share_error, self.num_edges = matrix.share_error, matrix.num_edges
 
     def rounding(self, dtype: torch.dtype) -> Rounding:
+        """Return the round-off of the sums of a round; infinite if a row is too long for float32."""
         unit, longest = unit_of(dtype), self._longest
         if dtype is torch.float64:
             return Rounding(unit, 0.0)
         if longest * unit >= 1 / 64:
             return Rounding(float("inf"), 0.0)
-        terms = 3 if self._matrix.weighted else 1  # what is sent, the share, their product
+        terms = 3 if self._matrix.weighted else 1  # the roundings of the sent value, the share, and their product
         return Rounding(unit / (1 - 2 * longest * unit), terms * unit)
 
     def rows_of(self, per_node: Tensor) -> Tensor:
+        """Return a copy of ``per_node``, because row i is node i."""
         return per_node.clone()
 
     def nodes_of(self, per_row: Tensor) -> Tensor:
+        """Return ``per_row`` itself, because row i is node i."""
         return per_row
 
     def sent(self, scores: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the value that each row sends along an edge."""
         return (scores * self._out).to(dtype)
 
     def no_totals(self, dangling_mass: float) -> Tensor:
+        """Return the totals before the first round."""
         totals = torch.zeros(4, 1, dtype=torch.float64, device=self._out.device)
         totals[1] = dangling_mass
         return totals
 
     def __call__(self, scores: Tensor, sent: Tensor, sent_next: Tensor, totals: Tensor) -> None:
+        """Run one round, as :class:`Sweep` describes."""
         before = totals[1].clone()
         arrived = self._matrix.times(sent).double()
         score = arrived * self._damping + self._base + self._landing * (self._damping * before)

@@ -16,10 +16,12 @@ __all__ = ["DeviceEdges", "edges_on", "require_room_on"]
 
 @dataclass(frozen=True, eq=False)
 class DeviceEdges:
-    """Edge ``e`` goes from ``src[e]`` to ``dst[e]`` (int64) and carries ``shares[e]`` of its source's rank.
+    """The edges of a graph as tensors.
 
-    ``shares`` (float64) is None where the edges of a node share alike; ``out_degree`` (int32, one per node) then counts
-    them, else it is 1, or 0 for a dangling node. ``share_error`` says how often a share was rounded.
+    Edge ``e`` goes from ``src[e]`` to ``dst[e]`` (int64) and has the share ``shares[e]`` of its source's score.
+    ``shares`` (float64) is None if the edges of a node have equal shares; ``out_degree`` (int32, one per node) is then
+    their number. Otherwise ``out_degree`` is 1, or 0 for a dangling node. ``share_error`` is the number of roundings of
+    a share.
     """
 
     src: Tensor
@@ -31,11 +33,13 @@ class DeviceEdges:
 
 
 def require_room_on(device: torch.device, graph: Graph, given: int, *, laid_out: bool) -> None:
-    """Raise MemoryError where ``device``, or the host, has no room to rank ``graph``.
+    """Raise MemoryError if ``device`` or the host has no room to rank ``graph``.
 
     Args:
-        given: how many vectors over the nodes go there too.
-        laid_out: the edges are there already.
+        device: the device of the rounds.
+        graph: the graph to rank.
+        given: the number of vectors over the nodes that go to the device too.
+        laid_out: whether the edges are there already.
     """
     cure = "use device='cpu' with kernel='auto', which takes less, or fewer edges"
     for where, peak in (("cpu", HOST), (device, SORTED)):
@@ -46,7 +50,7 @@ def require_room_on(device: torch.device, graph: Graph, given: int, *, laid_out:
 
 
 def edges_on(graph: Graph, device: torch.device) -> DeviceEdges:
-    """The edges of ``graph`` on ``device``."""
+    """Return the edges of ``graph`` as tensors on ``device``."""
     src = torch.tensor(graph.src, dtype=torch.int64, device=device)
     dst = torch.tensor(graph.dst, dtype=torch.int64, device=device)
     degree = torch.bincount(src, minlength=graph.num_nodes)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-"""The kernels of a round. This is the one file that imports Triton.
+"""The Triton kernels of a round. This is the one file that imports Triton.
 
-Everything is added in float64 and in an order that the graph alone decides; no atomic operation, so the same graph
-gives the same bits. Numbers come in tensors: a Python float would reach a kernel as a float32.
+All sums are in float64, in an order that the graph alone decides. There is no atomic operation, so the same graph gives
+the same bits. Numbers come in tensors, because a kernel receives a Python float as a float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["add_chunks", "add_parts", "interpreted", "update_rows"]
 
 @triton.jit
 def add_chunks(sources, shares, sent, chunk_begin, chunk_place, sums, WEIGHTED: tl.constexpr, LANES: tl.constexpr):
-    """``sums[chunk_place[c]]`` = what arrives by the entries of chunk c, the program's."""
+    """Store in ``sums[chunk_place[c]]`` the sum of the entries of chunk c; one program per chunk."""
     chunk = tl.program_id(0)
     end = tl.load(chunk_begin + chunk + 1)
     lane = tl.arange(0, LANES)
@@ -63,10 +63,10 @@ def update_rows(
     STEPS: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """``score = d * arrived + (1 - d) * v + d * m * w`` for the rows of slice s, the program's.
+    """Compute ``score = d * arrived + (1 - d) * v + d * m * w`` for the rows of slice s; one program per slice.
 
-    ``factors`` holds d, 1 - d, and where ``UNIFORM`` the one number in v and w; ``m`` is the sum of ``totals[1]``.
-    ``parts[k, s]`` gets the rows' part of ``totals[k]``.
+    ``factors`` holds d, 1 - d, and with ``UNIFORM`` the one number in v and w. ``m`` is the sum of ``totals[1]``.
+    ``parts[k, s]`` gets the contribution of these rows to ``totals[k]``.
     """
     slice_ = tl.program_id(0)
     end = tl.load(end_step + slice_)
@@ -110,7 +110,10 @@ def update_rows(
 
 @triton.jit
 def add_parts(parts, totals, num_slices, GROUPS: tl.constexpr, LANES: tl.constexpr):
-    """``totals[k, g]`` = program g's share of the sum of ``parts[k]``; ``totals[3]`` keeps what ``totals[1]`` was."""
+    """Store in ``totals[k, g]`` the part of program g in the sum of ``parts[k]``.
+
+    ``totals[3]`` gets the previous value of ``totals[1]``.
+    """
     group = tl.program_id(0)
     lane = tl.arange(0, LANES)
     step = tl.zeros((LANES,), tl.float64)
@@ -129,5 +132,5 @@ def add_parts(parts, totals, num_slices, GROUPS: tl.constexpr, LANES: tl.constex
 
 
 def interpreted() -> bool:
-    """Whether TRITON_INTERPRET was set: the kernels then run on the CPU, slowly, for tests."""
+    """Return whether TRITON_INTERPRET was set: the kernels then run on the CPU, slowly, for tests."""
     return not isinstance(update_rows, triton.JITFunction)

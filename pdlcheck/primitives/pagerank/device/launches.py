@@ -11,19 +11,19 @@ from pdlcheck.primitives.pagerank.device.sweep import Problem, Rounding, unit_of
 
 __all__ = ["SlicedSweep", "require_triton_device"]
 
-STEPS = 8  # of a slice whose ids and values are on their way at once
-MOST_GROUPS = 64  # thread blocks that add up the parts of all slices, each LANES at once
+STEPS = 8  # steps of a slice whose ids and values are loaded at the same time
+MOST_GROUPS = 64  # thread blocks that sum the parts of all slices, LANES at a time
 LANES = 256
 
 
 def require_triton_device(device: torch.device) -> None:
-    """ValueError where the kernels cannot run."""
+    """Raise ValueError if the kernels cannot run on ``device``."""
     if device.type != "cuda" and not interpreted():
         raise ValueError(f"kernel='triton' needs device='cuda', got '{device}'; use kernel='csr' there")
 
 
 class SlicedSweep:
-    """Rounds of one problem on :class:`Slices`; row r is the node with the r-th most in-edges."""
+    """The rounds of one problem on :class:`Slices`; row r is the node with the r-th most in-edges."""
 
     def __init__(self, slices: Slices, problem: Problem) -> None:
         self._slices, device = slices, slices.sources.device
@@ -43,31 +43,36 @@ class SlicedSweep:
         self._parts = torch.zeros(3, self._num_slices, dtype=torch.float64, device=device)
 
     def rounding(self, dtype: torch.dtype) -> Rounding:
-        """Sums are float64; float32 rounds each number that is sent, once."""
+        """Return the round-off: sums are float64, and float32 rounds each sent number once."""
         return Rounding(unit_of(torch.float64), unit_of(dtype) if dtype is torch.float32 else 0.0)
 
     def rows_of(self, per_node: Tensor) -> Tensor:
+        """Return one float64 per node as one per row, with 0 for padding."""
         rows = torch.zeros(self._slices.num_rows, dtype=torch.float64, device=per_node.device)
         rows[: len(self._slices.node)] = per_node[self._slices.node]
         return rows
 
     def nodes_of(self, per_row: Tensor) -> Tensor:
+        """Return one number per row as one per node."""
         found = torch.empty(len(self._slices.node), dtype=torch.float64, device=per_row.device)
         found[self._slices.node] = per_row[: len(found)]
         return found
 
     def sent(self, scores: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the value that each row sends along an edge."""
         degree = self._slices.out_degree
         return torch.where(degree > 0, scores / degree.clamp(min=1), 0.0).to(dtype)
 
     def no_totals(self, dangling_mass: float) -> Tensor:
+        """Return the totals before the first round."""
         totals = torch.zeros(4, self._groups, dtype=torch.float64, device=self._factors.device)
         totals[1, 0] = dangling_mass
         return totals
 
     def __call__(self, scores: Tensor, sent: Tensor, sent_next: Tensor, totals: Tensor) -> None:
+        """Launch one round, as :class:`Sweep` describes."""
         slices, weighted = self._slices, self._slices.shares is not None
-        shares = slices.sources if slices.shares is None else slices.shares  # not read
+        shares = slices.sources if slices.shares is None else slices.shares  # a placeholder, not read
         if len(slices.chunk_place):
             add_chunks[len(slices.chunk_place),](
                 *(slices.sources, shares, sent, slices.chunk_begin, slices.chunk_place, self._sums),

@@ -1,4 +1,4 @@
-"""Kernels recorded once and launched together: what a small graph's round costs is its launches."""
+"""Kernels recorded once and launched together, because a round on a small graph costs as much as its launches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ Advance = Callable[[], None]
 
 
 def recorded(advance: Advance) -> Advance:
-    """A function that repeats what ``advance`` launches, as one launch; ``advance`` itself runs nothing here.
+    """Return a function that repeats the launches of ``advance`` as one launch.
 
-    Its kernels must have run before, and use the same tensors each time.
+    This call only records: it calls ``advance``, but its kernels do not run. They must have run before, and must use
+    the same tensors each time.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

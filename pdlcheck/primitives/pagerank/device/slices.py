@@ -1,8 +1,8 @@
-"""In-edges laid out for a GPU: rows by falling in-degree, cut into slices of which each thread block sums one.
+"""The layout of in-edges for a GPU: rows by descending in-degree, cut into slices, one per thread block.
 
-A slice is stored step by step, one entry of each of its rows in a step, so that neighbouring threads read neighbouring
-ids; rows are sorted, so the rows of a slice are about equally long. Long rows lie row by row before all others and are
-cut into chunks; their chunks' sums are laid out as slices again.
+A slice is stored step by step, with one entry of each of its rows per step, so that neighbouring threads read
+neighbouring ids. Rows are sorted, so the rows of a slice have about equal length. Long rows are stored row by row
+before all others and are cut into chunks. The sums of their chunks are again laid out as slices.
 
 Source: sliced ELLPACK, Monakov, Lokhmotov and Avetisyan, "Automatically tuning sparse matrix-vector multiplication for
 GPU architectures", HiPEAC 2010.
@@ -22,24 +22,26 @@ __all__ = ["BLOCK", "Slices", "cut_into_slices"]
 BLOCK = 64  # rows in a slice
 LONG = 128  # a row with more entries is summed in chunks
 CHUNK = 512  # entries in a chunk
-MOST_CHUNKS = 1024  # of one row; beyond, its chunks are longer
+MOST_CHUNKS = 1024  # chunks of one row; a longer row has longer chunks
 
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """Rows, padded with empty ones to whole slices; a place without an edge has the last row, padding, for its source.
+    """The rows of a graph, padded with empty ones to whole slices.
+
+    A place without an edge has the last row, which is padding, as its source.
 
     Args:
-        node: int64, of each row that is not padding.
-        num_rows: padding included.
-        long_slices: how many slices sum chunks; they come first.
-        first_step, end_step: int64, one per slice, where its steps of BLOCK places begin and end: in the sums of chunks
-            for the first ``long_slices``, in ``sources`` for the others.
-        chunk_begin: int64, where in ``sources`` each chunk begins, and where the last ends.
-        chunk_place: int64, where in the sums of chunks that of each chunk belongs; the sums have ``num_sums`` places.
-        longest_chunk: entries of a chunk at most.
-        sources: rows (int32 where they fit), one per place.
-        shares: float64, of each place; None where the edges of a node share alike.
+        node: int64, the node of each row that is not padding.
+        num_rows: the number of rows, padding included.
+        long_slices: the number of slices that sum chunks; they come first.
+        first_step, end_step: int64, one per slice: the begin and the end of its steps of BLOCK places. For the first
+            ``long_slices`` slices these are places in the sums of chunks, for the others in ``sources``.
+        chunk_begin: int64, the place in ``sources`` where each chunk begins, and the end of the last one.
+        chunk_place: int64, the place of each chunk's sum in the sums of chunks, which have ``num_sums`` places.
+        longest_chunk: the largest number of entries of a chunk.
+        sources: the source row of each place, int32 if rows fit.
+        shares: float64, the share of each place; None if the edges of a node have equal shares.
         out_degree: int32, one per row as in DeviceEdges; 1 for padding.
         share_error, num_edges: as in Sweep.
     """
@@ -61,7 +63,10 @@ class Slices:
 
 
 def cut_into_slices(edges: DeviceEdges) -> Slices:
-    """The layout, made on the device of ``edges``; the order of their arrays decides that of the entries of a row."""
+    """Return the layout of ``edges``, made on their device.
+
+    The order of the edges decides the order of the entries in a row.
+    """
     n, device = edges.num_nodes, edges.src.device
     in_degree = torch.bincount(edges.dst, minlength=n)
     node = torch.argsort(in_degree, descending=True, stable=True)
@@ -71,7 +76,7 @@ def cut_into_slices(edges: DeviceEdges) -> Slices:
     row[node] = torch.arange(n, dtype=ids, device=device)
     degree = torch.zeros(num_rows, dtype=torch.int64, device=device)
     degree[:n] = in_degree[node]
-    longest = degree[::BLOCK]  # row of each slice
+    longest = degree[::BLOCK]  # entries of the longest row of each slice
     long_slices = int((longest > LONG).sum())
     long_rows = long_slices * BLOCK
 
@@ -121,17 +126,17 @@ def cut_into_slices(edges: DeviceEdges) -> Slices:
 
 
 def _before(counts: Tensor) -> Tensor:
-    """The sum of all counts before each."""
+    """Return the sum of all counts before each one."""
     return counts.cumsum(0) - counts
 
 
 def _ranges(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each of consecutive ranges begins and ends."""
+    """Return the begin and the end of each of consecutive ranges, whose lengths are ``counts``."""
     end = counts.cumsum(0)
     return end - counts, end
 
 
 def _spread(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """For each of ``sum(counts)`` things, the one that it belongs to, and its number there."""
+    """Return for each of ``sum(counts)`` items the index of its count, and its number within that count."""
     owner = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
     return owner, torch.arange(len(owner), device=counts.device) - _before(counts)[owner]

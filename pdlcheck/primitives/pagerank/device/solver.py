@@ -1,7 +1,8 @@
-"""Rounds on a device until the true error is small enough: the device works ahead, the host looks every eight rounds.
+"""Rounds on a device until the true error is small enough; the host checks it every eight rounds.
 
-A round is a few kernels of microseconds each, so a host that read the step after each would be waited for. The bound is
-the one of :func:`pagerank`, from the last of the eight rounds; up to seven of them are more than were needed.
+A round is a few kernels of microseconds each. If the host read the step after each round, the device would wait for it.
+So the device works ahead. The bound is that of :func:`pagerank`, from the last of the eight rounds. Up to seven rounds
+are more than needed.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ __all__ = ["CHECK_EVERY", "DeviceRounds", "Kernel", "Solution", "is_on_device", 
 
 Kernel = Literal["auto", "csr", "triton"]
 
-CHECK_EVERY = 8  # rounds; even, so that the two vectors of what is sent are back in their places
+CHECK_EVERY = 8  # rounds; even, so that the two vectors of sent values are back in their places
 LAUNCH_BOUND = 1 << 23  # edges; a round over fewer takes less time than its launches
-TINY = 2.0**-126  # what a float32 may be off below its range of normal numbers, where a device sets those to 0
+TINY = 2.0**-126  # the largest error of a float32 below its range of normal numbers, if a device sets those to 0
 
 
 class Solution(NamedTuple):
-    """Scores per node, rounds, the bound on their L1 error, and whether that is at most the tolerance."""
+    """The scores per node, the number of rounds, the bound on the L1 error, and whether that is at most ``tol``."""
 
     scores: Float64
     iterations: int
@@ -53,15 +54,22 @@ def solve_on_device(
     progress: RoundProgress = unheard,
     start_in: torch.dtype | None = None,
 ) -> Solution:
-    """The ranks of a graph that has nodes, with arguments that :func:`pagerank` has checked.
+    """Rank the nodes of a graph that has nodes; :func:`pagerank` has checked the arguments.
 
     Args:
-        teleport, landing, first: v, w and what to begin with, one number per node, sum 1.
-        kernel: ``"triton"``, ``"csr"``, or ``"auto"``: the former on CUDA where it is installed.
-        progress: called with the number of rounds and the bound: 0 and infinity when the edges are on the device, then
-            each time that the bound is known.
-        start_in: what nodes send at first. ``torch.float32`` is half the memory to read from, and gives way to float64
-            when its rounding would show; ``None`` is float32 from eight million edges on.
+        graph: the graph, with one node at least.
+        device: the device of the rounds.
+        kernel: ``"triton"``, ``"csr"``, or ``"auto"``: ``"triton"`` on CUDA if it is installed, else ``"csr"``.
+        damping: d, in [0, 1).
+        tol: the largest true L1 error allowed.
+        max_iter: the largest number of rounds.
+        teleport: v, one number per node, sum 1.
+        landing: w, in the same form.
+        first: the start vector, in the same form.
+        progress: called with the number of rounds and the bound: with 0 and infinity when the edges are on the device,
+            then each time that the bound is known.
+        start_in: the dtype of the values that nodes send at first. ``torch.float32`` halves the memory to read from,
+            and is replaced by float64 when its rounding shows; ``None`` means float32 from eight million edges on.
 
     Raises:
         MemoryError: the edges do not fit.
@@ -82,8 +90,11 @@ def solve_on_device(
 
 
 def sweep_of(graph: Graph, problem: Problem, kernel: Kernel) -> Sweep:
-    """The rounds of ``problem`` on its device; the first call for a graph, device and kernel lays the edges out."""
-    device = problem.teleport.device  # with its number
+    """Return the rounds of ``problem`` on its device.
+
+    The first call for a graph, device and kernel lays out the edges; later calls reuse the layout.
+    """
+    device = problem.teleport.device  # including its index
     if kernel == "auto":
         kernel = "triton" if device.type == "cuda" and find_spec("triton") is not None else "csr"
     layouts: dict[tuple[str, str], Any] = vars(graph).setdefault("_device_layouts", {})
@@ -102,12 +113,12 @@ def sweep_of(graph: Graph, problem: Problem, kernel: Kernel) -> Sweep:
 
 
 def is_on_device(graph: Graph, device: torch.device) -> bool:
-    """Are the edges laid out on a device of that type?"""
+    """Return whether the edges are laid out on a device of that type."""
     return any(torch.device(where).type == device.type for where, _ in vars(graph).get("_device_layouts", {}))
 
 
 class DeviceRounds:
-    """The iteration under way. ``scores`` is float64, one per row of the sweep."""
+    """The iteration on a device. ``scores`` is float64, one per row of the sweep."""
 
     def __init__(
         self, sweep: Sweep, damping: float, start: torch.Tensor, dangling_mass: float, dtype: torch.dtype
@@ -119,8 +130,8 @@ class DeviceRounds:
         self.iteration = 0
 
     def run(self, tol: float, max_iter: int, progress: RoundProgress = unheard) -> tuple[float, bool]:
-        """Go on until the error bound is at most ``tol``; return it, and whether it is."""
-        before = math.inf  # the step when it was last looked at; exact ones would be smaller by damping in each round
+        """Run rounds until the error bound is at most ``tol``, if possible; return it, and whether it is."""
+        before = math.inf  # the step at the last check; exact steps shrink by the factor damping in each round
         while True:
             rounds = min(CHECK_EVERY, max_iter - self.iteration)
             self._go(rounds)
@@ -130,7 +141,7 @@ class DeviceRounds:
             if bound <= tol or self.iteration == max_iter:
                 return bound, bound <= tol
             single = self._sent.dtype is torch.float32
-            stays = step > before * (1 + self._damping**CHECK_EVERY) / 2  # as where rounding goes round in a cycle
+            stays = step > before * (1 + self._damping**CHECK_EVERY) / 2  # for example, rounding repeats in a cycle
             before = step
             if stays or self._damping * step <= lost * (4 if single else 1 / 16):  # the step is round-off
                 if not single:
@@ -139,9 +150,10 @@ class DeviceRounds:
                 before = math.inf
 
     def _judge(self) -> tuple[float, float, float]:
-        """The last step, the bound on the error, and what rounding may have added in one round. Waits for the device.
+        """Return the last step, the bound on the error, and the most that rounding may have added in one round.
 
-        A round rounds each term a few times (less than 16), and the sums as the sweep says.
+        The call waits for the device. A round rounds each term a few times (less than 16), and the sums as the sweep's
+        ``rounding`` describes.
         """
         step, _, gathered, mass = self._totals.sum(1).tolist()
         sweep, damping, dtype = self._sweep, self._damping, self._sent.dtype
@@ -162,7 +174,7 @@ class DeviceRounds:
     def _go(self, rounds: int) -> None:
         if rounds < CHECK_EVERY or not self._sweep.replayable or self._sweep.num_edges >= LAUNCH_BOUND:
             self.advance(rounds)
-        elif not self._warm:  # the first rounds load the kernels, which a recording cannot
+        elif not self._warm:  # the first rounds load the kernels, which a recording does not allow
             self.advance(rounds)
             self._warm = True
         else:
@@ -170,7 +182,7 @@ class DeviceRounds:
             self._replay()
 
     def advance(self, rounds: int) -> None:
-        """Launch so many rounds; nothing waits for them."""
+        """Launch ``rounds`` rounds without waiting for them."""
         for _ in range(rounds):
             self._sweep(self.scores, self._sent, self._sent_next, self._totals)
             self._sent, self._sent_next = self._sent_next, self._sent

@@ -1,4 +1,4 @@
-"""Edges in files: text, KONECT, Matrix Market, METIS, npz, Parquet; packed or not."""
+"""Readers of edges in files: text, KONECT, Matrix Market, METIS, npz and Parquet, compressed or not."""
 
 from pdlcheck.primitives.pagerank.files.column_names import Choice
 from pdlcheck.primitives.pagerank.files.reading import FORMATS, EdgeFile, read_edge_file, read_edges

@@ -1,4 +1,4 @@
-"""What the names of columns mean, and which columns the caller chooses."""
+"""The meanings of column names, and the columns that the caller chooses."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ NEVER_A_WEIGHT = _one_of(NO_WEIGHTS, "")  # pandas writes its index without a na
 
 
 def place_of(meaning: Callable[[str], bool], names: Sequence[str]) -> int | None:
-    """Return the one column whose name has this meaning; ``None`` where none has it, or several have."""
+    """Return the one column whose name has this meaning; ``None`` if no column has it, or several have it."""
     places = [place for place, name in enumerate(names) if meaning(name)]
     return places[0] if len(places) == 1 else None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the caller says of columns of edges; ``None`` is left to the file.
+    """The caller's choices for a file of edges; ``None`` leaves a choice to the file.
 
-    ``columns`` are two ends and perhaps a weight, as names of the header or numbers from 1.
+    ``columns`` are the two ends of an edge and perhaps its weight, as names of the header or numbers from 1.
     """
 
     columns: tuple[str | int, ...] | None = None
@@ -72,10 +72,10 @@ class Choice:
             )
 
     def places(self, file: str, header: Sequence[str] | None, width: int) -> list[int]:
-        """Return where the chosen columns are, from 0.
+        """Return the places of the chosen columns, from 0.
 
         Raises:
-            ValueError: a name that the header does not have once, a number beyond the columns of the file.
+            ValueError: the header does not have a name exactly once, or a number is beyond the columns of the file.
         """
         assert self.columns is not None
         there = ", ".join(header) if header is not None else f"{width}"
@@ -100,13 +100,16 @@ def weight_column(
     """Return the column of weights among named columns, -1 for none.
 
     Args:
-        names: of all columns.
+        where: the file, perhaps with the line, for messages.
+        names: the names of all columns.
         others: the columns that are not the ends of an edge.
-        numeric: those of them that hold numbers.
-        weights: as the caller says; ``None`` takes a column that is called weight, none that is called time or id.
+        numeric: those of the others that hold numbers.
+        weights: the caller's choice; ``None`` takes a column with a name for weights, and none with a name for times or
+            ids.
 
     Raises:
-        ValueError: the one other column may be a weight or not; or weights are asked for, and several may be them.
+        ValueError: the only other column may be a weight or not. Or the caller wants weights, and it is not clear which
+            column holds them.
     """
     if weights is False:
         return -1

@@ -19,7 +19,7 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Edges as a file has them: ids of int32, or int64 where one does not fit, and float64 weights or ``None``.
+    """The edges of a file: ids of int32, or int64 if one does not fit, and float64 weights or ``None``.
 
     ``largest`` is the largest id, -1 without edges. With ``names``, ids are places in it.
     """
@@ -32,14 +32,14 @@ class Columns:
 
 
 def wide_enough(ids: NDArray[Any], largest: int) -> NDArray[Any]:
-    """``ids`` themselves, or as int64 where ``largest`` does not fit into theirs."""
+    """Return ``ids`` themselves, or as int64 if ``largest`` does not fit in their dtype."""
     return ids if largest <= np.iinfo(ids.dtype).max else ids.astype(np.int64)
 
 
 class GrowingColumns:
-    """Columns that are resized in place: the system moves the pages of a large array, it does not copy them.
+    """Columns that are resized in place: the system moves the pages of a large array instead of copying them.
 
-    Before they grow, what ranking the whole file will take is compared with the memory that is free.
+    Before they grow, the memory for ranking the whole file is compared with the memory that is free.
     """
 
     def __init__(self, name: str) -> None:
@@ -59,9 +59,12 @@ class GrowingColumns:
         """Append edges; all pieces have weights, or none has.
 
         Args:
+            src: sources of the edges.
+            dst: destinations of the edges.
+            weights: their weights, or ``None``.
             largest: the largest id among them, -1 without edges.
-            share: how much of the file has been read with them, from which the number of edges is guessed; ``None``
-                where that is unknown.
+            share: the share of the file that has been read with them, to estimate the number of edges; ``None`` if
+                unknown.
 
         Raises:
             MemoryError: the edges of the whole file do not fit.
@@ -80,13 +83,13 @@ class GrowingColumns:
         self._edges = edges
 
     def columns(self, names: Sequence[Hashable] | None = None) -> Columns:
-        """Return what was gathered; nothing can be added after it."""
+        """Return the columns; no edge can be added afterwards."""
         self._resize(self._edges)
         return Columns(self._ids[0], self._ids[1], self._largest, self._weights, names)
 
     def _grow(self, edges: int) -> None:
         weighted = self._weights is not None
-        nodes = self._largest + 1 if self._largest < edges else 0  # ids with gaps say nothing of how many there are
+        nodes = self._largest + 1 if self._largest < edges else 0  # ids with gaps do not show the number of nodes
         more = edges - len(self._ids[0])
         nbytes = graph_nbytes(more, weighted=weighted, id_nbytes=self._ids[0].itemsize)
         nbytes += graph_nbytes(edges, weighted=weighted)  # a Graph copies its columns

@@ -1,4 +1,4 @@
-"""The first comments of the edge lists of KONECT and SNAP: what they say of the edges below."""
+"""The first comments of the edge lists of KONECT and SNAP, which describe the edges below."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ KONECT = re.compile(r"%\s*(sym|asym|bip)\s+([a-z]+)\s*$")
 SNAP_KIND = re.compile(r"#\s*(Undirected|Directed) graph\b")
 SNAP_COUNTS = re.compile(r"#\s*Nodes:\s*(\d+)\s+Edges:\s*(\d+)")
 WITHOUT_WEIGHTS = {"unweighted"}
-WITH_WEIGHTS = {"positive", "posweighted", "multiposweighted"}  # how often an edge occurs, or a weight above 0
-SIGNED = {"signed", "multisigned", "weighted", "multiweighted", "dynamic"}  # what PageRank has no meaning for
+WITH_WEIGHTS = {"positive", "posweighted", "multiposweighted"}  # the multiplicity of an edge, or a weight above 0
+SIGNED = {"signed", "multisigned", "weighted", "multiweighted", "dynamic"}  # PageRank is not defined for these
 
 
 @dataclass(frozen=True)
 class Heading:
-    """What a file says of itself; ``None`` where it says nothing.
+    """The description of a file in its own comments; ``None`` for each missing fact.
 
     ``weights`` is the meaning of a third column: a weight, no weight, or the word of KONECT for another meaning.
     """
@@ -31,7 +31,7 @@ class Heading:
 
 
 def read_heading(comments: list[str]) -> Heading:
-    """Return what the comments before the first edge say."""
+    """Return the heading in the comments before the first edge."""
     if comments and (konect := KONECT.match(comments[0].strip())):
         form, word = konect.groups()
         if word in WITHOUT_WEIGHTS | WITH_WEIGHTS | SIGNED:

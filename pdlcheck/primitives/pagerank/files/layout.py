@@ -1,4 +1,4 @@
-"""How a text file holds its edges: found in its first lines, or as the caller says."""
+"""The layout of edges in a text file: found in its first lines, or chosen by the caller."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ INTEGER = re.compile(r"[+-]?[0-9]+")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 PLAIN = re.compile(r"\s*[0-9]+(\s*,\s*|\s+)[0-9]+((\s*,\s*|\s+)[-+.0-9eE]+)*\s*")
 FIELD = re.compile(r"[^\s,]+")
-TIMES = 1e8  # seconds since 1970 are beyond it since 1973
+TIMES = 1e8  # times in seconds since 1970 are above this from 1973 on
 
 
 @dataclass(frozen=True)
 class TextLayout:
-    """Where the fields of an edge stand in a line.
+    """The places of the fields of an edge in a line.
 
-    Columns count from 0; ``weight`` is -1 where there is none. ``delimiter`` is ``None`` for blanks, tabs or one comma.
-    ``width`` is how many fields each line has. ``begin`` and ``line`` are where the lines after the header begin.
+    Columns count from 0; ``weight`` is -1 if there is none. ``delimiter`` is ``None`` for blanks, tabs or one comma.
+    ``width`` is the number of fields in each line. After the header, the lines begin at byte ``begin``; ``line`` lines
+    are before them.
     """
 
     delimiter: str | None
@@ -56,7 +57,7 @@ class TextLayout:
     header: tuple[str, ...] | None = None
 
     def describe(self) -> str:
-        """Return one line: the format, the columns, the kind of ids."""
+        """Return one line with the format, the columns and the kind of ids."""
         names = {None: "blanks, tabs or commas", "\t": "tabs", ",": "commas", ";": "semicolons", " ": "blanks"}
         kind = f"{self.heading.kind} file" if self.heading.kind else "text"
         between = names.get(self.delimiter, repr(self.delimiter))
@@ -74,7 +75,7 @@ class TextLayout:
 
 
 def split_fields(line: str, delimiter: str | None) -> list[str]:
-    """Return the fields of one line; quotes hold together what is between them."""
+    """Return the fields of one line; quotes hold together the text between them."""
     line = line.strip(" \r\n" if delimiter == "\t" else None)
     if delimiter is None and '"' not in line:
         return line.split()
@@ -83,11 +84,14 @@ def split_fields(line: str, delimiter: str | None) -> list[str]:
 
 
 def find_layout(source: Source, choice: Choice, *, plain_text: bool = False) -> TextLayout | None:
-    """Return the layout of ``source``, whose first lines are looked at and not read; ``None`` where no line is an edge.
+    """Return the layout of ``source``, or ``None`` if no line is an edge.
+
+    It looks at the first lines without reading them.
 
     Args:
-        choice: what the caller says of delimiter, header, columns, names and weights.
-        plain_text: comments that KONECT and SNAP write are only comments.
+        source: the text, of which no line was read before.
+        choice: the caller's choice of delimiter, header, columns, names and weights.
+        plain_text: treat the comments of KONECT and SNAP as mere comments.
 
     Raises:
         ValueError: the first line is no edge, or a third column may be a weight or not.
@@ -131,7 +135,10 @@ def find_layout(source: Source, choice: Choice, *, plain_text: bool = False) -> 
 
 
 def _first_lines(source: Source) -> tuple[list[str], list[tuple[int, int, str]]]:
-    """The comments before the first other line, and lines that are no comments: number, where the next begins, text."""
+    """Return the comments before the first other line, and the lines that are not comments.
+
+    Each of these lines is its number, the byte where the next line begins, and its text.
+    """
     nbytes = SAMPLE_NBYTES
     while True:
         sample = source.peek(nbytes)
@@ -182,16 +189,17 @@ def _split_line(text: str, delimiter: str | None) -> list[str]:
 
 
 def _delimiter(first: str, second: str | None) -> str | None:
-    """``None`` for two or three numbers between blanks, tabs or commas, and for words between blanks."""
+    """Return ``None`` for two or three numbers between blanks, tabs or commas; else see :func:`_delimited`."""
     plain = [PLAIN.fullmatch(line) and len(FIELD.findall(line)) < 4 for line in (first, second) if line is not None]
     return None if all(plain) else _delimited(first, second)
 
 
 def _delimited(first: str, second: str | None) -> str | None:
+    """Return the delimiter that gives both lines equally many fields, two at least; ``None`` if there is none."""
     for delimiter in DELIMITERS:
         widths = []
         for line in (first, second):
-            with contextlib.suppress(csv.Error):  # a quote that ends in a later line
+            with contextlib.suppress(csv.Error):  # a quote may end in a later line
                 widths.append(len(split_fields(line or first, delimiter)))
         if widths and min(widths) == max(widths) > 1:
             return delimiter
@@ -213,7 +221,7 @@ def _is_header(fields: Sequence[str], below: Sequence[str] | None, choice: Choic
 
 
 def _with_columns(source: Source, layout: TextLayout, rows: list[list[str]], choice: Choice, number: int) -> TextLayout:
-    """``layout`` with the columns of ``choice``, or else those that names, heading and values speak for."""
+    """Return ``layout`` with the columns of ``choice``, or else those that names, heading and values suggest."""
     where = f"{source.name}:{number}"
     if layout.header is not None and len(layout.header) != layout.width:
         raise ValueError(
@@ -241,7 +249,7 @@ def _with_columns(source: Source, layout: TextLayout, rows: list[list[str]], cho
 
 
 def _third_column(where: str, layout: TextLayout, rows: list[list[str]], choice: Choice) -> int:
-    """2 where the third column holds weights, else -1."""
+    """Return 2 if the third column holds weights, else -1."""
     known = layout.heading.weights
     if choice.weights is False or (layout.width == 2 and not choice.weights):
         return -1

@@ -1,6 +1,7 @@
 """The compiled parser of lines of edges: bytes in, ids and weights out. It releases the GIL.
 
-Its small functions are inlined by numba: LLVM does not inline what is called several times, which takes 60 % longer.
+numba inlines its small functions. LLVM would not inline a function that is called several times, which takes 60 %
+longer.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ PROBLEMS = {
 NEWLINE, COMMA, MINUS, PLUS, POINT, ZERO, NINE = (ord(c) for c in "\n,-+.09")
 HASH, PERCENT, BLANK, TAB, RETURN, SMALL_E, LARGE_E = (ord(c) for c in "#% \t\reE")
 TENTH_OF_LARGEST = (2**63 - 1) // 10
-EXACT = 2**53  # below it an integer is a float64 exactly, and so are the powers of ten up to 22: one rounding is right
+EXACT = 2**53  # smaller integers are exact in float64, and so are the powers of ten up to 22: one rounding is right
 POWERS = 10.0 ** np.arange(23)
 
 
 @compiled()
 def count_lines(text: Any) -> int:
-    """How many newlines there are."""
+    """Return the number of newlines."""
     lines = 0
     for i in range(text.size):
         lines += text[i] == NEWLINE
@@ -63,17 +64,17 @@ def parse_lines(
     far_edge: Any,
     far_begin: Any,
 ) -> tuple[int, int, int, int, int, int]:
-    """Read the edges of ``text``, uint8, whole lines that each end in a newline.
+    """Read the edges of ``text``: uint8, whole lines that each end in a newline.
 
-    Fields stand between blanks, tabs, or one comma where ``delimiter`` is 0, else between bytes ``delimiter``; empty
-    lines and those that begin with # or % are left out. A line has ``width`` fields, or any number where that is 0.
-    ``src_at``, ``dst_at`` and ``weight_at`` are the places of the fields of an edge, -1 where there is no weight.
-    The arrays have room for an element per line. Weights whose nearest float64 takes more than one multiplication are
-    left out: ``far_edge`` says which, ``far_begin`` where their text begins.
+    With ``delimiter`` 0, blanks, tabs or one comma are between fields; else the byte ``delimiter`` is. Empty lines and
+    lines that begin with # or % are skipped. A line has ``width`` fields, or any number of fields if that is 0.
+    ``src_at``, ``dst_at`` and ``weight_at`` are the places of the fields of an edge; ``weight_at`` is -1 without
+    weights. The arrays have room for one element per line. Weights whose nearest float64 takes more than one
+    multiplication are left out: ``far_edge`` gets their edges, and ``far_begin`` the places where their text begins.
 
     Returns:
-        edges, weights left out, largest id (-1: none), and then for the first wrong line: its problem (0: none), where
-        it begins, its number. Lines of the text are counted from 1.
+        The number of edges, the number of weights left out, and the largest id (-1: none). Then for the first wrong
+        line: its problem (0: none), the place where it begins, and its number. Lines of the text count from 1.
     """
     edges, far = 0, 0
     largest: Any = -1
@@ -94,7 +95,7 @@ def parse_lines(
         first: Any = 0
         second: Any = 0
         problem, more, wrong = 0, True, 0
-        if ends_first:  # the same as below, without asking of each field what it is
+        if ends_first:  # the same as the loop below, without a test of the meaning of each field
             problem, first, i = _id(text, i, delimiter)
             if problem == 0:
                 problem, more, i = _to_next_field(text, i, delimiter, NOT_AN_ID)
@@ -139,7 +140,10 @@ def parse_lines(
 
 @compiled()
 def copy_fields(text: Any, begins: Any, delimiter: int, fields: Any) -> None:
-    """Copy the field that begins at ``text[begins[k]]`` into row k of ``fields``, zeros; what is too long is cut."""
+    """Copy the field that begins at ``text[begins[k]]`` into row k of ``fields``.
+
+    ``fields`` holds zeros before. A field that is longer than the row is cut.
+    """
     for k in range(begins.size):
         i, place = begins[k], 0
         while not _ends_field(text[i], delimiter) and place < fields.shape[1]:
@@ -162,7 +166,7 @@ def _after_blanks(text: Any, i: int, delimiter: int) -> int:
 
 @compiled(inline="always")
 def _after_field(text: Any, i: int, delimiter: int) -> int:
-    """The end of a field that is not read."""
+    """Return the end of a field that is not read."""
     if delimiter == 0:
         while not _ends_field(text[i], delimiter):
             i += 1
@@ -174,9 +178,9 @@ def _after_field(text: Any, i: int, delimiter: int) -> int:
 
 @compiled(inline="always")
 def _to_next_field(text: Any, i: int, delimiter: int, wrong: int) -> tuple[int, bool, int]:
-    """From the end of a field to the next one: a problem or 0, whether there is one, where it begins.
+    """Go from the end of a field to the next: return a problem or 0, whether there is one, and where it begins.
 
-    The problem is ``wrong`` where the field does not end here.
+    The problem is ``wrong`` if the field does not end here.
     """
     if not _ends_field(text[i], delimiter):
         return wrong, True, i
@@ -213,7 +217,7 @@ def _id(text: Any, i: int, delimiter: int) -> tuple[int, int, int]:
 
 @compiled(inline="always")
 def _weight(text: Any, i: int) -> tuple[int, bool, float, int]:
-    """A problem or 0, whether the value is the nearest float64, the value, where the field ends."""
+    """Return a problem or 0, whether the value is the nearest float64, the value, and the end of the field."""
     negative = text[i] == MINUS
     if negative or text[i] == PLUS:
         i += 1

@@ -1,4 +1,4 @@
-"""Reads a graph from a Matrix Market file: below its sizes, entries are lines of text as in other files of edges."""
+"""The reader of Matrix Market files: below the sizes, entries are lines of text as in other files of edges."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ FIELDS = ("real", "integer", "pattern", "double", "unsigned-integer")
 class _Sizes:
     rows: int
     entries: int
-    begin: int  # of the first entry
-    line: int  # of the sizes
+    begin: int  # the byte of the first entry
+    line: int  # the number of the line of sizes
 
 
 def read_matrix_market(source: Source, weights: bool | None, progress: Progress | None) -> tuple[Graph, bool, str]:
-    """Return the graph in which entry (i, j) is the edge i -> j, whether it is symmetric, and a description.
+    """Return the graph, whether the matrix is symmetric, and a description. Entry (i, j) is the edge i -> j.
 
-    Rows count from 1. A symmetric matrix has both directions. A pattern has no weights.
+    Rows count from 1. A symmetric matrix gives edges in both directions. A pattern has no weights.
 
     Raises:
-        ValueError: no sparse square matrix, an entry that is wrong, negative or complex weights, more or fewer entries
-            than the file says.
+        ValueError: the matrix is not sparse and square, an entry is wrong, weights are negative or complex, or there
+            are more or fewer entries than the file says.
         MemoryError: the matrix does not fit in memory.
     """
     form, field, symmetry = _banner(source)
@@ -72,7 +72,7 @@ def read_matrix_market(source: Source, weights: bool | None, progress: Progress 
 
 
 def _banner(source: Source) -> tuple[str, str, str]:
-    """Form, field and symmetry, of which edges can be made."""
+    """Return form, field and symmetry; raise ValueError if they do not describe edges."""
     first = source.peek(1 << 10).split(b"\n", 1)[0]
     words = first.decode("latin-1").lower().split()
     if len(words) != 5 or words[:2] != ["%%matrixmarket", "matrix"]:
@@ -92,7 +92,12 @@ def _banner(source: Source) -> tuple[str, str, str]:
 
 
 def _sizes(source: Source, symmetry: str) -> _Sizes:
-    """The line `rows columns entries`; what they take is compared with the memory that is free."""
+    """Return the numbers of the line `rows columns entries`.
+
+    Raises:
+        ValueError: the line is wrong, or the matrix is not square or has no rows.
+        MemoryError: the matrix does not fit in the free memory.
+    """
     number, begin, line = _first_line(source)
     words = line.split()
     if len(words) != 3 or not all(word.isdigit() and len(word) < 20 for word in words):
@@ -109,7 +114,7 @@ def _sizes(source: Source, symmetry: str) -> _Sizes:
 
 
 def _first_line(source: Source) -> tuple[int, int, bytes]:
-    """Number, end and text of the first line that is not empty and no comment."""
+    """Return number, end and text of the first line that is neither empty nor a comment."""
     nbytes = 1 << 16
     while True:
         sample = source.peek(nbytes)

@@ -1,4 +1,4 @@
-"""Reads a graph from the format of METIS: line i lists the neighbours of node i."""
+"""The reader of the METIS format: line i lists the neighbours of node i."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class _Header:
 
 
 def read_metis(source: Source, weights: bool | None, progress: Progress | None) -> tuple[Columns, str]:
-    """Return the edges and a description; all nodes are named, by the numbers from 1.
+    """Return the edges and a description; all nodes have names, the numbers from 1.
 
-    The first line is ``nodes edges [format [weights of a node]]``; each edge stands in the lines of both its nodes.
+    The first line is ``nodes edges [format [weights of a node]]``. Each edge is in the lines of both its nodes.
 
     Raises:
-        ValueError: a wrong line, with its number; more or fewer nodes or edges than the first line says.
+        ValueError: a line is wrong; the message has its number. Or there are more or fewer nodes or edges than the
+            first line says.
         MemoryError: the edges or nodes do not fit in memory.
     """
     header, growing = None, GrowingColumns(source.name)

@@ -1,4 +1,4 @@
-"""Reads a graph from arrays of numpy, or from a matrix that scipy saved."""
+"""The reader of a graph from arrays of numpy, or from a matrix that scipy saved."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["read_npz"]
 
 
 def read_npz(source: Source, weights: bool | None, progress: Progress | None) -> tuple[Graph | Columns, int | None]:
-    """Return the graph of a matrix, or else columns of edges and the array ``num_nodes``.
+    """Return the graph of a matrix, or else the columns of edges and the number in the array ``num_nodes``.
 
     Raises:
-        ValueError, TypeError: arrays that are no edges; a matrix that is malformed.
+        ValueError, TypeError: the arrays are no edges, or the matrix is malformed.
         MemoryError: the arrays do not fit in memory.
     """
     with source.seekable() as file:
@@ -62,12 +62,12 @@ def _read(
                 if progress is not None and total is not None:
                     progress(total * len(found) // len(names & wanted), total)
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which is a place before the file
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # a place before the file
             raise
         raise ValueError(f"it cannot be unpacked: {error}; it may be truncated, get it again") from error
     except (MemoryError, TypeError, ValueError):
         raise
-    except Exception as error:  # of numpy and scipy, which evaluate what arrays say of themselves
+    except Exception as error:  # any error of numpy or scipy, which evaluate the headers of arrays
         how = "as numpy.savez and scipy.sparse.save_npz write them"
         raise ValueError(f"it holds no arrays {how}: {error}; write it again") from error
     num_nodes = _whole_number("num_nodes", found["num_nodes"]) if "num_nodes" in found else None

@@ -1,4 +1,4 @@
-"""Numbers the nodes of a file from 0: those that its edges have, and no other."""
+"""The numbering of a file's nodes from 0: only the nodes that have edges."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ MIXER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 
 
 def number_nodes(src: Ids, dst: Ids, largest: int, what: str) -> NodeIds | None:
-    """Replace ids by numbers from 0, in place and in order of id, where some id below ``largest`` is not there.
+    """Replace ids by numbers from 0, in place and in order of id, if some id below ``largest`` is missing.
 
     Args:
-        src, dst: ids of 0 or more, int32 or int64.
-        largest: the largest of them.
-        what: names the file in errors.
+        src: ids of 0 or more, int32 or int64.
+        dst: ids of 0 or more, int32 or int64.
+        largest: the largest id of both.
+        what: the name of the file for errors.
 
     Returns:
-        The id of each number; ``None`` where ids are the numbers from 0 to ``largest``, and nothing was replaced.
+        The id of each number; ``None`` if ids are the numbers from 0 to ``largest``, and nothing was replaced.
 
     Raises:
         MemoryError: the tables of ids do not fit in memory.
@@ -42,11 +43,12 @@ def number_nodes(src: Ids, dst: Ids, largest: int, what: str) -> NodeIds | None:
 
 
 def _by_bits(src: Ids, dst: Ids, largest: int, what: str) -> NodeIds | None:
-    """With one bit for each id up to the largest, in each thread."""
+    """Replace ids by numbers, with one bit for each id up to the largest in each thread."""
     words = largest // 64 + 1
     with Team(len(src) // ENOUGH) as team:
         require_free_memory(f"{what}: numbering ids up to {largest}", 8 * (team.size + 2) * words, MORE_MEMORY)
-        bits = np.zeros((team.size, words), np.uint64)  # threads that share a bitmap wait for each other's cache lines
+        # one bitmap per thread, because threads that share one wait for each other's cache lines
+        bits = np.zeros((team.size, words), np.uint64)
         parts = ranges(len(src), team.size)
         for ids in (src, dst):
             team.run(lambda k, ids=ids: _mark(ids[slice(*parts[k])], bits[k]))  # type: ignore[misc]
@@ -63,7 +65,7 @@ def _by_bits(src: Ids, dst: Ids, largest: int, what: str) -> NodeIds | None:
 
 
 def _by_hashing(src: Ids, dst: Ids, what: str) -> NodeIds:
-    """With a hash table of the ids that are there."""
+    """Replace ids by numbers, with a hash table of the ids that occur."""
     table, count = np.full(1 << 16, EMPTY, np.int64), 0
     for ids in (src, dst):
         done = 0
@@ -94,7 +96,7 @@ def _mark(ids: Any, bits: Any) -> None:
 
 @compiled()
 def _ones(word: Any) -> Any:
-    """How many bits of a word are set."""
+    """Return the number of bits that are set in a word."""
     word -= (word >> ONE) & np.uint64(0x5555555555555555)
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
     word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -103,7 +105,7 @@ def _ones(word: Any) -> Any:
 
 @compiled()
 def _count(bits: Any, before: Any) -> int:
-    """How many bits are set, and in ``before`` those before each word."""
+    """Return the number of bits that are set, and store in ``before`` the number before each word."""
     count = 0
     for w in range(bits.size):
         before[w] = count
@@ -131,7 +133,10 @@ def _list(bits: Any, nodes: Any) -> None:
 
 @compiled()
 def _place(node: Any, table: Any) -> Any:
-    """Where ``node`` is in the table, or the free place where it belongs; the length is a power of two."""
+    """Return the place of ``node`` in the table, or the free place where it belongs.
+
+    The length of the table is a power of two.
+    """
     mixed = np.uint64(node) * MIXER
     place = np.int64(mixed >> np.uint64(20)) & (table.size - 1)
     while table[place] != EMPTY and table[place] != node:
@@ -141,7 +146,7 @@ def _place(node: Any, table: Any) -> Any:
 
 @compiled()
 def _insert(ids: Any, table: Any, count: int) -> tuple[int, int]:
-    """Insert ids until the table is half full: how many were looked at, how many are in the table."""
+    """Insert ids until the table is half full; return how many were read, and how many are in the table."""
     for e in range(ids.size):
         place = _place(ids[e], table)
         if table[place] == EMPTY:

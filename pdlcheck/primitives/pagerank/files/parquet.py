@@ -1,4 +1,4 @@
-"""Reads edges from a Parquet file. This is the one file that imports pyarrow to read."""
+"""The reader of edges from a Parquet file. This is the one file that imports pyarrow to read."""
 
 from __future__ import annotations
 
@@ -30,10 +30,13 @@ ROWS = 1 << 20
 
 
 def read_parquet(source: Source, choice: Choice, progress: Progress | None = None) -> tuple[Columns, str]:
-    """Return the edges and a description: two columns of ids, whole numbers or text, and perhaps one of weights.
+    """Return the edges and a description.
+
+    The file has two columns of ids, whole numbers or text, and perhaps one of weights.
 
     Raises:
-        ValueError: no such columns, nulls, negative ids; a third column that may be a weight or not.
+        ValueError: there are no such columns, a value is null, an id is negative, or a third column may be a weight or
+            not.
         MemoryError: the edges do not fit in memory.
     """
     growing, row = GrowingColumns(source.name), 0
@@ -67,7 +70,7 @@ def read_parquet(source: Source, choice: Choice, progress: Progress | None = Non
                     "the file again"
                 )
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the system, not of what the file holds
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the system, not of the content
             raise
         raise source.unreadable(error) from error
     kept = f"weights from {schema.names[weight]!r}" if weight >= 0 else "no weights"
@@ -79,7 +82,7 @@ def read_parquet(source: Source, choice: Choice, progress: Progress | None = Non
 
 
 def _places(file: str, schema: Any, choice: Choice) -> tuple[int, int, int]:
-    """The columns of both ends, and of the weight, -1 for none."""
+    """Return the columns of both ends and of the weight, which is -1 if there is none."""
     names = schema.names
     there = ", ".join(names) or "none"
     if choice.columns is not None:
@@ -132,14 +135,14 @@ def _is_text(kind: Any) -> bool:
 
 
 def _require_values(file: str, name: str, column: Any, row: int) -> None:
-    """Raise ValueError where a column of a batch, whose first row is ``row`` of the file, has a null."""
+    """Raise ValueError if a column of a batch has a null; the batch begins at row ``row`` of the file."""
     if column.null_count:
         nulls = np.asarray(column.is_null())
         raise ValueError(f"{file}: column {name} is null at row {row + int(nulls.argmax())}; fill it or drop the row")
 
 
 def _numbered(column: Any, numbers: dict[str, int]) -> NDArray[np.int64]:
-    """The number of each name; new names get the next numbers."""
+    """Return the number of each name; new names get the next numbers."""
     if not pa.types.is_dictionary(column.type):
         column = column.cast(pa.string()).dictionary_encode()
     names = column.dictionary.cast(pa.string()).to_pylist()

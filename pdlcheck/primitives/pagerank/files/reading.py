@@ -1,4 +1,4 @@
-"""Reads a graph from a file of edges; its first bytes and its suffix say how."""
+"""The reader of a graph from a file of edges; the first bytes and the suffix of the file select the format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["FORMATS", "EdgeFile", "read_edge_file", "read_edges"]
 
 Edges = str | os.PathLike[str] | IO[bytes]
 FORMATS = ("konect", "matrix-market", "metis", "npz", "parquet", "text")
-OPTIONS = {  # of each format, beside undirected
+OPTIONS = {  # of each format, in addition to undirected
     "konect": {"columns", "delimiter", "header", "names", "weights", "num_nodes"},
     "matrix-market": {"weights"},
     "metis": {"weights"},
@@ -40,7 +40,7 @@ OPTIONS = {  # of each format, beside undirected
 }
 SUFFIXES = {".npz": "npz", ".parquet": "parquet", ".pq": "parquet", ".mtx": "matrix-market"}
 SUFFIXES |= {".graph": "metis", ".metis": "metis"}
-NOT_READ = {  # what a file begins with that is no text: what it is, and what makes it one that can be read
+NOT_READ = {  # the first bytes of files that are not text: their format, and how to make them readable
     b"\xff\xfe": ("text in UTF-16", "convert it to UTF-8 with iconv"),
     b"\xfe\xff": ("text in UTF-16", "convert it to UTF-8 with iconv"),
     b"PK\x03\x04": ("a zip archive", "unpack it with unzip"),
@@ -54,12 +54,12 @@ FEW = 1000
 
 @dataclass(frozen=True, eq=False)
 class EdgeFile:
-    """A graph that was read, how its file was understood, and notes on what may surprise."""
+    """A graph that was read, a description of its file, and notes on surprising facts."""
 
     graph: Graph
     description: str
     notes: tuple[str, ...] = ()
-    undirected: bool = False  # and each edge goes both ways already
+    undirected: bool = False  # if so, each edge already goes both ways
 
 
 def read_edges(
@@ -75,47 +75,48 @@ def read_edges(
     num_nodes: int | None = None,
     progress: Progress | None = None,
 ) -> Graph:
-    """Return the :class:`Graph` of a file of edges. Node ids may be integers or strings.
+    r"""Return the :class:`Graph` of a file of edges. Node ids may be integers or strings.
 
     ==================  ===============================================================================================
     format              content
     ==================  ===============================================================================================
     ``text``            a line is ``src dst`` or ``src dst weight``, between blanks, tabs, commas, semicolons or ``|``;
-                        quotes as in CSV; empty lines and those that begin with ``#`` or ``%`` are left out
-    ``konect``          text whose first line is as in ``% asym positive``; of ``sym`` both directions are edges
+                        quotes as in CSV; empty lines and those that begin with ``#`` or ``%`` are skipped
+    ``konect``          text whose first line is like ``% asym positive``; ``sym`` gives edges in both directions
     ``matrix-market``   entry (i, j) is the edge i -> j, rows count from 1
     ``metis``           line i lists the neighbours of node i, from 1
-    ``npz``             arrays ``src``, ``dst``, perhaps ``weights`` and ``num_nodes``; or what
+    ``npz``             arrays ``src``, ``dst``, perhaps ``weights`` and ``num_nodes``; or a matrix that
                         ``scipy.sparse.save_npz`` wrote, where entry (i, j) is the edge i -> j
-    ``parquet``         two columns of ids and perhaps one of weights; needs ``pip install 'pdlcheck[parquet]'``
+    ``parquet``         two columns of ids and perhaps one of weights; needs ``pip install pdlcheck[parquet]``
     ==================  ===============================================================================================
 
-    Each may be packed by gzip, bzip2, xz or zstd (``pip install 'pdlcheck[zstd]'`` before Python 3.14).
+    Each may be compressed by gzip, bzip2, xz or zstd (``pip install pdlcheck[zstd]`` before Python 3.14).
 
-    Where both ids of the first edge are whole numbers, all must be. Nodes are those that have an edge, in order of id;
-    where they are not just the numbers from 0, ``graph.names`` holds their ids. Otherwise ids are strings, nodes are in
-    order of their first edge, and ``graph.names`` holds them. Matrix Market and METIS say how many nodes there are.
+    If both ids of the first edge are whole numbers, all ids must be. The nodes are then those that have an edge, in
+    order of id. If their ids are not exactly the numbers from 0, ``graph.names`` holds the ids. Otherwise ids are
+    strings, nodes are in order of their first edge, and ``graph.names`` holds the strings. Matrix Market and METIS
+    files contain the number of nodes.
 
-    All edges have a weight, or none has. A third column is a weight where it is called weight or holds fractions;
-    whole numbers may be times or counts and are an error unless ``weights`` or ``columns`` says what they are.
-    Lines of integers are parsed on two threads, beside the graph a few blocks of 4 MB are held.
+    All edges have a weight, or none has. A third column is a weight if its name means weight, or if it holds fractions.
+    Whole numbers may be times or counts. They raise an error unless ``weights`` or ``columns`` decides what they are.
+    Lines of integers are parsed on two threads; in addition to the graph they take a few blocks of 4 MB.
 
     Args:
         path: a path, or a binary stream such as ``sys.stdin.buffer``.
-        format: one of those above; ``None`` is found in the first bytes, or else from the suffix.
+        format: one of those above; ``None`` finds it from the first bytes, or else from the suffix.
         columns: both ends of an edge and perhaps its weight, as names of the header or numbers from 1.
-        delimiter: one character between fields; ``None`` is found in the first lines.
-        header: whether the first line holds names of columns; ``None`` is found in the first lines.
-        names: read ids as strings, also where they are numbers.
+        delimiter: one character between fields; ``None`` finds it in the first lines.
+        header: whether the first line holds names of columns; ``None`` finds it from the first lines.
+        names: read ids as strings, even if they are numbers.
         weights: whether the file's weights are read; ``None`` as above.
-        undirected: each edge goes both ways, a self-loop once; also where the file says so (KONECT, SNAP).
+        undirected: each edge goes both ways, a self-loop once; also if the file says so (KONECT, SNAP).
         num_nodes: nodes are the numbers below it, with or without edges. ``None`` ranks the nodes that have edges.
         progress: called now and then with the bytes of the file that have been read, and with all of them.
 
     Raises:
-        ValueError: a line, array or column that is wrong, with the file, where in it, and the cure; a file without
-            edges; arguments that contradict the file.
-        MemoryError: the graph cannot fit, before it is allocated, with the file and the bytes that it needs.
+        ValueError: a line, array or column is wrong; the message has the file, the place in it, and the cure. Or the
+            file has no edges, or arguments contradict it.
+        MemoryError: the graph cannot fit; raised before it is allocated, with the file and the bytes that it needs.
         OSError: the file cannot be opened or read.
         ImportError: a library that the format needs is missing.
 
@@ -124,7 +125,7 @@ def read_edges(
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     file = Path(folder, "edges.txt")
-        ...     _ = file.write_text("# a triangle\\n3 4\\n4 7\\n7 3\\n")
+        ...     _ = file.write_text("# a triangle\n3 4\n4 7\n7 3\n")
         ...     graph = read_edges(file)
         >>> graph, list(graph.names)
         (Graph(num_nodes=3, num_edges=3, weighted=False), [3, 4, 7])
@@ -145,7 +146,7 @@ def read_edge_file(
     num_nodes: int | None = None,
     progress: Progress | None = None,
 ) -> EdgeFile:
-    """Return what :func:`read_edges` reads, with a description. Arguments and errors are the same."""
+    """Return the graph of :func:`read_edges`, with a description. Arguments and errors are the same."""
     if format is not None and format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
     with open_source(path) as source:
@@ -235,7 +236,7 @@ def _require_options(name: str, found: str, choice: Choice, num_nodes: int | Non
 
 
 def _graph_of(name: str, columns: Columns, num_nodes: int | None, description: str) -> EdgeFile:
-    """The graph of columns, its nodes numbered from 0; all that is needed is compared with the memory that is free."""
+    """Return the graph of columns, with nodes numbered from 0; raise MemoryError if it does not fit in free memory."""
     edges, weighted = len(columns.src), columns.weights is not None
     if columns.names is not None and num_nodes is not None:
         raise ValueError(f"num_nodes is {num_nodes}, but ids are names; leave out --num-nodes (num_nodes=None)")
@@ -269,13 +270,13 @@ def _graph_of(name: str, columns: Columns, num_nodes: int | None, description: s
 
 
 def _own(ids: Any) -> Any:
-    """Ids that can be replaced in place: int32 or int64."""
+    """Return ids that can be replaced in place: int32 or int64."""
     kept = ids.dtype in (np.int32, np.int64) and ids.flags.writeable and ids.flags.c_contiguous
     return ids if kept else ids.astype(np.int64)
 
 
 def _both_ways(graph: Graph) -> Graph:
-    """The graph with each edge in both directions; a self-loop stays one edge."""
+    """Return the graph with each edge in both directions; a self-loop stays one edge."""
     edges = 2 * graph.num_edges
     nbytes = 2 * graph_nbytes(edges, weighted=graph.weights is not None)
     require_free_memory(f"{edges} edges, each both ways", nbytes, "use a machine with more memory")
@@ -287,12 +288,12 @@ def _both_ways(graph: Graph) -> Graph:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Errors name the file, once."""
+    """Put the name of the file before the message of each error that does not begin with it."""
     try:
         yield
     except (MemoryError, TypeError, ValueError) as error:
         if re.match(re.escape(name) + r"(:| )", str(error)):
             raise
-        # some of numpy's take other arguments
+        # some of numpy's error types take other arguments
         kind = next(kind for kind in (MemoryError, TypeError, ValueError) if isinstance(error, kind))
         raise kind(f"{name}: {error}") from error

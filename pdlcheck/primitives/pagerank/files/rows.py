@@ -1,4 +1,4 @@
-"""Reads edges between named nodes, and quoted fields, with the standard library's csv."""
+"""The reader of edges between named nodes, and of quoted fields, with the standard library's csv."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pdlcheck.primitives.pagerank.memory import require_free_memory
 __all__ = ["read_rows"]
 
 ROWS = 1 << 16
-NAME_NBYTES = 200  # of a short name, as an object and in the dict that numbers it
+NAME_NBYTES = 200  # bytes of a short name: the object, and its item in the dict of numbers
 LONGEST_ID = 2**63
 
 
@@ -79,7 +79,7 @@ def read_rows(source: Source, layout: TextLayout, *, strict: bool, progress: Pro
 
 
 class _Lines:
-    """The lines of the source that are neither empty nor comments, as text; it counts them all."""
+    """The lines of the source that are neither empty nor comments, as text; ``number`` counts all lines."""
 
     def __init__(self, source: Source, layout: TextLayout) -> None:
         self._source, self._begin = source, layout.begin
@@ -102,7 +102,7 @@ class _Lines:
                     ) from None
 
     def error(self, problem: int | str) -> ValueError:
-        """Return the error of the line that was read last."""
+        """Return the error for the line that was read last."""
         said = PROBLEMS[problem] if isinstance(problem, int) else problem
         return ValueError(f"{self._source.name}:{self.number}: {said}; the line is {shown(self.line)}")
 

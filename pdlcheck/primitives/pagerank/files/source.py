@@ -1,4 +1,4 @@
-"""Bytes of a file, a pipe or standard input, unpacked, which can be looked at before they are read."""
+"""The decompressed bytes of a file, a pipe or standard input, with a way to look at them before they are read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BZIP2 = b"1AY&SY"  # after BZh and a digit
 
 
 class _Counted:
-    """A stream of bytes that counts what was read, and can be looked at from its beginning."""
+    """A stream of bytes that counts the bytes read and lets the caller look at the next ones."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw, self._ahead = raw, b""
@@ -41,7 +41,10 @@ class _Counted:
         return piece
 
     def _filled(self, piece: bytes, nbytes: int) -> bytes:
-        """``piece`` and what follows it, ``nbytes`` in all; pipes give less at a time than they were asked for."""
+        """Return ``piece`` and the bytes after it, ``nbytes`` in all.
+
+        A pipe may return fewer bytes per read than requested.
+        """
         while nbytes < 0 or len(piece) < nbytes:
             more = self._raw.read(nbytes - len(piece) if nbytes >= 0 else -1)
             if not more:
@@ -53,8 +56,8 @@ class _Counted:
 class Source:
     """An open source of edges.
 
-    ``name`` is for errors; ``total`` is the length of the file on disk, ``None`` for a pipe; ``path`` is the file where
-    it is a regular one that is not packed.
+    ``name`` is for errors. ``total`` is the length of the file on disk, ``None`` for a pipe. ``path`` is the path of a
+    regular, uncompressed file, else ``None``.
     """
 
     def __init__(self, raw: IO[bytes], name: str, path: Path | None) -> None:
@@ -68,18 +71,18 @@ class Source:
 
     @property
     def suffix(self) -> str:
-        """The suffix of the name, without that of a packed file."""
+        """Return the suffix of the name, without the suffix of a compressed file."""
         name = Path(self.name)
         return (name.with_suffix("") if name.suffix in (".gz", ".bz2", ".xz", ".zst") else name).suffix.lower()
 
     @property
     def position(self) -> int:
-        """Bytes read so far, of the file as it lies on disk."""
+        """Return the number of bytes read so far, of the file as it is on disk."""
         return self._counted.position
 
     @property
     def share(self) -> float | None:
-        """How much of the file has been read; ``None`` where its length is unknown."""
+        """Return the share of the file that has been read; ``None`` if its length is unknown."""
         return None if self.total is None else self.position / max(self.total, 1)
 
     def peek(self, nbytes: int) -> bytes:
@@ -88,16 +91,17 @@ class Source:
             return self._stream.peek(nbytes)
 
     def read(self, nbytes: int = -1) -> bytes:
-        """Return the next ``nbytes``, fewer at the end only; all that is left by default."""
+        """Return the next ``nbytes``, or fewer at the end; all remaining bytes by default."""
         with self._unpacking():
             return self._stream.read(nbytes)
 
     @contextmanager
     def seekable(self) -> Iterator[Path | IO[bytes]]:
-        """What libraries can seek in: the file itself, or a temporary one of all its bytes.
+        """Yield a file that libraries can seek in: the file itself, or a temporary one with all its bytes.
 
         Raises:
-            OSError: there is no room for them; the length of a packed file says nothing of what it unpacks to.
+            OSError: there is no room for the temporary file. The length of a compressed file does not show its need of
+                room.
         """
         if self.path is not None:
             yield self.path
@@ -129,7 +133,7 @@ class Source:
             raise self.unreadable(error) from error
 
     def unreadable(self, error: Exception) -> ValueError:
-        """Return the error of a file that is torn or damaged."""
+        """Return the error for a file that is truncated or damaged."""
         return ValueError(f"{self.name} cannot be unpacked: {error}; it may be truncated, get it again")
 
 
@@ -166,10 +170,10 @@ def _has_descriptor(raw: IO[bytes]) -> bool:
 
 
 def _unpacked(raw: _Counted, name: str) -> Any:
-    """The stream itself, or what unpacks it, by its first bytes."""
+    """Return the stream itself, or a stream that decompresses it, depending on the first bytes."""
     begin = raw.peek(10)
     if begin.startswith(b"\x1f\x8b"):
-        return gzip.GzipFile(fileobj=raw)  # type: ignore[call-overload]  # it calls read
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[call-overload]  # GzipFile needs only read
     if begin.startswith(b"BZh") and (begin[4:] == BZIP2 or name.endswith(".bz2")):
         return bz2.BZ2File(raw)  # type: ignore[call-overload]
     if begin.startswith(b"\xfd7zXZ\x00"):

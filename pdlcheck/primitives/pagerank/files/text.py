@@ -1,4 +1,4 @@
-"""Reads edges between integer ids from lines of text, block by block on two threads, into arrays that grow in place."""
+"""The reader of edges between integer ids in text: two threads parse blocks into arrays that grow in place."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["blocks_of", "read_integers", "shown"]
 
 BLOCK_NBYTES = 4 << 20
 THREADS = 2
-SHOWN = 60  # characters of a wrong line
-USUAL_WEIGHT = 32  # characters, at most
+SHOWN = 60  # characters of a wrong line in an error
+USUAL_WEIGHT = 32  # characters, at most; longer weights are parsed one by one
 WEIGHT = re.compile(rb"[-+.0-9eE]+")
 
 
 @dataclass(frozen=True, eq=False)
 class _Parsed:
-    """One block: its edges, and where in it something is wrong."""
+    """One block: its edges, and the first wrong line in it."""
 
     src: NDArray[np.int64]
     dst: NDArray[np.int64]
@@ -40,14 +40,18 @@ class _Parsed:
 
 
 def read_integers(source: Source, layout: TextLayout, *, strict: bool, progress: Progress | None = None) -> Columns:
-    """Return the edges of text whose ids are integers. Beside the columns it holds a few blocks of 4 MB.
+    """Return the edges of text whose ids are integers. In addition to the columns it holds a few blocks of 4 MB.
 
     Args:
+        source: the text, of which no line was read before.
+        layout: the places of the fields.
         strict: every line must have as many fields as the first edge.
+        progress: called with the bytes read so far, and with those of the whole file.
 
     Raises:
-        ValueError: a line that is no edge, with the file, the number of the line and the cure; a torn packed file.
-        MemoryError: the edges, as many as the file's length lets expect, do not fit in memory.
+        ValueError: a line is no edge; the message has the file, the number of the line and the cure. Or a compressed
+            file is truncated.
+        MemoryError: the edges do not fit in memory; their number is estimated from the length of the file.
     """
     growing = GrowingColumns(source.name)
     lines, begun = layout.line, False
@@ -67,7 +71,7 @@ def read_integers(source: Source, layout: TextLayout, *, strict: bool, progress:
 
         for text in blocks_of(source, layout.begin):
             pending.append((pool.submit(_parse, text, layout, strict), source.share, source.position))
-            while len(pending) > (THREADS if begun else 0):  # the first block says how many edges there may be
+            while len(pending) > (THREADS if begun else 0):  # the first block shows how many edges there may be
                 take()
                 begun = True
         while pending:
@@ -79,7 +83,7 @@ def blocks_of(source: Source, begin: int = 0) -> Iterator[bytes]:
     """Yield the rest of the file from ``begin`` in pieces of whole lines; the last line gets a newline if it lacks one.
 
     Raises:
-        ValueError: a line that is longer than a block.
+        ValueError: a line is longer than a block.
     """
     source.read(begin)
     rest = b""
@@ -101,7 +105,7 @@ def blocks_of(source: Source, begin: int = 0) -> Iterator[bytes]:
 
 
 def shown(line: bytes) -> str:
-    """Return the beginning of a line as an error shows it."""
+    """Return the beginning of a line in the form that errors show."""
     line = line.strip()
     return repr(line[:SHOWN].decode(errors="replace")) + ("..." if len(line) > SHOWN else "")
 
@@ -124,7 +128,7 @@ def _parse(text: bytes, layout: TextLayout, strict: bool) -> _Parsed:
         for k in np.flatnonzero(fields[:, -1]):  # more than the row could hold
             weights[far_edge[k]] = float(WEIGHT.match(text, far_begin[k])[0])  # type: ignore[index]
         infinite = np.flatnonzero(~np.isfinite(weights[far_edge[:far]]))
-        if infinite.size:  # before the wrong line, if any, that parse_lines found
+        if infinite.size:  # this is before the wrong line, if any, that parse_lines found
             problem = "a weight is beyond 1.8e308, the largest float64; scale them all, this changes no rank"
             begin = text.rfind(b"\n", 0, int(far_begin[infinite[0]])) + 1
             line = 1 + text.count(b"\n", 0, begin)

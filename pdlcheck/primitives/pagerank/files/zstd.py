@@ -1,4 +1,4 @@
-"""Unpacks zstd. This is the one file that imports a library for it."""
+"""Decompression of zstd. This is the one file that imports a library for it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ else:
         from zstandard import ZstdDecompressor, ZstdError
 
     def new_decompressor() -> Any:
-        """Return what unpacks one frame."""
+        """Return an object that decompresses one frame."""
         return ZstdDecompressor().decompressobj()
 
 
 __all__ = ["ZstdStream"]
 
-PACKED_NBYTES = 1 << 11  # they unpack to at most 64 MB: a block of 128 KB takes four bytes at least
+PACKED_NBYTES = 1 << 11  # they decompress to at most 64 MB: a block of 128 KB takes four bytes at least
 
 
 class _Readable(Protocol):
@@ -29,7 +29,7 @@ class _Readable(Protocol):
 
 
 class ZstdStream:
-    """The unpacked bytes of all frames of a stream. A frame without its end is an EOFError."""
+    """The decompressed bytes of all frames of a stream. A frame without its end raises EOFError."""
 
     def __init__(self, raw: _Readable) -> None:
         self._raw = raw
@@ -37,6 +37,7 @@ class ZstdStream:
         self._packed = self._ready = b""
 
     def read(self, nbytes: int = -1) -> bytes:
+        """Return the next ``nbytes``, or fewer at the end; all remaining bytes by default."""
         pieces, there = [self._ready], len(self._ready)
         while nbytes < 0 or there < nbytes:
             piece = self._next()
@@ -50,7 +51,7 @@ class ZstdStream:
         return everything[:cut]
 
     def _next(self) -> bytes | None:
-        """The next unpacked bytes, perhaps none; ``None`` at the end."""
+        """Return the next decompressed bytes, perhaps none; ``None`` at the end."""
         packed = self._packed or self._raw.read(PACKED_NBYTES)
         self._packed = b""
         if not packed:

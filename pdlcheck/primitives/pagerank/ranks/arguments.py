@@ -1,4 +1,4 @@
-"""What each rank was given, checked and compared before the first edge moves: all go on, or all raise the same."""
+"""The arguments of each rank, compared before any edge moves: every rank continues, or all raise the same error."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from pdlcheck.primitives.pagerank.node_ids import NodeIds
 __all__ = ["Edges", "agree_on_edges", "agree_on_numbers", "agree_on_vectors"]
 
 CALLER = "pagerank_over_ranks"
-ENDLESS = 1 << 56  # nodes, whose loads still add up in int64; no machines have the memory for as many
+ENDLESS = 1 << 56  # nodes; the sum of their loads still fits in int64, and no machines have memory for more
 
 
 @dataclass(frozen=True)
 class Edges:
-    """The edges that this rank holds; ``nodes`` is a graph without edges that has the nodes of all of them."""
+    """The edges that this rank holds; ``nodes`` is a graph without edges that has the nodes of all ranks."""
 
     src: Ids
     dst: Ids
@@ -37,7 +37,7 @@ class Edges:
 
 
 def agree_on_numbers(damping: Any, tol: Any, max_iter: Any, who: Members) -> tuple[float, float, float]:
-    """The three, checked, and the same on every rank; ``max_iter`` of None is infinite."""
+    """Return the three numbers, checked and equal on every rank; a ``max_iter`` of None becomes infinity."""
 
     def facts() -> dict[str, object]:
         if not (isinstance(tol, int | float | np.number) and 0 < tol < math.inf):
@@ -50,7 +50,7 @@ def agree_on_numbers(damping: Any, tol: Any, max_iter: Any, who: Members) -> tup
 
 
 def agree_on_edges(graph: Any, num_nodes: int | None, replicated: bool, who: Members) -> Edges:
-    """This rank's edges; of a graph that every rank holds, an equal share."""
+    """Return this rank's edges; with ``replicated``, an equal share of the edges that every rank holds."""
     read: list[Graph] = []
 
     def facts() -> dict[str, object]:
@@ -72,7 +72,7 @@ def agree_on_edges(graph: Any, num_nodes: int | None, replicated: bool, who: Mem
     if replicated:
         bounds = found.num_edges * np.arange(who.world_size + 1) // who.world_size
         mine = slice(int(bounds[who.rank]), int(bounds[who.rank + 1]))
-    last, weighted = _largest([found.num_nodes - 1, found.weights is not None], who)  # 2**63 nodes have ids of int64
+    last, weighted = _largest([found.num_nodes - 1, found.weights is not None], who)  # 2**63 nodes still have int64 ids
     size = last + 1
     if size > ENDLESS:
         needed = rank_nbytes(size, size, 0, 0) / 2**30
@@ -83,14 +83,14 @@ def agree_on_edges(graph: Any, num_nodes: int | None, replicated: bool, who: Mem
         weights = np.ones(found.num_edges) if found.weights is None else found.weights
         weights = weights[mine]
     nobody = np.empty(0, np.int64)
-    kind = np.int32 if size < NARROW else np.int64  # one on every rank
+    kind = np.int32 if size < NARROW else np.int64  # the same on every rank
     src: Ids = found.src[mine].astype(kind, copy=False)
     dst: Ids = found.dst[mine].astype(kind, copy=False)
     return Edges(src, dst, weights, Graph(nobody, nobody, size, names=found.names))
 
 
 def agree_on_vectors(nodes: Graph, vectors: dict[str, Any], who: Members) -> dict[str, Float64 | None]:
-    """Each vector over ``nodes``, checked and scaled to sum 1; None, for uniform, stays None."""
+    """Return each vector over ``nodes``, checked and scaled to sum 1; None, for uniform, stays None."""
     found: dict[str, Float64 | None] = {}
 
     def facts() -> dict[str, object]:

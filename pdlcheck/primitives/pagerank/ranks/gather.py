@@ -1,4 +1,4 @@
-"""One result of the shards of all ranks."""
+"""One result from the shards of all ranks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ __all__ = ["gather_scores"]
 
 
 def gather_scores(shard: PageRankShard, group: dist.ProcessGroup | None = None) -> PageRankResult:
-    """All scores on every rank, in order of id. An all_gather of the longest shard, and two of what must fit.
+    """Return all scores on every rank, in order of id.
+
+    This costs an all_gather of scores, padded to the longest shard. Two more all_gathers before it compare the
+    arguments and the free memory.
 
     Args:
-        shard: what :func:`pagerank_over_ranks` gave this rank.
+        shard: the result of :func:`pagerank_over_ranks` on this rank.
         group: the group that it was computed in; ``None`` is the default group.
 
     Returns:
-        The same :class:`PageRankResult` on every rank, but for ``seconds``, which are this rank's.
+        The same :class:`PageRankResult` on every rank, except for ``seconds``, which are this rank's.
 
     Raises:
-        ValueError: ``shard`` is another rank's, of another call, or of a group of another size; the same on every
+        ValueError: ``shard`` is another rank's, of another call, or of a group of another size; the same error on every
             rank.
-        MemoryError: the scores do not fit in the memory of a machine, the same on every rank.
+        MemoryError: the scores do not fit in the memory of a machine; the same error on every rank.
 
     Example:
         >>> from pdlcheck.primitives.pagerank import pagerank_over_ranks

@@ -1,4 +1,4 @@
-"""What a rank needs of the nodes of other ranks: each value once a round, and nothing else."""
+"""The values of other ranks' nodes that a rank needs: each is received once a round, and no other value."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Halo", "distinct", "make_halo"]
 
 @dataclass(frozen=True)
 class Halo:
-    """One exchange a round, planned once.
+    """The one exchange of each round, planned once.
 
     Args:
-        group: of the exchange.
-        places: int64, among this rank's nodes, of the values that go to each rank, rank after rank.
-        sent, taken: how many values go to, and come from, each place of the group.
+        group: the group of the exchange.
+        places: int64, the places among this rank's nodes of the values that go to each rank, rank after rank.
+        sent, taken: the number of values that go to, and come from, each place of the group.
     """
 
     group: dist.ProcessGroup
@@ -32,14 +32,14 @@ class Halo:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes of other ranks this one reads."""
+        """Return the number of nodes of other ranks that this rank reads."""
         return sum(self.taken)
 
     def start(self, leaving: Tensor, room: Tensor) -> dist.Work | None:
-        """Send ``leaving``, the values at those places; what other ranks send goes to ``room``.
+        """Send ``leaving``, the values at ``places``, and receive the values of other ranks in ``room``.
 
-        ``room``, of ``num_nodes`` float64, is complete when the result has been waited for. One all_to_all, in which
-        ranks that share no edge exchange nothing.
+        ``room`` holds ``num_nodes`` float64 and is complete after a wait for the result. This is one all_to_all, in
+        which ranks that share no edge exchange nothing. A single rank posts nothing and gets ``None``.
         """
         if len(self.sent) == 1:
             return None
@@ -48,17 +48,19 @@ class Halo:
 
 
 def make_halo(sources: list[Int64], taken: list[int], who: Members) -> Halo:
-    """The plan of this rank: ``sources[p]`` are the places of its nodes that the rank at p reads, rising.
+    """Return the plan of this rank; ``sources[p]`` are the places of its nodes that the rank at p reads, ascending.
 
-    No communication: the owner of a source sees the same edges leave that the reader sees come, and both number the
-    distinct sources by rising id.
+    This needs no communication. The owner of a source and the reader see the same edges, and both number the distinct
+    sources in ascending order of id.
     """
     places = torch.from_numpy(np.concatenate(sources)).to(wire_device(who.group))
     return Halo(who.group, places, [len(one) for one in sources], taken)
 
 
 def distinct(places: Ids, size: int) -> tuple[Int64, Ids]:
-    """The distinct values among ``places``, which are below ``size``, rising; and the number of each place in them.
+    """Return the distinct values among ``places``, ascending, and the index in them of each place.
+
+    Every place is below ``size``.
 
     Example:
         >>> [found.tolist() for found in distinct(np.array([5, 2, 5]), 6)]

@@ -1,4 +1,4 @@
-"""Edges go to the ranks that work on them."""
+"""The transfer of edges to the ranks that work on them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ __all__ = ["send_to"]
 
 
 def send_to(owner: NDArray[np.int16], columns: Sequence[NDArray[Any]], who: Members) -> list[tuple[NDArray[Any], ...]]:
-    """Send row i of a table to the place ``owner[i]``. An all_to_all of counts and one of each column.
+    """Send row i of a table to the place ``owner[i]``: one all_to_all of counts, and one for each column.
 
     Args:
         owner: a place in the group for each row.
-        one number for each row; the same dtypes in the same order on every rank.
+        columns: the columns of the table, with the same dtypes in the same order on every rank.
+        who: the ranks of the group.
 
     Returns:
-        For each place the columns of the rows that it sent here, in its order.
+        For each place, the columns of the rows that it sent to this rank, in its order.
     """
     if who.world_size == 1:
         return [tuple(columns)]

@@ -28,14 +28,14 @@ class Part:
     """The nodes of this rank, and all edges that enter them.
 
     Args:
-        who: the ranks, and which of them this is.
-        cuts: the place p has the nodes from ``cuts[p]`` to ``cuts[p + 1] - 1``.
-        local, remote: rows of the edges from this rank's own nodes, and from those of its halo.
-        halo: what it reads of other ranks.
-        out: 1 / out-weight for each node of this rank, 0 where it is dangling.
-        dangling: int64, places of this rank's nodes without a way out.
-        in_degree: float64, of each of this rank's nodes.
-        out_terms: how many weights the longest sum for an ``out`` of any rank had; 0 where sums are exact.
+        who: the ranks of the group, and which of them this is.
+        cuts: the rank at place p has the nodes from ``cuts[p]`` to ``cuts[p + 1] - 1``.
+        local, remote: rows of the edges from this rank's own nodes, and from the nodes of its halo.
+        halo: the values that it reads from other ranks.
+        out: 1 / out-weight for each node of this rank, 0 for a dangling node.
+        dangling: int64, the places of this rank's dangling nodes.
+        in_degree: float64, the in-degree of each of this rank's nodes.
+        out_terms: the number of weights in the longest sum for an ``out`` of any rank; 0 if sums are exact.
     """
 
     who: Members
@@ -50,53 +50,57 @@ class Part:
 
     @property
     def nodes(self) -> range:
+        """Return the ids of this rank's nodes."""
         return range(int(self.cuts[self.who.rank]), int(self.cuts[self.who.rank + 1]))
 
     @property
     def num_edges(self) -> int:
+        """Return the number of edges that enter this rank's nodes."""
         return int(self.local.degree.sum() + self.remote.degree.sum())
 
     def sending(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """What each node sends along an edge, and those of these values that other ranks need."""
+        """Return the value that each node sends along an edge, and the values that other ranks need."""
         values = scores * self.out
         return values, values[self.halo.places]
 
     def add_local(self, values: Tensor) -> Tensor:
-        """What this rank's nodes send one another, summed at each node."""
+        """Return the sum, at each of this rank's nodes, of the values that its own nodes send."""
         sums = torch.zeros_like(values)
         self.local.add(values, sums)
         return sums
 
     def add_remote(self, values: Tensor, sums: Tensor) -> None:
-        """Add what the nodes of the halo send."""
+        """Add the values that the nodes of the halo send to ``sums``."""
         self.remote.add(values, sums)
 
     def update(
         self, arrived: Tensor, scores: Tensor, teleport: Tensor, landing: Tensor, damping: float, mass: float
     ) -> Tensor:
-        """Make of ``arrived``, in place, the scores that follow ``scores``.
+        """Change ``arrived``, in place, into the scores that follow ``scores``.
 
         Returns:
-            Of this rank's nodes: the L1 step, the new dangling mass, and ``sum(in-edges * score)``.
+            Three sums over this rank's nodes: the L1 step, the new dangling mass, and ``sum(in-edges * score)``.
         """
         arrived.mul_(damping).add_(teleport, alpha=1 - damping).add_(landing, alpha=damping * mass)
         return torch.stack([(arrived - scores).abs().sum(), self.mass(arrived), self.in_degree @ arrived])
 
     def mass(self, scores: Tensor) -> Tensor:
-        """What this rank's dangling nodes hold."""
+        """Return the mass that this rank's dangling nodes hold."""
         return scores[self.dangling].sum()
 
 
 def make_part(src: Ids, dst: Ids, weights: Float64 | None, partition: Partition, who: Members) -> Part:
-    """Bring the edges to where they are needed, whoever holds them.
+    """Bring all edges to the ranks that need them, and return the part of this rank.
 
-    An edge goes first to the rank of its source, which sees all out-edges of the node and divides by their weight; then
-    to the rank of its destination. No rank holds more than its own edges, and those of its nodes.
+    An edge goes first to the rank of its source. That rank has all out-edges of the node and divides by their weight.
+    Then the edge goes to the rank of its destination. No rank holds more than its own edges, and those of its nodes.
 
     Args:
-        src, dst, weights: edges that this rank holds; ids have one dtype on every rank, ``weights`` is None on every
-            rank or on none.
-        partition: of their nodes, the same on every rank.
+        src: sources of the edges that this rank holds; ids have one dtype on every rank.
+        dst: destinations of these edges.
+        weights: their weights; None on every rank or on none.
+        partition: the partition of their nodes, the same on every rank.
+        who: the ranks of the group.
     """
     cuts, size, device = partition.cuts, partition.num_nodes, wire_device(who.group)
     first, num_rows = int(cuts[who.rank]), int(size[who.rank])
@@ -117,7 +121,7 @@ def make_part(src: Ids, dst: Ids, weights: Float64 | None, partition: Partition,
     read[who.rank] = source[:0]
     leaving = [distinct(places, num_rows)[0] for places in read]
     pieces = send_to(reader, [source, dst, *rest], who)
-    del src, dst, source, rest, reader, read  # which are as large as what has come
+    del src, dst, source, rest, reader, read  # each is as large as the received edges
     here: list[Columns] = []
     there: list[Columns] = []
     taken: list[int] = []
@@ -147,7 +151,7 @@ def _rows(pieces: list[Columns], num_rows: int, num_columns: int, device: torch.
 
 
 def _scaled(source: Ids, weights: Float64, num_rows: int) -> Float64:
-    """The weights, each divided by the largest of its source, so that no sum overflows."""
+    """Return the weights, each divided by the largest of its source, so that no sum overflows."""
     largest = np.zeros(num_rows)
     np.maximum.at(largest, source, weights)
     return np.divide(weights, largest[source], out=np.zeros(len(weights)), where=weights > 0)

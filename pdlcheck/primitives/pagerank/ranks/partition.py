@@ -1,4 +1,4 @@
-"""Which rank has which nodes: one range of ids each, with about equal work."""
+"""The partition of nodes over ranks: one range of ids each, with about equal work."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pdlcheck.primitives.pagerank.graph import Ids, Int64
 __all__ = ["Partition", "balanced_cuts", "owners", "partition_nodes"]
 
 BUCKETS = 1 << 16  # ranges begin at multiples of num_nodes / BUCKETS, so that no rank counts every node
-NODE_LOAD = 4  # what the update of a node costs, in edges
+NODE_LOAD = 4  # the cost of the update of a node, in edges
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Which nodes each rank has, and how many edges enter them.
+    """The nodes of each rank, and the number of edges that enter them.
 
     Args:
-        cuts: the place p has the nodes from ``cuts[p]`` to ``cuts[p + 1] - 1``.
-        num_in_edges: for each place, how many edges of all ranks enter its nodes.
+        cuts: the rank at place p has the nodes from ``cuts[p]`` to ``cuts[p + 1] - 1``.
+        num_in_edges: for each place, the number of edges of all ranks that enter its nodes.
     """
 
     cuts: Int64
@@ -32,21 +32,22 @@ class Partition:
 
     @property
     def num_nodes(self) -> Int64:
-        """For each place, how many nodes it has."""
+        """Return for each place the number of its nodes."""
         return np.diff(self.cuts)
 
     def counts(self, ids: Ids) -> Int64:
-        """For each place, how many of ``ids`` are its nodes."""
+        """Return for each place how many of ``ids`` are its nodes."""
         width, in_bucket = _in_buckets(ids, int(self.cuts[-1]))
         return _between(in_bucket, -(-self.cuts // width))
 
 
 def partition_nodes(dst: Ids, num_nodes: int, who: Members) -> Partition:
-    """Cut the nodes into a range for each rank by the in-edges that all ranks hold together. One all_reduce.
+    """Cut the nodes into one range per rank, by the in-edges that all ranks hold together. One all_reduce.
 
     Args:
         dst: destinations of the edges that this rank holds.
-        num_nodes: the same on every rank.
+        num_nodes: the number of nodes, the same on every rank.
+        who: the ranks of the group.
 
     Returns:
         A :class:`Partition`, the same on every rank.
@@ -63,13 +64,13 @@ def partition_nodes(dst: Ids, num_nodes: int, who: Members) -> Partition:
 
 
 def _in_buckets(ids: Ids, num_nodes: int) -> tuple[int, Int64]:
-    """How many nodes a bucket has, and how many of ``ids`` are in each."""
+    """Return the number of nodes of a bucket, and how many of ``ids`` are in each bucket."""
     width = max(1, -(-num_nodes // BUCKETS))
     return width, np.bincount(ids // width, minlength=-(-num_nodes // width))
 
 
 def _between(counts: Int64, cuts: Int64) -> Int64:
-    """The sums of ``counts`` from each cut to the next."""
+    """Return the sums of ``counts`` from each cut to the next."""
     return np.diff(np.concatenate([[0], np.cumsum(counts)])[cuts])
 
 
@@ -90,5 +91,5 @@ def balanced_cuts(load: Int64, parts: int) -> Int64:
 
 
 def owners(ids: Ids, cuts: Int64) -> NDArray[np.int16]:
-    """The place of the rank that has each node."""
+    """Return for each id the place of the rank that has the node."""
     return np.searchsorted(cuts[1:], ids, side="right").astype(np.int16)

@@ -1,4 +1,4 @@
-"""Whether each machine has the memory for what its ranks are about to hold; all go on, or all raise the same."""
+"""Checks that each machine has the memory for its ranks: every rank continues, or all raise the same error."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["Store", "require_room", "require_room_for_parts", "stores_of"]
 
 @dataclass(frozen=True)
 class Store:
-    """A memory that ranks share: the name of the machine, or of its GPU, and the bytes that are free, if known."""
+    """A memory that ranks share: the name of the machine or of its GPU, and the free bytes, if known."""
 
     name: str
     free: int | None
 
 
 def stores_of(nbytes: int, who: Members) -> list[Store]:
-    """Where this rank keeps what it works on: on its machine, and on a GPU where messages leave from there.
+    """Return the memories that this rank works in: its machine's, and a GPU's if the group's messages leave from there.
 
-    What is free is not asked where ranks like this one need less than 64 MB together.
+    The free memory is not read if ranks like this one need less than 64 MB together.
     """
     asked, device = nbytes * who.world_size >= SMALL, wire_device(who.group)
     host = socket.gethostname()
@@ -40,11 +40,14 @@ def stores_of(nbytes: int, who: Members) -> list[Store]:
 
 
 def require_room(what: str, stores: Sequence[Sequence[Store]], nbytes: Sequence[int], who: Members, cure: str) -> None:
-    """Raise MemoryError where the ranks that share a memory need more together than is free there.
+    """Raise MemoryError if the ranks that share a memory need more together than is free there.
 
     Args:
-        what: that needs it; first in the message.
-        stores, nbytes: of each place of the group; the same on every rank.
+        what: the call that needs the memory; it begins the message.
+        stores: the memories of each place of the group; the same on every rank.
+        nbytes: the bytes that each place needs; the same on every rank.
+        who: the ranks of the group.
+        cure: the end of the message.
     """
     sharing: dict[str, list[tuple[int, Store]]] = {}
     for place, found in enumerate(stores):
@@ -62,12 +65,14 @@ def require_room(what: str, stores: Sequence[Sequence[Store]], nbytes: Sequence[
 
 
 def require_room_for_parts(caller: str, edges: Edges, partition: Partition, given: int, who: Members) -> None:
-    """Raise MemoryError, on every rank, where a machine has no room to bring its ranks their edges.
+    """Raise MemoryError, on every rank, if a machine has no room for the edges that come to its ranks.
 
     Args:
-        edges: that this rank holds.
-        partition: of their nodes.
-        given: how many vectors over all nodes each rank was given.
+        caller: the function that the message names.
+        edges: the edges that this rank holds.
+        partition: the partition of their nodes.
+        given: the number of vectors over all nodes that each rank was given.
+        who: the ranks of the group.
     """
     num_nodes, weighted = edges.nodes.num_nodes, edges.weights is not None
 

@@ -19,13 +19,13 @@ __all__ = ["Rows", "csr"]
 class Rows:
     """A sparse matrix whose row j holds the in-edges of node j, which may repeat.
 
-    4 bytes for an edge on the CPU, 12 with weights or on another device, and 8 for a row.
+    It takes 4 bytes per edge on the CPU, 12 with weights or on another device, and 8 per row.
 
     Args:
-        row, column: of each edge; a column is a place in the vector that the matrix is multiplied with.
-        weights: of each edge; ``None``, or all 1, keeps none.
-        num_rows, num_columns: of the matrix.
-        device: where the vectors are.
+        row, column: the row and the column of each edge; a column is a place in the vector that multiplies the matrix.
+        weights: the weight of each edge; ``None``, or all 1, stores none.
+        num_rows, num_columns: the shape of the matrix.
+        device: the device of the vectors.
 
     Example:
         >>> sums = torch.zeros(2, dtype=torch.float64)
@@ -58,7 +58,10 @@ class Rows:
             del self._begins, self._sources, self._weights
 
     def add(self, values: Tensor, sums: Tensor) -> None:
-        """``sums[j] += sum(weight * values[column])`` over row j, in float64; one thread, in the order of the edges."""
+        """Add ``sum(weight * values[column])`` over row j to ``sums[j]``, in float64.
+
+        On the CPU one thread adds, in the order of the edges.
+        """
         if self._matrix is None:
             _add(self._begins, self._sources, self._weights, values.numpy(), sums.numpy())
         elif self._matrix.values().numel():
@@ -66,10 +69,10 @@ class Rows:
 
 
 def csr(begins: Int64, sources: NDArray[Any], weights: Float64 | None, num_columns: int) -> Tensor:
-    """The matrix as torch has it, float64, with int64 ids; a column may repeat in a row."""
+    """Return the matrix as a CSR tensor of torch, float64 with int64 ids; a column may repeat in a row."""
     values = np.ones(len(sources)) if weights is None else weights
     with warnings.catch_warnings():
-        # torch says once that CSR is in beta and that it trusts the ids, which have just been made
+        # torch warns once that CSR is in beta and that it trusts the ids, which have just been made
         warnings.filterwarnings("ignore", "Sparse (CSR tensor support|invariant checks)", UserWarning)
         parts = torch.from_numpy(begins), torch.from_numpy(sources.astype(np.int64)), torch.from_numpy(values)
         return torch.sparse_csr_tensor(*parts, (len(begins) - 1, num_columns))

@@ -1,4 +1,4 @@
-"""PageRank over ranks: each works on a range of nodes, and learns of the others what its own nodes need."""
+"""PageRank over ranks: each works on a range of nodes, and receives from others the values that its nodes need."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ UNIT = float(np.finfo(np.float64).eps) / 2
 
 @dataclass(frozen=True, eq=False)
 class PageRankShard:
-    """The scores of one rank's nodes, and what is known of all.
+    """The scores of one rank's nodes, and the facts that all ranks share.
 
     Args:
         nodes: ids of this rank's nodes; the ranges of the ranks follow one another and cover every node.
         scores: float64, one for each of ``nodes``.
-        iterations, error_bound, converged: as in :class:`PageRankResult`, of the whole vector; the same bits on every
+        iterations, error_bound, converged: as in :class:`PageRankResult`, for the whole vector; the same bits on every
             rank.
-        seconds: what the call took here, moving the edges included.
-        cuts: where each rank's range begins, and at the end the number of nodes.
-        num_edges: edges that enter ``nodes``.
-        num_halo_nodes: nodes of other ranks that have an edge to ``nodes``; 8 bytes come for each of them in a round.
+        seconds: the duration of the call on this rank, including the transfer of the edges.
+        cuts: the first node of each rank's range, and the number of nodes at the end.
+        num_edges: the number of edges that enter ``nodes``.
+        num_halo_nodes: the number of nodes of other ranks with an edge to ``nodes``; a round receives 8 bytes for each.
+        names: the names of all nodes, or ``None``.
     """
 
     nodes: range
@@ -67,35 +68,45 @@ def pagerank_over_ranks(
     start: Any = None,
     group: dist.ProcessGroup | None = None,
 ) -> PageRankShard:
-    """Rank the nodes of the graph whose edges are all that the ranks hold together, as :func:`pagerank` does.
+    """Rank the nodes of a graph whose edges are spread over the ranks, as :func:`pagerank` does.
 
-    Each rank gets a range of nodes with about as many in-edges as the others. The edges move there, by way of the rank
-    of their source, so no rank ever holds the whole graph. A round is an all_to_all, which brings each rank the score
-    of every distinct node of another rank that has an edge to its own, 8 bytes each and nothing else, and an all_gather
-    of 3 numbers; both go on while the rank sums what its own nodes send one another. That a round was the last one is
-    known during the next, so one exchange more is made than there are iterations. An all_gather of 6 numbers is before
-    the first, where :func:`pagerank` would begin with what nodes would hold if every edge carried the same.
+    The edges of the graph are all that the ranks hold together. Each rank gets a range of nodes with about as many
+    in-edges as the others. The edges move there by way of the rank of their source, so no rank ever holds the whole
+    graph.
 
-    Scores are on the CPU, or on the GPU where the group's messages are. One thread a rank.
+    A round is one all_to_all and one all_gather of 3 numbers. The all_to_all brings each rank the score of every
+    distinct node of another rank that has an edge to its own nodes: 8 bytes each and nothing else. Both operations are
+    pending while the rank sums what its own nodes send to each other. A round is known to be the last only during the
+    next one, so the ranks make one exchange more than there are iterations. Without ``start`` and ``personalization``,
+    an all_gather of 6 numbers computes the start vector.
+
+    The rounds run on the CPU, or on the GPU if the group's messages are there. Each rank uses one thread.
 
     Args:
-        graph: the edges that this rank holds: whatever :func:`as_graph` reads. Any rank may hold any edges; those that
-            several hold add. Ids mean the same node on every rank.
-        num_nodes: of the whole graph; ``None`` is what ``graph`` says, for a tuple of arrays the largest id of any rank
-            + 1.
+        graph: the edges that this rank holds: any object that :func:`as_graph` reads. Any rank may hold any edges;
+            edges that several ranks hold add. Ids mean the same node on every rank.
+        num_nodes: the number of nodes of the whole graph. ``None`` takes it from ``graph``; for a tuple of arrays it is
+            the largest id of any rank + 1.
         replicated: every rank holds the same whole graph; each takes a share of its edges.
-        damping, tol, max_iter, personalization, dangling, start: as in :func:`pagerank`; the same on every rank.
+        damping: as in :func:`pagerank`; the same on every rank, like the next five arguments.
+        tol: as in :func:`pagerank`.
+        max_iter: as in :func:`pagerank`.
+        personalization: as in :func:`pagerank`.
+        dangling: as in :func:`pagerank`.
+        start: as in :func:`pagerank`.
         group: process group; ``None`` is the default group.
 
     Returns:
-        A :class:`PageRankShard`: this rank's scores. :func:`gather_scores` makes one result of all. Within ``tol`` of
-        the scores of a single process; in other bits, as sums are made in another order.
+        A :class:`PageRankShard` with this rank's scores. :func:`gather_scores` makes one result of all. The scores are
+        within ``tol`` of those of a single process, but in other bits, because sums are in another order.
 
     Raises:
-        TypeError, ValueError: as :func:`pagerank`, the same on every rank: that of the first rank whose arguments are
-            wrong; ValueError where ranks were given different ones, before any edge moves. ValueError as
-            :func:`ring_pass` where there is no process group.
-        MemoryError: the parts do not fit in the memory of a machine, the same on every rank, before any edge moves.
+        TypeError, ValueError: as in :func:`pagerank`; every rank raises the error of the first rank with wrong
+            arguments.
+        ValueError: ranks were given different arguments; raised before any edge moves. Or there is no process group, as
+            in :func:`ring_pass`.
+        MemoryError: the parts do not fit in the memory of a machine; the same error on every rank, before any edge
+            moves.
 
     Example:
         >>> def rank_a_ring_of_six():
@@ -128,7 +139,11 @@ def pagerank_over_ranks(
 def iterate(
     part: Part, vectors: dict[str, Float64 | None], *, damping: float, tol: float, max_iter: float
 ) -> tuple[Tensor, int, float]:
-    """Power iteration until the error bound is at most ``tol``; this rank's scores, the rounds, and the bound."""
+    """Run the power iteration until the error bound is at most ``tol``, if possible.
+
+    Returns:
+        This rank's scores, the number of rounds, and the bound.
+    """
     num_nodes, device = int(part.cuts[-1]), part.out.device
     if num_nodes == 0:
         return part.out, 0, 0.0
@@ -141,9 +156,9 @@ def iterate(
     else:
         scores = _even_flow(part, teleport, landing, damping)
     room = torch.zeros(part.halo.num_nodes, dtype=torch.float64, device=device)
-    numbers = torch.stack([part.mass(scores)] * 3)  # of the first round, the mass alone is read
+    numbers = torch.stack([part.mass(scores)] * 3)  # in the first round only the mass is read
     tally = Tally(part.who)
-    # torch adds long rows in four levels, so a sum of n terms is a chain of about n**(1/4) additions in each of them
+    # torch adds long rows in four levels, so a sum of n terms is a chain of about n**(1/4) additions in each level
     chain = 64 + 8 * num_nodes**0.25
     iteration, bound, before, rounded = 0, math.inf, math.inf, 0.0
     while True:
@@ -155,7 +170,7 @@ def iterate(
         stop = False
         if iteration:
             bound = (damping * step * (1 + 1e-9) + UNIT * (rounded + gathered)) / (1 - damping)
-            # a step is at most damping times the one before, unless round-off is what is left of it
+            # a step is at most damping times the one before, unless only round-off is left
             stop = bound <= tol or iteration >= max_iter or not step < (1 + damping) / 2 * before
             before = step
         if exchange is not None:
@@ -170,7 +185,7 @@ def iterate(
 
 
 def _even_flow(part: Part, teleport: Tensor, landing: Tensor, damping: float) -> Tensor:
-    """Where to begin when nothing is known: see :func:`even_flow`. An all_gather of 6 numbers."""
+    """Return the start vector for a call without one, see :func:`even_flow`; an all_gather of 6 numbers."""
     tally = Tally(part.who)
     vectors = teleport, landing, part.in_degree
     tally.start(torch.stack([number for vector in vectors for number in (vector.sum(), part.mass(vector))]))
@@ -180,7 +195,7 @@ def _even_flow(part: Part, teleport: Tensor, landing: Tensor, damping: float) ->
 
 
 def _own(vector: Float64 | None, part: Part) -> Tensor:
-    """This rank's part of ``vector``, or of the uniform one."""
+    """Return the part of ``vector`` for this rank's nodes; ``None`` is the uniform vector."""
     if vector is None:
         return torch.full_like(part.out, 1 / int(part.cuts[-1]))
     return torch.from_numpy(vector[part.nodes.start : part.nodes.stop].copy()).to(part.out.device)

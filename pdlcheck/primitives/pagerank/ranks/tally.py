@@ -1,4 +1,4 @@
-"""Sums over all ranks that every rank finds alike in the last bit, on their way while the rank computes."""
+"""Sums over all ranks that are equal in every bit on every rank, gathered while the rank computes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Tally"]
 
 
 class Tally:
-    """A few float64 numbers of each rank. One all_gather; each rank then rounds the exact sums once, so none differs.
+    """The exact sums over ranks of a few float64 numbers, by one all_gather.
 
-    An all_reduce may add in another order on each rank, and a rank that stops one round early leaves the others
-    waiting.
+    Each rank rounds the exact sums once, so all ranks get the same bits. An all_reduce may add in another order on each
+    rank, and a rank that stops one round early leaves the others waiting.
     """
 
     def __init__(self, who: Members) -> None:
@@ -26,7 +26,7 @@ class Tally:
         self._work: dist.Work | None = None
 
     def start(self, numbers: Tensor) -> None:
-        """Add these of this rank."""
+        """Post the all_gather of this rank's numbers."""
         if self._who.world_size == 1:
             self._all = [numbers]
         else:
@@ -34,7 +34,7 @@ class Tally:
             self._work = dist.all_gather(self._all, numbers, group=self._who.group, async_op=True)
 
     def finish(self) -> list[float]:
-        """The sums over ranks."""
+        """Wait for the numbers of all ranks and return their sums."""
         if self._work is not None:
             self._work.wait()
         return [math.fsum(column) for column in zip(*torch.stack(self._all).tolist(), strict=True)]
